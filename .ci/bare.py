@@ -1,7 +1,8 @@
-"""The first cell where tutorec is absent: an environment with torch and a kernel alone, as a hosted notebook has.
+"""Run a notebook's first cell as a hosted notebook does: torch and a kernel, no tutorec.
 
-Builds the wheel, makes the environment in a temporary folder, then runs the named chapters there (default: all) with
-the address in the first cell replaced by the wheel. Run it with the project's environment: `make bare`.
+Builds the wheel, makes the environment in a temporary folder, then runs the named chapters there
+(default: all) with the address in the first cell replaced by the wheel. Run it with the project's
+environment: `make bare`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ RUN = """
 import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
+resources = {"metadata": {"path": "."}}
+NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
 print("".join(o.get("text", "") for o in notebook.cells[1].get("outputs", [])))
 """
 
 
 def call(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run a command to its end and return what it printed."""
-    return subprocess.run(list(map(str, command)), cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def main(chapters: list[str]) -> None:
@@ -44,14 +48,24 @@ def main(chapters: list[str]) -> None:
             if chapters and source.name[:2] not in chapters:
                 continue
             text, count = re.subn(
-                r"tutorec @ git\+https://[\w./-]+", wheel.as_uri(), source.read_text(encoding="utf-8")
+                r"tutorec @ git\+https://[\w./-]+",
+                wheel.as_uri(),
+                source.read_text(encoding="utf-8"),
             )
-            assert count == 1, f"{source.name}: expected one address in the first cell, found {count}"
+            assert count == 1, (
+                f"{source.name}: expected one address in the first cell, found {count}"
+            )
             (here / source.name).write_text(text, encoding="utf-8")
             call(python, "-m", "pip", "uninstall", "-qq", "-y", "tutorec")
             start = time.perf_counter()
             print(call(python, "run.py", source.name, cwd=here).strip())
-            print(f"== {source.name} ran where tutorec was absent, in {time.perf_counter() - start:.0f} s", flush=True)
+            print(
+                (
+                    f"== {source.name} ran where tutorec was absent, in "
+                    f"{time.perf_counter() - start:.0f} s"
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Run what needs a GPU and write what came of it to book/data/gpu.json, which the page book/status.md shows.
+"""Run what needs a GPU and write the results to book/data/gpu.json for book/status.md.
 
-Tests under tests/gpu, every chapter, then `python -m tutorec bench gpu`, beside torchrec where it is installed. The
-file is written whatever fails; the exit status is 1 when a test or a chapter failed or the benchmark did not end.
+Tests under tests/gpu, every chapter, then `python -m tutorec bench gpu`, beside torchrec where it
+is installed. The file is written whatever fails; the exit status is 1 when a test or a chapter
+failed or the benchmark did not end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ def outcomes(junit: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
     for case in ET.parse(junit).iter("testcase"):
         kinds = {child.tag for child in case}
-        kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        kind = (
+            "failed"
+            if kinds & {"failure", "error"}
+            else "skipped"
+            if "skipped" in kinds
+            else "passed"
+        )
         found[kind].append(case.get("name", ""))
     return found
 
@@ -44,20 +51,24 @@ def chapter_of(case: str) -> str:
 
 
 def summary(
-    tests: dict[str, list[str]], chapters: dict[str, list[str]], bench: dict[str, Any] | None, context: dict[str, Any]
+    tests: dict[str, list[str]],
+    chapters: dict[str, list[str]],
+    bench: dict[str, Any] | None,
+    context: dict[str, Any],
 ) -> dict[str, Any]:
-    """What is written: counts, failures by name, the rows of the benchmark without their samples."""
+    """The JSON: counts, names of failures, rows of the benchmark without their samples."""
     kept = ("settings", "comparisons", "notes")
     return {
         **context,
-        "tests": {kind: len(names) for kind, names in tests.items()} | {"failures": sorted(tests["failed"])},
+        "tests": {kind: len(names) for kind, names in tests.items()}
+        | {"failures": sorted(tests["failed"])},
         "chapters": {kind: sorted(map(chapter_of, names)) for kind, names in chapters.items()},
         "bench": None if bench is None else {name: bench[name] for name in kept},
     }
 
 
 def call(*words: str) -> int:
-    """Run a command of this Python in the repository, show what it prints, return its exit status."""
+    """Run a command with this Python in the repository, print its output, return its status."""
     print(f"== {' '.join(words)}", flush=True)
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
 
@@ -73,7 +84,10 @@ def junit_of(words: tuple[str, ...], path: Path) -> dict[str, list[str]]:
 def main() -> int:
     """Run everything and write the file."""
     if not torch.cuda.is_available():
-        print(f"make gpu: torch {torch.__version__} finds no CUDA device; nothing was run", file=sys.stderr)
+        print(
+            f"make gpu: torch {torch.__version__} finds no CUDA device; nothing was run",
+            file=sys.stderr,
+        )
         return 2
     context = machine(("torchrec",))
     context["hardware"] |= gpus()
@@ -85,8 +99,12 @@ def main() -> int:
         peer = ["--vs", "torchrec"] if find_spec("torchrec") else []
         call("-m", "tutorec", "bench", "gpu", *peer, "--json", str(path))
         bench = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    RESULT.write_text(json.dumps(summary(tests, chapters, bench, context), indent=1) + "\n", encoding="utf-8")
-    print(f"== written: {RESULT.relative_to(ROOT)}; commit it, and the page book/status.md shows it")
+    RESULT.write_text(
+        json.dumps(summary(tests, chapters, bench, context), indent=1) + "\n", encoding="utf-8"
+    )
+    print(
+        f"== written: {RESULT.relative_to(ROOT)}; commit it, and the page book/status.md shows it"
+    )
     return int(bool(tests["failed"] or chapters["failed"] or bench is None))
 
 

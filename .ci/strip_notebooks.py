@@ -1,4 +1,4 @@
-"""Clear outputs, execution counts and editors' metadata from the notebooks that are named, in place.
+"""Clear outputs, execution counts and editors' metadata from notebooks, in place.
 
 Example: python .ci/strip_notebooks.py notebooks/*.ipynb
 """

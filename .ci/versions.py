@@ -1,9 +1,10 @@
-"""Run unit tests and chapters on other versions of torch and write what passed to book/data/versions.json.
+"""Run unit tests and chapters on other versions of torch; write book/data/versions.json.
 
-By default on the oldest torch that pyproject promises, the pinned one, the newest that an fbgemm wheel serves, and the
-newest that there is. Each has an environment of its own, `.venv-versions/<version>`: requirements.txt with another
-torch, the fbgemm wheel that belongs to it (none where there is none), and tensordict where it takes that torch. A file
-that is there keeps what this run does not repeat. Run it with the project's environment: `make versions`.
+By default on the oldest torch that pyproject promises, the pinned one, the newest that an fbgemm
+wheel serves, and the newest that there is. Each has an environment of its own,
+`.venv-versions/<version>`: requirements.txt with another torch, the fbgemm wheel that belongs to it
+(none where there is none), and tensordict where it takes that torch. A file that is there keeps
+what this run does not repeat. Run it with the project's environment: `make versions`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,16 @@ print(json.dumps(facts | {"backend": choice.name, "kernels": choice.reason}))
 def promised_floor() -> str:
     """The oldest torch that pyproject promises, for example 2.6."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return next(one.removeprefix("torch>=") for one in project["dependencies"] if one.startswith("torch>="))
+    return next(
+        one.removeprefix("torch>=") for one in project["dependencies"] if one.startswith("torch>=")
+    )
 
 
 def pinned() -> str:
     """The torch of requirements.txt, for example 2.13."""
-    match = re.search(r"^torch==(\d+\.\d+)", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    match = re.search(
+        r"^torch==(\d+\.\d+)", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert match is not None, "requirements.txt pins torch"
     return match[1]
 
@@ -63,33 +68,43 @@ def newest() -> str:
 
 
 def requirements(torch: str) -> str:
-    """Lines for pip: those of requirements.txt, with another torch and the wheel of fbgemm that belongs to it."""
-    lines = [line for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines() if line]
+    """Requirements for pip: another torch, and the fbgemm wheel that belongs to it."""
+    lines = [
+        line
+        for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+        if line
+    ]
     dropped = ("torch==", "fbgemm-gpu-cpu==", "tensordict==", "#", "-e")
     kept = [line for line in lines if not line.startswith(dropped)]
     fitting = _fitting_minor(f"{torch}.0")
     kept += [f"torch=={torch}.*", f"-e {ROOT}"]
     if fitting in _SERVED_MINORS:
         kept.append(f"fbgemm-gpu-cpu==1.{fitting}.*")
-    # The promised tensordict (the extra in pyproject) needs torch 2.11; without it, its tests are skipped.
+    # The promised tensordict (the extra in pyproject) needs torch 2.11; without it, its tests are
+    # skipped.
     if tuple(map(int, torch.split("."))) >= (2, 11):
         kept += [line for line in lines if line.startswith("tensordict==")]
     return "\n".join(kept) + "\n"
 
 
 def environment(torch: str) -> Path:
-    """The Python of the environment of this torch, made or brought up to date when its requirements differ."""
+    """The Python of this torch's environment, which is made or updated when it is stale."""
     folder = ENVIRONMENTS / torch
     python, stamp, wanted = folder / "bin/python", folder / ".complete", requirements(torch)
     digest = hashlib.sha256(wanted.encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         print(
-            f"== {folder.relative_to(ROOT)}: torch {torch} (several gigabytes where its wheel is a CUDA build)",
+            (
+                f"== {folder.relative_to(ROOT)}: torch {torch} (several gigabytes where its wheel "
+                "is a CUDA build)"
+            ),
             flush=True,
         )
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         (folder / "requirements.txt").write_text(wanted, encoding="utf-8")
-        subprocess.run([python, "-m", "pip", "install", "-qq", "-r", folder / "requirements.txt"], check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-qq", "-r", folder / "requirements.txt"], check=True
+        )
         stamp.write_text(digest)
     return python
 
@@ -101,26 +116,49 @@ def run(python: Path, kind: str, arguments: list[str]) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "junit.xml"
-        command = [python, "-m", "pytest", "-q", *arguments, "-p", "no:cacheprovider", f"--junitxml={junit}"]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            *arguments,
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={junit}",
+        ]
         subprocess.run(command, cwd=ROOT, env=variables, check=False)
         if not junit.exists():
-            raise SystemExit(f"make versions: pytest of {python} wrote no results for {kind}; nothing was recorded")
+            raise SystemExit(
+                f"make versions: pytest of {python} wrote no results for {kind}; nothing was "
+                "recorded"
+            )
         named = outcomes(junit)
     failed = sorted(chapter_of(name) if kind != "units" else name for name in named["failed"])
     counts = {name: len(cases) for name, cases in named.items()}
-    return {"date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", **counts, "failures": failed}
+    return {
+        "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
+        **counts,
+        "failures": failed,
+    }
 
 
 def main(words: list[str]) -> int:
     """Run what is asked for; the exit status is 1 when something failed."""
-    parser = argparse.ArgumentParser(prog="make versions", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="make versions", description=(__doc__ or "").splitlines()[0]
+    )
     served = _torch_of(_SERVED_MINORS[-1]).removeprefix("torch ")
     parser.add_argument(
         "torch",
         nargs="*",
-        help=f"2.15, oldest, pinned or newest; by default {promised_floor()}, {pinned()}, {served} and newest",
+        help=(
+            f"2.15, oldest, pinned or newest; by default {promised_floor()}, {pinned()}, {served} "
+            "and newest"
+        ),
     )
-    parser.add_argument("--run", nargs="+", choices=RUNS, default=RUNS, help="by default all of them")
+    parser.add_argument(
+        "--run", nargs="+", choices=RUNS, default=RUNS, help="by default all of them"
+    )
     parser.add_argument("--jobs", default="2", help="processes of the unit tests")
     options = parser.parse_args(words)
     recorded = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
@@ -132,15 +170,23 @@ def main(words: list[str]) -> int:
         facts = json.loads(subprocess.check_output([python, "-c", FACTS], cwd=ROOT, text=True))
         entry = recorded.setdefault(torch, {}) | facts
         for kind in options.run:
-            if kind == "chapters_torch" and facts["backend"] == "torch" and "chapters" in options.run:
+            if (
+                kind == "chapters_torch"
+                and facts["backend"] == "torch"
+                and "chapters" in options.run
+            ):
                 continue  # the same run
             print(f"== torch {torch}: {kind}", flush=True)
-            entry[kind] = run(python, kind, [*UNITS, "-n", options.jobs] if kind == "units" else CHAPTERS)
+            entry[kind] = run(
+                python, kind, [*UNITS, "-n", options.jobs] if kind == "units" else CHAPTERS
+            )
             failed |= bool(entry[kind]["failed"])
         recorded[torch] = entry
         ordered = sorted(recorded.items(), key=lambda item: tuple(map(int, item[0].split("."))))
         RESULT.write_text(json.dumps(dict(ordered), indent=1) + "\n", encoding="utf-8")
-    print(f"== written: {RESULT.relative_to(ROOT)}; commit it, and the page book/status.md shows it")
+    print(
+        f"== written: {RESULT.relative_to(ROOT)}; commit it, and the page book/status.md shows it"
+    )
     return int(failed)
 
 

@@ -18,10 +18,12 @@ from hypothesis.internal.conjecture import providers
 
 from tutorec.spmd import Ranks
 
-# Plans of tests and chapters are made with the preset's speeds, whatever this machine was measured at.
+# Plans of tests and chapters are made with the preset's speeds, whatever this machine was measured
+# at.
 os.environ["TUTOREC_CALIBRATION"] = str(Path(__file__).parent / "not-calibrated.json")
 
-# How long a test may wait for what must happen: it goes on at once when it has happened, also on a busy machine.
+# How long a test may wait for what must happen: it goes on at once when it has happened, also on a
+# busy machine.
 PATIENCE_SECONDS = 120.0
 
 # One profile for every property test: no clock decides, and a run draws what every run draws.
@@ -30,12 +32,19 @@ settings.register_profile(
     max_examples=60,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
 )
 # `pytest --hypothesis-profile=random` draws anew; a failure prints the line that repeats it.
-settings.register_profile("random", settings.get_profile("repeatable"), derandomize=False, print_blob=True)
+settings.register_profile(
+    "random", settings.get_profile("repeatable"), derandomize=False, print_blob=True
+)
 settings.load_profile("repeatable")
-# Hypothesis also draws numbers from the source of the modules imported so far, which depend on the tests run before.
+# Hypothesis also draws numbers from the source of the modules imported so far, which depend on the
+# tests run before.
 providers._get_local_constants = providers.Constants
 
 
@@ -66,10 +75,12 @@ def _same_seeds() -> None:
 def ranks() -> Iterator[Callable[..., Ranks]]:
     """``ranks(2)``, ``ranks(4)``, ``ranks(4, hosts=2)``: a pool that lives as long as the session.
 
-    A test that breaks its ranks breaks no other: a pool starts new ones after a failure, a closed one is made anew.
+    A test that breaks its ranks breaks no other: a pool starts new ones after a failure, a closed
+    one is made anew.
     """
     pools: dict[tuple[int, int], Ranks] = {}
-    if "PYTEST_XDIST_WORKER" in os.environ:  # Many pools: what a rank that ends has imported, later ones have at once.
+    # Many pools: what a rank that ends has imported, later ones have at once.
+    if "PYTEST_XDIST_WORKER" in os.environ:
         with Ranks(1, timeout=PATIENCE_SECONDS) as first:
             first.run(_import_what_is_slow)
 
@@ -86,7 +97,9 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
 
 @pytest.fixture(scope="session")
 def still_running() -> Callable[..., list[int]]:
-    """``still_running(pids)``: those that run; ``still_running(pids, PATIENCE_SECONDS)`` waits for them to end."""
+    """``still_running(pids)``: those that run; ``still_running(pids, PATIENCE_SECONDS)`` waits for
+    them to end.
+    """
 
     def runs(pid: int) -> bool:
         try:

@@ -1,4 +1,6 @@
-"""What results should be, in plain Python loops over plain lists: slow, and short enough to be believed."""
+"""What results should be, in plain Python loops over plain lists: slow, and short enough to be
+believed.
+"""
 
 from collections.abc import Sequence
 
@@ -11,10 +13,13 @@ Lists = dict[str, list[list[int]]]
 WeightLists = dict[str, list[list[float]]]
 
 
-def pool_bag(weight: Tensor, bag: Sequence[int], pooling: PoolingType, weights: Sequence[float] | None) -> Tensor:
+def pool_bag(
+    weight: Tensor, bag: Sequence[int], pooling: PoolingType, weights: Sequence[float] | None
+) -> Tensor:
     """One bag's pooled row [D]: rows added one by one, zeros without ids.
 
-    MEAN divides by their number, SQRTN by the root of the sum of squared weights (of ones, where there are none).
+    MEAN divides by their number, SQRTN by the root of the sum of squared weights (of ones, where
+    there are none).
     """
     row = torch.zeros(weight.shape[1])
     for position, number in enumerate(bag):
@@ -22,7 +27,9 @@ def pool_bag(weight: Tensor, bag: Sequence[int], pooling: PoolingType, weights: 
     if pooling is PoolingType.MEAN and len(bag) > 0:
         row = row / len(bag)
     if pooling is PoolingType.SQRTN:
-        norm = sum(number**2 for number in weights) ** 0.5 if weights is not None else len(bag) ** 0.5
+        norm = (
+            sum(number**2 for number in weights) ** 0.5 if weights is not None else len(bag) ** 0.5
+        )
         row = row / norm if norm > 0 else row * 0.0
     return row
 
@@ -34,7 +41,9 @@ def pool_collection(
     weights: WeightLists | None,
     samples: int,
 ) -> Tensor:
-    """Every feature of every table, side by side in table order [B, D]; differentiable in the table weights."""
+    """Every feature of every table, side by side in table order [B, D]; differentiable in the table
+    weights.
+    """
     columns = []
     for table in tables:
         for feature in table.feature_names:
@@ -54,7 +63,9 @@ def pool_collection(
 def rows_of_collection(
     tables: Sequence[BaseEmbeddingConfig], table_weights: dict[str, Tensor], ids: Lists
 ) -> tuple[dict[str, Tensor], dict[str, list[int]], dict[str, list[int]]]:
-    """For each feature of each table, by its result's name: rows one by one [N, D], their ids, the lists' lengths."""
+    """For each feature of each table, by its result's name: rows one by one [N, D], their ids, the
+    lists' lengths.
+    """
     readers = [feature for table in tables for feature in table.feature_names]
     rows, numbers, lengths = {}, {}, {}
     for table in tables:

@@ -1,4 +1,6 @@
-"""Drawn inputs for property tests. Empty bags, empty batches and repeated ids are drawn often, on purpose."""
+"""Drawn inputs for property tests. Empty bags, empty batches and repeated ids are drawn often, on
+purpose.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +8,12 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Lists = dict[str, list[list[int]]]
@@ -51,19 +58,27 @@ class DrawnBatch:
 
     def kjt(self) -> KeyedJaggedTensor:
         values = torch.tensor(self.flat_ids, dtype=self.ids_dtype)
-        weights = None if self.flat_weights is None else torch.tensor(self.flat_weights, dtype=torch.float32)
+        weights = (
+            None
+            if self.flat_weights is None
+            else torch.tensor(self.flat_weights, dtype=torch.float32)
+        )
         if self.from_offsets:
             offsets = torch.tensor(self.offsets, dtype=self.lengths_dtype)
-            return KeyedJaggedTensor(self.keys, values, weights, offsets=offsets, stride=self.samples)
+            return KeyedJaggedTensor(
+                self.keys, values, weights, offsets=offsets, stride=self.samples
+            )
         lengths = torch.tensor(self.lengths, dtype=self.lengths_dtype)
         return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=self.samples)
 
 
 @dataclass(frozen=True)
 class DrawnVariableBatch(DrawnBatch):
-    """A batch whose features have different numbers of samples; ``samples`` is the most that one has.
+    """A batch whose features have different numbers of samples; ``samples`` is the most that one
+    has.
 
-    ``ranks[feature][rank]`` numbers of samples add up to the feature's lists; some are given as a tensor.
+    ``ranks[feature][rank]`` numbers of samples add up to the feature's lists; some are given as a
+    tensor.
     """
 
     ranks: list[list[int]]
@@ -71,7 +86,11 @@ class DrawnVariableBatch(DrawnBatch):
 
     def kjt(self) -> KeyedJaggedTensor:
         values = torch.tensor(self.flat_ids, dtype=self.ids_dtype)
-        weights = None if self.flat_weights is None else torch.tensor(self.flat_weights, dtype=torch.float32)
+        weights = (
+            None
+            if self.flat_weights is None
+            else torch.tensor(self.flat_weights, dtype=torch.float32)
+        )
         lengths = torch.tensor(self.lengths, dtype=self.lengths_dtype)
         offsets = torch.tensor(self.offsets, dtype=self.lengths_dtype)
         return KeyedJaggedTensor(
@@ -80,7 +99,9 @@ class DrawnVariableBatch(DrawnBatch):
             weights,
             lengths=None if self.from_offsets else lengths,
             offsets=offsets if self.from_offsets else None,
-            stride_per_key_per_rank=torch.tensor(self.ranks) if self.ranks_as_tensor else self.ranks,
+            stride_per_key_per_rank=torch.tensor(self.ranks)
+            if self.ranks_as_tensor
+            else self.ranks,
         )
 
 
@@ -102,7 +123,8 @@ def jagged_batches(
 
     Args:
         draw: From hypothesis.
-        rows: Rows that ids of each feature stay below, or one number for features ``f0``, ``f1``, ...
+        rows: Rows that ids of each feature stay below, or one number for features ``f0``, ``f1``,
+            ...
         samples: Number of samples, by default 0 to 5.
         weighted: Whether ids carry weights; drawn by default.
         max_features: Most features, where ``rows`` is a number.
@@ -116,7 +138,8 @@ def jagged_batches(
     ids: Lists = {}
     weights: WeightLists = {}
     for feature, below in rows.items():
-        # Few distinct ids, so that bags and batches repeat them; empty bags come as often as others.
+        # Few distinct ids, so that bags and batches repeat them; empty bags come as often as
+        # others.
         few = draw(st.lists(st.integers(0, below - 1), min_size=1, max_size=3))
         bag = st.one_of(st.just([]), st.lists(st.sampled_from(few), max_size=max_bag))
         ids[feature] = [draw(bag) for _ in range(count)]
@@ -133,7 +156,12 @@ def jagged_batches(
 
 @st.composite
 def variable_batches(
-    draw: st.DrawFn, rows: int = 12, *, weighted: bool | None = None, max_features: int = 4, max_bag: int = 4
+    draw: st.DrawFn,
+    rows: int = 12,
+    *,
+    weighted: bool | None = None,
+    max_features: int = 4,
+    max_bag: int = 4,
 ) -> DrawnVariableBatch:
     """A batch whose features have different numbers of samples, from one to three ranks.
 
@@ -148,7 +176,10 @@ def variable_batches(
     weighted = draw(st.booleans()) if weighted is None else weighted
     ranks = [[draw(st.integers(0, 3)) for _ in range(world)] for _ in range(count)]
     bag = st.one_of(st.just([]), st.lists(st.integers(0, rows - 1), max_size=max_bag))
-    ids = {f"f{index}": [draw(bag) for _ in range(sum(per_rank))] for index, per_rank in enumerate(ranks)}
+    ids = {
+        f"f{index}": [draw(bag) for _ in range(sum(per_rank))]
+        for index, per_rank in enumerate(ranks)
+    }
     weights = {key: [[draw(halves) for _ in one] for one in bags] for key, bags in ids.items()}
     return DrawnVariableBatch(
         ids,
@@ -166,9 +197,11 @@ def variable_batches(
 def table_sets(
     draw: st.DrawFn, *, pooling: PoolingType | None = None, max_tables: int = 4, max_rows: int = 12
 ) -> list[EmbeddingBagConfig]:
-    """One to ``max_tables`` tables; features are shared between tables, and one table serves several, often.
+    """One to ``max_tables`` tables; features are shared between tables, and one table serves
+    several, often.
 
-    Widths that are no multiple of 4 and tables of one row are drawn; poolings are mixed unless one is given.
+    Widths that are no multiple of 4 and tables of one row are drawn; poolings are mixed unless one
+    is given.
     """
     names = [f"f{index}" for index in range(draw(st.integers(1, 5)))]
     tables = []
@@ -189,20 +222,29 @@ def table_sets(
 
 
 @st.composite
-def sequence_tables(draw: st.DrawFn, *, max_tables: int = 4, max_rows: int = 12) -> list[EmbeddingConfig]:
-    """Tables as ``table_sets`` draws them, without a pooling; in half of the cases all have one width."""
+def sequence_tables(
+    draw: st.DrawFn, *, max_tables: int = 4, max_rows: int = 12
+) -> list[EmbeddingConfig]:
+    """Tables as ``table_sets`` draws them, without a pooling; in half of the cases all have one
+    width.
+    """
     drawn = draw(table_sets(max_tables=max_tables, max_rows=max_rows))
     width = draw(st.one_of(st.none(), st.sampled_from([1, 4, 6, 8])))
     return [
         EmbeddingConfig(
-            table.num_embeddings, width or table.embedding_dim, table.name, feature_names=table.feature_names
+            table.num_embeddings,
+            width or table.embedding_dim,
+            table.name,
+            feature_names=table.feature_names,
         )
         for table in drawn
     ]
 
 
 def rows_of(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, int]:
-    """For each feature the fewest rows of the tables that it looks up: ids below that fit all of them."""
+    """For each feature the fewest rows of the tables that it looks up: ids below that fit all of
+    them.
+    """
     rows: dict[str, int] = {}
     for table in tables:
         for feature in table.feature_names:

@@ -1,4 +1,6 @@
-"""The load balancer of the CachedEmbedding playground: the document's numbers, and every row owned once."""
+"""The load balancer of the CachedEmbedding playground: the document's numbers, and every row owned
+once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tutorec.balance import LoadBalanceManager, OwnedRows, fair_initialize, lbmgr_fair_divide, owned_rows
+from tutorec.balance import (
+    LoadBalanceManager,
+    OwnedRows,
+    fair_initialize,
+    lbmgr_fair_divide,
+    owned_rows,
+)
 
 SMALL = [100, 2020, 3203, 3434, 3023, 4545, 123, 4566]
 LARGE = [100, 2020, 3203, 3434302, 3023, 45459, 123, 4566]
@@ -27,7 +35,9 @@ IDS = torch.tensor(
 
 
 def small_cases(count: int) -> list[tuple[list[int], int]]:
-    """Sizes of two to six features, at most 30 rows each, and at most as many groups: the same in every run."""
+    """Sizes of two to six features, at most 30 rows each, and at most as many groups: the same in
+    every run.
+    """
     random = np.random.RandomState(19)
     cases = []
     for _ in range(count):
@@ -41,14 +51,22 @@ def small_cases(count: int) -> list[tuple[list[int], int]]:
 
 
 def test_the_document_divides_six_fields():
-    assert str(lbmgr_fair_divide([10, 200, 400, 2000, 1000, 500], 4)) == "({3: [417, 1444], 4: [471]}, 1027)"
+    assert (
+        str(lbmgr_fair_divide([10, 200, 400, 2000, 1000, 500], 4))
+        == "({3: [417, 1444], 4: [471]}, 1027)"
+    )
 
 
 def test_the_document_divides_eight_features():
     rows, cuts, groups, offsets = fair_initialize(SMALL, 4)
     assert str((rows, cuts)) == "(5253, {2: [3133], 4: [1749], 5: [3979]})"
     assert str(groups) == "[[0, 1, 2], [2, 3, 4], [4, 5], [5, 6, 7]]"
-    assert [each.tolist() for each in offsets] == [[0, 100, 2120], [0, 70, 3504], [0, 1274], [0, 566, 689]]
+    assert [each.tolist() for each in offsets] == [
+        [0, 100, 2120],
+        [0, 70, 3504],
+        [0, 1274],
+        [0, 566, 689],
+    ]
 
 
 @pytest.mark.parametrize("compat", [False, True])
@@ -56,8 +74,18 @@ def test_whole_features_are_shuffled_as_in_the_document(compat):
     manager = LoadBalanceManager(LARGE, 4, 128, False, compat=compat)
     assert manager.embeddings_per_feat == LARGE
     assert str(manager.groups) == "[array([3, 0]), array([1, 2]), array([5, 6]), array([7, 4])]"
-    assert [each.tolist() for each in manager.offsets] == [[0, 3434302], [0, 2020], [0, 45459], [0, 4566]]
-    assert [manager.get_num_embeddings_on_rank(rank) for rank in range(4)] == [3434402, 5223, 45582, 7589]
+    assert [each.tolist() for each in manager.offsets] == [
+        [0, 3434302],
+        [0, 2020],
+        [0, 45459],
+        [0, 4566],
+    ]
+    assert [manager.get_num_embeddings_on_rank(rank) for rank in range(4)] == [
+        3434402,
+        5223,
+        45582,
+        7589,
+    ]
     assert [manager.get_block_dim(rank) for rank in range(4)] == [128, 2, 2, 2]
     assert [manager.get_qr_bucket_size(rank) for rank in range(4)] == [1854, 73, 214, 88]
     assert manager.shard_tensor(IDS, rank=0).tolist() == [
@@ -130,7 +158,10 @@ def test_the_document_s_division_is_kept_and_differs_from_row_ranges_where_it_di
         # What it is meant to be: sum // W rows for each rank, and the remainder for the last one.
         meant = owned_rows(rows, [rank * per_rank for rank in range(num_groups)] + [sum(rows)])
         meant_groups = [[own.feature for own in of_rank] for of_rank in meant]
-        differs += (groups, offsets) != (meant_groups, [[own.offset for own in of_rank] for of_rank in meant])
+        differs += (groups, offsets) != (
+            meant_groups,
+            [[own.offset for own in of_rank] for of_rank in meant],
+        )
     assert differs == 1900
 
 
@@ -166,12 +197,18 @@ def test_fair_ranges_are_those_of_counting_row_by_row():
         owned, loads = [], []
         for rank, members in enumerate(manager._owned):
             assert [own.feature for own in members] == manager.groups[rank]
-            local = [(own.feature, own.first + n, own.offset + n) for own in members for n in range(own.rows)]
+            local = [
+                (own.feature, own.first + n, own.offset + n)
+                for own in members
+                for n in range(own.rows)
+            ]
             assert [place for _, _, place in local] == list(range(len(local)))
             assert all(own.rows for own in members)
             owned += [(feature, row) for feature, row, _ in local]
             loads.append(len(local))
-        assert owned == [(feature, row) for feature, count in enumerate(rows) for row in range(count)]
+        assert owned == [
+            (feature, row) for feature, count in enumerate(rows) for row in range(count)
+        ]
         assert max(loads) - min(loads) <= 1
         cuts = [(feature, at) for feature, of_feature in manager.cuts.items() for at in of_feature]
         begins = [(members[0].feature, members[0].first) for members in manager._owned if members]
@@ -189,7 +226,9 @@ def test_every_id_has_one_place(do_fair):
             local = manager.shard_tensor(x, rank)
             assert local.shape == (max(rows), len(manager.get_group(rank)))
             for column, feature in enumerate(manager.get_group(rank)):
-                for identifier, row in zip(x[:, feature].tolist(), local[:, column].tolist(), strict=True):
+                for identifier, row in zip(
+                    x[:, feature].tolist(), local[:, column].tolist(), strict=True
+                ):
                     if row >= 0:
                         places.setdefault((int(feature), identifier), set()).add((rank, row))
         assert all(len(each) == 1 for each in places.values())
@@ -212,7 +251,12 @@ def test_more_ranks_than_rows_leaves_ranks_empty():
 def test_the_largest_feature_goes_to_the_rank_with_the_fewest_rows():
     manager = LoadBalanceManager(SMALL, 4, do_fair=False, disable_random_behavior=True)
     assert [group.tolist() for group in manager.groups] == [[7, 0], [5, 6], [3, 1], [2, 4]]
-    assert [manager.get_num_embeddings_on_rank(rank) for rank in range(4)] == [4666, 4668, 5454, 6226]
+    assert [manager.get_num_embeddings_on_rank(rank) for rank in range(4)] == [
+        4666,
+        4668,
+        5454,
+        6226,
+    ]
 
 
 def largest_of_the_best(rows: list[int], num_groups: int) -> int:
@@ -234,7 +278,9 @@ def test_placement_by_size_is_within_graham_s_bound_of_the_best():
     for rows, num_groups in small_cases(60):
         manager = LoadBalanceManager(rows, num_groups, do_fair=False, disable_random_behavior=True)
         largest = max(manager.get_num_embeddings_on_rank(rank) for rank in range(num_groups))
-        assert 3 * num_groups * largest <= (4 * num_groups - 1) * largest_of_the_best(rows, num_groups)
+        assert 3 * num_groups * largest <= (4 * num_groups - 1) * largest_of_the_best(
+            rows, num_groups
+        )
 
 
 # --- what is refused
@@ -242,12 +288,17 @@ def test_placement_by_size_is_within_graham_s_bound_of_the_best():
 
 def test_what_cannot_be_divided_says_why():
     with pytest.raises(
-        ValueError, match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]: leave them out"
+        ValueError,
+        match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]: leave them out",
     ):
         LoadBalanceManager([5, 0], 2)
-    with pytest.raises(ValueError, match=r"num_groups=0: rows are divided among at least one group"):
+    with pytest.raises(
+        ValueError, match=r"num_groups=0: rows are divided among at least one group"
+    ):
         LoadBalanceManager([5, 7], 0)
-    with pytest.raises(ValueError, match=r"2 features are too few for 3 groups of whole features.*do_fair=True"):
+    with pytest.raises(
+        ValueError, match=r"2 features are too few for 3 groups of whole features.*do_fair=True"
+    ):
         LoadBalanceManager([5, 7], 3, do_fair=False)
     assert LoadBalanceManager([5, 7], 3).groups == [[0], [0, 1], [1]]
 
@@ -255,7 +306,8 @@ def test_what_cannot_be_divided_says_why():
 def test_ids_outside_of_their_feature_are_refused():
     manager = LoadBalanceManager([5, 7], 2)
     with pytest.raises(
-        ValueError, match="feature 1, sample 2, holds id 7, and the feature has 7 rows: ids count from 0 to 6"
+        ValueError,
+        match="feature 1, sample 2, holds id 7, and the feature has 7 rows: ids count from 0 to 6",
     ):
         manager.shard_tensor(torch.tensor([[0, 0], [4, 6], [4, 7]]), rank=0)
     with pytest.raises(ValueError, match=r"ids have shape \(3,\): expected \[B, 2\]"):

@@ -1,4 +1,6 @@
-"""The speeds of this machine as they are kept: written whole, read back, refused where they belong to another one."""
+"""The speeds of this machine as they are kept: written whole, read back, refused where they belong
+to another one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import pytest
 import tutorec._calibration as calibration
 from tutorec._calibration import Calibration, cache_folder, fingerprint, kept
 
-SPEEDS = {"cpu": {"ddr_mem_bw": 5e6, "bwd_compute_multiplier": 0.5, "row_ms": 2e-5, "latency_ms": 0.5}}
+SPEEDS = {
+    "cpu": {"ddr_mem_bw": 5e6, "bwd_compute_multiplier": 0.5, "row_ms": 2e-5, "latency_ms": 0.5}
+}
 
 
 @pytest.fixture
@@ -31,7 +35,9 @@ def test_a_calibration_is_read_as_it_was_kept(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["calibration.json"]
 
 
-def test_a_write_that_fails_leaves_the_file_that_was_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_file_that_was_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Calibration("2026-11-22", fingerprint(), SPEEDS).keep()
     with pytest.raises(TypeError):
         Calibration("2026-11-23", fingerprint(), {"cpu": {"row_ms": object()}}).keep()  # type: ignore[dict-item]
@@ -39,13 +45,18 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(file: Path, monkeypat
 
 
 @pytest.mark.parametrize("fact", ["processor", "cores", "GPUs", "torch", "kernels"])
-def test_speeds_of_another_machine_are_not_used_and_the_change_is_named(file: Path, fact: str) -> None:
+def test_speeds_of_another_machine_are_not_used_and_the_change_is_named(
+    file: Path, fact: str
+) -> None:
     now = fingerprint()
     Calibration("2026-11-22", {**now, fact: "other"}, SPEEDS).keep()
     found = kept()
     assert found.calibration is None
     assert found.problem
-    assert f"calibrated on 2026-11-22, which no longer fits ({fact} other -> {now[fact]})" in found.state
+    assert (
+        f"calibrated on 2026-11-22, which no longer fits ({fact} other -> {now[fact]})"
+        in found.state
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +65,10 @@ def test_speeds_of_another_machine_are_not_used_and_the_change_is_named(file: Pa
         ("{", "Expecting property name"),
         ("[]", "no calibration"),
         ('{"date": "2026-11-22", "fingerprint": {}}', "KeyError('speeds')"),
-        ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"ddr_mem_bw": 0}}}', "'ddr_mem_bw' is 0"),
+        (
+            '{"date": "", "fingerprint": {}, "speeds": {"cpu": {"ddr_mem_bw": 0}}}',
+            "'ddr_mem_bw' is 0",
+        ),
         ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"row_ms": "1"}}}', "'row_ms' is '1'"),
         ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"row_ms": NaN}}}', "'row_ms' is nan"),
         ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"speed": 1}}}', "'speed' is 1"),
@@ -105,7 +119,9 @@ def test_the_doctor_tells_whether_the_machine_is_calibrated(file: Path) -> None:
     assert "the planner's speeds: measured on this machine on 2026-11-22" in str(_examine())
 
 
-def test_measuring_in_a_process_of_its_own_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_in_a_process_of_its_own_runs_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ran: list[list[str]] = []
     run: Callable[..., object] = lambda command, **_: ran.append(command[1:])  # noqa: E731
     monkeypatch.setattr(calibration.subprocess, "run", run)

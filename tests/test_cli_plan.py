@@ -54,7 +54,18 @@ def test_plan_explains_a_table(tables: str, capsys: pytest.CaptureFixture[str]):
 
 def test_saved_plan_is_for_the_tables_of_the_file(tables: str, tmp_path: Path):
     out, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
-    words = ["plan", tables, "--topology", "2xH100x2", "--batch-size", "8", "--out", str(out), "--plot", str(figure)]
+    words = [
+        "plan",
+        tables,
+        "--topology",
+        "2xH100x2",
+        "--batch-size",
+        "8",
+        "--out",
+        str(out),
+        "--plot",
+        str(figure),
+    ]
     assert cli.main(words) == 0
     plan = ShardingPlan.load(out)
     plan.check_fingerprint(load_tables(tables).model)
@@ -63,7 +74,9 @@ def test_saved_plan_is_for_the_tables_of_the_file(tables: str, tmp_path: Path):
 
 
 def test_optimal_plan_tells_its_gap(tables: str, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["plan", tables, "--topology", "2xlaptop", "--optimal", "--time-limit", "20"]) == 0
+    assert (
+        cli.main(["plan", tables, "--topology", "2xlaptop", "--optimal", "--time-limit", "20"]) == 0
+    )
     assert "mixed-integer program" in capsys.readouterr().out.replace("\n        ", " ")
 
 
@@ -75,17 +88,27 @@ def test_command_runs_as_a_module(tables: str):
     assert "2 tables on 2 cpu ranks" in ran.stdout
 
 
-def test_warnings_are_lines_without_a_place_in_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_warnings_are_lines_without_a_place_in_the_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     path = tmp_path / "tables.yaml"
-    path.write_text("tables: [{name: item, num_embeddings: 8, embedding_dim: 4, colocate: alone}]", encoding="utf-8")
+    path.write_text(
+        "tables: [{name: item, num_embeddings: 8, embedding_dim: 4, colocate: alone}]",
+        encoding="utf-8",
+    )
     assert cli.main(["plan", str(path), "--topology", "2xlaptop"]) == 0
-    told = "tutorec plan: constraints of table 'item': colocate='alone' has no effect: no other table has that word\n"
+    told = (
+        "tutorec plan: constraints of table 'item': colocate='alone' has no effect: no other "
+        "table has that word\n"
+    )
     assert capsys.readouterr().err == told
 
 
 def test_what_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "tables.yaml"
-    path.write_text("tables: [{name: item, num_embeddings: 1e12, embedding_dim: 64}]", encoding="utf-8")
+    path.write_text(
+        "tables: [{name: item, num_embeddings: 1e12, embedding_dim: 64}]", encoding="utf-8"
+    )
     assert cli.main(["plan", str(path), "--topology", "2xlaptop"]) == 1
     told = capsys.readouterr()
     assert told.out == ""
@@ -98,8 +121,14 @@ def test_what_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--topology", "8xB999"], "there is no preset '8xB999'"),
         (["--topology", "laptop", "--batch-size", "0"], "batch_size=0 must"),
-        (["--topology", "laptop", "--out", "absent/plan.json"], "absent/plan.json: there is no folder"),
-        (["--topology", "laptop", "--plot", "plan.txt"], "--plot plan.txt: write a name that ends in .svg"),
+        (
+            ["--topology", "laptop", "--out", "absent/plan.json"],
+            "absent/plan.json: there is no folder",
+        ),
+        (
+            ["--topology", "laptop", "--plot", "plan.txt"],
+            "--plot plan.txt: write a name that ends in .svg",
+        ),
         (["--topology", "laptop", "--time-limit", "0"], "--time-limit 0.0: give a positive number"),
         (["--topology", "laptop", "--explain", "itme"], "no table 'itme'; did you mean 'item'?"),
         (["--topology", "laptop", "--out", "."], ". is a folder"),
@@ -137,11 +166,26 @@ def test_unknown_table_is_refused_before_planning(tables: str, monkeypatch: pyte
             TABLES.replace("1000", "many"),
             "tables.yaml: table 'item': num_embeddings must be a positive whole number, got 'many'",
         ),
-        (TABLES.replace("row_wise", "row"), "table 'user' names 'row', which ShardingType does not have"),
-        ("tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pin: [-1]}]", "of table 'a' names rank -1"),
-        ("tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pooling_factors: x}]", "of table 'a' has 'x'"),
-        ("{tables: [{name: a, num_embeddings: 8, embedding_dim: 4}], batch_size: 0.5}", "batch_size=0.5"),
-        (TABLES + "fused_params: {optimizer: magic}", "tables.yaml: fused_params names the optimizer 'magic'"),
+        (
+            TABLES.replace("row_wise", "row"),
+            "table 'user' names 'row', which ShardingType does not have",
+        ),
+        (
+            "tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pin: [-1]}]",
+            "of table 'a' names rank -1",
+        ),
+        (
+            "tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pooling_factors: x}]",
+            "of table 'a' has 'x'",
+        ),
+        (
+            "{tables: [{name: a, num_embeddings: 8, embedding_dim: 4}], batch_size: 0.5}",
+            "batch_size=0.5",
+        ),
+        (
+            TABLES + "fused_params: {optimizer: magic}",
+            "tables.yaml: fused_params names the optimizer 'magic'",
+        ),
     ],
 )
 def test_file_that_is_wrong_ends_with_2(
@@ -157,7 +201,9 @@ def test_file_that_is_wrong_ends_with_2(
 def test_example_of_the_help_is_the_documented_one():
     shown = plan_parser().epilog or ""
     example = shown.split("fields:\n")[1].split("examples:")[0]
-    documented = (table_files.__doc__ or "").split(".. code-block:: yaml\n")[1].split("\nKeys of a table")[0]
+    documented = (
+        (table_files.__doc__ or "").split(".. code-block:: yaml\n")[1].split("\nKeys of a table")[0]
+    )
     assert tables_of(example).constraints == tables_of(documented).constraints
     assert example.split() == documented.split()
 

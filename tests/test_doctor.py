@@ -14,7 +14,9 @@ from tutorec._kernels import backend as backend_module
 
 @pytest.fixture
 def wheels(monkeypatch: pytest.MonkeyPatch):
-    """Pretend that these versions are installed, in a process that has not chosen its kernels yet."""
+    """Pretend that these versions are installed, in a process that has not chosen its
+    kernels yet.
+    """
 
     def pretend(torch_version: str, cpu: str | None, cuda: str | None) -> None:
         found = {"torch": torch_version, "fbgemm-gpu-cpu": cpu, "fbgemm-gpu": cuda}
@@ -49,14 +51,19 @@ def test_both_wheels_are_broken(wheels):
     wheels("2.13.0", "1.8.0", "1.8.0")
     report = doctor()
     assert report.broken and "both installed" in report.pair
-    assert report.remedy is not None and report.remedy.startswith("pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && pip")
+    assert report.remedy is not None and report.remedy.startswith(
+        "pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && pip"
+    )
 
 
 def test_no_wheel_is_sound_and_could_be_faster(wheels, capsys: pytest.CaptureFixture[str]):
     wheels("2.13.0", None, None)
     report = doctor()
     assert (report.broken, report.backend, report.pair) == (False, "torch", "no fbgemm wheel")
-    assert "is ready, and could be faster: plain-torch kernels (fbgemm is not installed)" in report.verdict
+    assert (
+        "is ready, and could be faster: plain-torch kernels (fbgemm is not installed)"
+        in report.verdict
+    )
     assert 'pip install "fbgemm-gpu-cpu==1.8.*"' in capsys.readouterr().out
 
 
@@ -80,11 +87,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
     [
         (None, "13.0", 'pip install "fbgemm-gpu==1.8.*"'),
         ("1.8.0", "13.0", 'pip uninstall -y fbgemm-gpu-cpu && pip install "fbgemm-gpu==1.8.*"'),
-        (None, "12.8", 'pip install "fbgemm-gpu-cpu==1.8.*"'),  # the published CUDA wheel is for CUDA 13
+        # the published CUDA wheel is for CUDA 13
+        (None, "12.8", 'pip install "fbgemm-gpu-cpu==1.8.*"'),
         ("1.8.0", "12.8", None),
     ],
 )
-def test_gpu_without_the_cuda_wheel_costs_and_has_a_remedy(wheels, gpu, cpu: str | None, torch_cuda: str, line):
+def test_gpu_without_the_cuda_wheel_costs_and_has_a_remedy(
+    wheels, gpu, cpu: str | None, torch_cuda: str, line
+):
     wheels("2.13.0", cpu, None)
     gpu(torch_cuda)
     report = doctor()
@@ -101,7 +111,9 @@ def test_gpu_with_the_cuda_wheel_runs_its_kernels(wheels, gpu):
     assert "tables on cuda are looked up by fbgemm's CUDA kernels" in str(report)
 
 
-def test_gpu_whose_reader_asked_for_torch_is_told_no_remedy(wheels, gpu, monkeypatch: pytest.MonkeyPatch):
+def test_gpu_whose_reader_asked_for_torch_is_told_no_remedy(
+    wheels, gpu, monkeypatch: pytest.MonkeyPatch
+):
     wheels("2.13.0", "1.8.0", None)
     gpu("13.0")
     monkeypatch.setenv("TUTOREC_BACKEND", "torch")
@@ -128,7 +140,8 @@ def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]):
     report = doctor(json=True)
     told = json.loads(capsys.readouterr().out)
     assert set(told) == set(Report.__dataclass_fields__)
-    assert torch.__version__.startswith(told["versions"]["torch"].split("+")[0])  # metadata may leave out +cu132
+    # metadata may leave out +cu132
+    assert torch.__version__.startswith(told["versions"]["torch"].split("+")[0])
     assert told["versions"]["tutorec"] == tutorec.__version__
     assert told["verdict"] == report.verdict
 
@@ -139,7 +152,11 @@ def test_report_is_short_and_its_first_line_is_the_verdict(capsys: pytest.Captur
     assert lines[0] == report.verdict
     assert len(lines) <= 6
     assert repr(report) == f"Report({report.verdict!r})"
-    assert report.cores == len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else report.cores >= 1
+    assert (
+        report.cores == len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else report.cores >= 1
+    )
     assert "gloo" in report.collectives
     assert f"input checks {'on' if tutorec.validation_enabled() else 'off'}" in str(report)
 
@@ -149,7 +166,9 @@ def test_report_says_when_checks_are_off():
         assert "input checks off" in str(doctor())
 
 
-def test_notebook_shows_the_report_once_a_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_notebook_shows_the_report_once_a_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(_doctor, "_notebook_cell", lambda: 1)
     report = doctor()
     capsys.readouterr()

@@ -9,9 +9,15 @@ from tutorec import errors
 
 def test_rank_errors_keep_their_attributes_between_processes():
     for kind in (errors.RankError, errors.RankTimeoutError):
-        error = pickle.loads(pickle.dumps(kind("rank 1 stalled", rank=1, child_traceback="Traceback ...")))
+        error = pickle.loads(
+            pickle.dumps(kind("rank 1 stalled", rank=1, child_traceback="Traceback ..."))
+        )
         assert type(error) is kind
-        assert (str(error), error.rank, error.child_traceback) == ("rank 1 stalled", 1, "Traceback ...")
+        assert (str(error), error.rank, error.child_traceback) == (
+            "rank 1 stalled",
+            1,
+            "Traceback ...",
+        )
 
 
 @pytest.mark.parametrize(
@@ -31,5 +37,9 @@ def test_errors_are_caught_as_the_built_in_types(kind: type[Exception], base: ty
 
 
 def test_every_error_is_exported():
-    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     assert defined | {"PlannerErrorType"} == set(errors.__all__)

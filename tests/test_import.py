@@ -22,7 +22,11 @@ def modules_after(code: str, **environment: str) -> set[str]:
     """Modules that a fresh process holds after ``code`` beyond those of ``import torch``."""
     script = f"{LOADED_BY_TORCH}\n{code}\nprint(*sorted(set(sys.modules) - before), sep='\\n')"
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert ran.returncode == 0, ran.stderr
     return set(ran.stdout.split())
@@ -49,15 +53,28 @@ from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTenso
 tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])]
 batch = KeyedJaggedTensor.from_lengths_sync(keys=["f"], values=torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
 EmbeddingBagCollection(tables=tables)(batch).values()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_first_forward_loads_nothing_heavy(backend: str):
     extra = modules_after(FIRST_FORWARD, TUTOREC_BACKEND=backend)
-    heavy = ("tensordict", "torch._dynamo", "torch._inductor", "sympy", "fbgemm_gpu", "torchrec", "matplotlib", "numba")
+    heavy = (
+        "tensordict",
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "fbgemm_gpu",
+        "torchrec",
+        "matplotlib",
+        "numba",
+    )
     assert not [name for name in extra if name.startswith(heavy)]
-    assert not [name for name in extra if name.startswith(("tutorec.distributed", "tutorec.spmd", "tutorec.teach"))]
+    assert not [
+        name
+        for name in extra
+        if name.startswith(("tutorec.distributed", "tutorec.spmd", "tutorec.teach"))
+    ]
 
 
 JAGGED_WORK = """
@@ -72,18 +89,37 @@ KeyedTensor.regroup([KeyedTensor(["f"], [1], torch.ones(1, 1))], [["f"]])
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 maybe_td_to_kjt(batch)
 """
-DATA_LAYER = "_lazy _torchrec_names sparse _kernels awaitable streamable types errors _validation _doctor spmd".split()
+DATA_LAYER = (
+    "_lazy _torchrec_names sparse _kernels awaitable streamable types errors _validation "
+    "_doctor spmd"
+).split()
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-@pytest.mark.parametrize("code", ["from tutorec import JaggedTensor, KeyedJaggedTensor, KeyedTensor", JAGGED_WORK])
+@pytest.mark.parametrize(
+    "code", ["from tutorec import JaggedTensor, KeyedJaggedTensor, KeyedTensor", JAGGED_WORK]
+)
 def test_jagged_types_load_layers_0_and_1_only(code: str, backend: str):
     extra = modules_after(code, TUTOREC_BACKEND=backend)
     ours = {name.split(".")[1] for name in extra if name.startswith("tutorec.")}
     assert ours <= set(DATA_LAYER), sorted(ours)
     assert "spmd" not in ours
-    heavy = ("fbgemm_gpu", "tensordict", "torch._dynamo", "torch._inductor", "torch.export", "sympy", "torchrec")
-    heavy += ("matplotlib", "numba", "multiprocess", "torch.distributed.tensor", "torch.nested._internal")
+    heavy = (
+        "fbgemm_gpu",
+        "tensordict",
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.export",
+        "sympy",
+        "torchrec",
+    )
+    heavy += (
+        "matplotlib",
+        "numba",
+        "multiprocess",
+        "torch.distributed.tensor",
+        "torch.nested._internal",
+    )
     assert not [name for name in extra if name.startswith(heavy)]
 
 
@@ -106,7 +142,9 @@ def test_lazy_table_and_all_agree():
 
 
 def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'tutorec' has no attribute 'EmbeddingBgaCollection'"):
+    with pytest.raises(
+        AttributeError, match="module 'tutorec' has no attribute 'EmbeddingBgaCollection'"
+    ):
         tutorec.EmbeddingBgaCollection  # noqa: B018
     with pytest.raises(ImportError, match="nothing_here"):
         from tutorec import nothing_here  # noqa: F401
@@ -118,7 +156,9 @@ def test_version_is_the_one_of_the_package():
 
 
 def test_modules_of_distributed_are_reached_through_the_package():
-    extra = modules_after("import tutorec.distributed as d\nd.comm_ops.get_gradient_division()\nd.types.ShardingEnv")
+    extra = modules_after(
+        "import tutorec.distributed as d\nd.comm_ops.get_gradient_division()\nd.types.ShardingEnv"
+    )
     assert {"tutorec.distributed.comm_ops", "tutorec.distributed.types"} <= set(extra)
     assert "tutorec.distributed.planner" not in extra
     assert "sharding_plan" in dir(tutorec.distributed)
@@ -128,9 +168,13 @@ def test_operators_of_fbgemm_are_there_after_an_import_of_a_jagged_type():
     pytest.importorskip("fbgemm_gpu")
     look = "assert hasattr(torch.ops.fbgemm, 'jagged_2d_to_dense')"
     modules_after(
-        f"import torch\nfrom tutorec.sparse.jagged_tensor import KeyedJaggedTensor\n{look}", TUTOREC_BACKEND="auto"
+        f"import torch\nfrom tutorec.sparse.jagged_tensor import KeyedJaggedTensor\n{look}",
+        TUTOREC_BACKEND="auto",
     )
-    modules_after(f"import torch\nimport tutorec\n{look.replace('assert', 'assert not')}", TUTOREC_BACKEND="auto")
+    modules_after(
+        f"import torch\nimport tutorec\n{look.replace('assert', 'assert not')}",
+        TUTOREC_BACKEND="auto",
+    )
 
 
 DOTS = """

@@ -1,4 +1,6 @@
-"""What `make` would do for a chapter or a page that is named in one of several ways; `make gpu` and what it writes."""
+"""What `make` would do for a chapter or a page that is named in one of several ways; `make gpu` and
+what it writes.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,15 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 
 def made(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    # As from a shell: tests run under `make test` too, whose settings a make inside would take over.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    # As from a shell: tests run under `make test` too, whose settings a make inside would take
+    # over.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
     environment |= variables
-    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,10 @@ def test_a_notebook_may_be_named_by_number_or_by_name(name: str, notebooks: list
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "which chapter? make nb NB=05"), (["NB=99"], "no notebooks/99_*.ipynb and no notebooks/99.ipynb; there are")],
+    [
+        ([], "which chapter? make nb NB=05"),
+        (["NB=99"], "no notebooks/99_*.ipynb and no notebooks/99.ipynb; there are"),
+    ],
 )
 def test_a_notebook_that_is_not_there_is_said(arguments: list[str], said: str) -> None:
     done = made("-o", "venv", "nb", *arguments)
@@ -55,8 +65,14 @@ def test_make_gpu_stops_with_one_line_where_there_is_no_gpu(answer: str, tmp_pat
     command.chmod(0o755)
     done = made("gpu", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     line, *others = done.stderr.splitlines()
-    assert line == "make gpu: there is no NVIDIA GPU here (nvidia-smi -L lists none); nothing was run"
-    assert done.returncode == 2 and not done.stdout and all(other.startswith("make:") for other in others)
+    assert (
+        line == "make gpu: there is no NVIDIA GPU here (nvidia-smi -L lists none); nothing was run"
+    )
+    assert (
+        done.returncode == 2
+        and not done.stdout
+        and all(other.startswith("make:") for other in others)
+    )
 
 
 _JUNIT = """<testsuites><testsuite>
@@ -68,15 +84,35 @@ _JUNIT = """<testsuites><testsuite>
 
 
 def test_what_make_gpu_writes_is_what_the_status_page_shows(tmp_path: Path) -> None:
-    script, page = runpy.run_path(str(ROOT / ".ci/gpu.py")), runpy.run_path(str(ROOT / "book/_ext/tables.py"))
+    script, page = (
+        runpy.run_path(str(ROOT / ".ci/gpu.py")),
+        runpy.run_path(str(ROOT / "book/_ext/tables.py")),
+    )
     (tmp_path / "tests.xml").write_text(_JUNIT)
     tests = script["outcomes"](tmp_path / "tests.xml")
     assert tests == {"passed": ["one[1-nccl]"], "skipped": ["two"], "failed": ["three", "four"]}
-    chapters = {"passed": ["05_first.ipynb", "04_ranks.ipynb"], "skipped": [], "failed": ["09_planner.ipynb"]}
-    ratio = {"title": "forward: peer / tutorec", "ratio": {"median": 1.5, "low": 1.25, "high": 1.75, "rounds": 30}}
-    bench = {"settings": {}, "comparisons": [ratio], "notes": ["forward: 5 GB/s"], "samples": {"not": "kept"}}
+    chapters = {
+        "passed": ["05_first.ipynb", "04_ranks.ipynb"],
+        "skipped": [],
+        "failed": ["09_planner.ipynb"],
+    }
+    ratio = {
+        "title": "forward: peer / tutorec",
+        "ratio": {"median": 1.5, "low": 1.25, "high": 1.75, "rounds": 30},
+    }
+    bench = {
+        "settings": {},
+        "comparisons": [ratio],
+        "notes": ["forward: 5 GB/s"],
+        "samples": {"not": "kept"},
+    }
     hardware = {"gpus": ["A", "B"], "driver": "570.1", "cuda": "13.0"}
-    context = {"date": "2026-01-02", "versions": {"torch": "2.13.0"}, "hardware": hardware, "backend": "a wheel fits"}
+    context = {
+        "date": "2026-01-02",
+        "versions": {"torch": "2.13.0"},
+        "hardware": hardware,
+        "backend": "a wheel fits",
+    }
     written = json.loads(json.dumps(script["summary"](tests, chapters, bench, context)))
     assert page["gpu_rows"](written) == [
         ("run on (UTC)", "2026-01-02"),
@@ -99,11 +135,18 @@ def test_the_status_page_says_that_nothing_was_run_on_a_gpu_until_a_run_is_recor
     assert title == "run on a GPU" and text.startswith("nothing; ")
 
 
-def test_what_make_versions_writes_is_what_the_status_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_make_versions_writes_is_what_the_status_page_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
-    script, page = runpy.run_path(str(ROOT / ".ci/versions.py")), runpy.run_path(str(ROOT / "book/_ext/tables.py"))
+    script, page = (
+        runpy.run_path(str(ROOT / ".ci/versions.py")),
+        runpy.run_path(str(ROOT / "book/_ext/tables.py")),
+    )
     oldest = script["requirements"]("2.6").splitlines()
-    assert "torch==2.6.*" in oldest and not any(line.startswith(("fbgemm", "tensordict")) for line in oldest)
+    assert "torch==2.6.*" in oldest and not any(
+        line.startswith(("fbgemm", "tensordict")) for line in oldest
+    )
     served = script["requirements"]("2.14").splitlines()
     assert {"torch==2.14.*", "fbgemm-gpu-cpu==1.9.*"} <= set(served)
     assert [line for line in served if line.startswith("torch==")] == ["torch==2.14.*"]
@@ -122,8 +165,12 @@ def test_what_make_versions_writes_is_what_the_status_page_shows(monkeypatch: py
     assert page["torch_rows"]({})[0][0] == "none yet"
 
 
-def test_the_promised_torch_is_no_newer_than_the_pinned_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_promised_torch_is_no_newer_than_the_pinned_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
     script = runpy.run_path(str(ROOT / ".ci/versions.py"))
-    floor, pinned = (tuple(map(int, script[name]().split("."))) for name in ("promised_floor", "pinned"))
+    floor, pinned = (
+        tuple(map(int, script[name]().split("."))) for name in ("promised_floor", "pinned")
+    )
     assert floor <= pinned

@@ -52,7 +52,7 @@ def test(module):
         import torchrec.no_such_module
     except ImportError:
         torchrec = None
-'''
+'''  # noqa: E501
 
 
 def write(path: Path, text: str, **words: str) -> Path:
@@ -77,18 +77,25 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
     problems = [problem for _, _, problem in found]
     assert problems[0].startswith("there is no metrics in tutorec: use torchmetrics")
     assert "call the interaction" in problems[1]
-    assert problems[3].startswith("there is no argument torchrec; it takes model, optimizer, device, ")
-    assert problems[4].startswith("there is no argument rows; it takes num_embeddings, embedding_dim")
+    assert problems[3].startswith(
+        "there is no argument torchrec; it takes model, optimizer, device, "
+    )
+    assert problems[4].startswith(
+        "there is no argument rows; it takes num_embeddings, embedding_dim"
+    )
     assert problems[5].startswith("there is no argument is_waited; it takes tables, is_weighted")
     assert problems[6] == "there is no no_such_module in tutorec"
     assert (report.files, report.using, len(report.missing), report.written) == (1, 1, 4, [])
-    assert f"{tmp_path}/train.py:5: torchrec.metrics.ne.NEMetric: there is no metrics" in str(report)
+    assert f"{tmp_path}/train.py:5: torchrec.metrics.ne.NEMetric: there is no metrics" in str(
+        report
+    )
     assert str(report).endswith("7 places to change by hand\nnothing was changed; --write renames")
 
 
 def test_a_call_with_too_many_arguments_is_named(tmp_path: Path):
     code = (
-        "from torchrec import EmbeddingBagCollection as E\nE(1, 2, 3)\nE(1, 2, 3, 4, 5, 6, 7, 8)\nE(*many)\nE(**all)\n"
+        "from torchrec import EmbeddingBagCollection as E\nE(1, 2, 3)\nE(1, 2, 3, 4, 5, 6, 7, "
+        "8)\nE(*many)\nE(**all)\n"
     )
     (finding,) = migrate(write(tmp_path / "a.py", code)).findings
     assert finding.line == 3
@@ -121,7 +128,7 @@ def test_write_renames_code_and_nothing_else(tmp_path: Path):
             importlib.import_module("tutorec"), os.path.join("torchrec")
                 import tutorec.no_such_module
                 tutorec = None
-        """
+        """  # noqa: E501
     ).splitlines()
     assert file.stat().st_mode & 0o777 == 0o754
     assert os.listdir(tmp_path) == ["train.py"]
@@ -144,7 +151,9 @@ def test_the_other_way_gives_the_same_bytes_back(tmp_path: Path, monkeypatch: py
     [("", "utf-8"), ("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\r\n", "latin-1")],
 )
 def test_encodings_and_line_ends_stay(tmp_path: Path, head: str, encoding: str):
-    text = f"{head}x = '\u00e9\u00fc'; import torchrec\r\n\x0cy = '\u00e9', torchrec.PoolingType\r\n"
+    text = (
+        f"{head}x = '\u00e9\u00fc'; import torchrec\r\n\x0cy = '\u00e9', torchrec.PoolingType\r\n"
+    )
     file = write(tmp_path / "a.py", text, encoding=encoding)
     assert migrate(file, write=True).complete
     after = text.replace("import torchrec", "import tutorec").replace("torchrec.P", "tutorec.P")
@@ -155,7 +164,10 @@ def notebook(*cells: str | list[str], **words: object) -> str:
     whole = {
         "cells": [
             {"cell_type": "markdown", "metadata": {}, "source": "import torchrec \u00e9"},
-            *({"cell_type": "code", "metadata": {}, "outputs": [], "source": source} for source in cells),
+            *(
+                {"cell_type": "code", "metadata": {}, "outputs": [], "source": source}
+                for source in cells
+            ),
         ],
         "metadata": {"kernelspec": {"language": "python"}},
         "nbformat": 4,
@@ -167,21 +179,36 @@ def notebook(*cells: str | list[str], **words: object) -> str:
 @pytest.mark.parametrize("form", [{"indent": 1, "ensure_ascii": False}, {"indent": 2}, {}])
 def test_notebooks_are_renamed_cell_by_cell(tmp_path: Path, form: dict[str, object]):
     first = ["!pip install torchrec\n", "import torchrec\n", "%matplotlib inline"]
-    second = "from torchrec.metrics import auc\nif True:\n    !ls torchrec\n    print(torchrec.PoolingType)"
-    text = notebook(first, second, "%%bash\nimport torchrec", "%%time\nx = torchrec.DataType\nx?", **form) + "\n"
+    second = (
+        "from torchrec.metrics import auc\nif True:\n    !ls torchrec\n    "
+        "print(torchrec.PoolingType)"
+    )
+    text = (
+        notebook(
+            first, second, "%%bash\nimport torchrec", "%%time\nx = torchrec.DataType\nx?", **form
+        )
+        + "\n"
+    )
     file = write(tmp_path / "a.ipynb", text)
     report = migrate(file, write=True)
     (finding,) = report.findings
     assert (finding.cell, finding.line) == (3, 1)
     assert f"{file}: cell 3, line 1: torchrec.metrics.auc" in str(report)
     after = text
-    for before in ('"import torchrec\\n"', "torchrec.metrics", "torchrec.PoolingType", "torchrec.DataType"):
+    for before in (
+        '"import torchrec\\n"',
+        "torchrec.metrics",
+        "torchrec.PoolingType",
+        "torchrec.DataType",
+    ):
         assert after.count(before) == 1
         after = after.replace(before, before.replace("torchrec", "tutorec"))
     assert file.read_text(encoding="utf-8") == after
 
 
-def test_what_is_not_read_is_named_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_read_is_named_and_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     project = tmp_path / "project"
     write(project / "old.py", "import torchrec\nprint 'two'\n")
     write(project / "bytes.py", "import torchrec  # \u00e9\n", encoding="latin-1")
@@ -196,7 +223,10 @@ def test_what_is_not_read_is_named_and_ends_with_1(tmp_path: Path, capsys: pytes
     told = capsys.readouterr().out
     assert f"{project}/old.py: not read: not Python 3." in told
     assert "line 2" in told
-    assert f"{project}/bytes.py: not read: not UTF-8; save it so, or name its encoding in the first line" in told
+    assert (
+        f"{project}/bytes.py: not read: not UTF-8; save it so, or name its encoding in the first "
+        "line"
+    ) in told
     assert f"{project}/broken.ipynb: not read: not a notebook of format 4" in told
     assert f"{project}/list.ipynb: not read: not a notebook of format 4" in told
     assert f"{project}/cell.ipynb: cell 2: not read: not Python" in told
@@ -238,14 +268,23 @@ def test_folders_that_are_not_the_project_are_passed_over(tmp_path: Path):
     assert (report.files, report.using, report.complete) == (1, 1, True)
 
 
-def test_the_command_reports_as_json_and_by_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["migrate", str(write(tmp_path / "good.py", "import torchrec.modules.mlp\n"))]) == 0
+def test_the_command_reports_as_json_and_by_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert (
+        cli.main(["migrate", str(write(tmp_path / "good.py", "import torchrec.modules.mlp\n"))])
+        == 0
+    )
     assert "1 of 1 file use torchrec: 1 name, 1 of them in tutorec" in capsys.readouterr().out
     bad = write(tmp_path / "bad.py", "from torchrec.metrics import auc\n")
     assert cli.main(["migrate", str(tmp_path), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["findings"][0]["file"] == str(bad)
-    assert (report["using"], report["missing"], report["complete"]) == (2, ["torchrec.metrics.auc"], False)
+    assert (report["using"], report["missing"], report["complete"]) == (
+        2,
+        ["torchrec.metrics.auc"],
+        False,
+    )
     for path in (tmp_path / "nothing", write(tmp_path / "a.txt", "import torchrec")):
         assert cli.main(["migrate", str(path)]) == 2
         assert str(path) in capsys.readouterr().err

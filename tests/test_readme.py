@@ -13,14 +13,20 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
 
 
 def test_quick_start_prints_what_the_readme_shows(tmp_path):
     (code,), (shown,) = blocks("python"), blocks("text")
     script = tmp_path / "quick_start.py"
     script.write_text(code, encoding="utf-8")
-    printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True
+    ).stdout
     number = re.compile(r"\d+\.\d+")
     assert number.sub("x", printed) == number.sub("x", shown)
-    assert [float(n) for n in number.findall(printed)] == pytest.approx([10.222113, 10.222113], abs=1e-4)
+    assert [float(n) for n in number.findall(printed)] == pytest.approx(
+        [10.222113, 10.222113], abs=1e-4
+    )

@@ -1,4 +1,6 @@
-"""Ranks that work: values, arguments, identity of what cells define, kept objects, simulated hosts."""
+"""Ranks that work: values, arguments, identity of what cells define, kept objects,
+simulated hosts.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def test_four_ranks_join_one_group(ranks):
 
 def test_ranks_use_one_thread_and_gloo_without_gpus(ranks):
     def settings():
-        return torch.get_num_threads(), torch.distributed.get_backend(), torch.distributed.get_world_size()
+        return (
+            torch.get_num_threads(),
+            torch.distributed.get_backend(),
+            torch.distributed.get_world_size(),
+        )
 
     expected = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= 2 else "gloo"
     assert ranks(2).run(settings) == [(1, expected, 2)] * 2
@@ -80,14 +86,28 @@ def test_callables_of_every_kind_are_called(ranks):
 @pytest.mark.parametrize(
     ("fn", "args", "kwargs", "expected"),
     [
-        pytest.param(lambda rank, world_size, x: (rank, x), (7,), {}, [(0, 7), (1, 7)], id="in-front"),
+        pytest.param(
+            lambda rank, world_size, x: (rank, x), (7,), {}, [(0, 7), (1, 7)], id="in-front"
+        ),
         pytest.param(lambda x, rank: (x, rank), (7,), {}, [(7, 0), (7, 1)], id="behind"),
-        pytest.param(lambda rank, x=1: (rank, x), (7,), {}, [(0, 7), (1, 7)], id="before-a-default"),
+        pytest.param(
+            lambda rank, x=1: (rank, x), (7,), {}, [(0, 7), (1, 7)], id="before-a-default"
+        ),
         pytest.param(lambda rank, x=1: (rank, x), (), {}, [(0, 1), (1, 1)], id="default-kept"),
-        pytest.param(lambda x, rank: (x, rank), (7, 5), {}, [(7, 5), (7, 5)], id="given-by-position"),
+        pytest.param(
+            lambda x, rank: (x, rank), (7, 5), {}, [(7, 5), (7, 5)], id="given-by-position"
+        ),
         pytest.param(lambda rank: rank, (), {"rank": 9}, [9, 9], id="given-by-name"),
-        pytest.param(lambda rank, *rest: (rank, rest), (7, 8), {}, [(0, (7, 8)), (1, (7, 8))], id="rest"),
-        pytest.param(lambda *, rank, **rest: (rank, rest), (), {"y": 1}, [(0, {"y": 1}), (1, {"y": 1})], id="keywords"),
+        pytest.param(
+            lambda rank, *rest: (rank, rest), (7, 8), {}, [(0, (7, 8)), (1, (7, 8))], id="rest"
+        ),
+        pytest.param(
+            lambda *, rank, **rest: (rank, rest),
+            (),
+            {"y": 1},
+            [(0, {"y": 1}), (1, {"y": 1})],
+            id="keywords",
+        ),
     ],
 )
 def test_arguments_bind_around_rank_and_world_size(ranks, fn, args, kwargs, expected):
@@ -139,7 +159,8 @@ def change_limits():
 
 
 def test_constants_are_one_object_for_all_functions_until_the_caller_changes_them(ranks, tmp_path):
-    # A module that no rank can import, whatever the path of this process is: it travels as cells do.
+    # A module that no rank can import, whatever the path of this process is: it travels as cells
+    # do.
     file = tmp_path / "cells_of_a_notebook.py"
     file.write_text(CELLS, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -202,7 +223,9 @@ def test_kept_objects_are_the_same_on_later_calls(ranks):
     pool.run(use, tensor, {"deep": (items,)})
     values = pool.run(use, tensor, {"deep": (other[1],)})
     assert [seen for _, seen in values] == [[1.0, 2.0], [2.0, 3.0]]
-    torch.testing.assert_close([t for t, _ in values], [torch.full((2,), 2.0), torch.full((2,), 3.0)])
+    torch.testing.assert_close(
+        [t for t, _ in values], [torch.full((2,), 2.0), torch.full((2,), 3.0)]
+    )
 
 
 def test_kept_objects_resolve_as_globals_of_the_function(ranks):
@@ -225,7 +248,9 @@ def test_a_handle_means_the_object_kept_at_the_same_place_of_the_code(ranks):
     (first, extra), (second, _) = pool.run(keep_unevenly, pool)
     assert first == second
     assert pool.run(lambda x: x, second) == [("mine", 0), ("mine", 1)]
-    with pytest.raises(RankError, match=r"rank 1 did not keep the str that another rank kept by run \d+ in keep_un"):
+    with pytest.raises(
+        RankError, match=r"rank 1 did not keep the str that another rank kept by run \d+ in keep_un"
+    ):
         pool.run(lambda x: x, extra)
 
 
@@ -259,7 +284,9 @@ def test_keep_outside_of_a_run_says_where_it_belongs(ranks):
 
 def test_run_inside_of_a_run_is_refused(ranks):
     pool = ranks(2)
-    with pytest.raises(RankError, match=r"run\(\) was called inside rank \d: call len\(\) directly"):
+    with pytest.raises(
+        RankError, match=r"run\(\) was called inside rank \d: call len\(\) directly"
+    ):
         pool.run(lambda world: world.run(len, ()), pool)
 
 
@@ -270,10 +297,15 @@ def test_a_handle_of_another_pool_is_refused(ranks):
         ranks(4).run(lambda x: x, handle)
 
 
-@pytest.mark.parametrize(("hosts", "local", "groups"), [(1, [0, 1, 2, 3], [0] * 4), (2, [0, 1, 0, 1], [0, 0, 1, 1])])
+@pytest.mark.parametrize(
+    ("hosts", "local", "groups"), [(1, [0, 1, 2, 3], [0] * 4), (2, [0, 1, 0, 1], [0, 0, 1, 1])]
+)
 def test_hosts_split_the_ranks_in_order(ranks, hosts, local, groups):
     def place():
-        return {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")}
+        return {
+            name: int(os.environ[name])
+            for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")
+        }
 
     places = ranks(4, hosts=hosts).run(place)
     assert [p["RANK"] for p in places] == [0, 1, 2, 3]
@@ -289,7 +321,10 @@ def test_hosts_split_the_ranks_in_order(ranks, hosts, local, groups):
         ({"world_size": -1}, "got -1"),
         ({"world_size": 2.0}, r"got 2\.0"),
         ({"world_size": True}, "got True"),
-        ({"world_size": 4, "hosts": 3}, r"hosts=3 cannot share 4 ranks evenly; hosts may be one of \[1, 2, 4\]"),
+        (
+            {"world_size": 4, "hosts": 3},
+            r"hosts=3 cannot share 4 ranks evenly; hosts may be one of \[1, 2, 4\]",
+        ),
         ({"world_size": 4, "hosts": 0}, "hosts=0"),
         ({"world_size": 2, "backend": "mpi"}, "'auto', 'gloo' or 'nccl', got 'mpi'"),
         ({"world_size": 2, "timeout": 0}, "positive number of seconds, at most 1,000,000, got 0"),
@@ -372,7 +407,9 @@ def test_init_gives_one_group_however_often_it_is_called(ranks):
 def test_constants_that_hold_functions_of_their_module_travel_with_it(ranks, monkeypatch, tmp_path):
     # A module that ranks cannot import: only this test knows its folder.
     file = tmp_path / "written_in_a_test.py"
-    file.write_text("WORDS = {'seven': lambda: 7}\n\n\ndef look_up():\n    return WORDS['seven']()\n")
+    file.write_text(
+        "WORDS = {'seven': lambda: 7}\n\n\ndef look_up():\n    return WORDS['seven']()\n"
+    )
     spec = importlib.util.spec_from_file_location("written_in_a_test", file)
     assert spec is not None
     assert spec.loader is not None

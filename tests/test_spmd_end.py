@@ -1,11 +1,14 @@
-"""A process that ends while a model still holds its group gives torch's threads time to let go of tensors."""
+"""A process that ends while a model still holds its group gives torch's threads time to let go of
+tensors.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# Two ranks of one script, forked, each with a group that a global holds; time.sleep tells that it was called.
+# Two ranks of one script, forked, each with a group that a global holds; time.sleep tells that it
+# was called.
 SCRIPT = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -22,7 +25,7 @@ if sys.argv[2] == "ended":
 time.sleep = lambda seconds: print("waits", flush=True)
 if rank == 0:
     os.wait()
-"""
+"""  # noqa: E501
 
 
 def said(folder, group: str) -> list[str]:

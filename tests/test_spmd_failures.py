@@ -1,4 +1,6 @@
-"""Ranks that fail: every fault is injected in real processes, ends all ranks in time and names the rank."""
+"""Ranks that fail: every fault is injected in real processes, ends all ranks in time and names the
+rank.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,11 @@ def failure(still_running) -> Callable[..., RankError]:
 
 @pytest.fixture
 def stall(still_running, monkeypatch) -> Callable[..., RankError]:
-    """``stall(world, fn, settled)``: the error of a run that is given 1.5 s, once ``settled`` holds for its ranks.
+    """``stall(world, fn, settled)``: the error of a run that is given 1.5 s, once ``settled`` holds
+    for its ranks.
 
-    On a busy machine a rank may still be on its way when the time is over: ranks are asked again until their places, by
-    rank, are those that the test is about.
+    On a busy machine a rank may still be on its way when the time is over: ranks are asked again
+    until their places, by rank, are those that the test is about.
     """
     asked = WorkerPool._ask
 
@@ -148,7 +151,11 @@ def test_chained_exceptions_are_shown_whole(world, failure):
             raise LookupError("no feature") from error
 
     text = failure(world, step).child_traceback
-    assert text.index("KeyError: 'user'") < text.index("direct cause") < text.index("LookupError: no feature")
+    assert (
+        text.index("KeyError: 'user'")
+        < text.index("direct cause")
+        < text.index("LookupError: no feature")
+    )
 
 
 def test_tracebacks_hold_no_folder_of_this_machine(world, failure):
@@ -228,7 +235,9 @@ def test_a_stalled_rank_is_named_with_its_place_and_who_waits_for_it(world, stal
             read_next_batch()
         dist.all_reduce(torch.ones(1))
 
-    error = stall(world, step, lambda places: waits(places[0]) and stands_in(places[1], "in read_next_batch"))
+    error = stall(
+        world, step, lambda places: waits(places[0]) and stands_in(places[1], "in read_next_batch")
+    )
     assert isinstance(error, RankTimeoutError)
     assert isinstance(error, TimeoutError)
     assert error.rank == 1
@@ -246,7 +255,9 @@ def test_a_rank_that_waits_for_work_begun_earlier_is_not_blamed(world, stall):
         work = dist.all_reduce(torch.ones(1), async_op=True)
         work.wait()
 
-    error = stall(world, step, lambda places: waits(places[0]) and stands_in(places[1], "time.sleep(60)"))
+    error = stall(
+        world, step, lambda places: waits(places[0]) and stands_in(places[1], "time.sleep(60)")
+    )
     assert error.rank == 1
     assert "rank 0 only waits, in wait" in str(error)
 
@@ -262,7 +273,8 @@ def test_uneven_collectives_say_who_waits_and_who_has_returned(world, stall):
         if rank == 0:
             dist.all_reduce(torch.ones(1))
 
-    error = stall(world, step, lambda places: waits(places[0]), seconds=6)  # rank 1 returns within these
+    # rank 1 returns within these
+    error = stall(world, step, lambda places: waits(places[0]), seconds=6)
     assert isinstance(error, RankTimeoutError)
     assert error.rank == 0
     assert "rank 0 waits in all_reduce, and rank 1 returned without that call" in str(error)
@@ -329,7 +341,10 @@ def test_a_value_that_cannot_be_pickled_names_its_type_and_says_keep(world, fail
         return {"model": [1, (x for x in ())]}
 
     message = str(failure(world, step))
-    assert "the rank returned a dict, which cannot be pickled: TypeError: cannot pickle 'generator' object" in message
+    assert (
+        "the rank returned a dict, which cannot be pickled: TypeError: cannot pickle 'generator' "
+        "object"
+    ) in message
     assert "return world.keep(obj), and pass the handle to a later run" in message
 
 
@@ -340,7 +355,9 @@ def test_an_argument_or_global_that_cannot_be_pickled_does_the_ranks_no_harm(wor
         world.run(len, (x for x in ()))
     namespace = {"stream": (x for x in ()), "__name__": "__main__"}
     exec("def step():\n    return next(stream)\n", namespace)
-    with pytest.raises(TypeError, match="the global 'stream', a generator, cannot be sent to the ranks"):
+    with pytest.raises(
+        TypeError, match="the global 'stream', a generator, cannot be sent to the ranks"
+    ):
         world.run(namespace["step"])
     assert world.pids == before
 
@@ -351,14 +368,18 @@ def test_new_ranks_start_after_a_failure_and_stale_handles_say_so(world, failure
     failure(world, lambda: 1 / 0)
     assert repr(handle).endswith("ranks ended>")
     assert world.run(lambda rank: rank) == [0, 1]
-    with pytest.raises(ValueError, match=r"is a handle of ranks that have ended .* run the function that keeps it"):
+    with pytest.raises(
+        ValueError, match=r"is a handle of ranks that have ended .* run the function that keeps it"
+    ):
         world.run(len, handle)
     assert world.run(lambda rank: rank) == [0, 1]
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where a shell started the tests in the background and had it ignored."""
+    """SIGINT raises KeyboardInterrupt, also where a shell started the tests in the background and
+    had it ignored.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -406,5 +427,8 @@ def test_a_pool_that_is_garbage_ends_its_ranks(still_running):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="needs fewer than two GPUs")
 def test_a_backend_that_cannot_be_had_says_what_would_work():
-    with Ranks(2, backend="nccl") as pool, pytest.raises(RankError, match=r"2 ranks, [01] GPUs; use 'gloo' or 'auto'"):
+    with (
+        Ranks(2, backend="nccl") as pool,
+        pytest.raises(RankError, match=r"2 ranks, [01] GPUs; use 'gloo' or 'auto'"),
+    ):
         pool.run(len, ())

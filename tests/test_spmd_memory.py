@@ -1,4 +1,6 @@
-"""What ranks forget: functions that were replaced or not used for long, their globals, models in reference cycles."""
+"""What ranks forget: functions that were replaced or not used for long, their globals, models in
+reference cycles.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def step():
 
 
 def notebook() -> dict:
-    """Globals of a notebook with one function, which refers to itself: an old version is a reference cycle."""
+    """Globals of a notebook with one function, which refers to itself: an old version is a
+    reference cycle.
+    """
     namespace = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(CELL, namespace)
     return namespace
@@ -107,9 +111,13 @@ def test_the_function_that_was_not_used_for_longest_is_forgotten_and_sent_again(
 def test_models_with_optimizers_in_backward_do_not_pile_up(world):
     def build():
         gc.disable()  # what a long time between two collections amounts to
-        model = EmbeddingBagCollection([EmbeddingBagConfig(40_000, 16, "item", feature_names=["item"])])
+        model = EmbeddingBagCollection(
+            [EmbeddingBagConfig(40_000, 16, "item", feature_names=["item"])]
+        )
         apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-        return sum(type(obj) is torch.nn.Parameter and obj.numel() == 640_000 for obj in gc.get_objects())
+        return sum(
+            type(obj) is torch.nn.Parameter and obj.numel() == 640_000 for obj in gc.get_objects()
+        )
 
     counts = [count for _ in range(20) for count in world.run(build)]
     assert max(counts) <= 8, "of 2.5 MB each; garbage is collected when the rank has grown by 8"

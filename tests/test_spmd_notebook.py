@@ -1,4 +1,6 @@
-"""Ranks called from notebook cells: under nbmake, two notebooks at once, in a kernel that is interrupted or killed."""
+"""Ranks called from notebook cells: under nbmake, two notebooks at once, in a kernel that is
+interrupted or killed.
+"""
 
 from __future__ import annotations
 
@@ -115,21 +117,28 @@ def notebook(path: Path, cells: list[str]) -> Path:
         for index, cell in enumerate(cells)
     ]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    path.write_text(json.dumps({"cells": code, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(
+        json.dumps({"cells": code, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    )
     return path
 
 
 def python(*command: object, folder: Path, expect: int = 0) -> str:
     """Run Python in ``folder``, outside of this pytest."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     line = [sys.executable, *map(str, command)]
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout
 
 
 def test_two_notebooks_at_once_pass_under_nbmake(tmp_path):
-    of_two = {"one": CELLS[:6], "two": [*CELLS[:4], CELLS[-1]]}  # all of them run in the test of a plain kernel
+    # all of them run in the test of a plain kernel
+    of_two = {"one": CELLS[:6], "two": [*CELLS[:4], CELLS[-1]]}
     paths = [notebook(tmp_path / f"{name}.ipynb", cells) for name, cells in of_two.items()]
     options = ["-p", "no:cacheprovider", "-n", "2", "--nbmake", "--nbmake-timeout=600"]
     assert "2 passed" in python("-m", "pytest", "-q", *options, *paths, folder=tmp_path)
@@ -138,7 +147,9 @@ def test_two_notebooks_at_once_pass_under_nbmake(tmp_path):
 def test_a_rank_that_fails_in_a_cell_fails_the_notebook(tmp_path):
     cells = ["from tutorec.spmd import run_ranks", "run_ranks(lambda rank: 1 / rank)"]
     path = notebook(tmp_path / "bad.ipynb", cells)
-    text = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake", path, folder=tmp_path, expect=1)
+    text = python(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake", path, folder=tmp_path, expect=1
+    )
     assert ": rank 0 raised in '<lambda>' (run 1): ZeroDivisionError: division by zero" in text
     assert "_raise_failure" not in text, "the notebook shows the cell, not the machinery"
 
@@ -155,9 +166,11 @@ EXECUTE = """
 
 
 def test_a_notebook_passes_in_a_plain_kernel_and_shows_what_ranks_print(tmp_path):
-    # The kernel of the book's build: no pytest in its environment, so that output of child processes is shown.
+    # The kernel of the book's build: no pytest in its environment, so that output of child
+    # processes is shown.
     path = notebook(
-        tmp_path / "plain.ipynb", [*CELLS, "world.run(lambda rank: print('printed by', rank)); world.close()"]
+        tmp_path / "plain.ipynb",
+        [*CELLS, "world.run(lambda rank: print('printed by', rank)); world.close()"],
     )
     text = python("-c", textwrap.dedent(EXECUTE), path, folder=tmp_path)
     assert "<Counter kept on the ranks by run 2 in build, line 2>" in text
@@ -213,14 +226,17 @@ KERNEL = """
         print(printed("print(world.pids, world.run(lambda rank: rank))").strip())
         print(printed("print(*world.pids)").strip())
     manager.shutdown_kernel(now=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are interrupted differently there")
 def test_a_kernel_interrupt_ends_the_ranks_and_new_ones_start(tmp_path, still_running):
     lines = python("-c", textwrap.dedent(KERNEL), "interrupt", folder=tmp_path).splitlines()
     assert lines[1:3] == ["KeyboardInterrupt", "[] [0, 1]"]
-    assert still_running([int(pid) for line in (lines[0], lines[3]) for pid in line.split()], 10.0) == []
+    assert (
+        still_running([int(pid) for line in (lines[0], lines[3]) for pid in line.split()], 10.0)
+        == []
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are killed differently there")

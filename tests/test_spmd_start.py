@@ -1,4 +1,6 @@
-"""Where ranks come from: scripts without a guard, both ways of starting, torchrun, callers that disappear."""
+"""Where ranks come from: scripts without a guard, both ways of starting, torchrun, callers that
+disappear.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def execute(*command: object, folder: Path | None = None, **environment: str) ->
     """Run Python to its end; return what it wrote to stdout and stderr."""
     line = [sys.executable, *map(str, command)]
     environment = {**os.environ, **environment}
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -101,7 +105,10 @@ def test_each_way_of_starting_gives_the_same_ranks(monkeypatch, method):
 
 def test_an_unknown_way_of_starting_is_refused(monkeypatch):
     monkeypatch.setenv("TUTOREC_RANKS_START", "magic")
-    with Ranks(2) as world, pytest.raises(ValueError, match="TUTOREC_RANKS_START='magic' cannot be had"):
+    with (
+        Ranks(2) as world,
+        pytest.raises(ValueError, match="TUTOREC_RANKS_START='magic' cannot be had"),
+    ):
         world.run(len, ())
 
 
@@ -134,13 +141,15 @@ def test_a_slow_module_is_imported_once_for_all_later_ranks(monkeypatch):
         assert world.run(first) == [False]
     server = spmd_start._server()._process.pid
     with Ranks(1) as world:
-        assert world.run(later) == [(True, server)]  # forked still: the server has kept its one thread
+        # forked still: the server has kept its one thread
+        assert world.run(later) == [(True, server)]
 
 
 @linux_only
 @pytest.mark.slow
 def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_running):
-    monkeypatch.setattr(spmd_start, "_servers", [])  # Not the server of the pools that other tests share.
+    # Not the server of the pools that other tests share.
+    monkeypatch.setattr(spmd_start, "_servers", [])
     with Ranks(1) as world:
         assert world.run(os.getppid) != [os.getpid()]
 
@@ -173,12 +182,14 @@ ORPHANS = """
         os.kill(worlds[0].pids[0], signal.SIGSTOP)
     print(*pids, flush=True)
     worlds[0].run(work, 60)
-"""
+"""  # noqa: E501
 
 
 @linux_only
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "name"), [("fork", "SIGKILL"), ("fork", "SIGTERM"), ("spawn", "SIGKILL")])
+@pytest.mark.parametrize(
+    ("method", "name"), [("fork", "SIGKILL"), ("fork", "SIGTERM"), ("spawn", "SIGKILL")]
+)
 def test_nothing_outlives_a_caller_that_is_killed(tmp_path, still_running, method, name):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -203,7 +214,9 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path, still_running, metho
 @pytest.mark.slow
 def test_not_even_a_stopped_rank_outlives_its_caller(tmp_path, still_running):
     command = [sys.executable, str(script(tmp_path, ORPHANS)), "stop"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as caller:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as caller:
         assert caller.stdout is not None, "stdout was asked for"
         pids = [int(pid) for pid in caller.stdout.readline().split()]
         caller.kill()

@@ -1,4 +1,6 @@
-"""What does not belong to a pool: processes that nobody started, forks of the caller and of a rank, cleaned folders."""
+"""What does not belong to a pool: processes that nobody started, forks of the caller and of a rank,
+cleaned folders.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_a_rank_with_another_key_is_found_before_anything_is_exchanged_with_it()
 
     with Ranks(2) as world:
         world.run(lambda: prove(b"one key"))
-        with pytest.raises(RankError, match=r"a process that this pool did not start took the place of rank [01] in"):
+        with pytest.raises(
+            RankError,
+            match=r"a process that this pool did not start took the place of rank [01] in",
+        ):
             world.run(step)
 
 
@@ -50,14 +55,18 @@ def test_the_codes_of_a_start_are_bound_to_sender_receiver_and_world(ranks):
     def look():
         sent = []
         exchange = dist.all_to_all_single
-        dist.all_to_all_single = lambda out, mine: sent.append(bytes(mine.tolist())) or exchange(out, mine)
+        dist.all_to_all_single = lambda out, mine: (
+            sent.append(bytes(mine.tolist())) or exchange(out, mine)
+        )
         try:
             prove(b"one key")
         finally:
             dist.all_to_all_single = exchange
         return [sent[0][start : start + 32] for start in range(0, len(sent[0]), 32)]
 
-    codes = {code for world_size in (2, 4) for of_rank in ranks(world_size).run(look) for code in of_rank}
+    codes = {
+        code for world_size in (2, 4) for of_rank in ranks(world_size).run(look) for code in of_rank
+    }
     assert len(codes) == 2 * 2 + 4 * 4
 
 
@@ -86,7 +95,8 @@ def test_an_answer_to_an_earlier_run_is_not_taken_for_this_one():
     with Ranks(1) as world:
         world.run(len, ())
         with pytest.raises(
-            RankError, match=r"rank 0 raised in 'test_an.*answer_twice' \(run 2\).*answered run 1 a second"
+            RankError,
+            match=r"rank 0 raised in 'test_an.*answer_twice' \(run 2\).*answered run 1 a second",
         ):
             world.run(answer_twice)
         assert world.run(len, ()) == [0]
@@ -113,14 +123,18 @@ def test_a_fork_of_the_caller_is_refused_and_told_what_to_do():
         print(world.run(lambda rank: rank))
     """
     refused, *values = execute(text).splitlines()
-    assert refused.startswith("process P started these ranks, and this is process C, a fork of it: ")
+    assert refused.startswith(
+        "process P started these ranks, and this is process C, a fork of it: "
+    )
     assert refused.endswith("make another Ranks(2) in this process")
     assert values == ["[('child', 0), ('child', 1)]", "[0, 1]"]
 
 
 @pytest.fixture
 def strangers(monkeypatch, tmp_path):
-    """Connections to the caller's port that come before those of any rank: silent, junk, a wrong key, ended at once."""
+    """Connections to the caller's port that come before those of any rank: silent, junk, a wrong
+    key, ended at once.
+    """
     folder = tmp_path / ("x" * 120)  # No socket of the file system has so long a name.
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -150,7 +164,9 @@ def test_strangers_at_the_caller_port_change_nothing():
         assert world.run(lambda rank: rank) == [0, 1]
 
 
-@pytest.mark.skipif(not outlives_its_folder(), reason="needs files that can be opened after they were removed")
+@pytest.mark.skipif(
+    not outlives_its_folder(), reason="needs files that can be opened after they were removed"
+)
 def test_a_running_pool_needs_no_temporary_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -166,7 +182,9 @@ def test_a_running_pool_needs_no_temporary_file(tmp_path, monkeypatch):
         assert world.run(meet) == [2, 2]
 
 
-def test_where_files_need_their_names_ranks_use_the_folder_and_it_is_removed_at_the_end(tmp_path, monkeypatch):
+def test_where_files_need_their_names_ranks_use_the_folder_and_it_is_removed_at_the_end(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(spmd_pool, "outlives_its_folder", lambda: False)
     with Ranks(2) as world:
@@ -202,9 +220,15 @@ LISTENING = """
 @linux_only
 @pytest.mark.slow
 def test_a_group_of_one_listens_to_this_machine_alone_and_leaves_the_environment():
-    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"
+    }
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LISTENING)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", textwrap.dedent(LISTENING)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     interface, *addresses, variable = done.stdout.split()
     assert (interface, set(addresses), variable) == ("lo", {"0100007F"}, "None")
@@ -220,7 +244,9 @@ def test_a_group_of_one_that_is_killed_leaves_no_file(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
     """
     line = [sys.executable, "-c", textwrap.dedent(text)]
-    done = subprocess.run(line, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, check=False)
+    done = subprocess.run(
+        line, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -244,8 +270,12 @@ CALLER = """
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("case", ["locks", "forks"])
-def test_ranks_end_with_their_caller_whatever_they_do_and_whoever_else_lives(tmp_path, still_running, method, case):
-    text = textwrap.dedent(CALLER).replace("ctypes.PyDLL(None).sleep", "lambda s: ctypes.PyDLL(None).sleep(s)")
+def test_ranks_end_with_their_caller_whatever_they_do_and_whoever_else_lives(
+    tmp_path, still_running, method, case
+):
+    text = textwrap.dedent(CALLER).replace(
+        "ctypes.PyDLL(None).sleep", "lambda s: ctypes.PyDLL(None).sleep(s)"
+    )
     environment = {**os.environ, "TUTOREC_RANKS_START": method, "TMPDIR": str(tmp_path)}
     line = [sys.executable, "-c", text, case]
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as caller:

@@ -17,7 +17,9 @@ def test_a_free_port_can_be_listened_to() -> None:
 
 
 @pytest.mark.parametrize("symbol", ["__asan_init", "__tsan_init", None])
-def test_tests_are_skipped_under_a_sanitizer_alone(symbol: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_are_skipped_under_a_sanitizer_alone(
+    symbol: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(test_utils, "_has_symbol", lambda name: name == symbol)
     ran = []
 
@@ -39,10 +41,14 @@ def test_tests_are_skipped_under_a_sanitizer_alone(symbol: str | None, monkeypat
 
 
 def test_this_python_says_whether_it_has_a_symbol() -> None:
-    assert test_utils._has_symbol("malloc") and not test_utils._has_symbol("no_such_symbol_anywhere")
+    assert test_utils._has_symbol("malloc") and not test_utils._has_symbol(
+        "no_such_symbol_anywhere"
+    )
 
 
-def test_a_seeded_function_says_its_seed_and_draws_from_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seeded_function_says_its_seed_and_draws_from_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def draw(first: int) -> tuple[int, float, float, float]:
         return first, torch.rand(1).item(), random.random(), float(np.random.rand())
 

@@ -37,7 +37,9 @@ def test_from_import_of_a_missing_name_says_what_to_use():
     with pytest.raises(ImportError, match=re.escape(LAMB)) as caught:
         from tutorec.optim.optimizers import LAMB as _  # noqa: F401
     assert type(caught.value) is ImportError
-    assert str(caught.value).startswith("cannot import name 'LAMB' from 'tutorec.optim.optimizers' (/")
+    assert str(caught.value).startswith(
+        "cannot import name 'LAMB' from 'tutorec.optim.optimizers' (/"
+    )
     assert (caught.value.name, caught.value.path) == (
         "tutorec.optim.optimizers",
         sys.modules["tutorec.optim.optimizers"].__file__,
@@ -56,7 +58,10 @@ def test_from_import_is_known_behind_256_other_names():
         ("import tutorec.modules.itep_modules", "No module named 'tutorec.modules.itep_modules'. "),
         ("import tutorec.metrics.ne", "No module named 'tutorec.metrics'. "),
         ("from tutorec.metrics.ne import NEMetric", "No module named 'tutorec.metrics'. "),
-        ("import importlib; importlib.import_module('tutorec.metrics')", "No module named 'tutorec.metrics'. "),
+        (
+            "import importlib; importlib.import_module('tutorec.metrics')",
+            "No module named 'tutorec.metrics'. ",
+        ),
     ],
 )
 def test_import_of_a_missing_module_says_what_to_use(statement: str, start: str):
@@ -66,9 +71,13 @@ def test_import_of_a_missing_module_says_what_to_use(statement: str, start: str)
     assert start.split("'")[1] == caught.value.name
 
 
-@pytest.mark.parametrize(("package", "name"), [("tutorec", "metrics"), ("tutorec.modules", "itep_modules")])
+@pytest.mark.parametrize(
+    ("package", "name"), [("tutorec", "metrics"), ("tutorec.modules", "itep_modules")]
+)
 def test_from_import_of_a_missing_module_says_what_to_use(package: str, name: str):
-    with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{package}' .* TorchRec has it"):
+    with pytest.raises(
+        ImportError, match=f"cannot import name '{name}' from '{package}' .* TorchRec has it"
+    ):
         exec(f"from {package} import {name}", {})
 
 
@@ -77,7 +86,9 @@ def test_attributes_say_what_to_use_and_hasattr_answers():
         holder = importlib.import_module(module)
         assert not hasattr(holder, name)
         assert getattr(holder, name, None) is None
-        with pytest.raises(AttributeError, match=f"module '{module}' has no attribute '{name}'. TorchRec has it"):
+        with pytest.raises(
+            AttributeError, match=f"module '{module}' has no attribute '{name}'. TorchRec has it"
+        ):
             getattr(holder, name)
 
 
@@ -86,9 +97,18 @@ def test_attributes_say_what_to_use_and_hasattr_answers():
     [
         ("import tutorec.nothing", "No module named 'tutorec.nothing'"),
         ("from tutorec import nothing", r"cannot import name 'nothing' from 'tutorec' \(.*\)"),
-        ("from tutorec.types import nothing", r"cannot import name 'nothing' from 'tutorec.types' \(.*\)"),
-        ("import tutorec.types; tutorec.types.nothing", "module 'tutorec.types' has no attribute 'nothing'"),
-        ("import tutorec.distributed as d; d.nothing", "module 'tutorec.distributed' has no attribute 'nothing'"),
+        (
+            "from tutorec.types import nothing",
+            r"cannot import name 'nothing' from 'tutorec.types' \(.*\)",
+        ),
+        (
+            "import tutorec.types; tutorec.types.nothing",
+            "module 'tutorec.types' has no attribute 'nothing'",
+        ),
+        (
+            "import tutorec.distributed as d; d.nothing",
+            "module 'tutorec.distributed' has no attribute 'nothing'",
+        ),
     ],
 )
 def test_names_that_torchrec_lacks_too_get_the_ordinary_error(statement: str, message: str):
@@ -104,7 +124,10 @@ def test_modules_are_inspected_copied_and_reloaded_as_before():
     assert "SGD" in inspect.getsource(module)
     assert doctest.DocTestFinder().find(module)
     assert copy.copy(module.SGD) is module.SGD
-    assert pickle.loads(pickle.dumps(module.in_backward_optimizer_filter)) is module.in_backward_optimizer_filter
+    assert (
+        pickle.loads(pickle.dumps(module.in_backward_optimizer_filter))
+        is module.in_backward_optimizer_filter
+    )
     assert importlib.util.find_spec("tutorec.optim.nothing") is None
     assert importlib.util.find_spec("tutorec.metrics") is None
     assert importlib.util.find_spec("tutorec.cli") is not None
@@ -118,7 +141,8 @@ def test_modules_are_inspected_copied_and_reloaded_as_before():
 def test_the_table_is_read_when_something_is_missing_and_not_before():
     code = (
         "import sys, tutorec.types, tutorec.errors as e; assert not hasattr(e, '__wrapped__')\n"
-        "from tutorec._torchrec_names import absent_names as table; assert not table.cache_info().currsize\n"
+        "from tutorec._torchrec_names import absent_names as table; assert not "
+        "table.cache_info().currsize\n"
         "hasattr(e, 'nothing'); assert table.cache_info().currsize"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -130,7 +154,9 @@ def test_no_name_of_the_table_is_here():
 
 
 def test_an_import_stops_at_a_module_that_has_a_sentence():
-    """Python imports ``a``, then ``a.b``, then ``a.b.c``: a sentence for ``c`` is read only where ``a.b`` is here."""
+    """Python imports ``a``, then ``a.b``, then ``a.b.c``: a sentence for ``c`` is read only where
+    ``a.b`` is here.
+    """
     for name in absent_names():
         parents = [name.rsplit(".", count)[0] for count in range(name.count("."), 0, -1)]
         first = next((parent for parent in parents if not there(parent, "tutorec")), name)
@@ -141,13 +167,24 @@ def used_names() -> list[tuple[int, int, str]]:
     """Projects and families of projects that import a name, and the name below the root."""
     lines = USED_NAMES.read_text(encoding="utf-8").splitlines()
     fields = [line.split() for line in lines if not line.startswith("#")]
-    return [(int(projects), int(families), name.removeprefix("torchrec.")) for projects, families, name in fields]
+    return [
+        (int(projects), int(families), name.removeprefix("torchrec."))
+        for projects, families, name in fields
+    ]
 
 
 def test_names_that_projects_import_are_here_or_have_a_sentence():
-    neither = [name for _, _, name in used_names() if instead_of(name) is None and not there(name, "tutorec")]
+    neither = [
+        name
+        for _, _, name in used_names()
+        if instead_of(name) is None and not there(name, "tutorec")
+    ]
     assert not neither, f"add to _torchrec_names.toml what to use instead of {neither}"
-    both = [name for _, _, name in used_names() if instead_of(name) is not None and there(name, "tutorec")]
+    both = [
+        name
+        for _, _, name in used_names()
+        if instead_of(name) is not None and there(name, "tutorec")
+    ]
     assert not both, f"the table has a sentence for {both}, which are here"
 
 
@@ -165,7 +202,10 @@ def test_nine_in_ten_uses_are_here():
 
 def test_sentences_are_sentences_and_name_what_there_is():
     for name, sentence in absent_names().items():
-        assert sentence.endswith(".") and "\n" not in sentence and 20 < len(sentence) < 220, (name, sentence)
+        assert sentence.endswith(".") and "\n" not in sentence and 20 < len(sentence) < 220, (
+            name,
+            sentence,
+        )
         for path in re.findall(r"tutorec(?:\.\w+)+", sentence):
             assert there(path.removeprefix("tutorec."), "tutorec"), f"{name}: {path} is not here"
 

@@ -6,7 +6,11 @@ from tutorec.types import DataType, data_type_to_dtype, dtype_to_data_type
 
 def test_data_types_have_torchrecs_names() -> None:
     names = ["FP32", "FP16", "BF16", "INT64", "INT32", "INT8", "UINT8", "INT4", "INT2", "NFP8"]
-    assert [data_type.value for data_type in DataType] == [data_type.name for data_type in DataType] == names
+    assert (
+        [data_type.value for data_type in DataType]
+        == [data_type.name for data_type in DataType]
+        == names
+    )
     assert str(DataType.FP32) == "FP32"
 
 

@@ -30,11 +30,15 @@ def test_the_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_the_draft_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_draft_is_on_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append("fsync"), sync(handle)))
-    monkeypatch.setattr(Path, "replace", lambda self, target: (done.append("replace"), replace(self, target))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: (done.append("replace"), replace(self, target))[1]
+    )
     with whole_file(tmp_path / "note.txt") as draft:
         draft.write_text("new")
     assert done == ["fsync", "replace"]

@@ -1,7 +1,8 @@
-"""Compare what executed notebooks show with what the documents print, as tests/book/sources.yml lists it.
+"""Compare the outputs of notebooks with the documents', as tests/book/sources.yml lists.
 
-The build of the book and the run of the notebooks (`notebooks/conftest.py`) call `violations`. A row is compared with
-the output that the page shows of its cell, folded or not, and never with a text made for the comparison.
+The build of the book and the run of the notebooks (`notebooks/conftest.py`) call `violations`. A
+row is compared with the output that the page shows of its cell, folded or not, and never with a
+text made for the comparison.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from sources_page import COMPARED, REMOVED, ROOT, chapter_key, notebooks, rows
 EXECUTED = ROOT / "_build/jupyter_execute/notebooks"
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e-?\d+)?")
-LOOKUP_KERNEL = re.compile(r"\b(?:Split|Dense)TableBatchedEmbeddingBagsCodegen\b|\bTorchTableBatchedEmbeddingBags\b")
+LOOKUP_KERNEL = re.compile(
+    r"\b(?:Split|Dense)TableBatchedEmbeddingBagsCodegen\b|\bTorchTableBatchedEmbeddingBags\b"
+)
 
 
 def output(cell: dict[str, Any]) -> str:
-    """The text that a cell's output shows on the page; empty where the page leaves the output out."""
+    """The text that a cell's output shows on the page; empty if the page hides the output."""
     if REMOVED & set(cell["metadata"].get("tags", ())):
         return ""
     text = ""
@@ -46,11 +49,12 @@ def disagreement(row: dict[str, Any], cell: dict[str, Any]) -> str:
 
 
 def missing_lines(kind: str, expected: str, shown: str, tolerance: float = 0.0) -> str:
-    """Why the expected lines do not stand in the shown text, one after the other; empty when they do.
+    """Why the expected lines are not in the text in this order; empty if they are.
 
     Args:
-        kind: "exact": the lines as they are, but for blanks at their ends; "form": every number and address is free;
-            "value": the numbers may differ by `tolerance`, and a run of blanks counts as one.
+        kind: "exact": the lines as they are, but for blanks at their ends; "form": every number and
+            address is free; "value": the numbers may differ by `tolerance`, and a run of blanks
+            counts as one.
         expected: The document's text.
         shown: The text of the cell.
         tolerance: For "value".
@@ -59,30 +63,41 @@ def missing_lines(kind: str, expected: str, shown: str, tolerance: float = 0.0) 
         expected, shown = re.sub(r"(?<=\S) +", " ", expected), re.sub(r"(?<=\S) +", " ", shown)
     wanted = [line.rstrip() for line in expected.splitlines()]
     lines = [line.rstrip() for line in shown.splitlines()]
-    wanted_mask, mask = (text if kind == "exact" else [formless(line) for line in text] for text in (wanted, lines))
+    wanted_mask, mask = (
+        text if kind == "exact" else [formless(line) for line in text] for text in (wanted, lines)
+    )
     starts = range(len(mask) - len(wanted_mask) + 1)
     places = [start for start in starts if mask[start : start + len(wanted_mask)] == wanted_mask]
     if not places:
         absent = next((line for line in wanted_mask if line not in mask), None)
-        return "the lines are not in this order" if absent is None else f"the line {absent!r} is missing"
+        return (
+            "the lines are not in this order"
+            if absent is None
+            else f"the line {absent!r} is missing"
+        )
     if kind == "value":
-        problems = [different_number(wanted, lines[place : place + len(wanted)], tolerance) for place in places]
+        problems = [
+            different_number(wanted, lines[place : place + len(wanted)], tolerance)
+            for place in places
+        ]
         return "" if "" in problems else problems[0]
     return ""
 
 
 def missing_piece(pieces: str, shown: str) -> str:
-    """Which of the pieces, one a line, is not in the text after the one before it; addresses and blanks are free."""
+    """The pieces, one a line, that do not follow one another in the text."""
     text, place = loose(shown), 0
     for piece in pieces.splitlines():
         if text.find(loose(piece), place) < 0:
-            return f"{piece!r} is missing" + (", or stands before its turn" if loose(piece) in text else "")
+            return f"{piece!r} is missing" + (
+                ", or stands before its turn" if loose(piece) in text else ""
+            )
         place = text.find(loose(piece), place) + len(loose(piece))
     return ""
 
 
 def loose(text: str) -> str:
-    """The text in one line, with single blanks, without addresses and with one name for every lookup kernel."""
+    """The text on one line, without addresses, with one name for every lookup kernel."""
     return " ".join(LOOKUP_KERNEL.sub("LookupKernel", ADDRESS.sub("0x", text)).split())
 
 
@@ -101,7 +116,7 @@ def different_number(wanted: list[str], lines: list[str], tolerance: float) -> s
 
 
 def violations(name: str, executed: dict[str, Any]) -> list[str]:
-    """What an executed notebook, by its file name without ending, shows otherwise than sources.yml promises."""
+    """Where the outputs of an executed notebook differ from sources.yml."""
     cells = {cell["id"]: cell for cell in executed["cells"]}
     key = chapter_key(name)
     problems = []
@@ -113,7 +128,7 @@ def violations(name: str, executed: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Compare the notebooks that the last build has executed: 1 where one disagrees or was not executed."""
+    """Compare the notebooks of the last build; 1 if one differs or was not executed."""
     problems = []
     for notebook in notebooks().values():
         executed = EXECUTED / notebook.name

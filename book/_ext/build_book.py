@@ -1,8 +1,9 @@
 """Build the executed book: `python book/_ext/build_book.py` from anywhere, or `make book`.
 
-jupyter-cache executes a notebook again when the notebook changes, and only then. A chapter's output depends as much on
-the library, on the installed versions and on the backend, so this script keys the cache on those too and removes it
-when they change. When nothing at all changed since the last success it builds nothing.
+jupyter-cache executes a notebook again when the notebook changes, and only then. A chapter's output
+depends as much on the library, on the installed versions and on the backend, so this script keys
+the cache on those too and removes it when they change. When nothing at all changed since the last
+success it builds nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,19 @@ ROOT_PAGE = """<!DOCTYPE html>
 <body><p><a href="book/intro.html">tutorec, the first page</a></p></body>
 </html>
 """
-SOURCE_SUFFIXES = {".py", ".html", ".ipynb", ".md", ".yml", ".bib", ".css", ".svg", ".txt", ".json", ".js"}
+SOURCE_SUFFIXES = {
+    ".py",
+    ".html",
+    ".ipynb",
+    ".md",
+    ".yml",
+    ".bib",
+    ".css",
+    ".svg",
+    ".txt",
+    ".json",
+    ".js",
+}
 
 
 def digest(paths: Iterable[Path], *words: str) -> str:
@@ -45,7 +58,11 @@ def sources(*roots: str) -> list[Path]:
     found: list[Path] = []
     for root in roots:
         path = ROOT / root
-        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in SOURCE_SUFFIXES]
+        found += (
+            [path]
+            if path.is_file()
+            else [p for p in path.rglob("*") if p.suffix in SOURCE_SUFFIXES]
+        )
     return [p for p in found if not {"_build", "__pycache__", ".ipynb_checkpoints"} & set(p.parts)]
 
 
@@ -57,7 +74,13 @@ def execution_key() -> str:
 
 def book_key() -> str:
     """What the built pages depend on."""
-    roots = ("book", "notebooks", "_config.yml", "tests/book/sources.yml", "tests/parity/used_names.txt")
+    roots = (
+        "book",
+        "notebooks",
+        "_config.yml",
+        "tests/book/sources.yml",
+        "tests/parity/used_names.txt",
+    )
     return digest(sources(*[r for r in roots if (ROOT / r).exists()]), execution_key())
 
 
@@ -67,10 +90,15 @@ def stored(name: str) -> str:
 
 
 def report_failures() -> None:
-    """Print the end of every execution log, so that a failed cell is seen without looking for it."""
+    """Print the end of every execution log, so that a failed cell is seen at once."""
     for log in sorted((BUILD / "html" / "reports").glob("**/*.log")):
         tail = log.read_text(errors="replace").splitlines()[-40:]
-        print(f"\n---- {log.relative_to(ROOT)} (its last {len(tail)} lines)", *tail, sep="\n", file=sys.stderr)
+        print(
+            f"\n---- {log.relative_to(ROOT)} (its last {len(tail)} lines)",
+            *tail,
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 def main() -> int:
@@ -87,9 +115,8 @@ def main() -> int:
             shutil.rmtree(BUILD / stale, ignore_errors=True)
         (BUILD / ".execution_key").write_text(execution_key())
     shutil.rmtree(BUILD / "html" / "reports", ignore_errors=True)
-    if (
-        BUILD / "html/_static"
-    ).is_file():  # what the theme leaves behind when a notebook failed: its logo, under the folder's name
+    # What the theme leaves behind when a notebook failed: its logo, under the folder's name.
+    if (BUILD / "html/_static").is_file():
         shutil.rmtree(BUILD / "html")
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     command += ["build", ".", "--toc", "book/_toc.yml", "-W", "--keep-going"]
@@ -98,8 +125,13 @@ def main() -> int:
         report_failures()
         print("\nThe book was not built: see the warnings and errors above.", file=sys.stderr)
         return status
-    if subprocess.run([sys.executable, str(ROOT / "book/_ext/agreement.py")], check=False).returncode:
-        print("\nThe book shows other outputs than tests/book/sources.yml promises: see above.", file=sys.stderr)
+    if subprocess.run(
+        [sys.executable, str(ROOT / "book/_ext/agreement.py")], check=False
+    ).returncode:
+        print(
+            "\nThe book shows other outputs than tests/book/sources.yml promises: see above.",
+            file=sys.stderr,
+        )
         return 1
     index.write_text(ROOT_PAGE, encoding="utf-8")
     (BUILD / ".book_key").write_text(wanted)

@@ -1,11 +1,11 @@
-"""Thresholds of the page "Which cut for which table", computed by the planner's cost functions when the book is built.
+"""Thresholds on the page "Which cut for which table", from the planner's cost functions.
 
-``{choosing-table} copies``    from how many rows on a copy on every rank costs more than a table that is whole
-``{choosing-table} memory``    how large a table may be that lies on one rank, or on one host
-``{choosing-table} columns``   from which bag on rows are cheaper to split than columns
+``{choosing-table} copies``    from how many rows on a copy on every rank costs more than a table
+that is whole ``{choosing-table} memory``    how large a table may be that lies on one rank, or on
+one host ``{choosing-table} columns``   from which bag on rows are cheaper to split than columns
 ``{choosing-table} rows``      what a table that is cut by rows costs everybody, and spares one
-``{choosing-table} hosts``     what adding inside the host saves, on this network and on a faster one
-``{choosing-table} types``     what one more sharding type costs before it carries anything
+``{choosing-table} hosts``     what adding inside the host saves, on this network and on a faster
+one ``{choosing-table} types``     what one more sharding type costs before it carries anything
 """
 
 from __future__ import annotations
@@ -63,8 +63,11 @@ def pieces(kind: ShardingType, facts: TableFacts, machine: Topology) -> np.ndarr
 
 
 def of_each_rank(kind: ShardingType, facts: TableFacts, machine: Topology) -> float:
-    """Milliseconds that the table costs each rank, where there are many such tables and all are spread evenly."""
-    return piece_perf(facts, kind, "fused", pieces(kind, facts, machine), machine).sum() / machine.world_size
+    """Milliseconds per rank of one table among many such tables that are spread evenly."""
+    return (
+        piece_perf(facts, kind, "fused", pieces(kind, facts, machine), machine).sum()
+        / machine.world_size
+    )
 
 
 def of_its_holder(facts: TableFacts, machine: Topology) -> float:
@@ -100,11 +103,18 @@ def largest(kind: ShardingType, machine: Topology) -> float:
 
     def too_large(rows: int) -> bool:
         facts = table(rows)
-        return piece_storage(facts, kind, "fused", pieces(kind, facts, machine), machine).sum(axis=1).max() > free
+        return (
+            piece_storage(facts, kind, "fused", pieces(kind, facts, machine), machine)
+            .sum(axis=1)
+            .max()
+            > free
+        )
 
     rows = first(too_large, 2**40)
     if rows is None:
-        raise ValueError(f"2 ** 40 rows fit {machine.world_size} ranks of {storage}: no machine is so large")
+        raise ValueError(
+            f"2 ** 40 rows fit {machine.world_size} ranks of {storage}: no machine is so large"
+        )
     return 4.0 * COLUMNS * (rows - 1)
 
 
@@ -124,7 +134,7 @@ def rows_beat_columns(machine: Topology) -> int | None:
 
 
 def rows_pay(kind: ShardingType, machine: Topology) -> int | None:
-    """Ids in a bag from which on a cut by rows costs everybody at most half of what it spares the holder."""
+    """The bag length from which a row-wise cut costs others at most half of what it saves."""
 
     def pays(bag: int) -> bool:
         facts = table(bag=bag)
@@ -191,11 +201,17 @@ def threshold_rows(name: str) -> list[tuple[str, ...]]:
     several = {words: machine for words, machine in machines.items() if machine.num_hosts > 1}
     if name == "copies":
         return [
-            (words, *(f"{_count((copies_lose(machine, b) or 0) - 1, MANY_ROWS)} rows" for b in BATCHES))
+            (
+                words,
+                *(f"{_count((copies_lose(machine, b) or 0) - 1, MANY_ROWS)} rows" for b in BATCHES),
+            )
             for words, machine in machines.items()
         ]
     if name == "memory":
-        return [(words, _gb(largest(TW, machine)), _gb(largest(TWRW, machine))) for words, machine in machines.items()]
+        return [
+            (words, _gb(largest(TW, machine)), _gb(largest(TWRW, machine)))
+            for words, machine in machines.items()
+        ]
     if name == "columns":
         return [
             (words, by_rows(machine).value.replace("_", "-"), _ids(rows_beat_columns(machine)))
@@ -220,7 +236,10 @@ def threshold_rows(name: str) -> list[tuple[str, ...]]:
             for words, machine in several.items()
         ]
     return [
-        (words, *(f"{fixed_cost(machine, kind.value, pooled=True):.2f} ms" for kind in (TW, TWRW, DP)))
+        (
+            words,
+            *(f"{fixed_cost(machine, kind.value, pooled=True):.2f} ms" for kind in (TW, TWRW, DP)),
+        )
         for words, machine in machines.items()
     ]
 

@@ -1,7 +1,8 @@
-"""Tables of the page "Many machines": one DLRM planned and simulated on 8 to 4,096 GPUs when the book is built.
+"""Tables of the page "Many machines": a DLRM planned and simulated on 8 to 4,096 GPUs.
 
 ``{machines-table} one``       tables sharded over all ranks
-``{machines-table} replicas``  sharded over groups of 64, with replicas that are averaged every 100 steps
+``{machines-table} replicas``  sharded over groups of 64, with replicas that are averaged every 100
+steps
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 CRITEO = [
     int(rows)
     for rows in """45833188 36746 17245 7413 20243 3 7114 1441 62 29275261 1572176 345138 10 2209 11267 128 4 974 14
-    48937457 11316796 40094537 452104 12606 104 35""".split()
+    48937457 11316796 40094537 452104 12606 104 35""".split()  # noqa: E501
 ]
 COLUMNS, SAMPLES, GROUP, EVERY = 128, 2048, 64, 100
 RANKS = (8, 16, 64, 256, 1024, 4096)
@@ -63,11 +64,15 @@ def planned(ranks: int, group: int | None = None) -> Planned:
     """The default planner's plan for so many ranks, sharded over all of them or over groups."""
     everyone, model = machines(ranks), tables()
     own = everyone if group is None else everyone.part(sharding_groups(ranks, group, True)[0])
-    plan = EmbeddingShardingPlanner(own, batch_size=SAMPLES).plan(model, [EmbeddingBagCollectionSharder(FUSED)])
+    plan = EmbeddingShardingPlanner(own, batch_size=SAMPLES).plan(
+        model, [EmbeddingBagCollectionSharder(FUSED)]
+    )
     step = simulate(plan, own, model, Load(SAMPLES))
     if group is None:
         return Planned(step)
-    sync = simulate_sync(plan, everyone, model, group, fused_params=FUSED, use_inter_host_allreduce=True)
+    sync = simulate_sync(
+        plan, everyone, model, group, fused_params=FUSED, use_inter_host_allreduce=True
+    )
     return Planned(step, sync)
 
 
@@ -76,14 +81,34 @@ def mib(count: float) -> str:
 
 
 HEADERS = {
-    "one": ("GPUs", "hosts", "sent inside, MiB", "to other hosts, MiB", "step, ms", "of it memory", "of it wires"),
-    "replicas": ("GPUs", "replicas", "step, ms", "mean, ms", "sent for it, GiB", "both, ms", "one replica, ms"),
+    "one": (
+        "GPUs",
+        "hosts",
+        "sent inside, MiB",
+        "to other hosts, MiB",
+        "step, ms",
+        "of it memory",
+        "of it wires",
+    ),
+    "replicas": (
+        "GPUs",
+        "replicas",
+        "step, ms",
+        "mean, ms",
+        "sent for it, GiB",
+        "both, ms",
+        "one replica, ms",
+    ),
 }
 
 
 def rows(name: str) -> list[tuple[str, ...]]:
     """The rows of the table of that name."""
-    return [_one(ranks) for ranks in RANKS] if name == "one" else [_replicas(ranks) for ranks in RANKS if ranks > GROUP]
+    return (
+        [_one(ranks) for ranks in RANKS]
+        if name == "one"
+        else [_replicas(ranks) for ranks in RANKS if ranks > GROUP]
+    )
 
 
 def _one(ranks: int) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Serve MathJax from the book itself: one file, no network, works from file://.
 
-The wheel `sphinx-mathjax-offline` carries MathJax; used as an extension it would copy 24 MB of fonts.
-The SVG build is one file that needs none of them.
+The wheel `sphinx-mathjax-offline` carries MathJax; used as an extension it would copy 24 MB of
+fonts. The SVG build is one file that needs none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def copy_bundle(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     if not BUNDLE.exists():
-        raise ExtensionError(f"no MathJax bundle at {BUNDLE}; install it with: pip install -r requirements.txt")
+        raise ExtensionError(
+            f"no MathJax bundle at {BUNDLE}; install it with: pip install -r requirements.txt"
+        )
     app.config.mathjax_path = BUNDLE.name
     app.connect("build-finished", copy_bundle)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,9 @@
 """Printed output as the kernel sent it, and lines that fold where folding does no harm.
 
-A busy kernel sends a printed text in pieces, and a piece may end in the middle of a line. myst-nb starts a new line
-after each piece and drops the blank lines at its end; `joined` puts the pieces together first. Sentences that are wider
-than the page are folded (class ``folds``, see tutorec.css); tables are not: their columns would come apart.
+A busy kernel sends a printed text in pieces, and a piece may end in the middle of a line. myst-nb
+starts a new line after each piece and drops the blank lines at its end; `joined` puts the pieces
+together first. Sentences that are wider than the page are folded (class ``folds``, see
+tutorec.css); tables are not: their columns would come apart.
 """
 
 from __future__ import annotations

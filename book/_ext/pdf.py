@@ -23,7 +23,10 @@ _BREAK = '<div style="break-after: page"></div>'
 
 def names(toc: dict) -> list[str]:
     """The pages of the table of contents in order, those of the API left out."""
-    files = [toc["root"], *(chapter["file"] for part in toc["parts"] for chapter in part["chapters"])]
+    files = [
+        toc["root"],
+        *(chapter["file"] for part in toc["parts"] for chapter in part["chapters"]),
+    ]
     return [name for name in files if "/api/" not in name]
 
 
@@ -50,23 +53,47 @@ def slug(name: str) -> str:
 
 
 def main() -> int:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
-        print("make pdf prints with Chromium, and there is none: install it, for example `apt install chromium`")
+        print(
+            "make pdf prints with Chromium, and there is none: install it, for example `apt "
+            "install chromium`"
+        )
         return 2
     order = names(yaml.safe_load((ROOT / "book/_toc.yml").read_text(encoding="utf-8")))
     pages = {name: (BUILT / f"{name}.html").read_text(encoding="utf-8") for name in order}
     head = pages[order[0]].partition("<body")[0]
     maths = next(
-        (match[0] for page in pages.values() if (match := re.search(r"<script[^>]*tex-svg[^<]*</script>", page))), ""
+        (
+            match[0]
+            for page in pages.values()
+            if (match := re.search(r"<script[^>]*tex-svg[^<]*</script>", page))
+        ),
+        "",
     )
     articles = "".join(article(name, page, set(order)) for name, page in pages.items())
     whole = BUILT / "book/.whole.html"
-    whole.write_text(f'{head}{maths}<body><div class="bd-article">{articles}</div></body></html>', encoding="utf-8")
-    command = [chromium, "--headless", "--no-sandbox", "--no-pdf-header-footer", "--virtual-time-budget=300000"]
+    whole.write_text(
+        f'{head}{maths}<body><div class="bd-article">{articles}</div></body></html>',
+        encoding="utf-8",
+    )
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--no-pdf-header-footer",
+        "--virtual-time-budget=300000",
+    ]
     try:
         subprocess.run(
-            [*command, f"--print-to-pdf={TARGET}", whole.as_uri()], check=True, capture_output=True, timeout=900
+            [*command, f"--print-to-pdf={TARGET}", whole.as_uri()],
+            check=True,
+            capture_output=True,
+            timeout=900,
         )
     finally:
         whole.unlink()

@@ -1,7 +1,8 @@
 """Folded cells say what is in them: "Show the solution", not "Show code cell content".
 
-A chapter's cells are folded by tags. Here, while the book is read, each folded cell gets words of its own, and the
-first cell, which installs tutorec where it is missing, is folded together with what it prints.
+A chapter's cells are folded by tags. Here, while the book is read, each folded cell gets words of
+its own, and the first cell, which installs tutorec where it is missing, is folded together with
+what it prints.
 """
 
 from __future__ import annotations

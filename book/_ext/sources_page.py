@@ -1,6 +1,7 @@
-"""Write book/sources.md from tests/book/sources.yml: which cell shows which printed result of the documents.
+"""Write book/sources.md from tests/book/sources.yml: which cell shows which output.
 
-`python book/_ext/sources_page.py` writes the page when it is not current; `page()` is what a test compares it with.
+`python book/_ext/sources_page.py` writes the page when it is not current; `page()` is what a test
+compares it with.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ PAGE = ROOT / "book/sources.md"
 KINDS = {
     "exact": "the same lines, character by character",
     "form": "the same lines; numbers and addresses are those of the run",
-    "value": "the same lines; numbers are within the stated tolerance, and a run of blanks counts as one",
+    "value": (
+        "the same lines; numbers are within the stated tolerance, and a run of blanks counts as one"
+    ),
     "differs": "not the same, for the reason given",
     "prose": "told in the chapter; the document prints nothing",
 }
@@ -47,7 +50,7 @@ whose chapter is *coming* is not compared yet, and says what is planned.
 
 | kind | what agrees | rows |
 |---|---|---|
-"""
+"""  # noqa: E501
 
 
 def rows() -> list[dict[str, Any]]:
@@ -73,15 +76,16 @@ def tags(notebook: Path) -> dict[str, set[str]]:
 
 
 def plain(text: str) -> str:
-    """Text that stands in a table's cell: one line, bars escaped, angle brackets and roles inert."""
+    """The text of a table cell: one line, with bars, angle brackets and roles escaped."""
     text = " ".join(text.split()).replace("|", r"\|")
-    pieces = text.split("`")  # code stands in every second one, where a backslash or an entity would be shown
+    # code stands in every second one, where a backslash or an entity would be shown
+    pieces = text.split("`")
     pieces[::2] = [re.sub(r"([*_])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]]
     return "`".join(pieces)
 
 
 def agreement(row: dict[str, Any]) -> str:
-    """The kind of agreement, with tolerance, reason, and whether what stands here instead is looked for."""
+    """The kind of agreement, its tolerance and reason, and whether a substitute is checked."""
     kind = f"**{row['kind']}**" if row["kind"] == "differs" else str(row["kind"])
     if row["kind"] == "value":
         kind += f", within {row['tolerance']}"
@@ -106,7 +110,9 @@ def page() -> str:
     """The whole page as MyST."""
     every, chapters = rows(), notebooks()
     count = Counter(row["kind"] for row in every)
-    lines = [HEAD + "\n".join(f"| {kind} | {says} | {count[kind]} |" for kind, says in KINDS.items())]
+    lines = [
+        HEAD + "\n".join(f"| {kind} | {says} | {count[kind]} |" for kind, says in KINDS.items())
+    ]
     done = sum(row["chapter"] in chapters for row in every)
     lines.append(f"\nOf {len(every)} rows {done} belong to chapters of this edition.")
     for document in dict.fromkeys(row["document"] for row in every):
@@ -116,7 +122,10 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         for row in (row for row in every if row["document"] == document):
-            lines.append(f"| {row['id']} | {plain(row['what'])} | {place(row, chapters)} | {agreement(row)} |")
+            lines.append(
+                f"| {row['id']} | {plain(row['what'])} | {place(row, chapters)} | "
+                f"{agreement(row)} |"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -1,10 +1,11 @@
 """Tables that the build fills in, so that no page can disagree with what was built.
 
 ``{versions-table}``  what executed this book: versions, backend, machine, date
-``{gpu-table}``       what `make gpu` last ran on a GPU, from data/gpu.json; without that file, that nothing was run
-``{torch-table}``     what `make versions` last ran on which torch, from data/versions.json, where there is such a file
-``{names-table}``     how many of the names that projects import from TorchRec are here, package by package
-``{absent-table}``    the names of TorchRec that are not here, and what to use instead
+``{gpu-table}``       what `make gpu` last ran on a GPU, from data/gpu.json; without that file, that
+nothing was run ``{torch-table}``     what `make versions` last ran on which torch, from
+data/versions.json, where there is such a file ``{names-table}``     how many of the names that
+projects import from TorchRec are here, package by package ``{absent-table}``    the names of
+TorchRec that are not here, and what to use instead
 """
 
 from __future__ import annotations
@@ -64,17 +65,24 @@ def backend_and_reason() -> tuple[str, str]:
 
 
 def used_rows(text: str) -> list[tuple[str, ...]]:
-    """Package, names that projects import from it, how many are here, and the same weighted by projects.
+    """Package, names that projects import from it, how many exist here, weighted by projects.
 
-    A name is here unless a sentence says what to use instead: tests/test_torchrec_names.py holds names to that.
+    A name is here unless a sentence says what to use instead: tests/test_torchrec_names.py holds
+    names to that.
     """
     from tutorec._torchrec_names import instead_of
 
     counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for projects, _families, name in (line.split() for line in text.splitlines() if not line.startswith("#")):
+    for projects, _families, name in (
+        line.split() for line in text.splitlines() if not line.startswith("#")
+    ):
         path = name.removeprefix("torchrec.")
         parts = path.split(".")
-        inner = parts[1:2] if parts[0] == "distributed" and parts[1:2] in (["planner"], ["train_pipeline"]) else []
+        inner = (
+            parts[1:2]
+            if parts[0] == "distributed" and parts[1:2] in (["planner"], ["train_pipeline"])
+            else []
+        )
         package = ".".join([parts[0], *inner]) if len(parts) > 1 else "(the root)"
         here = int(instead_of(path) is None)
         for row in (package, "all"):
@@ -89,10 +97,16 @@ def used_rows(text: str) -> list[tuple[str, ...]]:
 def absent_rows(blocks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Names that share a sentence, and the sentence."""
     call = r"[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*"
-    name = r"\.?\w+(?:[._]\w+)+(?:=\w+)?|python -m [\w. -]*--help|(?!TorchRec)[A-Z]\w*[a-z][A-Z]\w*|[A-Z]{2,}[a-z]\w*"
+    name = (
+        r"\.?\w+(?:[._]\w+)+(?:=\w+)?|python -m [\w. "
+        r"-]*--help|(?!TorchRec)[A-Z]\w*[a-z][A-Z]\w*|[A-Z]{2,}[a-z]\w*"
+    )
     code = re.compile(f"{call}|{name}")
     return [
-        (", ".join(f"`{name}`" for name in block["names"]), code.sub(lambda found: f"`{found[0]}`", block["instead"]))
+        (
+            ", ".join(f"`{name}`" for name in block["names"]),
+            code.sub(lambda found: f"`{found[0]}`", block["instead"]),
+        )
         for block in blocks
     ]
 
@@ -100,7 +114,12 @@ def absent_rows(blocks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
     """What one run of `make gpu` found; None where none was recorded."""
     if run is None:
-        return [("run on a GPU", "nothing; `make gpu` on a machine with one runs the tests, chapters and benchmark")]
+        return [
+            (
+                "run on a GPU",
+                "nothing; `make gpu` on a machine with one runs the tests, chapters and benchmark",
+            )
+        ]
     hardware, tests, chapters, bench = run["hardware"], run["tests"], run["chapters"], run["bench"]
     rows = [
         ("run on (UTC)", run["date"]),
@@ -108,8 +127,16 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
         ("driver, CUDA", f"{hardware['driver']}, {hardware['cuda']}"),
         ("packages", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
         ("kernels", run["backend"]),
-        ("tests", _counts({kind: tests[kind] for kind in ("passed", "skipped", "failed")}, tests["failures"])),
-        ("chapters", _counts({kind: len(names) for kind, names in chapters.items()}, chapters["failed"])),
+        (
+            "tests",
+            _counts(
+                {kind: tests[kind] for kind in ("passed", "skipped", "failed")}, tests["failures"]
+            ),
+        ),
+        (
+            "chapters",
+            _counts({kind: len(names) for kind, names in chapters.items()}, chapters["failed"]),
+        ),
     ]
     if bench is None:
         return [*rows, ("benchmark", "did not end")]
@@ -124,7 +151,7 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def torch_rows(recorded: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """One row for each torch of `make versions`: what was run there, when, and what failed by name."""
+    """A row for each torch of `make versions`: what ran, when, and which tests failed."""
 
     def cell(run: dict[str, Any] | None) -> str:
         if run is None:
@@ -155,9 +182,14 @@ class GeneratedTable(SphinxDirective):
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
     def run(self) -> list[nodes.Node]:
-        lines = ["| " + " | ".join(cells) + " |" for cells in [self.header, ("---",) * len(self.header), *self.rows()]]
+        lines = [
+            "| " + " | ".join(cells) + " |"
+            for cells in [self.header, ("---",) * len(self.header), *self.rows()]
+        ]
         holder = nodes.container()
-        self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, holder)
+        self.state.nested_parse(
+            StringList(lines, source=self.env.docname), self.content_offset, holder
+        )
         for source in (USED_NAMES, ABSENT_NAMES, GPU_RUN, TORCH_RUNS):
             self.env.note_dependency(str(source))
         self.env.note_reread()
@@ -170,9 +202,13 @@ class VersionsTable(GeneratedTable):
     def rows(self) -> list[tuple[str, ...]]:
         backend, reason = backend_and_reason()
         rows = [("executed on (UTC)", build_date()), ("backend", f"`{backend}`: {reason}")]
-        rows += [("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+        rows += [
+            ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+        ]
         rows += [("processor cores", str(os.cpu_count()))]
-        return rows + [(package, version) for package in PACKAGES if (version := installed(package))]
+        return rows + [
+            (package, version) for package in PACKAGES if (version := installed(package))
+        ]
 
 
 class GpuTable(GeneratedTable):
@@ -187,7 +223,9 @@ class TorchTable(GeneratedTable):
     header = ("torch", "Python", "kernels", "unit tests", "chapters", "chapters, plain torch")
 
     def rows(self) -> list[tuple[str, ...]]:
-        return torch_rows(json.loads(TORCH_RUNS.read_text(encoding="utf-8")) if TORCH_RUNS.exists() else {})
+        return torch_rows(
+            json.loads(TORCH_RUNS.read_text(encoding="utf-8")) if TORCH_RUNS.exists() else {}
+        )
 
 
 class NamesTable(GeneratedTable):

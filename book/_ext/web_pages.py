@@ -1,7 +1,8 @@
 """What the built pages load and say about themselves, beyond what the theme does.
 
-A page loads MathJax only where it has formulas, the search index only where one searches, and of the icons those that
-some page shows. Buttons that lead to the repository appear once ``published: true`` says that the address exists.
+A page loads MathJax only where it has formulas, the search index only where one searches, and of
+the icons those that some page shows. Buttons that lead to the repository appear once ``published:
+true`` says that the address exists.
 """
 
 from __future__ import annotations
@@ -16,21 +17,31 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 _THEBE = re.compile(
-    r"[ \t]*<script[^>]*(?:thebe[^>]*>|>[^<]*THEBE_JS_URL)[^<]*</script>\n?|[ \t]*<link[^>]*thebe[^>]*>\n?"
+    r"[ \t]*<script[^>]*(?:thebe[^>]*>|>[^<]*THEBE_JS_URL)[^<]*</script>\n?|[ "
+    r"\t]*<link[^>]*thebe[^>]*>\n?"
 )
 _INLINE = re.compile(r"[ \t]*<script>[^<]*</script>\n?")
 _VIEWPORT = re.compile(r'<meta name="viewport"[^>]*/?>')
-_MATHJAX = re.compile(r"[ \t]*<script>window\.MathJax[^<]*</script>\n?|[ \t]*<script[^>]*tex-svg\.js[^<]*</script>\n?")
-_SEARCH = re.compile(r'[ \t]*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^<]*</script>\n?')
+_MATHJAX = re.compile(
+    r"[ \t]*<script>window\.MathJax[^<]*</script>\n?|[ \t]*<script[^>]*tex-svg\.js[^<]*</script>\n?"
+)
+_SEARCH = re.compile(
+    r'[ \t]*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^<]*</script>\n?'
+)
 _MATH = re.compile(r'class="[^"]*\b(?:math|tex2jax_process)\b')
 _ICON_CLASS = re.compile(r"\bfa-([a-z0-9-]+)")
-_ICON = re.compile(r'(?:"([a-z0-9-]+)"|([a-z0-9]+)):(\[\d+,\d+,\[([^]]*)\],"[0-9a-f]+",(?:"[^"]*"|\["[^]]*\])\]),?')
+_ICON = re.compile(
+    r'(?:"([a-z0-9-]+)"|([a-z0-9]+)):(\[\d+,\d+,\[([^]]*)\],"[0-9a-f]+",(?:"[^"]*"|\["[^]]*\])\]),?'
+)
 # Names that screen readers read in place of what is shown, or that are missing.
 _NAMES = (
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
     (re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"'), r"\1"),
     (re.compile(r'(<i class="theme-switch[^>]*?)\s*title="[^"]*"'), r'\1 aria-hidden="true"'),
-    (re.compile(r'<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="Pages of this section">'),
+    (
+        re.compile(r'<summary>(?=<span class="toctree-toggle")'),
+        '<summary aria-label="Pages of this section">',
+    ),
 )
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
@@ -46,24 +57,34 @@ def switch(app: Sphinx, config: Config) -> None:
         config.html_theme_options = options
 
 
-def describe(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+def describe(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
     """A page's description for search engines and for previews: the first sentences of its text."""
-    first = doctree and next((each for each in doctree.findall(nodes.paragraph) if len(each.astext()) > 60), None)
+    first = doctree and next(
+        (each for each in doctree.findall(nodes.paragraph) if len(each.astext()) > 60), None
+    )
     if first is None:
         return
     text = " ".join(first.astext().split())
     text = text if len(text) <= 200 else text[:200].rsplit(" ", 1)[0] + " ..."
-    facts = [("name", "description", text), ("property", "og:title", context.get("title") or app.config.project)]
+    facts = [
+        ("name", "description", text),
+        ("property", "og:title", context.get("title") or app.config.project),
+    ]
     facts += [("property", "og:description", text), ("property", "og:type", "article")]
     facts += [("property", "og:site_name", app.config.project)]
     if app.config.html_baseurl:
         facts.append(("property", "og:image", f"{app.config.html_baseurl}_static/two_ranks.png"))
-    tags = [f'<meta {kind}="{name}" content="{html.escape(_plain(value))}" />' for kind, name, value in facts]
+    tags = [
+        f'<meta {kind}="{name}" content="{html.escape(_plain(value))}" />'
+        for kind, name, value in facts
+    ]
     context["metatags"] = context.get("metatags", "") + "\n".join(["", *tags, ""])
 
 
 def trimmed(page: str, *, search: bool) -> str:
-    """A page without scripts that it does not use, and without what extensions add twice; names as they are seen."""
+    """The page without scripts that it does not use and without duplicates of extensions."""
     page = _THEBE.sub("", page)
     for wrong, right in _NAMES:
         page = wrong.sub(right, page)
@@ -74,7 +95,9 @@ def trimmed(page: str, *, search: bool) -> str:
         return "" if text in seen else (seen.add(text) or match[0])
 
     page = _INLINE.sub(once, page)
-    head, first, rest = page.partition(match[0]) if (match := _VIEWPORT.search(page)) else (page, "", "")
+    head, first, rest = (
+        page.partition(match[0]) if (match := _VIEWPORT.search(page)) else (page, "", "")
+    )
     page = head + first + _VIEWPORT.sub("", rest)
     if not _MATH.search(page):
         page = _MATHJAX.sub("", page)
@@ -96,7 +119,9 @@ def alphabet(page: str) -> str:
     first: dict[str, str] = {}
     for anchor, letter in _TERM.findall(page):
         first.setdefault(letter.upper(), anchor)
-    links = " ".join(f'<a href="#{anchor}">{letter}</a>' for letter, anchor in sorted(first.items()))
+    links = " ".join(
+        f'<a href="#{anchor}">{letter}</a>' for letter, anchor in sorted(first.items())
+    )
     bar = f'\n<nav class="alphabet" aria-label="Terms by letter">{links}</nav>'
     return _TITLE.sub(lambda title: title[0] + bar, page, count=1)
 

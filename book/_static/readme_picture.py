@@ -1,7 +1,8 @@
-"""Draw the first picture of the README and of the book: one batch on two ranks, with every byte that crosses.
+"""Draw the first picture of README and book: a batch on two ranks, and its bytes.
 
-`python book/_static/readme_picture.py` starts two ranks, runs one step and writes two_ranks.png and two_ranks.html
-beside this file. The bytes are counted where tensors are handed to torch.distributed, and are the same everywhere.
+`python book/_static/readme_picture.py` starts two ranks, runs one step and writes two_ranks.png and
+two_ranks.html beside this file. The bytes are counted where tensors are handed to
+torch.distributed, and are the same everywhere.
 """
 
 from __future__ import annotations
@@ -32,13 +33,19 @@ HERE = Path(__file__).parent
 
 def one_step(rank: int, batches: list[KeyedJaggedTensor]) -> dict[str, int]:
     """Forward and backward of the rank's batch; bytes that this rank sends in each stage."""
-    tables = [EmbeddingBagConfig(4096, COLUMNS, f"{feature}_table", feature_names=[feature]) for feature in HOLDER]
+    tables = [
+        EmbeddingBagConfig(4096, COLUMNS, f"{feature}_table", feature_names=[feature])
+        for feature in HOLDER
+    ]
     module = EmbeddingBagCollection(tables)
-    plan = construct_module_sharding_plan(module, {f"{key}_table": table_wise(rank=r) for key, r in HOLDER.items()})
+    plan = construct_module_sharding_plan(
+        module, {f"{key}_table": table_wise(rank=r) for key, r in HOLDER.items()}
+    )
     env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
     sharded = EmbeddingBagCollectionSharder().shard(module, plan, env)
     batch = batches[rank].to(device())
-    sharded(batch).values().sum().backward()  # the first batch builds the exchanges and compares the ranks
+    # the first batch builds the exchanges and compares the ranks
+    sharded(batch).values().sum().backward()
     with count_traffic() as traffic:
         sharded(batch).values().sum().backward()
     return traffic.by_stage()
@@ -51,11 +58,14 @@ def main() -> None:
         counted = world.run(one_step, batches)
     sent = {name: [one[stage] for one in counted] for name, stage in STAGES.items()}
     claim = (
-        "One training step of two samples on each of two ranks: {ids} bytes of ids and lengths cross, {rows:,} bytes "
-        "of pooled rows come back, and {gradients:,} bytes of gradients return to the tables"
+        "One training step of two samples on each of two ranks: {ids} bytes of ids and lengths "
+        "cross, {rows:,} bytes of pooled rows come back, and {gradients:,} bytes of gradients "
+        "return to the tables"
     )
     chart = draw.swim_lanes(batches, HOLDER, COLUMNS, sent, mark=7, claim=claim)
-    picture = draw.show(chart, alt="One lane for each rank, from its batch down to the update of its table")
+    picture = draw.show(
+        chart, alt="One lane for each rank, from its batch down to the update of its table"
+    )
     picture.save(str(HERE / "two_ranks.png"))
     (HERE / "two_ranks.html").write_text(picture._repr_html_() + "\n", encoding="utf-8")
     print(picture.alt)

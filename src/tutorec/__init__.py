@@ -1,7 +1,8 @@
 """tutorec: distributed embeddings that run anywhere, under TorchRec's names.
 
-The names below are loaded when they are first used, so that ``import tutorec`` costs hardly more than ``import torch``.
-Code moves to and from TorchRec by changing one word: ``torchrec.X`` is ``tutorec.X``.
+The names below are loaded when they are first used, so that ``import tutorec`` costs hardly more
+than ``import torch``. Code moves to and from TorchRec by changing one word: ``torchrec.X`` is
+``tutorec.X``.
 """
 
 from typing import TYPE_CHECKING
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from tutorec.modules.embedding_configs import EmbeddingConfig as EmbeddingConfig
     from tutorec.modules.embedding_configs import PoolingType as PoolingType
     from tutorec.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
-    from tutorec.modules.embedding_modules import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
+    from tutorec.modules.embedding_modules import (
+        EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface,
+    )
     from tutorec.quant.whole_model import quantize as quantize
     from tutorec.sparse.jagged import JaggedTensor as JaggedTensor
     from tutorec.sparse.keyed import KeyedTensor as KeyedTensor

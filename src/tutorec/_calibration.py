@@ -1,8 +1,8 @@
 """The measured speeds of this machine, written by ``tutorec calibrate`` and read by planners.
 
-The file holds the speeds under the names of `Topology`'s arguments, the date, and a fingerprint: the hardware, the
-torch and the kernels that were measured. Where one of them has changed the speeds are those of another machine, and
-nobody uses them.
+The file holds the speeds under the names of `Topology`'s arguments, the date, and a fingerprint:
+the hardware, the torch and the kernels that were measured. Where one of them has changed the speeds
+are those of another machine, and nobody uses them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def kept() -> Kept:
         return Kept(None, f"{path} is damaged ({error}); run `{COMMAND}`", problem=True)
     if changes := calibration.changes():
         return Kept(
-            None, f"calibrated on {calibration.date}, which no longer fits ({changes}); run `{COMMAND}`", problem=True
+            None,
+            f"calibrated on {calibration.date}, which no longer fits ({changes}); run `{COMMAND}`",
+            problem=True,
         )
     return Kept(calibration, f"measured on this machine on {calibration.date}")
 
@@ -101,7 +103,9 @@ def measure_in_own_process() -> None:
     Raises:
         subprocess.CalledProcessError: It failed; its own words stand in the standard error.
     """
-    subprocess.run([sys.executable, "-m", "tutorec", "calibrate"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "tutorec", "calibrate"], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def fingerprint() -> dict[str, str]:
@@ -153,12 +157,23 @@ def _checked(read: Any) -> Calibration:
         ValueError: It cannot.
     """
     try:
-        calibration = Calibration(str(read["date"]), dict(read["fingerprint"]), dict(read["speeds"]))
-        numbers = [(name, number) for speeds in calibration.speeds.values() for name, number in speeds.items()]
+        calibration = Calibration(
+            str(read["date"]), dict(read["fingerprint"]), dict(read["speeds"])
+        )
+        numbers = [
+            (name, number)
+            for speeds in calibration.speeds.values()
+            for name, number in speeds.items()
+        ]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no calibration: {error!r}") from None
     for name, number in numbers:
         known = isinstance(number, (int, float)) and math.isfinite(number)
-        if name not in _BANDWIDTHS | _TIMES or not known or number < 0 or (name in _BANDWIDTHS and number == 0):
+        if (
+            name not in _BANDWIDTHS | _TIMES
+            or not known
+            or number < 0
+            or (name in _BANDWIDTHS and number == 0)
+        ):
             raise ValueError(f"{name!r} is {number!r}")
     return calibration

@@ -11,7 +11,11 @@ from typing import Any
 
 def is_int(value: Any, least: int | None = None) -> bool:
     """Whether a value is a whole number, not a bool, and at least ``least``."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
+    return (
+        isinstance(value, Integral)
+        and not isinstance(value, bool)
+        and (least is None or int(value) >= least)
+    )
 
 
 def require_int(
@@ -48,12 +52,16 @@ def require_finite(
     """The value as a float; ``error`` makes what is raised otherwise.
 
     Raises:
-        ValueError: It is not a finite number, is outside of ``least`` to ``most``, or is not positive.
+        ValueError: It is not a finite number, is outside of ``least`` to ``most``, or is not
+            positive.
     """
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     outside = (least is not None and number < least) or (most is not None and number > most)
     if not math.isfinite(number) or outside or (positive and number <= 0):
-        raise error(f"{name}={value!r} must be a {'positive ' * positive}finite number{_limits(least, most)}")
+        raise error(
+            f"{name}={value!r} must be a {'positive ' * positive}finite "
+            f"number{_limits(least, most)}"
+        )
     return number
 
 
@@ -65,7 +73,8 @@ def require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
     """
     if value not in choices:
         raise ValueError(
-            f"{name}={value!r} must be one of {', '.join(map(repr, choices))}{did_you_mean(value, choices)}"
+            f"{name}={value!r} must be one of "
+            f"{', '.join(map(repr, choices))}{did_you_mean(value, choices)}"
         )
 
 
@@ -76,4 +85,8 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
 
 
 def _limits(least: float | None, most: float | None) -> str:
-    return (", at least {}" if most is None else ", {} to {}").format(least, most) if least is not None else ""
+    return (
+        (", at least {}" if most is None else ", {} to {}").format(least, most)
+        if least is not None
+        else ""
+    )

@@ -26,7 +26,8 @@ class Report:
     Attributes:
         verdict: One line for a person.
         broken: True when what is installed or demanded contradicts itself.
-        backend: Kernels that run here: ``"fbgemm"``, ``"torch"``, or ``"none"`` when a demand cannot be met.
+        backend: Kernels that run here: ``"fbgemm"``, ``"torch"``, or ``"none"`` when a demand
+            cannot be met.
         reason: Why these.
         pair: Verdict on the torch and fbgemm wheels.
         remedy: The one pip line that would improve things; None when nothing would.
@@ -77,13 +78,18 @@ class Report:
             by: dict[str, list[str]] = {}
             for requested, kernel in kernels.items():
                 by.setdefault(kernel.split(".")[0], []).append(requested)
-            lines += [f"  on {device} by {library}: {', '.join(which)}" for library, which in by.items()]
+            lines += [
+                f"  on {device} by {library}: {', '.join(which)}" for library, which in by.items()
+            ]
         if self.cuda:
             lines.append(f"  {self.cuda}")
         through = " and ".join(self.collectives) or "nothing: this torch has no gloo"
         checks = "on" if self.validation else "off"
         cores = f"{self.cores} core{'s' if self.cores > 1 else ''}, {self.threads} in use by torch"
-        lines.append(f"  {', '.join(self.devices)}; {cores}; ranks talk through {through}; input checks {checks}")
+        lines.append(
+            f"  {', '.join(self.devices)}; {cores}; ranks talk through {through}; input checks "
+            f"{checks}"
+        )
         if self.calibration:
             lines.append(f"  the planner's speeds: {self.calibration}")
         if self.remedy:
@@ -95,7 +101,7 @@ class Report:
         return json_format.dumps(asdict(self), indent=2, default=dict)
 
     def _ipython_display_(self) -> None:
-        """In a notebook, show the report; nothing in the cell in which ``doctor()`` has printed it."""
+        """In a notebook, show the report, unless ``doctor()`` printed it in this cell."""
         if self._printed_in != _notebook_cell():
             print(self)
 
@@ -132,9 +138,14 @@ def _examine() -> Report:
     except (BackendError, ValueError) as error:
         # The demand cannot be met; say what stands behind it as if nothing had been demanded.
         judged = choose(override="auto")
-        choice = BackendChoice("torch", str(error), judged.remedy, judged.pair, judged.versions, broken=True)
+        choice = BackendChoice(
+            "torch", str(error), judged.remedy, judged.pair, judged.versions, broken=True
+        )
         name = "none"
-    devices = ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))]
+    devices = [
+        "cpu",
+        *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+    ]
     cores = _cores()
     report = Report(
         verdict="",
@@ -164,9 +175,14 @@ def _examine() -> Report:
 
 def _verdict(report: Report) -> str:
     """The one line that matters."""
-    kernels = {"fbgemm": "fbgemm kernels", "torch": "plain-torch kernels", "none": "no kernels"}[report.backend]
+    kernels = {"fbgemm": "fbgemm kernels", "torch": "plain-torch kernels", "none": "no kernels"}[
+        report.backend
+    ]
     if report.broken:
-        return f"tutorec {report.versions['tutorec']} finds something broken, {kernels} run: {report.reason}"
+        return (
+            f"tutorec {report.versions['tutorec']} finds something broken, {kernels} run: "
+            f"{report.reason}"
+        )
     state = "ready, and could be faster" if report.remedy else "ready"
     return f"tutorec {report.versions['tutorec']} is {state}: {kernels} ({report.reason})"
 
@@ -175,8 +191,8 @@ def _cuda(choice: BackendChoice) -> str:
     if choice.serves("cuda"):
         return "tables on cuda are looked up by fbgemm's CUDA kernels"
     return (
-        "tables on cuda are looked up by plain torch: one call for each width of tables instead of one for all, and "
-        "every backward waits for the device; fbgemm's CUDA kernels do neither"
+        "tables on cuda are looked up by plain torch: one call for each width of tables instead "
+        "of one for all, and every backward waits for the device; fbgemm's CUDA kernels do neither"
     )
 
 

@@ -14,11 +14,13 @@ def lazy_package(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package.
 
-    A name of ``defined_in`` is imported from its module, any other public name is looked for among the submodules.
+    A name of ``defined_in`` is imported from its module, any other public name is looked for among
+    the submodules.
 
     Args:
         package: Its ``__name__``.
-        defined_in: Public name -> the module that defines it, absolute or relative to the package (``".keyed"``).
+        defined_in: Public name -> the module that defines it, absolute or relative to the package
+            (``".keyed"``).
 
     Example:
         >>> import tutorec.modules
@@ -47,4 +49,8 @@ def _submodules(package: str) -> set[str]:
     """The public ones that there are to import, loaded or not."""
     from pkgutil import iter_modules  # at the first use: `import tutorec` needs it not
 
-    return {module.name for module in iter_modules(sys.modules[package].__path__) if not module.name.startswith("_")}
+    return {
+        module.name
+        for module in iter_modules(sys.modules[package].__path__)
+        if not module.name.startswith("_")
+    }

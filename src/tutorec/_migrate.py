@@ -32,7 +32,11 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if not self.cell else f"{self.file}: cell {self.cell}, line {self.line}"
+        place = (
+            f"{self.file}:{self.line}"
+            if not self.cell
+            else f"{self.file}: cell {self.cell}, line {self.line}"
+        )
         return f"{place}: {self.name}: {self.problem}"
 
 
@@ -40,8 +44,8 @@ class Finding:
 class Migration:
     """What was found in a project, and which of its files were renamed.
 
-    ``findings`` are names and calls that the other package does not have as they are; ``skipped`` are files that were
-    not read or not written, each with the reason.
+    ``findings`` are names and calls that the other package does not have as they are; ``skipped``
+    are files that were not read or not written, each with the reason.
     """
 
     package: str
@@ -63,7 +67,11 @@ class Migration:
 
     def as_json(self) -> str:
         """The report for programs."""
-        lists = {"names": sorted(self.names), "missing": sorted(self.missing), "complete": self.complete}
+        lists = {
+            "names": sorted(self.names),
+            "missing": sorted(self.missing),
+            "complete": self.complete,
+        }
         return json.dumps({**asdict(self), **lists}, indent=2)
 
     def __str__(self) -> str:
@@ -72,8 +80,14 @@ class Migration:
         using = f"{self.using} of {_count(self.files, 'file')} use {self.package}"
         if self.checked:
             resolved = len(self.names) - len(self.missing)
-            calls = f"{_count(self.calls, 'call')} compared, {_count(len(self.findings), 'place')} to change by hand"
-            lines.append(f"{using}: {_count(len(self.names), 'name')}, {resolved} of them in {self.to}; {calls}")
+            calls = (
+                f"{_count(self.calls, 'call')} compared, {_count(len(self.findings), 'place')} "
+                "to change by hand"
+            )
+            lines.append(
+                f"{using}: {_count(len(self.names), 'name')}, {resolved} of them in {self.to}; "
+                f"{calls}"
+            )
         else:
             lines.append(f"{using}; names were not compared, for {self.to} cannot be imported here")
         if self.written:
@@ -111,7 +125,10 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
         try:
             source = read_source(file, package)
             if source is not None and file.is_symlink():
-                raise ValueError(f"a link to {file.resolve()}, outside of {path}; run tutorec migrate on that file")
+                raise ValueError(
+                    f"a link to {file.resolve()}, outside of {path}; run tutorec migrate on "
+                    "that file"
+                )
         except (OSError, ValueError) as error:
             report.skipped[str(file)] = f"not read: {error}"
         else:
@@ -130,12 +147,18 @@ def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
         except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
             name = f"{source.path}: cell {number}" if number else str(source.path)
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            report.skipped[name] = f"not read: not Python {platform.python_version()}: {error.args[0]}{line}"
+            report.skipped[name] = (
+                f"not read: not Python {platform.python_version()}: {error.args[0]}{line}"
+            )
             continue
         other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
         if report.checked:
-            findings = set(_findings(report, piece, [use for use in piece.uses if use not in other]))
-            report.findings += [Finding(str(source.path), number, *place) for place in sorted(findings)]
+            findings = set(
+                _findings(report, piece, [use for use in piece.uses if use not in other])
+            )
+            report.findings += [
+                Finding(str(source.path), number, *place) for place in sorted(findings)
+            ]
         count += sum(use not in other for _, _, use in piece.words)
         texts[number] = renamed(text, piece, report.to, other)
     report.using += count > 0
@@ -156,7 +179,9 @@ def _python(text: str, source: SourceText) -> str:
     return text
 
 
-def _findings(report: Migration, piece: PieceOfCode, uses: list[Use]) -> Iterator[tuple[int, str, str]]:
+def _findings(
+    report: Migration, piece: PieceOfCode, uses: list[Use]
+) -> Iterator[tuple[int, str, str]]:
     """Names that the other package lacks, and calls that it refuses: line, name, remedy."""
     for use in uses:
         if use.base and _missing(use.base, report):
@@ -196,7 +221,8 @@ def _resolved(path: str) -> object:
     root, *names = path.split(".")
     value: object = importlib.import_module(root)
     for position, name in enumerate(names, 1):
-        # A function may have the name of the module that defines it: what follows more dots is in the module.
+        # A function may have the name of the module that defines it: what follows more dots is in
+        # the module.
         if isinstance(value, ModuleType) and (position < len(names) or not hasattr(value, name)):
             try:
                 value = importlib.import_module(f"{value.__name__}.{name}")
@@ -237,12 +263,18 @@ def _misfit(function: object, call: Call) -> str | None:
     kinds = [parameter.kind for parameter in takes.values()]
     if not takes or inspect.Parameter.VAR_KEYWORD in kinds:
         return None
-    given = [name for name, parameter in takes.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
+    given = [
+        name
+        for name, parameter in takes.items()
+        if parameter.kind is not inspect.Parameter.VAR_POSITIONAL
+    ]
     unknown = [name for name in call.keywords if name not in given]
     if unknown:
         return f"there is no argument {', '.join(unknown)}; it takes {', '.join(given)}"
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
         fixed = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
         if call.positional > fixed:
-            return f"it takes {_count(fixed, 'argument')} without a name, and gets {call.positional}"
+            return (
+                f"it takes {_count(fixed, 'argument')} without a name, and gets {call.positional}"
+            )
     return None

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 __all__ = ["Call", "PieceOfCode", "Use", "parsed", "renamed", "without_magics"]
 
 # A string that is the package's bare name stands for it where one of these functions gets it.
-_TAKES_A_NAME = {"__import__", "find_spec", "getLogger", "import_module", "importorskip", "patch", "version"}
+_TAKES_A_NAME = {
+    "__import__",
+    "find_spec",
+    "getLogger",
+    "import_module",
+    "importorskip",
+    "patch",
+    "version",
+}
 _PYTHON_CELLS = {"capture", "prun", "time", "timeit"}
 _MAGIC = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?[%!?].*|^(\s*)[\w.]+\?{1,2}\s*$")
 
@@ -55,7 +63,8 @@ class PieceOfCode(ast.NodeVisitor):
     bound: dict[str, str]
     uses: list[Use] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    # Line and byte where the package's name begins; the use in a string, for a string that may be something else.
+    # Line and byte where the package's name begins; the use in a string, for a string that may be
+    # something else.
     words: list[tuple[int, int, Use | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,7 +75,11 @@ class PieceOfCode(ast.NodeVisitor):
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._bind_modules(node)
-            elif isinstance(node, ast.ImportFrom) and not node.level and self._is_inside(node.module or ""):
+            elif (
+                isinstance(node, ast.ImportFrom)
+                and not node.level
+                and self._is_inside(node.module or "")
+            ):
                 self._bind_names(node, node.module or "")
         self.visit(tree)
 
@@ -75,7 +88,9 @@ class PieceOfCode(ast.NodeVisitor):
             if self._is_inside(alias.name):
                 self._note(alias)
                 self.uses.append(Use(alias.lineno, alias.name))
-                self.bound[alias.asname or self.package] = alias.name if alias.asname else self.package
+                self.bound[alias.asname or self.package] = (
+                    alias.name if alias.asname else self.package
+                )
 
     def _bind_names(self, node: ast.ImportFrom, module: str) -> None:
         self._note(node)
@@ -132,7 +147,7 @@ class PieceOfCode(ast.NodeVisitor):
     visit_Nonlocal = visit_Global
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """``super().__init__(...)`` calls the base, where there is one and it comes from the package."""
+        """``super().__init__(...)`` calls the base class, if one comes from the package."""
         base = self._path(_unsubscripted(node.bases[0])) if len(node.bases) == 1 else None
         self._bases.append(base and base[0])
         self.generic_visit(node)
@@ -151,13 +166,17 @@ class PieceOfCode(ast.NodeVisitor):
             self.calls.append(Call(node.lineno, path, len(fixed), keywords))
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         match node.args:
-            case [ast.Constant(value=str(text)), *_] if text == self.package and name in _TAKES_A_NAME:
+            case [ast.Constant(value=str(text)), *_] if (
+                text == self.package and name in _TAKES_A_NAME
+            ):
                 self._note_text(node.args[0], text)
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         """A string that is names with dots between them and nothing else."""
-        if isinstance(node.value, str) and re.fullmatch(rf"{self.package}(\.[A-Za-z_]\w*)+", node.value):
+        if isinstance(node.value, str) and re.fullmatch(
+            rf"{self.package}(\.[A-Za-z_]\w*)+", node.value
+        ):
             self._note_text(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
@@ -203,13 +222,17 @@ def renamed(text: str, piece: PieceOfCode, other: str, kept: Iterable[Use]) -> s
     Example:
         >>> text = "import a.b as ab  # a is good\nprint(ab.a, 'a.b', 'a.txt')"
         >>> piece = PieceOfCode(text, "a", {})
-        >>> renamed(text, piece, "z", [use for use in piece.uses if use.path == "a.txt"]).splitlines()
+        >>> renamed(
+        ...     text, piece, "z", [use for use in piece.uses if use.path == "a.txt"]
+        ... ).splitlines()
         ['import z.b as ab  # a is good', "print(ab.a, 'z.b', 'a.txt')"]
     """
     lines, length, stays = [line.encode() for line in _lines(text)], len(piece.package), set(kept)
     for line, start, use in sorted(piece.words, key=lambda place: place[:2], reverse=True):
         if use not in stays:
-            lines[line - 1] = lines[line - 1][:start] + other.encode() + lines[line - 1][start + length :]
+            lines[line - 1] = (
+                lines[line - 1][:start] + other.encode() + lines[line - 1][start + length :]
+            )
     return b"".join(lines).decode()
 
 
@@ -223,6 +246,12 @@ def without_magics(cell: str) -> str:
         ''
     """
     lines = list(_lines(cell))
-    if lines and lines[0].startswith("%%") and lines[0][2:].split()[:1] not in [[name] for name in _PYTHON_CELLS]:
+    if (
+        lines
+        and lines[0].startswith("%%")
+        and lines[0][2:].split()[:1] not in [[name] for name in _PYTHON_CELLS]
+    ):
         return ""
-    return "".join(_MAGIC.sub(lambda match: (match[1] or match[2] or "") + "pass", line) for line in lines)
+    return "".join(
+        _MAGIC.sub(lambda match: (match[1] or match[2] or "") + "pass", line) for line in lines
+    )

@@ -1,6 +1,7 @@
 """The colours and the look of every figure: those of plans, of simulations and of the book.
 
-A rank has one colour everywhere. Text and lines are in one grey that reads on a light and on a dark page.
+A rank has one colour everywhere. Text and lines are in one grey that reads on a light and on a dark
+page.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Any
 INK = "#7a7a7a"
 #: For data that belong to no rank.
 ACCENT = "#6b7686"
-RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c", "#c0504a", "#7f8a1e")
+RANK_COLORS = (
+    "#3b7cc9",
+    "#cf6420",
+    "#2b9060",
+    "#c34f88",
+    "#1f8c9c",
+    "#a3742c",
+    "#c0504a",
+    "#7f8a1e",
+)
 
 #: For ``matplotlib.rc_context``, so that nothing global is changed.
 STYLE: dict[Any, Any] = {

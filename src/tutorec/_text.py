@@ -19,7 +19,8 @@ class TextTable:
         head: A word for each column.
         rows: As many words in each row.
         right: Numbers of the columns that stand at the right of their width, as numbers do.
-        width: Of a line at most: cells of the widest columns of words are cut, and say so by ``..``; 0: none is.
+        width: Of a line at most: cells of the widest columns of words are cut, and say so by
+            ``..``; 0: none is.
 
     Example:
         >>> print(TextTable(["table", "ms"], [["item", "0.2"], ["user", "12.0"]], right=[1]))
@@ -40,7 +41,10 @@ class TextTable:
         return "\n".join(self._line(row, widths) for row in (self.head, rule, *self.rows))
 
     def _widths(self) -> list[int]:
-        widths = [max(len(row[column]) for row in (self.head, *self.rows)) for column in range(len(self.head))]
+        widths = [
+            max(len(row[column]) for row in (self.head, *self.rows))
+            for column in range(len(self.head))
+        ]
         words = [column for column in range(len(widths)) if column not in self.right]
         while self.width and words and sum(widths) + _GAP * (len(widths) - 1) > self.width:
             widest = max(words, key=widths.__getitem__)
@@ -63,12 +67,14 @@ class TextTable:
         """The table as HTML without scripts or styles, legible on light and dark pages."""
         title = f"<caption style='text-align:left'>{escape(caption)}</caption>" if caption else ""
         body = "".join(self._html_row(row, "td") for row in self.rows)
-        return f"<table>{title}<thead>{self._html_row(self.head, 'th')}</thead><tbody>{body}</tbody></table>"
+        head = self._html_row(self.head, "th")
+        return f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
 
     def _html_row(self, row: Sequence[str], tag: str) -> str:
         sides = ["right" if column in self.right else "left" for column in range(len(row))]
         cells = [
-            f"<{tag} style='text-align:{side}'>{escape(cell)}</{tag}>" for side, cell in zip(sides, row, strict=True)
+            f"<{tag} style='text-align:{side}'>{escape(cell)}</{tag}>"
+            for side, cell in zip(sides, row, strict=True)
         ]
         return f"<tr>{''.join(cells)}</tr>"
 

@@ -1,8 +1,9 @@
 """What TorchRec 1.8.0 has and tutorec does not: an import error says what to use instead.
 
-The table is ``_torchrec_names.toml``; this module is loaded with ``tutorec``, the table when something is missing. A
-finder in front of Python's sees every module of the library as it is loaded, and gives it a ``__getattr__`` (PEP 562)
-that is asked for names that the module does not have. Names that TorchRec does not have either get Python's own error.
+The table is ``_torchrec_names.toml``; this module is loaded with ``tutorec``, the table when
+something is missing. A finder in front of Python's sees every module of the library as it is
+loaded, and gives it a ``__getattr__`` (PEP 562) that is asked for names that the module does not
+have. Names that TorchRec does not have either get Python's own error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def absent_names() -> dict[str, str]:
     import tomllib
     from pathlib import Path
 
-    blocks = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["absent"]
+    blocks = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))[
+        "absent"
+    ]
     return {name: block["instead"] for block in blocks for name in block["names"]}
 
 
@@ -43,13 +46,14 @@ def instead_of(name: str) -> str | None:
 
 
 def _sentence(fullname: str) -> str | None:
-    # Python, inspect, doctest and copy ask for many names of two underscores; the table has none of them.
+    # Python, inspect, doctest and copy ask for many names of two underscores; the table has none of
+    # them.
     text = None if "__" in fullname else instead_of(fullname.removeprefix(f"{_ROOT}."))
     return text and f"TorchRec has it and tutorec does not: {text}"
 
 
 class _Finder:
-    """Finds modules of the library as Python does, and knows which ones TorchRec has beside them."""
+    """Finds modules of the library as Python does, and TorchRec's beside them."""
 
     @staticmethod
     def find_spec(
@@ -61,8 +65,13 @@ class _Finder:
         if spec is not None and spec.loader is not None:
             # The loader keeps its class, which inspect, runpy and torch.package look at.
             spec.loader.exec_module = partial(_execute, spec.loader.exec_module)
-        # importlib.util.find_spec asks whether there is such a module; only an import is told what to use instead.
-        elif spec is None and sys._getframe(2).f_code.co_name != "find_spec" and (text := _sentence(fullname)):
+        # importlib.util.find_spec asks whether there is such a module; only an import is told what
+        # to use instead.
+        elif (
+            spec is None
+            and sys._getframe(2).f_code.co_name != "find_spec"
+            and (text := _sentence(fullname))
+        ):
             raise ModuleNotFoundError(f"No module named {fullname!r}. {text}", name=fullname)
         return spec
 
@@ -87,12 +96,17 @@ def _get(module: ModuleType, previous: Callable[[str], object] | None, name: str
             return previous(name)
         except AttributeError as error:
             missing = error
-    message, text = f"module {module.__name__!r} has no attribute {name!r}", _sentence(f"{module.__name__}.{name}")
+    message, text = (
+        f"module {module.__name__!r} has no attribute {name!r}",
+        _sentence(f"{module.__name__}.{name}"),
+    )
     if text is None:
         raise missing or AttributeError(message, name=name, obj=module)
     if _imports_from(sys._getframe(1)):
         file = getattr(module, "__file__", None)
-        message = f"cannot import name {name!r} from {module.__name__!r} ({file or 'unknown location'})"
+        message = (
+            f"cannot import name {name!r} from {module.__name__!r} ({file or 'unknown location'})"
+        )
         raise ImportError(f"{message}. {text}", name=module.__name__, path=file) from None
     raise AttributeError(f"{message}. {text}", name=name, obj=module) from None
 
@@ -104,6 +118,7 @@ def _imports_from(frame: FrameType) -> bool:
     return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
 
 
-# Other finders that somebody has put in front of Python's, as profilers and test tools do, stay in front.
+# Other finders that somebody has put in front of Python's, as profilers and test tools do, stay in
+# front.
 sys.meta_path.insert(sys.meta_path.index(PathFinder), _Finder)
 _answer_for(sys.modules[_ROOT])

@@ -1,7 +1,8 @@
 """The switch for the checks of ids and lengths: on by default, one value per process.
 
-The checks cost a few passes over integers, which is little beside a lookup that reads a whole row for each of
-them. Whoever has measured otherwise switches them off with ``tutorec.validation(False)`` or ``TUTOREC_VALIDATE=0``.
+The checks cost a few passes over integers, which is little beside a lookup that reads a whole row
+for each of them. Whoever has measured otherwise switches them off with
+``tutorec.validation(False)`` or ``TUTOREC_VALIDATE=0``.
 """
 
 import os
@@ -19,7 +20,10 @@ class _Restore(AbstractContextManager[None]):
         self._previous = previous
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         global _enabled
         _enabled = self._previous
@@ -33,12 +37,12 @@ def validation_enabled() -> bool:
 def validation(on: bool) -> AbstractContextManager[None]:
     """Switch the checks of ids and lengths on or off in this process.
 
-    The call itself switches; used in a ``with`` statement it switches back at the end. Ranks inherit the value that
-    holds when their pool starts.
+    The call itself switches; used in a ``with`` statement it switches back at the end. Ranks
+    inherit the value that holds when their pool starts.
 
     Args:
-        on: True to check (the default of a new process), False to trust the data: a lookup may then read, and an
-            update write, whatever lies where a bad id points.
+        on: True to check (the default of a new process), False to trust the data: a lookup may then
+            read, and an update write, whatever lies where a bad id points.
 
     Returns:
         A context manager that restores the value from before the call.

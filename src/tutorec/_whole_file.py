@@ -15,9 +15,9 @@ __all__ = ["whole_file"]
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A draft that replaces the file when the block ends, so readers see the old or the new file.
 
-    The draft has the file's own name, in a folder of its own beside it, so that what is written does not depend on
-    where; an error or the end of the process leaves the old file as it was. A process that is killed leaves that
-    folder, ``.tutorec-draft-*``, behind.
+    The draft has the file's own name, in a folder of its own beside it, so that what is written
+    does not depend on where; an error or the end of the process leaves the old file as it was. A
+    process that is killed leaves that folder, ``.tutorec-draft-*``, behind.
 
     Args:
         path: Of the file, in a folder that exists.

@@ -1,8 +1,9 @@
 """Values that are still on their way.
 
-A collective is *issued* at once and *collected* later; in between the rank can compute. What the issuing call returns
-is an `Awaitable`: ``wait()`` gives the value, as often as it is asked for, and computes it once. A `LazyAwaitable`
-goes one step further: it may be used in place of its value, and waits by itself the moment the value is touched.
+A collective is *issued* at once and *collected* later; in between the rank can compute. What the
+issuing call returns is an `Awaitable`: ``wait()`` gives the value, as often as it is asked for, and
+computes it once. A `LazyAwaitable` goes one step further: it may be used in place of its value, and
+waits by itself the moment the value is touched.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class _Mapped(Awaitable[W]):
     """What `map_awaitable` returns."""
 
     def __init__(self, function: Callable[..., W], awaited: tuple[Awaitable[Any], ...]) -> None:
-        self._steps: tuple[Callable[..., W], tuple[Awaitable[Any], ...]] | None = (function, awaited)
+        self._steps: tuple[Callable[..., W], tuple[Awaitable[Any], ...]] | None = (
+            function,
+            awaited,
+        )
 
     def _wait_impl(self) -> W:
         assert self._steps is not None, "a value is computed once; wait() remembers it"
@@ -101,7 +105,7 @@ class _Mapped(Awaitable[W]):
 
 
 def map_awaitable(function: Callable[..., W], *awaited: Awaitable[Any]) -> Awaitable[W]:
-    """An awaitable of ``function(value, ...)``: waits for the values in order and calls the function, once.
+    """An awaitable of ``function(value, ...)``: waits for the values in order, calls it once.
 
     Args:
         function: Takes one value of each awaitable.
@@ -140,9 +144,9 @@ class _NodeWhenTraced(ABCMeta):
 class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
     """An awaitable that stands for its value and waits when the value is first used.
 
-    Reading an attribute, an operator, indexing, iterating, ``len`` and every torch function wait. Printing does not:
-    a lazy value can be looked at without ending the overlap that it exists for. One that traced code makes of proxies
-    is a call in the graph.
+    Reading an attribute, an operator, indexing, iterating, ``len`` and every torch function wait.
+    Printing does not: a lazy value can be looked at without ending the overlap that it exists for.
+    One that traced code makes of proxies is a call in the graph.
 
     Example:
         >>> import torch
@@ -150,6 +154,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
         ...     def __init__(self, *size: int) -> None:
         ...         super().__init__()
         ...         self._size = size
+        ...
         ...     def _wait_impl(self) -> torch.Tensor:
         ...         return torch.ones(self._size)
         >>> Ones(3, 2).shape  # an attribute: waits
@@ -162,11 +167,12 @@ class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
         super().__init__()
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only when normal look-up has failed. Special names never wait: copy, pickle and IPython probe for
-        # them on objects that may be half built.
+        # Reached only when normal look-up has failed. Special names never wait: copy, pickle and
+        # IPython probe for them on objects that may be half built.
         if name.startswith("__"):
             raise AttributeError(name)
-        # An object that lacks its own private attribute is half built; waiting would hide that behind a worse error.
+        # An object that lacks its own private attribute is half built; waiting would hide that
+        # behind a worse error.
         if name.startswith("_") and self._awaited is _UNSET:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wait(), name)
@@ -261,14 +267,47 @@ def _reflected(apply: Callable[..., Any]) -> Callable[..., Any]:
     return lambda value, other: apply(other, value)
 
 
-# Python looks operators up on the class, never through __getattr__, so each needs a method of its own.
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+# Python looks operators up on the class, never through __getattr__, so each needs a method of its
+# own.
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+):
     _operator = getattr(operator, f"__{_name}__")
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_operator))
     setattr(LazyAwaitable, f"__r{_name}__", _forwarding_method(_reflected(_operator)))
-for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem", "contains"):
+for _name in (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "getitem",
+    "setitem",
+    "contains",
+):
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(getattr(operator, f"__{_name}__")))
-for _name, _builtin in (("len", len), ("iter", iter), ("float", float), ("int", int), ("bool", bool)):
+for _name, _builtin in (
+    ("len", len),
+    ("iter", iter),
+    ("float", float),
+    ("int", int),
+    ("bool", bool),
+):
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_builtin))
 # A class that defines equality loses its hash; an awaitable is hashed as the object that it is.
 LazyAwaitable.__hash__ = object.__hash__  # pyright: ignore[reportAttributeAccessIssue]

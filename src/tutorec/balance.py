@@ -3,12 +3,13 @@
 F features have a table each. All their rows, one feature after the other, are divided among ranks::
 
     rows of all features    | 0 ........ | 1 | 2 ............................ | 3 .. |
-    fair, 3 ranks           | rank 0           | rank 1            | rank 2          |     ranges, equal within one row
-    whole features          | rank 1     | 2 | rank 0                         | 1    |     no feature is divided
+    fair, 3 ranks           | rank 0           | rank 1            | rank 2          |   equal ranges
+    whole features          | rank 1     | 2 | rank 0                         | 1    |   undivided
 
-`LoadBalanceManager` is the class of the document *CachedEmbedding playground*, with its names. Its rules are corrected;
-with ``compat=True`` its numbers are the document's, defects included, which chapter 19 takes apart.
-"""
+`LoadBalanceManager` is the class of the document *CachedEmbedding playground*, with its names. Its
+rules are corrected; with ``compat=True`` its numbers are the document's, defects included, which
+chapter 19 takes apart.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def owned_rows(embeddings_per_feat: Sequence[int], bounds: Sequence[int]) -> lis
 
     Args:
         embeddings_per_feat: R of each of the F features.
-        bounds: W + 1 rows, ascending from 0 to the sum: rank r owns rows ``bounds[r]`` to ``bounds[r + 1] - 1``.
+        bounds: W + 1 rows, ascending from 0 to the sum: rank r owns rows ``bounds[r]`` to
+            ``bounds[r + 1] - 1``.
 
     Returns:
         For each rank the features of which it owns a row, in order.
@@ -64,8 +66,12 @@ def owned_rows(embeddings_per_feat: Sequence[int], bounds: Sequence[int]) -> lis
     features = list(enumerate(pairwise(accumulate(embeddings_per_feat, initial=0))))
     ranks = []
     for low, high in pairwise(bounds):
-        overlaps = [(feature, start, max(start, low), min(end, high)) for feature, (start, end) in features]
-        ranks.append([OwnedRows(f, a - start, b - a, a - low) for f, start, a, b in overlaps if a < b])
+        overlaps = [
+            (feature, start, max(start, low), min(end, high)) for feature, (start, end) in features
+        ]
+        ranks.append(
+            [OwnedRows(f, a - start, b - a, a - low) for f, start, a, b in overlaps if a < b]
+        )
     return ranks
 
 
@@ -74,21 +80,24 @@ def fair_initialize(
 ) -> tuple[int, dict[int, list[int]], list[list[int]], list[Tensor]]:
     """The document's fair division, unchanged; to look rows up use `owned_rows` instead.
 
-    Its results have four defects, which `LoadBalanceManager` corrects unless ``compat`` is asked for:
+    Its results have four defects, which `LoadBalanceManager` corrects unless ``compat`` is asked
+    for:
 
-    - The cuts do not say who owns an id: its lookup *clamps* ids that a rank does not own to rows that it does.
+    - The cuts do not say who owns an id: its lookup *clamps* ids that a rank does not own to rows
+      that it does.
     - The *remainder* of ``sum // num_groups`` belongs to the last rank, and is not counted there.
-    - A cut between two features leaves a *member without rows*: ``[24, 24]`` in two groups is ``[[0, 1], [1]]``.
-    - The *last offsets* are wrong where the last cut feature is not the last one: ``[5, 26, 1]`` in three groups has
-      ``[0, 26]`` for ``[0, 11]``.
+    - A cut between two features leaves a *member without rows*: ``[24, 24]`` in two groups is
+      ``[[0, 1], [1]]``.
+    - The *last offsets* are wrong where the last cut feature is not the last one: ``[5, 26, 1]`` in
+      three groups has ``[0, 26]`` for ``[0, 11]``.
 
     Args:
         embeddings_per_feat: R of each of the F features.
         num_groups: W.
 
     Returns:
-        Rows of each rank; the rows inside each feature at which it is cut; the features of each rank; the first row on
-        the rank of each of these.
+        Rows of each rank; the rows inside each feature at which it is cut; the features of each
+        rank; the first row on the rank of each of these.
 
     Example:
         >>> fair_initialize([5, 26, 1], 3)
@@ -110,12 +119,20 @@ def fair_initialize(
         sizes[-1].append(rows - (left - rows_per_rank) if begins_here else rows)
         groups[-1].append(feature)
         left -= rows
-    # A rank whose last member is cut has no size for it; of the last rank's members the last size is not an offset.
+    # A rank whose last member is cut has no size for it; of the last rank's members the last size
+    # is not an offset.
     sizes[-1].pop()
-    return rows_per_rank, cuts, groups, [torch.tensor([0, *accumulate(of_rank)]) for of_rank in sizes]
+    return (
+        rows_per_rank,
+        cuts,
+        groups,
+        [torch.tensor([0, *accumulate(of_rank)]) for of_rank in sizes],
+    )
 
 
-def lbmgr_fair_divide(field_dims: Sequence[int], num_groups: int) -> tuple[dict[int, list[int]], int]:
+def lbmgr_fair_divide(
+    field_dims: Sequence[int], num_groups: int
+) -> tuple[dict[int, list[int]], int]:
     """The first half of `fair_initialize`: the cuts, and each rank's rows (the document's emb_dim).
 
     Args:
@@ -133,11 +150,12 @@ def lbmgr_fair_divide(field_dims: Sequence[int], num_groups: int) -> tuple[dict[
 class LoadBalanceManager:
     """Divides the rows of F features among W ranks, and turns ids into rows of a rank.
 
-    *Fair* (``do_fair``): every rank owns one range of the rows of all features, W ranges that are equal to within one
-    row; features are cut where ranges end. *Whole features* (``do_fair=False``): the features are shuffled, and each
-    rank gets ``F // W`` of them, the last one the rest. Where ``disable_random_behavior`` is set, the largest feature
-    that is left goes to the rank with the fewest rows instead (LPT; Graham 1969), whose largest rank has at most
-    ``4/3 - 1/(3W)`` times the rows of the best possible one.
+    *Fair* (``do_fair``): every rank owns one range of the rows of all features, W ranges that are
+    equal to within one row; features are cut where ranges end. *Whole features*
+    (``do_fair=False``): the features are shuffled, and each rank gets ``F // W`` of them, the last
+    one the rest. Where ``disable_random_behavior`` is set, the largest feature that is left goes to
+    the rank with the fewest rows instead (LPT; Graham 1969), whose largest rank has at most ``4/3 -
+    1/(3W)`` times the rows of the best possible one.
 
     Every id of every feature belongs to exactly one rank.
 
@@ -148,8 +166,9 @@ class LoadBalanceManager:
         do_fair: Whether features may be cut.
         device: Of the offsets, by default torch's default device.
         disable_random_behavior: Whether whole features are placed by size instead of shuffled.
-        compat: Whether to return the document's numbers, with the defects that `fair_initialize` lists. Whole features
-            by size are then the document's, too: ascending, ``F // W`` for each rank.
+        compat: Whether to return the document's numbers, with the defects that `fair_initialize`
+            lists. Whole features by size are then the document's, too: ascending, ``F // W`` for
+            each rank.
 
     Attributes:
         embeddings_per_feat: As given.
@@ -162,7 +181,11 @@ class LoadBalanceManager:
 
     Example:
         >>> manager = LoadBalanceManager([5, 26, 1], num_groups=3)
-        >>> manager.groups, manager.cuts, [manager.get_num_embeddings_on_rank(rank) for rank in range(3)]
+        >>> (
+        ...     manager.groups,
+        ...     manager.cuts,
+        ...     [manager.get_num_embeddings_on_rank(rank) for rank in range(3)],
+        ... )
         ([[0, 1], [1], [1, 2]], {1: [5, 16]}, [10, 11, 11])
         >>> manager.shard_tensor(torch.tensor([[4, 16, 0]]), rank=2)
         tensor([[ 0, 10]])
@@ -182,11 +205,18 @@ class LoadBalanceManager:
         compat: bool = False,
     ) -> None:
         self.embeddings_per_feat = [int(rows) for rows in embeddings_per_feat]
-        self._num_groups, self._base_emb_dim, self._do_fair, self._compat = num_groups, base_emb_dim, do_fair, compat
+        self._num_groups, self._base_emb_dim, self._do_fair, self._compat = (
+            num_groups,
+            base_emb_dim,
+            do_fair,
+            compat,
+        )
         self._check_division()
         self.cuts: dict[int, list[int]] = {}
         if do_fair and compat:
-            self._rows, self.cuts, self.groups, offsets = fair_initialize(self.embeddings_per_feat, num_groups)
+            self._rows, self.cuts, self.groups, offsets = fair_initialize(
+                self.embeddings_per_feat, num_groups
+            )
             self._owned = self._as_cut(self.cuts, self.groups, offsets)
         elif do_fair:
             total = sum(self.embeddings_per_feat)
@@ -197,13 +227,18 @@ class LoadBalanceManager:
                 self.cuts.setdefault(part.feature, []).append(part.first)
         else:
             by_load = disable_random_behavior and not compat
-            whole = self._largest_first() if by_load else self._chunks(by_size=disable_random_behavior)
+            whole = (
+                self._largest_first() if by_load else self._chunks(by_size=disable_random_behavior)
+            )
             self.groups = [np.array(group) for group in whole]
             self._owned = [self._whole(group) for group in whole]
-        self.offsets = [torch.tensor([part.offset for part in of_rank], device=device) for of_rank in self._owned]
+        self.offsets = [
+            torch.tensor([part.offset for part in of_rank], device=device)
+            for of_rank in self._owned
+        ]
 
     def get_num_embeddings_on_rank(self, rank: int) -> int:
-        """Rows of a rank (in ``compat`` the same for all fair ranks: the remainder is not counted)."""
+        """Rows of a rank; in ``compat`` all fair ranks have as many: no remainder is counted."""
         if self._do_fair and self._compat:
             return self._rows
         return sum(part.rows for part in self._owned[rank])
@@ -211,7 +246,8 @@ class LoadBalanceManager:
     def shard_tensor(self, x: Tensor, rank: int) -> Tensor:
         """Ids of all features ``[B, F]`` to a rank's rows ``[B, len(group)]``, -1 for ids it lacks.
 
-        In ``compat`` an id of another rank is clamped to the nearest row of the feature that this rank owns.
+        In ``compat`` an id of another rank is clamped to the nearest row of the feature that this
+        rank owns.
 
         Args:
             x: Integers.
@@ -227,7 +263,9 @@ class LoadBalanceManager:
             if self._compat:
                 columns.append(local.clamp(0, max(part.rows - 1, 0)) + part.offset)
             else:
-                columns.append(torch.where((local >= 0) & (local < part.rows), local + part.offset, -1))
+                columns.append(
+                    torch.where((local >= 0) & (local < part.rows), local + part.offset, -1)
+                )
         return torch.stack(columns, dim=1) if columns else x.new_empty(len(x), 0)
 
     def get_group(self, rank: int) -> list[int] | NDArray[np.int64]:
@@ -245,37 +283,44 @@ class LoadBalanceManager:
         return max(2, int(self._base_emb_dim / 2 ** int(math.log2(ratio))))
 
     def get_qr_bucket_size(self, rank: int) -> int:
-        """Rows of each of the two tables of a quotient-remainder table that stands for a rank's rows."""
+        """Rows of the two tables of a quotient-remainder table that replaces a rank's rows."""
         return math.ceil(math.sqrt(self.get_num_embeddings_on_rank(rank)))
 
     def _check_division(self) -> None:
         empty = [feature for feature, rows in enumerate(self.embeddings_per_feat) if rows < 1]
         if empty:
             raise ValueError(
-                f"features {empty} have no rows in embeddings_per_feat={self.embeddings_per_feat}: leave them out"
+                f"features {empty} have no rows in "
+                f"embeddings_per_feat={self.embeddings_per_feat}: leave them out"
             )
         if self._num_groups < 1:
-            raise ValueError(f"num_groups={self._num_groups}: rows are divided among at least one group")
+            raise ValueError(
+                f"num_groups={self._num_groups}: rows are divided among at least one group"
+            )
         if not self._do_fair and len(self.embeddings_per_feat) < self._num_groups:
             raise ValueError(
-                f"{len(self.embeddings_per_feat)} features are too few for {self._num_groups} groups of whole "
-                "features: take fewer groups, or do_fair=True, which cuts features"
+                f"{len(self.embeddings_per_feat)} features are too few for {self._num_groups} "
+                "groups of whole features: take fewer groups, or do_fair=True, which cuts features"
             )
 
     def _check_ids(self, x: Tensor) -> None:
         rows = torch.tensor(self.embeddings_per_feat, device=x.device)
         if x.dim() != 2 or x.shape[1] != len(rows):
-            raise ValueError(f"ids have shape {tuple(x.shape)}: expected [B, {len(rows)}], a column for each feature")
+            raise ValueError(
+                f"ids have shape {tuple(x.shape)}: expected [B, {len(rows)}], a column for "
+                "each feature"
+            )
         outside = (x < 0) | (x >= rows)
         if outside.any():
             sample, feature = outside.nonzero()[0].tolist()
             raise ValueError(
-                f"feature {feature}, sample {sample}, holds id {int(x[sample, feature])}, and the feature has "
-                f"{self.embeddings_per_feat[feature]} rows: ids count from 0 to {self.embeddings_per_feat[feature] - 1}"
+                f"feature {feature}, sample {sample}, holds id {int(x[sample, feature])}, and the "
+                f"feature has {self.embeddings_per_feat[feature]} rows: ids count from 0 to "
+                f"{self.embeddings_per_feat[feature] - 1}"
             )
 
     def _chunks(self, by_size: bool) -> list[list[int]]:
-        """F // W features for each rank in the order of the document, the last one gets the rest."""
+        """F // W features for each rank in the document's order; the last rank gets the rest."""
         order = np.arange(len(self.embeddings_per_feat))
         if by_size:
             order = np.argsort(self.embeddings_per_feat, kind="stable")
@@ -289,7 +334,9 @@ class LoadBalanceManager:
         """LPT: in descending order of rows, each feature goes to the rank that has the fewest."""
         groups: list[list[int]] = [[] for _ in range(self._num_groups)]
         loads = [0] * self._num_groups
-        for feature in sorted(range(len(self.embeddings_per_feat)), key=lambda f: -self.embeddings_per_feat[f]):
+        for feature in sorted(
+            range(len(self.embeddings_per_feat)), key=lambda f: -self.embeddings_per_feat[f]
+        ):
             rank = loads.index(min(loads))
             groups[rank].append(feature)
             loads[rank] += self.embeddings_per_feat[feature]
@@ -298,13 +345,18 @@ class LoadBalanceManager:
     def _whole(self, group: Sequence[int]) -> list[OwnedRows]:
         rows = [self.embeddings_per_feat[feature] for feature in group]
         starts = accumulate(rows[:-1], initial=0)
-        return [OwnedRows(feature, 0, n, start) for feature, n, start in zip(group, rows, starts, strict=True)]
+        return [
+            OwnedRows(feature, 0, n, start)
+            for feature, n, start in zip(group, rows, starts, strict=True)
+        ]
 
     def _as_cut(
         self, cuts: dict[int, list[int]], groups: list[list[int]], offsets: list[Tensor]
     ) -> list[list[OwnedRows]]:
         """The document's division in our form: its cuts in the order of ranks, its offsets."""
-        ends = {feature: iter([*at, self.embeddings_per_feat[feature]]) for feature, at in cuts.items()}
+        ends = {
+            feature: iter([*at, self.embeddings_per_feat[feature]]) for feature, at in cuts.items()
+        }
         begun = dict.fromkeys(range(len(self.embeddings_per_feat)), 0)
         ranks = []
         for group, starts in zip(groups, offsets, strict=True):

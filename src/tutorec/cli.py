@@ -48,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words behind ``tutorec``; None takes them from the command line.
 
     Returns:
-        The exit status: 0; 1 when the doctor finds something broken, no plan fits, code does not migrate as it is, or
-        a benchmark misses its bar; 2 when a word or a file cannot be understood.
+        The exit status: 0; 1 when the doctor finds something broken, no plan fits, code does not
+        migrate as it is, or a benchmark misses its bar; 2 when a word or a file cannot be
+        understood.
 
     Example:
         >>> import contextlib, io
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         True
     """
     command_line = list(sys.argv[1:] if argv is None else argv)
-    if command_line[:1] == ["bench"]:  # the benchmarks parse their own words: each has options of its own
+    # the benchmarks parse their own words: each has options of its own
+    if command_line[:1] == ["bench"]:
         from tutorec.bench.runner import main as bench
 
         return bench(command_line[1:])
@@ -77,10 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tutorec", description="Distributed embeddings that run anywhere.")
+    parser = argparse.ArgumentParser(
+        prog="tutorec", description="Distributed embeddings that run anywhere."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    doctor = commands.add_parser("doctor", help="what runs on this machine, why, and what would improve it")
-    doctor.add_argument("--json", action="store_true", help="print the report as JSON, for programs")
+    doctor = commands.add_parser(
+        "doctor", help="what runs on this machine, why, and what would improve it"
+    )
+    doctor.add_argument(
+        "--json", action="store_true", help="print the report as JSON, for programs"
+    )
     plan = commands.add_parser(
         "plan",
         help="how to shard tables over machines that need not exist",
@@ -93,31 +101,54 @@ def _parser() -> argparse.ArgumentParser:
         "--topology",
         required=True,
         metavar="NAME",
-        help="ranks per host, kind and hosts: 8xH100x16; kinds are A100-40, A100-80, H100, H200 and laptop",
+        help=(
+            "ranks per host, kind and hosts: 8xH100x16; kinds are A100-40, A100-80, H100, H200 "
+            "and laptop"
+        ),
     )
-    plan.add_argument("--batch-size", type=int, metavar="B", help="samples of a rank's batch (the file's, or 512)")
-    plan.add_argument("--optimal", action="store_true", help="prove how good the plan is, with HiGHS")
-    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="when to stop searching (--optimal: 30)")
+    plan.add_argument(
+        "--batch-size", type=int, metavar="B", help="samples of a rank's batch (the file's, or 512)"
+    )
+    plan.add_argument(
+        "--optimal", action="store_true", help="prove how good the plan is, with HiGHS"
+    )
+    plan.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="when to stop searching (--optimal: 30)"
+    )
     plan.add_argument("--out", metavar="PLAN.json", help="save the plan, for ShardingPlan.load")
-    plan.add_argument("--plot", metavar="PLAN.svg", help="draw memory and time of each rank (.svg, .png, .pdf)")
+    plan.add_argument(
+        "--plot", metavar="PLAN.svg", help="draw memory and time of each rank (.svg, .png, .pdf)"
+    )
     plan.add_argument("--explain", metavar="TABLE", help="why this table is sharded as it is")
     commands.add_parser(
         "calibrate",
-        help="measure this machine for the planner, in some seconds, and keep the result for this user",
+        help=(
+            "measure this machine for the planner, in some seconds, and keep the result for this "
+            "user"
+        ),
         description="Measure this machine for the planner. Close other programs first.",
     )
     migrate = commands.add_parser(
         "migrate",
         help="what of a project's code that uses TorchRec runs here, and the renaming",
-        description="Read Python files and notebooks (not configurations, scripts or prose): which names and arguments "
-        "of TorchRec are here, which are not and what to use instead. Ends with 1 where something has to be changed by "
-        "hand.",
+        description="Read Python files and notebooks (not configurations, scripts or prose): which "
+        "names and arguments "
+        "of TorchRec are here, which are not and what to use instead. Ends with 1 where something "
+        "has to be changed by hand.",
     )
     migrate.add_argument("path", metavar="PATH", help="a Python file, a notebook, or a folder")
-    migrate.add_argument("--write", action="store_true", help="rename the package in imports, names and import paths")
-    migrate.add_argument("--json", action="store_true", help="print the report as JSON, for programs")
-    migrate.add_argument("--to", choices=["tutorec", "torchrec"], default="tutorec", help="the other way: torchrec")
-    commands.add_parser("bench", help="measure: tutorec bench NAME; 'tutorec bench --help' lists the names")
+    migrate.add_argument(
+        "--write", action="store_true", help="rename the package in imports, names and import paths"
+    )
+    migrate.add_argument(
+        "--json", action="store_true", help="print the report as JSON, for programs"
+    )
+    migrate.add_argument(
+        "--to", choices=["tutorec", "torchrec"], default="tutorec", help="the other way: torchrec"
+    )
+    commands.add_parser(
+        "bench", help="measure: tutorec bench NAME; 'tutorec bench --help' lists the names"
+    )
     return parser
 
 
@@ -132,7 +163,10 @@ def _plan(arguments: argparse.Namespace) -> int:
         # The text of a KeyError is its repr.
         text = error.args[0] if isinstance(error, KeyError) else error
         print(f"tutorec plan: {text}", file=sys.stderr)
-        misused = not isinstance(error, PlannerError) or error.error_type is PlannerErrorType.INPUT_VALIDATION
+        misused = (
+            not isinstance(error, PlannerError)
+            or error.error_type is PlannerErrorType.INPUT_VALIDATION
+        )
         return _MISUSED if misused else _FAILED
     return 0
 
@@ -145,7 +179,10 @@ def _calibrate() -> int:
     calibration = calibrate()
     for device in calibration.speeds:
         print(f"{device}: {speeds_text(Topology.calibrated(calibration, 2, device))}")
-    print(f"kept in {calibration.keep()}; the default planner of DistributedModelParallel uses it on this machine")
+    print(
+        f"kept in {calibration.keep()}; the default planner of DistributedModelParallel uses "
+        "it on this machine"
+    )
     return 0
 
 
@@ -169,9 +206,13 @@ def _write_plan(arguments: argparse.Namespace) -> None:
     for path in (arguments.out, arguments.plot):
         # A search may take a minute: what it writes to is looked at first.
         if path is not None and Path(path).is_dir():
-            raise IsADirectoryError(f"{path} is a folder: write the name of a file, {Path(path) / 'plan'}...")
+            raise IsADirectoryError(
+                f"{path} is a folder: write the name of a file, {Path(path) / 'plan'}..."
+            )
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise FileNotFoundError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
+            raise FileNotFoundError(
+                f"{path}: there is no folder {Path(path).absolute().parent}; make it first"
+            )
     if arguments.plot is not None and Path(arguments.plot).suffix not in (".svg", ".png", ".pdf"):
         raise ValueError(f"--plot {arguments.plot}: write a name that ends in .svg, .png or .pdf")
     if arguments.time_limit is not None and not arguments.time_limit > 0:
@@ -197,7 +238,10 @@ def _check_explained(table: str | None, names: Sequence[str]) -> None:
 
     known = {name.rpartition(".")[2] for name in names} | set(names)
     if table is not None and table not in known:
-        hint = did_you_mean(table, sorted(known)) or f"; the file has {', '.join(map(repr, names[:5]))}"
+        hint = (
+            did_you_mean(table, sorted(known))
+            or f"; the file has {', '.join(map(repr, names[:5]))}"
+        )
         raise ValueError(f"--explain {table}: there is no table {table!r}{hint}")
 
 
@@ -221,7 +265,10 @@ def _sharders(source: str, file: TableFile) -> list[Any]:
     from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
     try:
-        return [EmbeddingBagCollectionSharder(file.fused_params), EmbeddingCollectionSharder(file.fused_params)]
+        return [
+            EmbeddingBagCollectionSharder(file.fused_params),
+            EmbeddingCollectionSharder(file.fused_params),
+        ]
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
 
@@ -231,5 +278,7 @@ def _warnings_as_lines() -> Iterator[None]:
     """Warnings of the planner as lines, without the place in its code where they come from."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_rest, **_words: print(f"tutorec plan: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_rest, **_words: print(
+            f"tutorec plan: {message}", file=sys.stderr
+        )
         yield

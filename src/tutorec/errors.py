@@ -1,7 +1,8 @@
 """Exceptions that tutorec raises, one class for each kind of trouble.
 
-A caller's mistake is a :class:`ValueError` or :class:`KeyError` (or a subclass below), so that code that catches the
-built-in types keeps working. The classes here exist where a program may want to react to one trouble and not another.
+A caller's mistake is a :class:`ValueError` or :class:`KeyError` (or a subclass below), so that code
+that catches the built-in types keeps working. The classes here exist where a program may want to
+react to one trouble and not another.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def bad_input(message: str) -> PlannerError:
 class BackendError(ImportError):
     """A kernel backend was demanded (``TUTOREC_BACKEND=fbgemm``) and cannot be had on this machine.
 
-    It is never raised by the automatic choice, which falls back to the torch backend and says why in ``doctor()``.
+    It is never raised by the automatic choice, which falls back to the torch backend and says why
+    in ``doctor()``.
 
     Example:
         >>> from tutorec.errors import BackendError
@@ -116,7 +118,8 @@ class RankError(RuntimeError):
     Args:
         message: What happened, with the rank's number.
         rank: The rank that is the root cause; -1 when it is not known.
-        child_traceback: The traceback as the rank printed it; empty when the process died without one.
+        child_traceback: The traceback as the rank printed it; empty when the process died without
+            one.
 
     Example:
         >>> from tutorec.errors import RankError

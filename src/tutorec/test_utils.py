@@ -1,6 +1,7 @@
 """Helpers that tests written for TorchRec import: free ports, process groups, skipped tests.
 
-Names are those of ``torchrec.test_utils``. New tests need none of it: `tutorec.spmd.Ranks` starts ranks without a port.
+Names are those of ``torchrec.test_utils``. New tests need none of it: `tutorec.spmd.Ranks` starts
+ranks without a port.
 """
 
 from __future__ import annotations
@@ -102,13 +103,14 @@ def init_distributed_single_host(
 ) -> dist.ProcessGroup:
     """The default process group of ranks on this machine; leaves an earlier one first.
 
-    The ranks meet at ``MASTER_ADDR`` and ``MASTER_PORT``. ``LOCAL_WORLD_SIZE`` and ``LOCAL_RANK`` are set for hosts of
-    ``local_size`` ranks.
+    The ranks meet at ``MASTER_ADDR`` and ``MASTER_PORT``. ``LOCAL_WORLD_SIZE`` and ``LOCAL_RANK``
+    are set for hosts of ``local_size`` ranks.
 
     Args:
         rank: This process.
         world_size: W, ranks.
-        backend: ``"gloo"``, ``"nccl"``, or one for each kind of device, as ``"cpu:gloo,cuda:nccl"``.
+        backend: ``"gloo"``, ``"nccl"``, or one for each kind of device, as
+            ``"cpu:gloo,cuda:nccl"``.
         local_size: Ranks of a simulated host; by default all are on one.
     """
     on_host = local_size or world_size

@@ -43,7 +43,9 @@ _DTYPES: dict[DataType, torch.dtype] = {
     DataType.INT2: torch.quint2x4,
     DataType.NFP8: torch.float8_e4m3fn,
 }
-_DATA_TYPES: dict[torch.dtype, DataType] = {dtype: data_type for data_type, dtype in _DTYPES.items()}
+_DATA_TYPES: dict[torch.dtype, DataType] = {
+    dtype: data_type for data_type, dtype in _DTYPES.items()
+}
 
 
 def data_type_to_dtype(data_type: DataType) -> torch.dtype:

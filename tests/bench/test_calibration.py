@@ -45,7 +45,9 @@ def kept(**changed: str) -> None:
 
 
 def collection() -> EmbeddingBagCollection:
-    tables = [EmbeddingBagConfig(num_embeddings=64, embedding_dim=8, name="item", feature_names=["item"])]
+    tables = [
+        EmbeddingBagConfig(num_embeddings=64, embedding_dim=8, name="item", feature_names=["item"])
+    ]
     return EmbeddingBagCollection(tables)
 
 
@@ -55,17 +57,21 @@ def test_every_rank_has_the_same_to_do_in_every_case(world_size: int) -> None:
     for number in range(len(CASES)):
         tables, plan, samples = case_plan(number, world_size)
         of_ranks = loads(tables, plan, samples, topology)
-        np.testing.assert_allclose(of_ranks, np.broadcast_to(of_ranks[0], of_ranks.shape), rtol=1e-9)
+        np.testing.assert_allclose(
+            of_ranks, np.broadcast_to(of_ranks[0], of_ranks.shape), rtol=1e-9
+        )
         for table in tables:
             pieces = plan[table.name].pieces(table, world_size)
             assert exact_cover(
-                pieces[:: world_size if plan[table.name].kind == "data_parallel" else 1], table.rows, table.columns
+                pieces[:: world_size if plan[table.name].kind == "data_parallel" else 1],
+                table.rows,
+                table.columns,
             )
 
 
 def test_a_calibration_is_a_counted_amount_of_work() -> None:
     """What bounds its time: so many steps, ids and bytes of tables, whatever a clock says."""
-    tables = [(table, samples) for n in range(len(CASES)) for plan in [case_plan(n, 2)] for table in plan[0]
+    tables = [(table, samples) for n in range(len(CASES)) for plan in [case_plan(n, 2)] for table in plan[0]  # noqa: E501
               for samples in [plan[2]]]  # fmt: skip
     assert len(CASES) * (calibration.WARMUP + calibration.ROUNDS) <= 200
     assert sum(4 * table.rows * table.columns for table, _ in tables) <= 200e6
@@ -79,7 +85,9 @@ def test_times_that_the_estimate_gives_lead_back_to_its_numbers(world_size: int)
     for number in range(len(CASES)):
         tables, plan, samples = case_plan(number, world_size)
         perf = loads(tables, plan, samples, topology)
-        times[number] = np.stack([perf[:, [0, 1, 4]].sum(axis=1), perf[:, [2, 3]].sum(axis=1)], axis=1)
+        times[number] = np.stack(
+            [perf[:, [0, 1, 4]].sum(axis=1), perf[:, [2, 3]].sum(axis=1)], axis=1
+        )
         for kind in {cut.kind for cut in plan.values()}:
             rounds = exchanges(topology, ShardingType(kind), pooled=True)
             back = rounds if kind == "data_parallel" else min(rounds, 1)
@@ -119,20 +127,28 @@ def test_the_command_keeps_and_tells_what_it_measured(
     monkeypatch.setattr(calibration, "calibrate", lambda: measured)
     assert cli.main(["calibrate"]) == 0
     assert capsys.readouterr().out == (
-        "cpu: rows of a lookup 3.73 GiB/s; an update 0.50 times that and 30 ns a row; sent 0.84 GiB/s, 0.250 ms an "
-        f"exchange\nkept in {file}; the default planner of DistributedModelParallel uses it on this machine\n"
+        "cpu: rows of a lookup 3.73 GiB/s; an update 0.50 times that and 30 ns a row; sent 0.84 "
+        f"GiB/s, 0.250 ms an exchange\nkept in {file}; the default planner of "
+        "DistributedModelParallel uses it on this machine\n"
     )
     assert kept_calibration.kept().calibration == measured
 
 
 def _planned(rank: int, world_size: int) -> list[str]:
-    """Whose speeds stand in the report of the wrapped model, of a planner's collective plan, and of its own plan."""
+    """Whose speeds stand in the report of the wrapped model, of a planner's collective plan, and of
+    its own plan.
+    """
     model = DistributedModelParallel(collection())
     made = EmbeddingShardingPlanner().collective_plan(collection())
     alone = EmbeddingShardingPlanner().plan(collection())
     given = EmbeddingShardingPlanner(Topology(world_size, "cpu")).collective_plan(collection())
     plans = [model.plan, made, alone, given]
-    return [line for plan in plans for line in str(plan.explain()).splitlines() if line.strip().startswith("speeds")]
+    return [
+        line
+        for plan in plans
+        for line in str(plan.explain()).splitlines()
+        if line.strip().startswith("speeds")
+    ]
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -165,14 +181,18 @@ def test_measured_speeds_are_those_of_the_topology(file: Path) -> None:
 
 def test_speeds_that_no_longer_fit_are_a_warning_once(file: Path) -> None:
     kept(torch="0.1")
-    with pytest.warns(UserWarning, match=r"preset's speeds: calibrated on 2026-11-22, .*\(torch 0\.1 -> "):
+    with pytest.warns(
+        UserWarning, match=r"preset's speeds: calibrated on 2026-11-22, .*\(torch 0\.1 -> "
+    ):
         assert "which no longer fits (torch 0.1" in machines.this_machine(2, "cpu", 2).source
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         machines.this_machine(2, "cpu", 2)
 
 
-def test_a_measured_topology_measures_where_nothing_is_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_topology_measures_where_nothing_is_kept(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kept_calibration, "measure_in_own_process", kept)
     assert Topology.measured().row_ms == 3e-5
 
@@ -180,7 +200,8 @@ def test_a_measured_topology_measures_where_nothing_is_kept(file: Path, monkeypa
 def test_a_measured_topology_of_what_was_not_measured_is_refused(file: Path) -> None:
     kept()
     with pytest.raises(
-        PlannerError, match=r"there is no measurement of cuda on this machine .*run `tutorec calibrate`"
+        PlannerError,
+        match=r"there is no measurement of cuda on this machine .*run `tutorec calibrate`",
     ):
         Topology.measured(2, "cuda")
 

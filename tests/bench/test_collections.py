@@ -29,7 +29,9 @@ _TWIN = {
     "modules/embedding_modules.py": "from tutorec.modules.embedding_modules import *",
     "modules/fused_embedding_modules.py": _FUSED,
     "optim/rowwise_adagrad.py": "from tutorec.optim.rowwise_adagrad import *",
-    "optim/apply_optimizer_in_backward.py": "from tutorec.optim.apply_optimizer_in_backward import *",
+    "optim/apply_optimizer_in_backward.py": (
+        "from tutorec.optim.apply_optimizer_in_backward import *"
+    ),
 }
 
 
@@ -52,7 +54,11 @@ def _on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"tiny": kjt.Size(2, 2, 3, 2, 4), "mid": kjt.Size(3, 5, 2, 1, 4), "large": kjt.Size(4, 3, 2, 1, 4)}
+    sizes = {
+        "tiny": kjt.Size(2, 2, 3, 2, 4),
+        "mid": kjt.Size(3, 5, 2, 1, 4),
+        "large": kjt.Size(4, 3, 2, 1, 4),
+    }
     monkeypatch.setattr(kjt, "_SIZES", sizes)
     steps = {
         "step-sgd": ("sgd", 40, 1.05, None),
@@ -60,9 +66,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "step-sgd-large": ("sgd", 50, None, 10.0),
     }
     monkeypatch.setattr(ebc, "_STEP", steps)
-    for name, value in {"_TABLES": 3, "_ROWS": 50, "_TRAIN_ROWS": 40, "_COLUMNS": 4, "_TRAIN_BATCH": 8}.items():
+    for name, value in {
+        "_TABLES": 3,
+        "_ROWS": 50,
+        "_TRAIN_ROWS": 40,
+        "_COLUMNS": 4,
+        "_TRAIN_BATCH": 8,
+    }.items():
         monkeypatch.setattr(ebc, name, value)
-    monkeypatch.setattr(ebc, "_FORWARD", {"forward-1": (1, 1, 2, "cpu", 10.0), "forward-256": (4, 2, 1, "wall", 1.5)})
+    monkeypatch.setattr(
+        ebc,
+        "_FORWARD",
+        {"forward-1": (1, 1, 2, "cpu", 10.0), "forward-256": (4, 2, 1, "wall", 1.5)},
+    )
 
 
 def _ratios(report: Report) -> dict[str, Bar | None]:
@@ -86,13 +102,17 @@ def test_kjt_compares_every_operation_at_every_size(twin: str) -> None:
 def test_kjt_runs_what_was_chosen_and_needs_no_peer() -> None:
     report = kjt.run(Options(rounds=1, sizes=("mid",), cases=("permute", "split halves")))
     assert sorted(report.samples) == [
-        f"mid {case}: tutorec{checks}" for case in ("permute", "split halves") for checks in ("", " checked")
+        f"mid {case}: tutorec{checks}"
+        for case in ("permute", "split halves")
+        for checks in ("", " checked")
     ]
     assert not report.comparisons
 
 
 @pytest.mark.usefixtures("small")
-def test_kjt_leaves_out_what_needs_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kjt_leaves_out_what_needs_a_package_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kjt, "find_spec", lambda name: None)
     report = kjt.run(Options(rounds=1, sizes=("tiny",), cases=("permute", "td_to_kjt")))
     assert sorted(report.samples) == ["tiny permute: tutorec", "tiny permute: tutorec checked"]
@@ -100,7 +120,9 @@ def test_kjt_leaves_out_what_needs_a_package_that_is_not_there(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("small")
-def test_kjt_refuses_a_peer_with_other_tensors(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kjt_refuses_a_peer_with_other_tensors(
+    twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "from tutorec.sparse.jagged_tensor import *\nclass KeyedTensor(KeyedTensor):\n"
     text += "    @staticmethod\n    def regroup(many, groups):\n        return [many[0].values()]\n"
     (tmp_path / "twin/sparse/jagged_tensor.py").write_text(text)
@@ -144,7 +166,9 @@ def test_ebc_compares_forward_and_both_roads_of_a_step(twin: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_ebc_refuses_a_peer_that_pools_otherwise(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ebc_refuses_a_peer_that_pools_otherwise(
+    twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "from tutorec.modules.embedding_configs import *\nimport functools\n"
     text += "EmbeddingBagConfig = functools.partial(EmbeddingBagConfig, pooling=PoolingType.MEAN)\n"
     (tmp_path / "twin/modules/embedding_configs.py").write_text(text)
@@ -157,7 +181,9 @@ def test_ebc_refuses_a_peer_that_pools_otherwise(twin: str, tmp_path: Path, monk
 def test_ebc_judges_memory_after_three_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(ebc, "measurable", lambda: True)
-    monkeypatch.setattr(ebc, "bytes_of", lambda expression: asked.append(expression) or 3 * 40 * 4 * 4 * 2)
+    monkeypatch.setattr(
+        ebc, "bytes_of", lambda expression: asked.append(expression) or 3 * 40 * 4 * 4 * 2
+    )
     [found] = ebc.run(Options(rounds=1, cases=("memory",))).comparisons
     assert (found.ratio.median, found.verdict, found.clock) == (2.0, "missed", "memory")
     assert asked == ["tutorec.bench.ebc:step_memory('tutorec', False, 40)"] * 3
@@ -181,7 +207,9 @@ def test_peak_counts_what_a_call_held_and_gave_back() -> None:
 
 def test_bytes_of_runs_the_expression_in_a_new_process() -> None:
     assert memory.bytes_of("math:floor(2.5)") == 2
-    with pytest.raises(RuntimeError, match=r"(?s)measuring memory of math:nothing\(\) failed.*AttributeError"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)measuring memory of math:nothing\(\) failed.*AttributeError"
+    ):
         memory.bytes_of("math:nothing()")
 
 

@@ -35,7 +35,9 @@ def test_estimate_of_a_plan_is_the_slowest_rank_and_the_exchanges() -> None:
     tables = [TableSize("t0", 1000, 16, 4), TableSize("t1", 1000, 16, 4)]
 
     def of(*cuts: Cut) -> float:
-        return estimated_ms(tables, {f"t{index}": cut for index, cut in enumerate(cuts)}, 64, topology)
+        return estimated_ms(
+            tables, {f"t{index}": cut for index, cut in enumerate(cuts)}, 64, topology
+        )
 
     apart = of(Cut("table_wise", (0,)), Cut("table_wise", (1,)))
     together = of(Cut("table_wise", (1,)), Cut("table_wise", (1,)))
@@ -48,14 +50,18 @@ def test_estimate_of_a_plan_is_the_slowest_rank_and_the_exchanges() -> None:
 def test_rank_correlation_looks_at_order_alone() -> None:
     assert rank_correlation([1.0, 2.0, 3.0], [10.0, 500.0, 501.0]) == pytest.approx(1.0)
     assert rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
-    assert rank_correlation(np.array([1.0, 2.0, 3.0, 4.0]), [1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.8)
+    assert rank_correlation(np.array([1.0, 2.0, 3.0, 4.0]), [1.0, 3.0, 2.0, 4.0]) == pytest.approx(
+        0.8
+    )
 
 
 def test_every_plan_is_measured_and_both_clocks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PLANS": 4, "TABLES": 2, "SAMPLES": 3, "MOST_ROWS": 1500}.items():
         monkeypatch.setattr(estimates, name, value)
     speeds = {"cpu": {"ddr_mem_bw": 5e6, "row_ms": 2e-5, "latency_ms": 0.5}}
-    monkeypatch.setattr(estimates, "calibrate", lambda devices: Calibration("2026-11-22", {}, speeds))
+    monkeypatch.setattr(
+        estimates, "calibrate", lambda devices: Calibration("2026-11-22", {}, speeds)
+    )
     report = estimates.run(Options(rounds=2))
     assert [len(samples) for samples in report.samples.values()] == [2] * 4
     bars = [Bar("at least", 0.8), Bar("at most", 1.5)]
@@ -64,5 +70,7 @@ def test_every_plan_is_measured_and_both_clocks_are_judged(monkeypatch: pytest.M
     ]
     assert all(-1 <= c.ratio.median <= 1 for c in report.comparisons[::2])
     assert all(c.ratio.median >= 1 for c in report.comparisons[1::2])
-    assert report.notes[0].startswith("measured on this machine on 2026-11-22: rows of a lookup 4.66 GiB/s")
+    assert report.notes[0].startswith(
+        "measured on this machine on 2026-11-22: rows of a lookup 4.66 GiB/s"
+    )
     assert "rank correlation" in str(report)

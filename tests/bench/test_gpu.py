@@ -1,4 +1,6 @@
-"""`bench gpu` on the CPU with small sizes: all but the device, beside a peer that is tutorec under another name."""
+"""`bench gpu` on the CPU with small sizes: all but the device, beside a peer that is tutorec under
+another name.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,11 @@ def test_lookups_steps_and_sharded_steps_are_judged_by_wall_time(twin: str) -> N
     report = gpu.run(Options(rounds=2, vs=twin, cases=cases, device="cpu"))
     bar = Bar("at least", 1.0)
     assert {c.title: c.bar for c in report.comparisons} == {
-        **{f"{case}: twin / {side}": bar for case in ("forward", "int8") for side in ("tutorec", "tutorec checked")},
+        **{
+            f"{case}: twin / {side}": bar
+            for case in ("forward", "int8")
+            for side in ("tutorec", "tutorec checked")
+        },
         **{
             f"{case}: share of the copy's bandwidth, {side}": None
             for case in ("forward", "int8")
@@ -89,7 +95,9 @@ def test_a_share_is_the_time_of_a_copy_of_as_many_bytes() -> None:
     [(_, values, lengths)] = ebc.fresh_batches(50, 8, -1000, 1)
     moved = 8 * len(values) + 8 * len(lengths) + 4 * 4 * len(values) + 4 * 3 * 8 * 4
     [note] = report.notes
-    assert note.startswith("forward: tutorec reads and writes ") and note.endswith(f"; {moved:,} bytes each")
+    assert note.startswith("forward: tutorec reads and writes ") and note.endswith(
+        f"; {moved:,} bytes each"
+    )
 
 
 def test_a_peer_with_other_results_is_refused(twin: str, tmp_path: Path) -> None:
@@ -103,7 +111,9 @@ def test_a_peer_with_other_results_is_refused(twin: str, tmp_path: Path) -> None
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_a_gpu_it_stops_with_one_line() -> None:
-    with pytest.raises(ValueError, match=r"bench gpu needs a CUDA device, and torch 2\.\S+ finds none here"):
+    with pytest.raises(
+        ValueError, match=r"bench gpu needs a CUDA device, and torch 2\.\S+ finds none here"
+    ):
         gpu.run(Options(rounds=1))
 
 
@@ -116,5 +126,9 @@ def test_the_device_can_be_named_and_is_not_advertised(capsys: pytest.CaptureFix
 
 
 def test_finishing_reads_a_number_of_any_shape_and_dtype() -> None:
-    for result in (torch.ones(2, 3, requires_grad=True), torch.tensor(1.0), torch.ones(3, dtype=torch.uint8)):
+    for result in (
+        torch.ones(2, 3, requires_grad=True),
+        torch.tensor(1.0),
+        torch.ones(3, dtype=torch.uint8),
+    ):
         finish(result)

@@ -81,7 +81,9 @@ def test_compare_divides_the_first_by_the_second_on_the_clock_asked_for() -> Non
         (Bar("at most", 1.15), Ratio(1.16, 1.0, 1.17, 30), "missed"),
     ],
 )
-def test_a_bar_needs_median_interval_and_thirty_rounds(bar: Bar, ratio: Ratio, verdict: str) -> None:
+def test_a_bar_needs_median_interval_and_thirty_rounds(
+    bar: Bar, ratio: Ratio, verdict: str
+) -> None:
     assert bar.judge(ratio) == verdict
     assert Comparison("a / b", "cpu", ratio, bar).verdict == verdict
 
@@ -102,7 +104,9 @@ def test_interleave_runs_every_variant_once_a_round_in_every_order() -> None:
 
     samples = interleave({name: variant(name) for name in "abc"}, rounds=60, warmup=2)
     rounds = [calls[i : i + 3] for i in range(0, len(calls), 3)]
-    assert [{number for _, number in one} for one in rounds] == [{number} for number in range(-2, 60)]
+    assert [{number for _, number in one} for one in rounds] == [
+        {number} for number in range(-2, 60)
+    ]
     orders = Counter("".join(name for name, _ in one) for one in rounds)
     assert set(orders) == {"abc", "acb", "bac", "bca", "cab", "cba"}
     assert [[sample.cpu for sample in found] for found in samples.values()] == [list(range(60))] * 3
@@ -134,12 +138,21 @@ def test_time_command_counts_the_childs_cpu_time() -> None:
 
 def test_time_command_that_fails_shows_stderr() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)exit status 3.*no good"):
-        time_command([sys.executable, "-c", "import sys; print('no good', file=sys.stderr); sys.exit(3)"])
+        time_command(
+            [sys.executable, "-c", "import sys; print('no good', file=sys.stderr); sys.exit(3)"]
+        )
 
 
 def _report(bar: Bar) -> Report:
     samples = {"slow": _samples([2.0, 2.2] * 15), "fast": _samples([1.0, 1.1] * 15)}
-    return Report("fake", {"B": 4}, samples, [compare(samples, "slow", "fast", bar=bar)], machine(), notes=["a note"])
+    return Report(
+        "fake",
+        {"B": 4},
+        samples,
+        [compare(samples, "slow", "fast", bar=bar)],
+        machine(),
+        notes=["a note"],
+    )
 
 
 def test_report_prints_medians_ratios_verdicts_and_notes() -> None:
@@ -155,6 +168,16 @@ def test_report_knows_whether_a_bar_was_missed() -> None:
 
 def test_report_as_json_holds_samples_versions_and_hardware() -> None:
     found = json.loads(json.dumps(_report(Bar("at least", 1.5)).to_dict()))
-    assert found["benchmark"] == "fake" and found["versions"]["torch"] and found["hardware"]["cores"] >= 1
-    assert found["comparisons"][0]["verdict"] == "met" and found["comparisons"][0]["ratio"]["median"] == 2.0
-    assert len(found["samples"]["slow"]) == 30 and found["samples"]["slow"][0] == {"cpu": 2.0, "wall": 20.0}
+    assert (
+        found["benchmark"] == "fake"
+        and found["versions"]["torch"]
+        and found["hardware"]["cores"] >= 1
+    )
+    assert (
+        found["comparisons"][0]["verdict"] == "met"
+        and found["comparisons"][0]["ratio"]["median"] == 2.0
+    )
+    assert len(found["samples"]["slow"]) == 30 and found["samples"]["slow"][0] == {
+        "cpu": 2.0,
+        "wall": 20.0,
+    }

@@ -1,4 +1,6 @@
-"""`bench pipeline` on small tables: what it measures and judges, beside a peer that is tutorec under another name."""
+"""`bench pipeline` on small tables: what it measures and judges, beside a peer that is tutorec
+under another name.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from tutorec.bench.sharded_rank import Sizes
 from tutorec.bench.train_rank import Shape
 
 _TWIN = (
-    "sparse.jagged_tensor modules.embedding_configs modules.embedding_modules optim.rowwise_adagrad optim.keyed "
-    "optim.apply_optimizer_in_backward optim.optimizers distributed.types distributed.embeddingbag streamable "
-    "distributed.model_parallel models.dlrm datasets.utils distributed.train_pipeline.train_pipelines"
+    "sparse.jagged_tensor modules.embedding_configs modules.embedding_modules "
+    "optim.rowwise_adagrad optim.keyed optim.apply_optimizer_in_backward optim.optimizers "
+    "distributed.types distributed.embeddingbag streamable distributed.model_parallel models.dlrm "
+    "datasets.utils distributed.train_pipeline.train_pipelines"
 ).split()
 _SPARSE_DIST = "TrainPipelineSparseDist"
 
@@ -51,7 +54,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("world", "bar"), [(1, 0.98), (2, 1.03)])
-def test_the_plain_loop_and_the_peer_are_bars_on_both_clocks(twin: Path, world: int, bar: float) -> None:
+def test_the_plain_loop_and_the_peer_are_bars_on_both_clocks(
+    twin: Path, world: int, bar: float
+) -> None:
     report = pipeline.run(Options(rounds=2, vs=twin.name, cases=("loop",), world=world))
     ours = f"tutorec {_SPARSE_DIST}"
     expected = {
@@ -68,14 +73,18 @@ def test_a_peer_whose_losses_differ_is_refused_before_anything_is_timed(twin: Pa
     text += "    def forward(self, batch):\n        loss, (lost, *parts) = super().forward(batch)\n"
     text += "        return loss, (1.1 * lost, *parts)\n"
     (twin / "models/dlrm.py").write_text(text)
-    with pytest.raises(ValueError, match=r"losses differ by up to .* on rank 0, of tutorec plain loop, .* timed"):
+    with pytest.raises(
+        ValueError, match=r"losses differ by up to .* on rank 0, of tutorec plain loop, .* timed"
+    ):
         pipeline.run(Options(rounds=1, vs=twin.name, cases=("loop",), world=1))
 
 
 def test_delay_prefetch_and_memory_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = ("delay", "prefetch", "memory") if sys.platform == "linux" else ("delay",)
     report = pipeline.run(Options(rounds=2, cases=cases, world=2))
-    judged = [(c.title.partition(":")[0], c.clock, c.bar) for c in report.comparisons if c.bar is not None]
+    judged = [
+        (c.title.partition(":")[0], c.clock, c.bar) for c in report.comparisons if c.bar is not None
+    ]
     expected = [
         ("delay", "wall", Bar("at least", 0.7)),
         ("cache of 10 %", "wall", Bar("at least", 1.2)),
@@ -84,16 +93,30 @@ def test_delay_prefetch_and_memory_are_judged(monkeypatch: pytest.MonkeyPatch) -
     assert judged == expected[: len(cases)]
 
 
-def test_the_document_has_a_line_for_every_pipeline_and_form_and_four_conclusions(twin: Path) -> None:
+def test_the_document_has_a_line_for_every_pipeline_and_form_and_four_conclusions(
+    twin: Path,
+) -> None:
     pytest.importorskip("tensordict")
-    report = pipeline.run(Options(rounds=2, vs=twin.name, cases=("document",), world=2, scale=0.001))
-    form = re.compile(r"(\w+)( of twin)? +\| Runtime \(P90\): [\d.]+ ms \| Memory \(P90\): ([\d.]+ MB|.*) \((TD|KJT)\)")
+    report = pipeline.run(
+        Options(rounds=2, vs=twin.name, cases=("document",), world=2, scale=0.001)
+    )
+    form = re.compile(
+        r"(\w+)( of twin)? +\| Runtime \(P90\): [\d.]+ ms \| Memory \(P90\): ([\d.]+ MB|.*) "
+        r"\((TD|KJT)\)"
+    )
     lines = [match for note in report.notes if (match := form.fullmatch(note))]
     forms = ("TD", "KJT")
     ours = [(name, None, each) for name in pipeline_document.PIPELINES for each in forms]
-    theirs = [(name, " of twin", each) for name in ("TrainPipelineBase", _SPARSE_DIST) for each in forms]
+    theirs = [
+        (name, " of twin", each) for name in ("TrainPipelineBase", _SPARSE_DIST) for each in forms
+    ]
     assert [line.group(1, 2, 4) for line in lines] == ours + theirs
-    starts = ["1. conversion: ", "2. copies: 4 tensors of a TD and 2 of a KJT ", "3. critical path: ", "4. total: "]
+    starts = [
+        "1. conversion: ",
+        "2. copies: 4 tensors of a TD and 2 of a KJT ",
+        "3. critical path: ",
+        "4. total: ",
+    ]
     for start, note in zip(starts, report.notes[-4:], strict=True):
         assert note.startswith(start)
 
@@ -152,7 +175,10 @@ def test_bytes_of_a_batch_count_its_ids_twice() -> None:
     batch = pipeline_rank.draw_batch(Library("tutorec"), pipeline.SHAPE, 0, 0)
     features = batch.sparse_features
     ids = features.values().nbytes + features.lengths().nbytes
-    assert pipeline_rank.bytes_of_batch(vars(batch)) == 2 * ids + batch.dense_features.nbytes + batch.labels.nbytes
+    assert (
+        pipeline_rank.bytes_of_batch(vars(batch))
+        == 2 * ids + batch.dense_features.nbytes + batch.labels.nbytes
+    )
 
 
 def test_a_model_without_sharded_modules_is_not_delayed() -> None:
@@ -168,7 +194,9 @@ def test_a_model_without_sharded_modules_is_not_delayed() -> None:
         (["kjt", "--scale", "2"], "bench kjt has tables of one size and takes no --scale"),
     ],
 )
-def test_a_scale_without_meaning_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scale_without_meaning_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(words)
     assert message in capsys.readouterr().err

@@ -41,7 +41,10 @@ def _on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_TABLES": 3, "_ROWS": 50}.items():
         monkeypatch.setattr(quant, name, value)
-    requests = {"int8-1": quant.Case(1, 1, 3, 2.5, False), "int8-32-10ids": quant.Case(4, 10, 2, None)}
+    requests = {
+        "int8-1": quant.Case(1, 1, 3, 2.5, False),
+        "int8-32-10ids": quant.Case(4, 10, 2, None),
+    }
     monkeypatch.setattr(quant, "_REQUESTS", requests)
     monkeypatch.setattr(quant, "CASES", (*requests, "rows", "memory"))
 
@@ -72,12 +75,16 @@ def test_medians_and_tails_are_judged(twin: str) -> None:
 @pytest.mark.usefixtures("small")
 def test_it_needs_no_peer() -> None:
     report = quant.run(Options(rounds=1, cases=("int8-1",)))
-    assert sorted(report.samples) == sorted(f"int8-1: tutorec{c}{p}" for c in ("", " checked") for p in ("", ", p99"))
+    assert sorted(report.samples) == sorted(
+        f"int8-1: tutorec{c}{p}" for c in ("", " checked") for p in ("", ", p99")
+    )
     assert not report.comparisons
 
 
 @pytest.mark.usefixtures("small")
-def test_a_peer_with_other_rows_is_refused(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_with_other_rows_is_refused(
+    twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "from tutorec.modules.embedding_configs import *\nimport functools\n"
     text += "EmbeddingBagConfig = functools.partial(EmbeddingBagConfig, pooling=PoolingType.MEAN)\n"
     (tmp_path / "twin/modules/embedding_configs.py").write_text(text)
@@ -97,12 +104,16 @@ def test_bytes_of_a_row_are_those_of_the_buffer() -> None:
 def test_memory_is_judged_after_three_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(quant, "measurable", lambda: True)
-    monkeypatch.setattr(quant, "bytes_of", lambda expression: asked.append(expression) or 4 * 50 * 64 * 4)
+    monkeypatch.setattr(
+        quant, "bytes_of", lambda expression: asked.append(expression) or 4 * 50 * 64 * 4
+    )
     in_place, kept = quant.run(Options(rounds=1, cases=("memory",))).comparisons
     assert (in_place.ratio.median, in_place.verdict, in_place.clock) == (1.0, "met", "memory")
     assert (kept.ratio.median, kept.verdict) == (pytest.approx(4 / 3), "met")
     assert asked == [
-        f"tutorec.bench.quant:quantize_memory('tutorec', {way})" for way in (True, False) for _ in range(3)
+        f"tutorec.bench.quant:quantize_memory('tutorec', {way})"
+        for way in (True, False)
+        for _ in range(3)
     ]
 
 
@@ -118,7 +129,8 @@ def test_quantizing_in_place_never_holds_two_models() -> None:
     model, table = tables * rows * columns * 4, rows * columns * 4
     in_place = memory.bytes_of(f"tutorec.bench.quant:quantize_memory('tutorec', True, {rows})")
     kept = memory.bytes_of(f"tutorec.bench.quant:quantize_memory('tutorec', False, {rows})")
-    # What is made on the way of packing some rows does not grow with the table, and is as much as one of these.
+    # What is made on the way of packing some rows does not grow with the table, and is as much as
+    # one of these.
     assert 0.9 * model < in_place < model + 4 * table
     assert 1.25 * model < kept < 1.35 * model + 4 * table
 

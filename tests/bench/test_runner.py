@@ -21,15 +21,28 @@ def _fake(monkeypatch: pytest.MonkeyPatch, ratio: float, seen: list[Options]) ->
         @staticmethod
         def run(options: Options) -> Report:
             seen.append(options)
-            samples = {"slow": [Sample(ratio, ratio)] * options.rounds, "fast": [Sample(1.0, 1.0)] * options.rounds}
-            return Report("fake", {}, samples, [compare(samples, "slow", "fast", bar=Bar("at least", 2.0))], machine())
+            samples = {
+                "slow": [Sample(ratio, ratio)] * options.rounds,
+                "fast": [Sample(1.0, 1.0)] * options.rounds,
+            }
+            return Report(
+                "fake",
+                {},
+                samples,
+                [compare(samples, "slow", "fast", bar=Bar("at least", 2.0))],
+                machine(),
+            )
 
     monkeypatch.setattr(runner, "benchmarks", lambda: {"fake": Fake})
 
 
 def test_every_file_is_a_benchmark_with_a_name_and_a_first_line() -> None:
     found = runner.benchmarks()
-    assert {"import": imports, "backends": backends, "validation": validation}.items() <= found.items()
+    assert {
+        "import": imports,
+        "backends": backends,
+        "validation": validation,
+    }.items() <= found.items()
     for module in found.values():
         assert module.ROUNDS >= 30 and module.__doc__ and callable(module.run)
 
@@ -45,7 +58,9 @@ def test_main_prints_writes_json_and_succeeds(
     assert json.loads((tmp_path / "out.json").read_text())["comparisons"][0]["verdict"] == "met"
 
 
-def test_main_fails_when_a_bar_is_missed_but_not_when_it_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_fails_when_a_bar_is_missed_but_not_when_it_is_undecided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _fake(monkeypatch, ratio=1.5, seen=[])
     assert main(["fake"]) == 1
     assert main(["fake", "--rounds", "29"]) == 0
@@ -93,9 +108,13 @@ def test_import_benchmark_compares_cold_processes(monkeypatch: pytest.MonkeyPatc
     assert len(scripts) == 5 * 3
 
 
-def test_import_benchmark_refuses_a_peer_with_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_benchmark_refuses_a_peer_with_another_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(imports, "find_spec", lambda name: object())
-    monkeypatch.setattr(imports, "_output", lambda script: "peer's" if "from peer" in script else "ours")
+    monkeypatch.setattr(
+        imports, "_output", lambda script: "peer's" if "from peer" in script else "ours"
+    )
     with pytest.raises(ValueError, match="tutorec gives ours, peer gives peer's"):
         imports.run(Options(rounds=1, vs="peer"))
 
@@ -130,7 +149,8 @@ def test_the_library_holds_no_import_of_the_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["import", "--sizes", "tiny"], ["ebc", "--sizes", "tiny"], ["validation", "--cases", "a"]]
+    "words",
+    [["import", "--sizes", "tiny"], ["ebc", "--sizes", "tiny"], ["validation", "--cases", "a"]],
 )
 def test_main_refuses_parts_that_a_benchmark_does_not_have(
     words: list[str], capsys: pytest.CaptureFixture[str]
@@ -145,7 +165,12 @@ def test_main_hands_on_the_parts_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         runner.benchmarks()["kjt"],
         "run",
-        lambda options: seen.append(options) or Report("kjt", {}, {"a": [Sample(1, 1)]}, [], machine()),
+        lambda options: (
+            seen.append(options) or Report("kjt", {}, {"a": [Sample(1, 1)]}, [], machine())
+        ),
     )
-    assert main(["kjt", "--sizes", "tiny,mid", "--cases", "split halves,permute", "--rounds", "1"]) == 0
+    assert (
+        main(["kjt", "--sizes", "tiny,mid", "--cases", "split halves,permute", "--rounds", "1"])
+        == 0
+    )
     assert seen == [Options(1, None, ("tiny", "mid"), ("split halves", "permute"))]

@@ -19,7 +19,9 @@ _TWIN = {
     "modules/embedding_configs.py": "from tutorec.modules.embedding_configs import *",
     "modules/embedding_modules.py": "from tutorec.modules.embedding_modules import *",
     "optim/rowwise_adagrad.py": "from tutorec.optim.rowwise_adagrad import *",
-    "optim/apply_optimizer_in_backward.py": "from tutorec.optim.apply_optimizer_in_backward import *",
+    "optim/apply_optimizer_in_backward.py": (
+        "from tutorec.optim.apply_optimizer_in_backward import *"
+    ),
     "distributed/types.py": "from tutorec.distributed.types import *",
     "distributed/dist_data.py": "from tutorec.distributed.dist_data import *",
     "distributed/embeddingbag.py": "from tutorec.distributed.embeddingbag import *",
@@ -43,8 +45,13 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded, "SIZES_OF_TABLES", Sizes(tables=3, rows=20, columns=4, pooling=2))
-    monkeypatch.setattr(sharded, "MEMORY_SIZES", Sizes(tables=2, rows=100_000, columns=16, pooling=2))
-    few = {name: Case(**{**vars(case), "samples": min(case.samples, 8)}) for name, case in sharded._ALL.items()}
+    monkeypatch.setattr(
+        sharded, "MEMORY_SIZES", Sizes(tables=2, rows=100_000, columns=16, pooling=2)
+    )
+    few = {
+        name: Case(**{**vars(case), "samples": min(case.samples, 8)})
+        for name, case in sharded._ALL.items()
+    }
     monkeypatch.setattr(sharded, "_ALL", few)
 
 
@@ -69,7 +76,9 @@ def test_two_ranks_are_compared_with_the_checks_on(twin: str) -> None:
 
 
 def test_one_rank_is_compared_with_the_checks_on_and_off(twin: str) -> None:
-    report = sharded.run(Options(rounds=1, vs=twin, cases=("exchange", "step-1", "step-row_wise"), world=1))
+    report = sharded.run(
+        Options(rounds=1, vs=twin, cases=("exchange", "step-1", "step-row_wise"), world=1)
+    )
     bars = _bars(report)
     assert bars["step-1: twin / tutorec"] == Bar("at least", 1.6)
     assert bars["step-1: twin / tutorec checked"] is None
@@ -84,11 +93,16 @@ def test_a_peer_is_not_needed_and_two_ranks_are_the_default() -> None:
     assert not report.comparisons
 
 
-def test_a_peer_with_other_results_is_refused_and_the_rank_is_named(twin: str, tmp_path: Path) -> None:
+def test_a_peer_with_other_results_is_refused_and_the_rank_is_named(
+    twin: str, tmp_path: Path
+) -> None:
     text = "from tutorec.modules.embedding_configs import *\nimport functools\n"
     text += "EmbeddingBagConfig = functools.partial(EmbeddingBagConfig, pooling=PoolingType.MEAN)\n"
     (tmp_path / "twin/modules/embedding_configs.py").write_text(text)
-    with pytest.raises(ValueError, match=r"step-table_wise: tutorec and twin differ by up to .* on rank [01]; nothing"):
+    with pytest.raises(
+        ValueError,
+        match=r"step-table_wise: tutorec and twin differ by up to .* on rank [01]; nothing",
+    ):
         sharded.run(Options(rounds=1, vs=twin, cases=("step-table_wise",)))
 
 
@@ -128,7 +142,9 @@ def test_memory_is_that_of_the_rank_with_the_most_for_its_weights() -> None:
     assert 1.0 < found.ratio.median < 3.0
 
 
-def test_an_unknown_world_is_refused_and_other_benchmarks_take_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_world_is_refused_and_other_benchmarks_take_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(ValueError, match="--world 3: there are 1, 2, 4"):
         sharded.run(Options(rounds=1, world=3))
     with pytest.raises(SystemExit):

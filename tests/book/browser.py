@@ -1,4 +1,6 @@
-"""Asks a built page a question in Chromium: a script runs in a copy of the page and returns JSON."""
+"""Asks a built page a question in Chromium: a script runs in a copy of the page and
+returns JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 _PROBE = """<script>
 window.addEventListener("load", () => setTimeout(async () => {
@@ -31,7 +35,13 @@ def ask(page: Path, script: str, *, width: int = 1440) -> Any:
     text = page.read_text(encoding="utf-8")
     before, _, after = text.rpartition("</body>")
     copy.write_text(before + _PROBE.replace("{script}", script) + after, encoding="utf-8")
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--dump-dom", "--virtual-time-budget=30000"]
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--dump-dom",
+        "--virtual-time-budget=30000",
+    ]
     command += [f"--window-size={width},2000", copy.as_uri()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)

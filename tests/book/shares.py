@@ -1,4 +1,6 @@
-"""Shares of a chapter's height in Chromium: code, output, figures. `make shares` prints the table."""
+"""Shares of a chapter's height in Chromium: code, output, figures. `make shares` prints
+the table.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ const code = outermost(".bd-article .cell_input");
 const text = outermost(".bd-article .cell_output .output.stream, .bd-article .cell_output .output.text_plain").filter(
   (node) => !inFigure(node));
 return [article.getBoundingClientRect().height, height(code), height(text), height(figures)];
-"""
+"""  # noqa: E501
 
 
 def main() -> None:

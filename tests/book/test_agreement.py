@@ -1,4 +1,6 @@
-"""Rows of sources.yml against what cells show: every difference is found, and only what is on the page is read."""
+"""Rows of sources.yml against what cells show: every difference is found, and only what is on the
+page is read.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,31 @@ import agreement
 TREE = "Sharded(\n  (0): SplitTableBatchedEmbeddingBagsCodegen()\n)"
 
 
-def cell(printed: str, *tags: str, result: str | None = None, kind: str = "code", source: str = "") -> dict[str, Any]:
+def cell(
+    printed: str, *tags: str, result: str | None = None, kind: str = "code", source: str = ""
+) -> dict[str, Any]:
     """An executed cell that prints a text and ends in a value."""
     outputs: list[dict[str, Any]] = [{"output_type": "stream", "name": "stdout", "text": printed}]
     if result is not None:
         outputs.append({"output_type": "execute_result", "data": {"text/plain": result}})
-    return {"id": "c", "cell_type": kind, "source": source, "metadata": {"tags": list(tags)}, "outputs": outputs}
+    return {
+        "id": "c",
+        "cell_type": kind,
+        "source": source,
+        "metadata": {"tags": list(tags)},
+        "outputs": outputs,
+    }
 
 
 def row(kind: str, expected: str, **more: Any) -> dict[str, Any]:
-    return {"id": "a-1", "kind": kind, "expected": expected, "chapter": 99, "cell": "c", "tolerance": 1e-3} | more
+    return {
+        "id": "a-1",
+        "kind": kind,
+        "expected": expected,
+        "chapter": 99,
+        "cell": "c",
+        "tolerance": 1e-3,
+    } | more
 
 
 @pytest.mark.parametrize(
@@ -33,7 +50,11 @@ def row(kind: str, expected: str, **more: Any) -> dict[str, Any]:
         ("exact", "<class 'torchrec.optim.keyed.X'>", "<class 'tutorec.optim.keyed.X'>"),
         ("form", "KeyedTensor at 0x73ded379b390>", "KeyedTensor at 0x1>"),
         ("form", "P90: 26.737 s | 34.801 GB", "P90: 0.1 s | 2 GB"),
-        ("form", TREE, TREE.replace("SplitTableBatchedEmbeddingBagsCodegen", "TorchTableBatchedEmbeddingBags")),
+        (
+            "form",
+            TREE,
+            TREE.replace("SplitTableBatchedEmbeddingBagsCodegen", "TorchTableBatchedEmbeddingBags"),
+        ),
         ("value", "x: tensor([1., 1.])", "other\nx:  tensor([1.0001, 0.9999])"),
         ("value", "x: 3", "x: 1\nx: 3"),
         ("differs", "x", "y"),
@@ -69,8 +90,13 @@ def test_pieces_are_looked_for_in_their_order():
 
 def test_prose_is_looked_for_in_the_words_of_its_cell():
     told = row("prose", "", here="data parallel")
-    assert agreement.disagreement(told, cell("", kind="markdown", source="It is data\nparallel.")) == ""
-    assert "is missing" in agreement.disagreement(told, cell("", kind="markdown", source="It is model parallel."))
+    assert (
+        agreement.disagreement(told, cell("", kind="markdown", source="It is data\nparallel."))
+        == ""
+    )
+    assert "is missing" in agreement.disagreement(
+        told, cell("", kind="markdown", source="It is model parallel.")
+    )
 
 
 def test_what_the_page_leaves_out_is_not_compared():
@@ -83,13 +109,17 @@ def test_what_the_page_leaves_out_is_not_compared():
 
 
 def test_a_notebook_is_held_to_its_own_rows(monkeypatch):
-    monkeypatch.setattr(agreement, "rows", lambda: [row("exact", "3"), row("exact", "4", chapter="page_x")])
+    monkeypatch.setattr(
+        agreement, "rows", lambda: [row("exact", "3"), row("exact", "4", chapter="page_x")]
+    )
     assert agreement.violations("99_fixture", {"cells": [cell("3")]}) == []
     (violation,) = agreement.violations("page_x", {"cells": [cell("3")]})
     assert violation == "a-1 (exact), cell c of page_x: the line '4' is missing"
 
 
-@pytest.mark.parametrize(("executed", "words"), [(None, "was not executed"), ("4", "the line '3' is missing")])
+@pytest.mark.parametrize(
+    ("executed", "words"), [(None, "was not executed"), ("4", "the line '3' is missing")]
+)
 def test_a_build_that_shows_something_else_fails(executed, words, tmp_path, monkeypatch, capsys):
     notebook = tmp_path / "99_fixture.ipynb"
     monkeypatch.setattr(agreement, "rows", lambda: [row("exact", "3")])

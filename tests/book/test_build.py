@@ -57,15 +57,25 @@ def test_pages_alone_are_built_again_when_a_page_changes(tree, name):
 
 def test_what_a_build_leaves_behind_changes_nothing(tree):
     before = build_book.book_key()
-    for name in ("src/tutorec/__pycache__/a.py", "book/.ipynb_checkpoints/intro.md", "book/_build/x.md"):
+    for name in (
+        "src/tutorec/__pycache__/a.py",
+        "book/.ipynb_checkpoints/intro.md",
+        "book/_build/x.md",
+    ):
         (tree / name).parent.mkdir(parents=True)
         (tree / name).write_text("x", encoding="utf-8")
     assert build_book.book_key() == before
 
 
 def test_text_of_a_row_cannot_break_its_table():
-    assert sources_page.plain("a | b <c>\nembedding_bags *") == r"a \| b &lt;c>" + r" embedding\_bags \*"
-    assert sources_page.plain("`a_b <c>` stays, a_b <c> does not") == r"`a_b <c>` stays, a\_b &lt;c> does not"
+    assert (
+        sources_page.plain("a | b <c>\nembedding_bags *")
+        == r"a \| b &lt;c>" + r" embedding\_bags \*"
+    )
+    assert (
+        sources_page.plain("`a_b <c>` stays, a_b <c> does not")
+        == r"`a_b <c>` stays, a\_b &lt;c> does not"
+    )
 
 
 def stream(text: str, name: str = "stdout") -> dict[str, str]:

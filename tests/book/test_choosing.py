@@ -1,4 +1,6 @@
-"""The thresholds of the page on choosing are thresholds, and a simulation of whole steps agrees with them."""
+"""The thresholds of the page on choosing are thresholds, and a simulation of whole steps agrees
+with them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ sys.path.insert(0, str(ROOT / "book/_ext"))
 import choosing
 
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from tutorec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
 from tutorec.distributed.simulate import Load, simulate
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -20,14 +27,20 @@ EIGHT = Topology.preset("8xH100")
 
 
 def busy_ms(word, rows: int, bag: int, tables: int = 8) -> float:
-    """Milliseconds of a simulated step of equal tables, dealt in turn, without the latency of its exchanges."""
+    """Milliseconds of a simulated step of equal tables, dealt in turn, without the latency of its
+    exchanges.
+    """
     configs = [
-        EmbeddingBagConfig(num_embeddings=rows, embedding_dim=64, name=f"t{n}", feature_names=[f"f{n}"])
+        EmbeddingBagConfig(
+            num_embeddings=rows, embedding_dim=64, name=f"t{n}", feature_names=[f"f{n}"]
+        )
         for n in range(tables)
     ]
     model = EmbeddingBagCollection(tables=configs, device="meta")
     words = {config.name: word(n) for n, config in enumerate(configs)}
-    plan = construct_module_sharding_plan(model, words, world_size=8, local_size=8, device_type="cuda")
+    plan = construct_module_sharding_plan(
+        model, words, world_size=8, local_size=8, device_type="cuda"
+    )
     step = simulate(plan, EIGHT, model, Load(4096, bag))
     return step.step_ms - EIGHT.latency_ms * len(step.exchanges)
 
@@ -63,7 +76,9 @@ def test_the_largest_table_fits_and_a_tenth_more_does_not():
 
 
 def test_hosts_matter_more_the_more_there_are():
-    saved = [choosing.adding_inside_saves(Topology.preset(f"8xH100x{hosts}")) for hosts in (2, 8, 64)]
+    saved = [
+        choosing.adding_inside_saves(Topology.preset(f"8xH100x{hosts}")) for hosts in (2, 8, 64)
+    ]
     assert 1 < saved[0] < saved[1] < saved[2]
 
 

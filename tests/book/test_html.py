@@ -1,4 +1,5 @@
-"""The built pages: they need no network, every picture says what it shows, every link leads somewhere.
+"""The built pages: they need no network, every picture says what it shows, every link leads
+somewhere.
 
 Run by `make html` (and .ci/run) after the book was built; marker `html`.
 """
@@ -80,7 +81,9 @@ class PageParser(HTMLParser):
         if tag == "a" and values.get("href"):
             page.links.append(str(values["href"]))
         for attribute in FETCHES.get(tag, ()):
-            page.resources += [part.split()[0] for part in (values.get(attribute) or "").split(",") if part.strip()]
+            page.resources += [
+                part.split()[0] for part in (values.get(attribute) or "").split(",") if part.strip()
+            ]
         if tag == "link" and FETCHING_LINKS & set((values.get("rel") or "").split()):
             page.resources.append(values.get("href") or "")
         if REMOTE_CSS.search(values.get("style") or ""):
@@ -101,8 +104,12 @@ class PageParser(HTMLParser):
             self._open.pop()
         if tag == "svg" and self._svg:
             values = self._svg.pop()
-            if values.get("aria-hidden") != "true" and "sd-octicon" not in (values.get("class") or ""):
-                self.page.images.append(("inline svg", values.get("aria-label") or values.get("svg-title")))
+            if values.get("aria-hidden") != "true" and "sd-octicon" not in (
+                values.get("class") or ""
+            ):
+                self.page.images.append(
+                    ("inline svg", values.get("aria-label") or values.get("svg-title"))
+                )
 
     def handle_data(self, data: str) -> None:
         kind = self._open[-1] if self._open else ""
@@ -129,20 +136,34 @@ def parsed(path: Path) -> Page:
 
 
 def network_violations(name: str, page: Page) -> list[str]:
-    return [f"{name}: fetches {r[:100]}" for r in page.resources if REMOTE.match(r) or r.startswith("https:")]
+    return [
+        f"{name}: fetches {r[:100]}"
+        for r in page.resources
+        if REMOTE.match(r) or r.startswith("https:")
+    ]
 
 
 def alt_violations(name: str, page: Page) -> list[str]:
-    return [f"{name}: no alt text on {source[:100]}" for source, alt in page.images if not (alt or "").strip()]
+    return [
+        f"{name}: no alt text on {source[:100]}"
+        for source, alt in page.images
+        if not (alt or "").strip()
+    ]
 
 
 def title_violations(name: str, page: Page) -> list[str]:
     bare = [title.replace("#", "").strip() for title in page.titles]
-    return [f"{name}: a title or heading reads {t!r}" for t in bare if not t or re.search(r"\b(nan|None|inf)\b", t)]
+    return [
+        f"{name}: a title or heading reads {t!r}"
+        for t in bare
+        if not t or re.search(r"\b(nan|None|inf)\b", t)
+    ]
 
 
 def link_violations(name: str, page: Page, exists: dict[str, Page | None]) -> list[str]:
-    """Links of the page at `name` (relative to the book) that lead nowhere; `exists` maps paths to pages or None."""
+    """Links of the page at `name` (relative to the book) that lead nowhere; `exists` maps paths to
+    pages or None.
+    """
     found = []
     for link in page.links:
         target, fragment = urldefrag(link)
@@ -151,7 +172,11 @@ def link_violations(name: str, page: Page, exists: dict[str, Page | None]) -> li
         path = resolve(name, unquote(target)) if target else name
         if path not in exists:
             found.append(f"{name}: {link} leads to no file")
-        elif fragment and (there := exists[path]) is not None and unquote(fragment) not in there.ids | {"", "top"}:
+        elif (
+            fragment
+            and (there := exists[path]) is not None
+            and unquote(fragment) not in there.ids | {"", "top"}
+        ):
             found.append(f"{name}: {link} leads to no place of that page")
     return sorted(set(found))
 
@@ -166,7 +191,8 @@ def resolve(name: str, target: str) -> str:
     return "/".join(parts)
 
 
-# Between dollar signs, text that begins and ends without a blank and has a command, an index or a power.
+# Between dollar signs, text that begins and ends without a blank and has a command, an index or a
+# power.
 RAW_TEX = re.compile(r"\$(?! )[^$\n]{0,200}[\\_^][^$\n]{0,200}(?<! )\$")
 VERBATIM = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.DOTALL)
 
@@ -194,7 +220,11 @@ class TestBuiltBook:
         assert_none([v for name, page in pages() for v in network_violations(name, page)])
 
     def test_no_style_sheet_fetches_from_the_network(self):
-        sheets = [p for p in BUILT.rglob("*.css") if REMOTE_CSS.search(p.read_text(encoding="utf-8", errors="ignore"))]
+        sheets = [
+            p
+            for p in BUILT.rglob("*.css")
+            if REMOTE_CSS.search(p.read_text(encoding="utf-8", errors="ignore"))
+        ]
         assert_none([str(p.relative_to(BUILT)) for p in sheets])
 
     def test_every_picture_has_alt_text(self):
@@ -211,14 +241,23 @@ class TestBuiltBook:
     def test_every_internal_link_leads_somewhere(self):
         files = {str(p.relative_to(BUILT)) for p in BUILT.rglob("*") if p.is_file()}
         exists = {
-            name: parsed(BUILT / name) if name.endswith(".html") and "_static" not in name else None for name in files
+            name: parsed(BUILT / name) if name.endswith(".html") and "_static" not in name else None
+            for name in files
         }
         found = [v for name, page in pages() for v in link_violations(name, page, exists)]
-        assert_none([v for v in found if not (v.startswith(GENERATED) and v.endswith("no place of that page"))])
+        assert_none(
+            [
+                v
+                for v in found
+                if not (v.startswith(GENERATED) and v.endswith("no place of that page"))
+            ]
+        )
 
     def test_no_page_shows_a_path_of_the_machine_that_built_it(self):
         machine = (str(ROOT), str(Path.home()) + "/", "site-packages/")
-        assert_none([f"{name}: {path}" for name, page in pages() for path in machine if path in page.text])
+        assert_none(
+            [f"{name}: {path}" for name, page in pages() for path in machine if path in page.text]
+        )
 
     def test_no_page_shows_warnings_of_its_cells(self):
         assert_none([name for name, page in pages() if 'class="output stderr' in page.text])
@@ -247,16 +286,28 @@ def test_network_check_rejects(html):
 
 
 def test_network_check_accepts_links_that_a_reader_follows():
-    assert network_violations("x.html", parse('<a href="https://example.org">x</a><img src="x.png" alt="x">')) == []
+    assert (
+        network_violations(
+            "x.html", parse('<a href="https://example.org">x</a><img src="x.png" alt="x">')
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize("html", ['<img src="x.png">', '<img src="x.png" alt=" ">', '<svg width="5"><path/></svg>'])
+@pytest.mark.parametrize(
+    "html", ['<img src="x.png">', '<img src="x.png" alt=" ">', '<svg width="5"><path/></svg>']
+)
 def test_alt_check_rejects(html):
     assert len(alt_violations("x.html", parse(html))) == 1
 
 
 def test_alt_check_accepts_a_titled_drawing():
-    assert alt_violations("x.html", parse('<svg role="img"><title>two ranks</title></svg><img src="x" alt="y">')) == []
+    assert (
+        alt_violations(
+            "x.html", parse('<svg role="img"><title>two ranks</title></svg><img src="x" alt="y">')
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("html", ["<title></title>", "<h1>loss is nan</h1>", "<h2>None</h2>"])
@@ -266,17 +317,24 @@ def test_title_check_rejects(html):
 
 def test_link_check_rejects_missing_files_and_places():
     page = parse(
-        '<a href="../b/y.html">1</a><a href="z.html">2</a><a href="#here">3</a><a href="../b/y.html#there">4</a>'
+        '<a href="../b/y.html">1</a><a href="z.html">2</a><a href="#here">3</a><a '
+        'href="../b/y.html#there">4</a>'
     )
-    violations = link_violations("a/x.html", page, {"a/x.html": page, "b/y.html": parse('<p id="here">')})
+    violations = link_violations(
+        "a/x.html", page, {"a/x.html": page, "b/y.html": parse('<p id="here">')}
+    )
     assert len(violations) == 3, violations
 
 
-@pytest.mark.parametrize("html", ["<p>the mean of $g^2$ is</p>", "<p>see {term}`bag`</p>", "<p>:class:`Table` is</p>"])
+@pytest.mark.parametrize(
+    "html", ["<p>the mean of $g^2$ is</p>", "<p>see {term}`bag`</p>", "<p>:class:`Table` is</p>"]
+)
 def test_markup_check_rejects(html):
     assert len(markup_violations("x.html", parse(html))) == 1
 
 
-@pytest.mark.parametrize("html", ["<p>from $5 to $6 a day</p>", "<code>$g^2$</code>", "<pre>{term}`bag`</pre>"])
+@pytest.mark.parametrize(
+    "html", ["<p>from $5 to $6 a day</p>", "<code>$g^2$</code>", "<pre>{term}`bag`</pre>"]
+)
 def test_markup_check_accepts(html):
     assert markup_violations("x.html", parse(html)) == []

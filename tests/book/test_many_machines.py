@@ -1,4 +1,6 @@
-"""The page on many machines: its tables come from the planner, and its sentences say what the tables say."""
+"""The page on many machines: its tables come from the planner, and its sentences say what the
+tables say.
+"""
 
 from __future__ import annotations
 
@@ -32,28 +34,50 @@ def test_tables_over_all_ranks_get_slower_with_every_host_and_replicas_do_not():
     assert all(each.ms < machines.planned(ranks).ms for ranks, each in groups.items())
     # Of 26 tables on 512 hosts, most hosts hold none.
     largest = machines.planned(4096).step
-    cut = [table for table in largest.tables if table.sharding_type is not ShardingType.DATA_PARALLEL]
-    assert len({int(rank) // 8 for table in cut for rank in table.pieces[:, 0]}) <= len(machines.CRITEO)
+    cut = [
+        table for table in largest.tables if table.sharding_type is not ShardingType.DATA_PARALLEL
+    ]
+    assert len({int(rank) // 8 for table in cut for rank in table.pieces[:, 0]}) <= len(
+        machines.CRITEO
+    )
 
 
 def test_bytes_of_a_gpu_are_those_of_the_simulated_step():
     step = machines.planned(16).step
     row = machines.rows("one")[1]
-    assert row[2:4] == tuple(machines.mib(step.total(crossing=crossing) / 16) for crossing in (False, True))
+    assert row[2:4] == tuple(
+        machines.mib(step.total(crossing=crossing) / 16) for crossing in (False, True)
+    )
 
 
 def sentences() -> list[str]:
     one, largest = machines.planned(8).ms, machines.planned(4096).ms
-    groups, small, every = machines.planned(4096, machines.GROUP), machines.planned(4096, 8), machines.EVERY
+    groups, small, every = (
+        machines.planned(4096, machines.GROUP),
+        machines.planned(4096, 8),
+        machines.EVERY,
+    )
     assert groups.sync is not None and small.sync is not None, "both are of replicas"
     rows, count = sum(machines.CRITEO), len(machines.CRITEO)
     mean, less = groups.sync.ms, largest / groups.ms
     return [
-        f"{count} of them, {rows / 1e6:.0f} million rows of {machines.COLUMNS} columns, {rows * 512 / 1e9:.0f} GB",
-        f"takes {one:.2f} ms; on 512 hosts it takes {largest:.0f} ms, {largest / one:.0f} times as long.",
-        f"Averaging takes {mean:.0f} ms on 4,096 of them, which is {mean / every:.1f} ms for each of {every} steps",
+        (
+            f"{count} of them, {rows / 1e6:.0f} million rows of {machines.COLUMNS} columns, "
+            f"{rows * 512 / 1e9:.0f} GB"
+        ),
+        (
+            f"takes {one:.2f} ms; on 512 hosts it takes {largest:.0f} ms, {largest / one:.0f} "
+            "times as long."
+        ),
+        (
+            f"Averaging takes {mean:.0f} ms on 4,096 of them, which is {mean / every:.1f} ms for "
+            f"each of {every} steps"
+        ),
         f"and both together are {groups.ms:.1f} ms, {less:.0f} times less than with one replica.",
-        f"groups of 8 take {small.step.step_ms:.2f} ms for a step and {small.sync.ms:,.0f} ms for the mean.",
+        (
+            f"groups of 8 take {small.step.step_ms:.2f} ms for a step and {small.sync.ms:,.0f} ms "
+            "for the mean."
+        ),
     ]
 
 
@@ -65,4 +89,7 @@ def test_the_numbers_in_the_sentences_are_computed(number):
 def test_the_page_shows_the_files_that_are_tested():
     for name in ("torchrun.sh", "dlrm.slurm", "pytorchjob.yaml"):
         assert f"src/tutorec/examples/launch/{name}" in PAGE
-        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in (ROOT / "src/tutorec/examples/launch" / name).read_text()
+        assert (
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+            in (ROOT / "src/tutorec/examples/launch" / name).read_text()
+        )

@@ -38,7 +38,15 @@ def test_only_folded_cells_get_words_and_the_setup_is_folded_whole():
     )
     prose = {"cell_type": "markdown", "source": ["import torch"], "metadata": {}}
     notebook = named({"cells": [setup, plain, own, prose]})
-    assert [one["metadata"].get("tags") for one in notebook["cells"]] == [["hide-cell"], [], ["hide-cell"], None]
+    assert [one["metadata"].get("tags") for one in notebook["cells"]] == [
+        ["hide-cell"],
+        [],
+        ["hide-cell"],
+        None,
+    ]
     assert setup["metadata"]["mystnb"]["code_prompt_show"] == "Show the setup: versions and kernels"
-    assert own["metadata"]["mystnb"] == {"code_prompt_show": "Look", "code_prompt_hide": "Hide the code"}
+    assert own["metadata"]["mystnb"] == {
+        "code_prompt_show": "Look",
+        "code_prompt_hide": "Hide the code",
+    }
     assert "mystnb" not in plain["metadata"] and "mystnb" not in prose["metadata"]

@@ -1,4 +1,6 @@
-"""The front end of the built pages: what they load, how they describe themselves, who can read them."""
+"""The front end of the built pages: what they load, how they describe themselves, who can read
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,27 @@ AXE = ROOT / "node_modules/axe-core/axe.min.js"
 MOST_BYTES = 1_500_000  # of a page without formulas, with what it loads
 PAGES = sorted(
     [p.with_suffix(".html").relative_to(ROOT).as_posix() for p in (ROOT / "book").glob("*.md")]
-    + [p.with_suffix(".html").relative_to(ROOT).as_posix() for p in (ROOT / "notebooks").glob("*.ipynb")]
+    + [
+        p.with_suffix(".html").relative_to(ROOT).as_posix()
+        for p in (ROOT / "notebooks").glob("*.ipynb")
+    ]
 )
-INLINE = "<script>const THEBE_JS_URL = 1;</script>\n<script>let x = 1;</script>\n<script>let x = 1;</script>\n"
+INLINE = (
+    "<script>const THEBE_JS_URL = 1;</script>\n<script>let x = 1;</script>\n<script>let x = "
+    "1;</script>\n"
+)
 VIEWPORT = '<meta name="viewport" content="a" />'
 
 
 def weight(name: str) -> int:
     """Bytes of a page and of the scripts and style sheets that it loads."""
     page = BUILT / name
-    loaded = re.findall(r'<(?:script[^>]* src|link[^>]* href)="([^"]+\.(?:js|css))[^"]*"', parsed(page).text)
-    return page.stat().st_size + sum((page.parent / path).resolve().stat().st_size for path in set(loaded))
+    loaded = re.findall(
+        r'<(?:script[^>]* src|link[^>]* href)="([^"]+\.(?:js|css))[^"]*"', parsed(page).text
+    )
+    return page.stat().st_size + sum(
+        (page.parent / path).resolve().stat().st_size for path in set(loaded)
+    )
 
 
 @pytest.mark.html
@@ -39,26 +51,41 @@ class TestBuiltPages:
 
     def test_every_page_describes_itself_once(self):
         counts = {
-            name: [parsed(BUILT / name).text.count(f'"{tag}"') for tag in ("description", "viewport")] for name in PAGES
+            name: [
+                parsed(BUILT / name).text.count(f'"{tag}"') for tag in ("description", "viewport")
+            ]
+            for name in PAGES
         }
-        assert_none([f"{name}: descriptions, viewports {found}" for name, found in counts.items() if found != [1, 1]])
+        assert_none(
+            [
+                f"{name}: descriptions, viewports {found}"
+                for name, found in counts.items()
+                if found != [1, 1]
+            ]
+        )
 
     def test_no_script_is_there_twice(self):
         assert_none(
             [
                 name
                 for name in PAGES
-                if "THEBE" in (text := parsed(BUILT / name).text) or len(inline(text)) != len(set(inline(text)))
+                if "THEBE" in (text := parsed(BUILT / name).text)
+                or len(inline(text)) != len(set(inline(text)))
             ]
         )
 
-    @pytest.mark.skipif(not (CHROMIUM and AXE.exists()), reason="needs Chromium, and `npm install --no-save axe-core`")
+    @pytest.mark.skipif(
+        not (CHROMIUM and AXE.exists()),
+        reason="needs Chromium, and `npm install --no-save axe-core`",
+    )
     @pytest.mark.parametrize("width", [1440, 390])
     @pytest.mark.parametrize("name", PAGES)
     def test_axe_finds_nothing_serious(self, name, width):
         script = AXE.read_text(encoding="utf-8").replace("</script", "<\\/script")
         script += "; const found = await axe.run(document, {resultTypes: ['violations']});"
-        script += "return found.violations.map(v => [v.id, v.impact, v.nodes[0].html.slice(0, 200)]);"
+        script += (
+            "return found.violations.map(v => [v.id, v.impact, v.nodes[0].html.slice(0, 200)]);"
+        )
         found = ask(BUILT / name, script, width=width)
         assert not [violation for violation in found if violation[1] in {"serious", "critical"}]
 
@@ -68,7 +95,10 @@ def inline(text: str) -> list[str]:
 
 
 def test_a_page_keeps_what_it_uses():
-    search, maths = '<script src="a/searchindex.js"></script>', '<script defer src="tex-svg.js"></script>'
+    search, maths = (
+        '<script src="a/searchindex.js"></script>',
+        '<script defer src="tex-svg.js"></script>',
+    )
     page = f'{VIEWPORT}{VIEWPORT}{INLINE}{search}{maths}<i class="fa-solid fa-sun"></i>'
     assert (
         web_pages.trimmed(page, search=False).split()

@@ -27,12 +27,8 @@ from tutorec.sparse.hashing import mixing_hash
 
 # The first two lines of the Kaggle challenge's train.txt, as published.
 PUBLISHED = (
-    "0\t1\t1\t5\t0\t1382\t4\t15\t2\t181\t1\t2\t\t2\t68fd1e64\t80e26c9b\tfb936136\t7b4723c4\t25c83c98\t7e0ccccf\tde7995b8\t"
-    "1f89b562\ta73ee510\ta8cd5504\tb2cb9c98\t37c9c164\t2824a5f6\t1adce6ef\t8ba8b39a\t891b62e7\te5ba7672\tf54016b9\t"
-    "21ddcdc9\tb1252a9d\t07b5194c\t\t3a171ecb\tc5c50484\te8b83407\t9727dd16\n"
-    "0\t2\t0\t44\t1\t102\t8\t2\t2\t4\t1\t1\t\t4\t68fd1e64\tf0cf0024\t6f67f7e5\t41274cd7\t25c83c98\tfe6b92e5\t922afcc0\t"
-    "0b153874\ta73ee510\t2b53e5fb\t4f1b46f3\t623049e6\td7020589\tb28479f6\te6c5b5cd\tc92f3b61\t07c540c4\tb04e4670\t"
-    "21ddcdc9\t5840adea\t60f6221e\t\t3a171ecb\t43f13e8b\te8b83407\t731c3655\n"
+    "0\t1\t1\t5\t0\t1382\t4\t15\t2\t181\t1\t2\t\t2\t68fd1e64\t80e26c9b\tfb936136\t7b4723c4\t25c83c98\t7e0ccccf\tde7995b8\t1f89b562\ta73ee510\ta8cd5504\tb2cb9c98\t37c9c164\t2824a5f6\t1adce6ef\t8ba8b39a\t891b62e7\te5ba7672\tf54016b9\t21ddcdc9\tb1252a9d\t07b5194c\t\t3a171ecb\tc5c50484\te8b83407\t9727dd16\n"
+    "0\t2\t0\t44\t1\t102\t8\t2\t2\t4\t1\t1\t\t4\t68fd1e64\tf0cf0024\t6f67f7e5\t41274cd7\t25c83c98\tfe6b92e5\t922afcc0\t0b153874\ta73ee510\t2b53e5fb\t4f1b46f3\t623049e6\td7020589\tb28479f6\te6c5b5cd\tc92f3b61\t07c540c4\tb04e4670\t21ddcdc9\t5840adea\t60f6221e\t\t3a171ecb\t43f13e8b\te8b83407\t731c3655\n"
 )
 
 
@@ -73,10 +69,14 @@ def test_published_lines_are_read_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["day_0", "day_0.tsv.gz"])
-def test_rows_survive_writing_and_reading(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_survive_writing_and_reading(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 1_000)  # lines lie across the blocks' ends
     rows = _random_columns(300)
-    _assert_equal(read_criteo(write_rows(tmp_path / name, [rows.slice(0, 123), rows.slice(123, 300)])), rows)
+    _assert_equal(
+        read_criteo(write_rows(tmp_path / name, [rows.slice(0, 123), rows.slice(123, 300)])), rows
+    )
 
 
 def test_a_row_with_everything_missing_is_a_row(tmp_path: Path) -> None:
@@ -85,7 +85,9 @@ def test_a_row_with_everything_missing_is_a_row(tmp_path: Path) -> None:
     rows = read_criteo(path)
     assert rows.label.tolist() == [1] and not rows.ints_known.any() and not rows.cats_known.any()
     batch = next(CriteoDataset(path, rows_per_table=10).batches(1))
-    assert batch.sparse_features.values().numel() == 0 and batch.dense_features.tolist() == [[0.0] * 13]
+    assert batch.sparse_features.values().numel() == 0 and batch.dense_features.tolist() == [
+        [0.0] * 13
+    ]
 
 
 def test_last_line_without_newline_and_windows_line_ends_are_read(tmp_path: Path) -> None:
@@ -119,10 +121,16 @@ def _damage(line: int, change) -> bytes:
         (lambda line: b"", "line 250: 1 fields found, 40 expected"),
         (lambda line: b"2" + line[1:], "line 250: column 'label' is '2', expected 0 or 1"),
         (lambda line: line[1:], "line 250: column 'label' is '', expected 0 or 1"),
-        (lambda line: re.sub(rb"^(.)\t[^\t]*", rb"\1\t1.5", line), "line 250: column 'int_0' is '1.5'"),
+        (
+            lambda line: re.sub(rb"^(.)\t[^\t]*", rb"\1\t1.5", line),
+            "line 250: column 'int_0' is '1.5'",
+        ),
         (lambda line: re.sub(rb"^(.)\t[^\t]*", rb"\1\t-", line), "line 250: column 'int_0' is '-'"),
         (lambda line: line.rsplit(b"\t", 1)[0] + b"\txyz", "line 250: column 'cat_25' is 'xyz'"),
-        (lambda line: line.rsplit(b"\t", 1)[0] + b"\t123456789", "line 250: column 'cat_25' is '123456789'"),
+        (
+            lambda line: line.rsplit(b"\t", 1)[0] + b"\t123456789",
+            "line 250: column 'cat_25' is '123456789'",
+        ),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [1_000, 1 << 21])
@@ -160,7 +168,9 @@ def test_text_called_gz_is_named(tmp_path: Path) -> None:
         read_criteo(path)
 
 
-def test_a_file_without_newlines_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_newlines_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(criteo_text, "_LONGEST_LINE", 1_000)
     monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 100)
     path = tmp_path / "blob"
@@ -179,7 +189,10 @@ def test_an_empty_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no Criteo file at .*absent"):
         CriteoDataset(tmp_path / "absent", rows_per_table=10)
     for rows in (0, 2**63):
-        with pytest.raises(ValueError, match=rf"feature 'cat_0': rows={rows} must be a whole number, 1 to {2**63 - 1}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"feature 'cat_0': rows={rows} must be a whole number, 1 to {2**63 - 1}",
+        ):
             CriteoDataset(empty, rows_per_table=rows)
 
 
@@ -190,7 +203,9 @@ def test_a_file_that_was_cut_after_it_was_counted_is_named(tmp_path: Path) -> No
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:100]))
     batches = data.batches(64)
     assert len(next(batches).labels) == 64
-    with pytest.raises(ValueError, match=r"day_0: the files .* have 100 rows now; step 1 needs rows 64 to 127"):
+    with pytest.raises(
+        ValueError, match=r"day_0: the files .* have 100 rows now; step 1 needs rows 64 to 127"
+    ):
         next(batches)
 
 
@@ -198,7 +213,9 @@ def test_dense_features_are_logarithms_with_the_sign_kept(tmp_path: Path) -> Non
     path = tmp_path / "x.tsv"
     path.write_text("0\t0\t9\t-2" + "\t" * 36 + "\n")
     dense = next(CriteoDataset(path, rows_per_table=10).batches(1)).dense_features[0]
-    torch.testing.assert_close(dense[:4], torch.tensor([0.0, np.log(10), -np.log(3), 0.0], dtype=torch.float32))
+    torch.testing.assert_close(
+        dense[:4], torch.tensor([0.0, np.log(10), -np.log(3), 0.0], dtype=torch.float32)
+    )
 
 
 def test_ids_are_hashed_to_rows_and_missing_ones_are_empty_bags(tmp_path: Path) -> None:
@@ -209,7 +226,9 @@ def test_ids_are_hashed_to_rows_and_missing_ones_are_empty_bags(tmp_path: Path) 
     for column, name in enumerate(DEFAULT_CAT_NAMES):
         known = rows.cats_known[:, column]
         assert features[name].lengths().tolist() == known.astype(int).tolist()
-        assert torch.equal(features[name].values(), mixing_hash(torch.from_numpy(rows.cats[known, column]), 17))
+        assert torch.equal(
+            features[name].values(), mixing_hash(torch.from_numpy(rows.cats[known, column]), 17)
+        )
 
 
 def test_a_feature_of_several_columns_is_a_bag_of_the_ids_that_are_there(tmp_path: Path) -> None:
@@ -246,10 +265,14 @@ def test_ranks_read_the_rows_of_all_files_once(
     data = CriteoDataset(paths, rows_per_table=1 << 20)
     assert len(data) == 230
     whole = data.to_batch(rows)
-    per_rank = [list(data.batches(25, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    per_rank = [
+        list(data.batches(25, rank=rank, world_size=world_size)) for rank in range(world_size)
+    ]
     assert len({len(batches) for batches in per_rank}) == 1
     in_order = [batch for step in zip(*per_rank, strict=True) for batch in step]
-    assert torch.equal(torch.cat([batch.dense_features for batch in in_order]), whole.dense_features)
+    assert torch.equal(
+        torch.cat([batch.dense_features for batch in in_order]), whole.dense_features
+    )
     assert torch.equal(torch.cat([batch.labels for batch in in_order]), whole.labels)
     for name in DEFAULT_CAT_NAMES:
         values = torch.cat([batch.sparse_features[name].values() for batch in in_order])
@@ -265,10 +288,14 @@ def test_epochs_repeat_and_drop_last_leaves_full_batches(tmp_path: Path) -> None
 def test_the_shop_comes_back_from_its_criteo_file(tmp_path: Path) -> None:
     world = shop(users=50, items=30, rows=300, test_rows=10)
     rows = world.rows(0, 300)
-    data = CriteoDataset(world.write_criteo(tmp_path / "x.gz"), rows_per_table=1 << 40, features=CRITEO_FEATURES)
+    data = CriteoDataset(
+        world.write_criteo(tmp_path / "x.gz"), rows_per_table=1 << 40, features=CRITEO_FEATURES
+    )
     batch = next(data.batches(300))
     for name, ids in (("user", rows.user), ("item", rows.item), ("clicked", rows.clicked)):
-        assert torch.equal(batch.sparse_features[name].values(), mixing_hash(torch.from_numpy(ids), 1 << 40))
+        assert torch.equal(
+            batch.sparse_features[name].values(), mixing_hash(torch.from_numpy(ids), 1 << 40)
+        )
     assert batch.sparse_features["clicked"].lengths().tolist() == rows.clicked_lengths.tolist()
     assert torch.equal(batch.labels, torch.from_numpy(rows.label).float())
     columns = read_criteo(tmp_path / "x.gz")
@@ -281,8 +308,14 @@ def test_the_shop_comes_back_from_its_criteo_file(tmp_path: Path) -> None:
     [
         ({"rows_per_table": 0}, "feature 'cat_0': rows=0 must"),
         ({"rows_per_table": {"cat_0": 5}}, "feature 'cat_1': rows=None must"),
-        ({"rows_per_table": 5, "features": {"user": ["cat_26"]}}, r"feature 'user' is made of columns \['cat_26'\]"),
-        ({"rows_per_table": 5, "features": {"user": []}}, r"feature 'user' is made of columns \[\]"),
+        (
+            {"rows_per_table": 5, "features": {"user": ["cat_26"]}},
+            r"feature 'user' is made of columns \['cat_26'\]",
+        ),
+        (
+            {"rows_per_table": 5, "features": {"user": []}},
+            r"feature 'user' is made of columns \[\]",
+        ),
     ],
 )
 def test_bad_arguments_are_named(tmp_path: Path, arguments: dict, message: str) -> None:
@@ -296,7 +329,9 @@ def test_no_paths_raise() -> None:
         read_criteo([])
 
 
-def test_progress_bar_is_silent_unless_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_silent_unless_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_rows(tmp_path / "x", [_random_columns(50)])
     list(CriteoDataset(path, rows_per_table=10).batches(10))
     assert capsys.readouterr().err == ""
@@ -311,7 +346,9 @@ def test_gz_holds_what_plain_holds(tmp_path: Path) -> None:
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 1 << 15)
     rows = _random_columns(500)
     peaks = []

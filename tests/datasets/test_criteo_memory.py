@@ -34,7 +34,14 @@ def _files(folder: Path, rows: tuple[int, ...], dtype: Any = np.int32) -> Paths:
     return paths
 
 
-def _pipe(paths: Paths, stage: str = "train", batch_size: int = 3, rank: int = 0, world: int = 1, **options: Any):
+def _pipe(
+    paths: Paths,
+    stage: str = "train",
+    batch_size: int = 3,
+    rank: int = 0,
+    world: int = 1,
+    **options: Any,
+):
     return InMemoryBinaryCriteoIterDataPipe(stage, *paths, batch_size, rank, world, **options)
 
 
@@ -53,12 +60,17 @@ def _rows(batch: Batch) -> list[int]:
 
 @pytest.mark.parametrize("mmap_mode", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(("counts", "world"), [((20,), 1), ((5, 1, 14), 2), ((7, 12), 3), ((9, 10), 2)])
+@pytest.mark.parametrize(
+    ("counts", "world"), [((20,), 1), ((5, 1, 14), 2), ((7, 12), 3), ((9, 10), 2)]
+)
 def test_ranks_take_the_rows_step_by_step(
     tmp_path: Path, counts: tuple[int, ...], world: int, drop_last: bool, mmap_mode: bool
 ) -> None:
     paths = _files(tmp_path, counts)
-    pipes = [_pipe(paths, rank=r, world=world, drop_last=drop_last, mmap_mode=mmap_mode) for r in range(world)]
+    pipes = [
+        _pipe(paths, rank=r, world=world, drop_last=drop_last, mmap_mode=mmap_mode)
+        for r in range(world)
+    ]
     steps = step_slices(sum(counts), 3, world, drop_last)
     assert [len(pipe) for pipe in pipes] == [len(steps)] * world
     for _ in range(2):
@@ -70,18 +82,24 @@ def test_ranks_take_the_rows_step_by_step(
 
 def test_the_first_file_is_cut_in_two_for_validation_and_test(tmp_path: Path) -> None:
     paths = _files(tmp_path, (5, 2))
-    rows = {stage: list(chain(*map(_rows, _pipe(paths, stage)))) for stage in ("train", "val", "test")}
+    rows = {
+        stage: list(chain(*map(_rows, _pipe(paths, stage)))) for stage in ("train", "val", "test")
+    }
     assert rows == {"train": [0, 1, 2, 3, 4, 5, 6], "val": [0, 1, 2, 5, 6], "test": [3, 4, 5, 6]}
 
 
 @pytest.mark.parametrize("options", [{}, {"mmap_mode": True}, {"shuffle_training_set": True}])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_ids_are_divided_by_the_rows_of_their_column(tmp_path: Path, dtype: Any, options: dict[str, Any]) -> None:
+def test_ids_are_divided_by_the_rows_of_their_column(
+    tmp_path: Path, dtype: Any, options: dict[str, Any]
+) -> None:
     hashes = [*range(7, 32), 1 << 40]
     for batch in _pipe(_files(tmp_path, (9,), dtype), hashes=hashes, **options):
         ids = batch.sparse_features.values()
         expected = [(row * 100 + c) % hashes[c] for c in range(26) for row in batch.labels.tolist()]
-        assert ids.tolist() == expected and ids.dtype == (torch.int32 if dtype == np.int32 else torch.int64)
+        assert ids.tolist() == expected and ids.dtype == (
+            torch.int32 if dtype == np.int32 else torch.int64
+        )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -93,7 +111,9 @@ def test_a_shuffled_training_set_is_numpys_permutation_and_every_rank_has_as_man
     pipes = [_pipe(paths, rank=rank, world=world, **options) for rank in range(world)]
     assert len({len(list(pipe)) for pipe in pipes}) == 1
     place = np.random.RandomState(4).permutation(19)
-    assert [row for pipe in pipes for batch in pipe for row in _rows(batch)] == np.argsort(place).tolist()
+    assert [row for pipe in pipes for batch in pipe for row in _rows(batch)] == np.argsort(
+        place
+    ).tolist()
     assert _rows(next(iter(_pipe(paths, "val", **options)))) == [0, 1, 2]
 
 
@@ -157,9 +177,21 @@ def _cut(paths: Paths) -> Paths:
     ("change", "options", "message"),
     [
         (lambda paths: paths, {"stage": "validation"}, "stage='validation'"),
-        (lambda paths: paths, {"rank": 2, "world": 2}, "world_size=2: rank=2 must be a whole number, 0 to 1"),
-        (lambda paths: paths, {"world": 8, "batch_size": 1}, "7 rows are not enough for one step of 8"),
-        (lambda paths: [paths[0][:1], *paths[1:]], {}, r"\[1, 2, 2\] files of dense, sparse, labels"),
+        (
+            lambda paths: paths,
+            {"rank": 2, "world": 2},
+            "world_size=2: rank=2 must be a whole number, 0 to 1",
+        ),
+        (
+            lambda paths: paths,
+            {"world": 8, "batch_size": 1},
+            "7 rows are not enough for one step of 8",
+        ),
+        (
+            lambda paths: [paths[0][:1], *paths[1:]],
+            {},
+            r"\[1, 2, 2\] files of dense, sparse, labels",
+        ),
         (lambda paths: [[], [], []], {}, r"\[0, 0, 0\] files"),
         (_cut, {}, r"have \[4, 4, 1\] rows"),
     ],

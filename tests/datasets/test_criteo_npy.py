@@ -10,8 +10,17 @@ from typing import IO
 import numpy as np
 import pytest
 
-from tutorec.datasets.criteo import BinaryCriteoUtils, CriteoIterDataPipe, criteo_kaggle, criteo_terabyte
-from tutorec.datasets.scripts import contiguous_preproc_criteo, npy_preproc_criteo, shuffle_preproc_criteo
+from tutorec.datasets.criteo import (
+    BinaryCriteoUtils,
+    CriteoIterDataPipe,
+    criteo_kaggle,
+    criteo_terabyte,
+)
+from tutorec.datasets.scripts import (
+    contiguous_preproc_criteo,
+    npy_preproc_criteo,
+    shuffle_preproc_criteo,
+)
 from tutorec.datasets.test_utils.criteo_test_utils import CriteoTest
 from tutorec.datasets.utils import rand_split_train_val
 
@@ -22,7 +31,9 @@ def _write_text(path: Path, rows: int, labelled: bool = True, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(rows):
-        numbers = [str(n) if rng.random() < 0.8 else "" for n in rng.integers(-3, 2_000_000_000, 13)]
+        numbers = [
+            str(n) if rng.random() < 0.8 else "" for n in rng.integers(-3, 2_000_000_000, 13)
+        ]
         ids = [f"{n:08x}" if rng.random() < 0.8 else "" for n in rng.integers(0, 1 << 32, 26)]
         lines.append([str(rng.integers(0, 2))] * labelled + numbers + ids)
     path.write_text("".join("\t".join(line) + "\n" for line in lines))
@@ -35,13 +46,23 @@ def _outputs(folder: Path, name: str = "out") -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "dataset_name", "labelled"),
-    [("day_0", "criteo_1tb", True), ("test_day.txt", "criteo_kaggle", True), ("test.txt", "criteo_kaggle", False)],
+    [
+        ("day_0", "criteo_1tb", True),
+        ("test_day.txt", "criteo_kaggle", True),
+        ("test.txt", "criteo_kaggle", False),
+    ],
 )
-def test_arrays_of_a_text_file_hold_its_numbers(tmp_path: Path, name: str, dataset_name: str, labelled: bool) -> None:
+def test_arrays_of_a_text_file_hold_its_numbers(
+    tmp_path: Path, name: str, dataset_name: str, labelled: bool
+) -> None:
     lines = _write_text(tmp_path / name, 50, labelled)
-    BinaryCriteoUtils.tsv_to_npys(str(tmp_path / name), *_outputs(tmp_path), dataset_name=dataset_name)
+    BinaryCriteoUtils.tsv_to_npys(
+        str(tmp_path / name), *_outputs(tmp_path), dataset_name=dataset_name
+    )
     dense, sparse, labels = (np.load(path) for path in _outputs(tmp_path))
-    ints = np.array([[int(field or "0") for field in line[-39:-26]] for line in lines], dtype=np.int32)
+    ints = np.array(
+        [[int(field or "0") for field in line[-39:-26]] for line in lines], dtype=np.int32
+    )
     expected = np.log(ints - (ints.min() - 2), dtype=np.float32)
     assert np.array_equal(dense, expected) and dense.dtype == np.float32
     assert sparse.tolist() == [[int(field or "0", 16) for field in line[-26:]] for line in lines]
@@ -69,10 +90,14 @@ def test_a_damaged_line_leaves_no_file_and_the_old_ones_as_they_were(tmp_path: P
         ("1\t2\n", "criteo_1tb", "2 f"),
     ],
 )
-def test_what_is_no_criteo_file_is_refused(tmp_path: Path, text: str, dataset_name: str, message: str) -> None:
+def test_what_is_no_criteo_file_is_refused(
+    tmp_path: Path, text: str, dataset_name: str, message: str
+) -> None:
     (tmp_path / "day_0").write_text(text)
     with pytest.raises(ValueError, match=message):
-        BinaryCriteoUtils.tsv_to_npys(str(tmp_path / "day_0"), *_outputs(tmp_path), dataset_name=dataset_name)
+        BinaryCriteoUtils.tsv_to_npys(
+            str(tmp_path / "day_0"), *_outputs(tmp_path), dataset_name=dataset_name
+        )
 
 
 def test_a_path_manager_gets_whole_files(tmp_path: Path) -> None:
@@ -116,14 +141,20 @@ def test_a_file_that_was_cut_or_has_another_form_is_refused(tmp_path: Path) -> N
 
 def test_ranges_of_files_cover_all_rows_in_rank_order() -> None:
     lengths = [5, 3, 9]
-    ranges = [BinaryCriteoUtils.get_file_row_ranges_and_remainder(lengths, rank, 3) for rank in range(3)]
+    ranges = [
+        BinaryCriteoUtils.get_file_row_ranges_and_remainder(lengths, rank, 3) for rank in range(3)
+    ]
     assert ranges == [({0: (0, 4), 1: (0, 0)}, 2), ({1: (1, 2), 2: (0, 3)}, 2), ({2: (4, 8)}, 2)]
-    part = BinaryCriteoUtils.get_file_row_ranges_and_remainder(lengths, 1, 2, start_row=4, last_row=8)
+    part = BinaryCriteoUtils.get_file_row_ranges_and_remainder(
+        lengths, 1, 2, start_row=4, last_row=8
+    )
     assert part == ({1: (2, 2), 2: (0, 0)}, 1)
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 3])
-def test_contiguous_ids_count_from_two_in_the_order_of_first_use(tmp_path: Path, threshold: int) -> None:
+def test_contiguous_ids_count_from_two_in_the_order_of_first_use(
+    tmp_path: Path, threshold: int
+) -> None:
     rng = np.random.default_rng(0)
     days = [rng.integers(0, 9, (rows, 26)) * 12_345_678 for rows in (12, 7)]
     files = [str(tmp_path / f"day_{day}_sparse.npy") for day in range(2)]
@@ -131,16 +162,22 @@ def test_contiguous_ids_count_from_two_in_the_order_of_first_use(tmp_path: Path,
         np.save(file, ids)
     (tmp_path / "out").mkdir()
     BinaryCriteoUtils.sparse_to_contiguous(files, str(tmp_path / "out"), threshold)
-    written = np.concatenate([np.load(tmp_path / "out" / f"day_{day}_sparse_contig_freq.npy") for day in range(2)])
+    written = np.concatenate(
+        [np.load(tmp_path / "out" / f"day_{day}_sparse_contig_freq.npy") for day in range(2)]
+    )
     for column, ids in enumerate(np.concatenate(days).T.tolist()):
         counts, numbers = Counter(ids), {}
         for i in ids:
             if i not in numbers:
-                numbers[i] = 1 if counts[i] < threshold else 2 + sum(n > 1 for n in numbers.values())
+                numbers[i] = (
+                    1 if counts[i] < threshold else 2 + sum(n > 1 for n in numbers.values())
+                )
         assert written[:, column].tolist() == [numbers[i] for i in ids]
 
 
-def _days(folder: Path, rows: tuple[int, ...], highest: int = 1 << 30) -> dict[str, list[np.ndarray]]:
+def _days(
+    folder: Path, rows: tuple[int, ...], highest: int = 1 << 30
+) -> dict[str, list[np.ndarray]]:
     rng = np.random.default_rng(1)
     arrays: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
     for day, count in enumerate(rows):
@@ -164,7 +201,9 @@ def test_shuffled_days_hold_the_rows_in_numpys_order_and_ids_exactly(tmp_path: P
     expected = np.arange(15)
     np.random.RandomState(5).shuffle(expected)
     for part in PARTS:
-        written = np.concatenate([np.load(tmp_path / "out" / f"day_{day}_{part}.npy") for day in range(2)])
+        written = np.concatenate(
+            [np.load(tmp_path / "out" / f"day_{day}_{part}.npy") for day in range(2)]
+        )
         assert np.array_equal(written, np.concatenate(arrays[part][:2])[expected])
         assert written.dtype == (np.float32 if part == "dense" else np.int32)
         assert np.array_equal(np.load(tmp_path / "out" / f"day_2_{part}.npy"), arrays[part][2])
@@ -176,13 +215,17 @@ def test_a_shuffle_refuses_other_numbers_of_rows_and_ids_beyond_32_bits(tmp_path
     _days(tmp_path, (6, 4), highest=1 << 40)
     folder = str(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match=r"day_0_dense.npy: the array is \[6, 13\], and \[7, 13\] was expected"):
+    with pytest.raises(
+        ValueError, match=r"day_0_dense.npy: the array is \[6, 13\], and \[7, 13\] was expected"
+    ):
         BinaryCriteoUtils.shuffle(folder, folder, f"{folder}/out", {0: 7}, days=2)
     with pytest.raises(ValueError, match="run sparse_to_contiguous first"):
         BinaryCriteoUtils.shuffle(folder, folder, f"{folder}/out", {0: 6}, days=2)
 
 
-def test_the_three_scripts_prepare_24_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_three_scripts_prepare_24_days(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folders = [tmp_path / name for name in ("text", "arrays", "ids", "shuffled")]
     for folder in folders:
         folder.mkdir()
@@ -194,11 +237,21 @@ def test_the_three_scripts_prepare_24_days(tmp_path: Path, capsys: pytest.Captur
     for path in folders[2].iterdir():
         shutil.move(path, str(path).replace("_contig_freq", ""))
     shuffle_preproc_criteo.main(
-        ["--input_dir_labels_and_dense", arrays, "--input_dir_sparse", ids, "--output_dir_shuffled", shuffled]
+        [
+            "--input_dir_labels_and_dense",
+            arrays,
+            "--input_dir_sparse",
+            ids,
+            "--output_dir_shuffled",
+            shuffled,
+        ]
     )
     assert f"{sum(range(2, 25))} rows shuffled" in capsys.readouterr().out
     assert len(list(folders[3].iterdir())) == 24 * 3
-    shapes = [BinaryCriteoUtils.get_shape_from_npy(f"{shuffled}/day_{day}_sparse.npy") for day in range(24)]
+    shapes = [
+        BinaryCriteoUtils.get_shape_from_npy(f"{shuffled}/day_{day}_sparse.npy")
+        for day in range(24)
+    ]
     assert shapes == [(2 + day, 26) for day in range(24)]
 
 
@@ -206,7 +259,14 @@ def test_the_kaggle_script_prepares_both_files(tmp_path: Path) -> None:
     _write_text(tmp_path / "train.txt", 5)
     _write_text(tmp_path / "test.txt", 3, labelled=False)
     npy_preproc_criteo.main(
-        ["--input_dir", str(tmp_path), "--output_dir", str(tmp_path), "--dataset_name", "criteo_kaggle"]
+        [
+            "--input_dir",
+            str(tmp_path),
+            "--output_dir",
+            str(tmp_path),
+            "--dataset_name",
+            "criteo_kaggle",
+        ]
     )
     assert [len(np.load(tmp_path / f"{name}_labels.npy")) for name in ("train", "test")] == [5, 3]
 
@@ -215,11 +275,16 @@ class TestLines(CriteoTest):
     """Written against TorchRec's class, as the tests of projects are."""
 
     def test_lines_of_a_training_file(self) -> None:
-        with self._create_dataset_tsv(num_rows=7) as one, self._create_dataset_tsv(num_rows=5) as other:
+        with (
+            self._create_dataset_tsv(num_rows=7) as one,
+            self._create_dataset_tsv(num_rows=5) as other,
+        ):
             rows = list(criteo_terabyte([one, other]))
             train, val = rand_split_train_val(criteo_kaggle(one), 0.5)
             assert sorted(map(str, [*train, *val])) == sorted(map(str, rows[:7]))
-            assert next(iter(CriteoIterDataPipe([one], row_mapper=None)))[0] == str(rows[0]["label"])
+            assert next(iter(CriteoIterDataPipe([one], row_mapper=None)))[0] == str(
+                rows[0]["label"]
+            )
         assert len(rows) == 12
         for row in rows:
             self._validate_sample(row)
@@ -240,9 +305,16 @@ class TestLines(CriteoTest):
 
     def test_arrays_of_several_names(self) -> None:
         labels = np.zeros((3, 1), np.int32)
-        with self._create_dataset_npys(3, filenames=["day_0", "day_1"], generate_sparse=False, labels=labels) as paths:
+        with self._create_dataset_npys(
+            3, filenames=["day_0", "day_1"], generate_sparse=False, labels=labels
+        ) as paths:
             names = [Path(path).name for path in paths]
-            assert names == ["day_0_dense.npy", "day_0_labels.npy", "day_1_dense.npy", "day_1_labels.npy"]
+            assert names == [
+                "day_0_dense.npy",
+                "day_0_labels.npy",
+                "day_1_dense.npy",
+                "day_1_labels.npy",
+            ]
             assert np.load(paths[0]).shape == (3, 13) and np.array_equal(np.load(paths[3]), labels)
 
 

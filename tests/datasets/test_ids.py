@@ -42,8 +42,15 @@ def follows(ids: Tensor, expected: list[float]) -> bool:
     return distance <= len(cells) + 8 * math.sqrt(2 * len(cells)) + 20
 
 
-@given(count=st.integers(0, 300), rows=st.integers(1, 10**12), exponent=EXPONENTS, seed=st.integers(0, 2**31))
-def test_ids_are_rows_and_depend_on_the_seed_alone(count: int, rows: int, exponent: float, seed: int) -> None:
+@given(
+    count=st.integers(0, 300),
+    rows=st.integers(1, 10**12),
+    exponent=EXPONENTS,
+    seed=st.integers(0, 2**31),
+)
+def test_ids_are_rows_and_depend_on_the_seed_alone(
+    count: int, rows: int, exponent: float, seed: int
+) -> None:
     draws: list[Callable[[torch.Generator], Tensor]] = [
         lambda source: uniform_ids(count, rows, source),
         lambda source: power_law_ids(count, rows, exponent, source),
@@ -70,7 +77,9 @@ def test_a_billion_rows_cost_nothing_and_the_head_is_right() -> None:
     ids = power_law_ids(100_000, 10**9, 1.0, seeded())
     harmonic = math.log(10**9) + 0.5772156649
     assert math.isclose(float((ids == 0).float().mean()), 1 / harmonic, rel_tol=0.05)
-    assert math.isclose(float((ids < 1000).float().mean()), (math.log(1000) + 0.5772) / harmonic, rel_tol=0.02)
+    assert math.isclose(
+        float((ids < 1000).float().mean()), (math.log(1000) + 0.5772) / harmonic, rel_tol=0.02
+    )
 
 
 def test_a_generator_goes_on_and_no_generator_is_torchs() -> None:
@@ -89,9 +98,15 @@ def test_a_generator_goes_on_and_no_generator_is_torchs() -> None:
     [
         ({"count": -1, "rows": 5, "exponent": 1.0}, "count=-1 must be"),
         ({"count": 1, "rows": 0, "exponent": 1.0}, "rows=0 must be"),
-        ({"count": 1, "rows": 5, "exponent": -0.5}, "exponent=-0.5 must be a finite number, at least 0"),
+        (
+            {"count": 1, "rows": 5, "exponent": -0.5},
+            "exponent=-0.5 must be a finite number, at least 0",
+        ),
         ({"count": 1, "rows": 5, "exponent": math.nan}, "exponent=nan must be a finite number"),
-        ({"count": 1, "rows": 2**54, "exponent": 1.0}, f"rows={2**54} must be a whole number, 1 to {2**53}"),
+        (
+            {"count": 1, "rows": 2**54, "exponent": 1.0},
+            f"rows={2**54} must be a whole number, 1 to {2**53}",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options: dict[str, float], message: str) -> None:

@@ -50,7 +50,10 @@ def test_numbers_of_numpy_will_do() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rows_per_table": {"u": "x"}, "features": {"u": ["cat_0"]}}, "feature 'u': rows='x' must be a whole number"),
+        (
+            {"rows_per_table": {"u": "x"}, "features": {"u": ["cat_0"]}},
+            "feature 'u': rows='x' must be a whole number",
+        ),
         ({"features": {}}, r"features=\{\} must map names to columns"),
         ({"features": {"u": "cat_0"}}, "feature 'u' is made of columns 'cat_0': give a list"),
     ],
@@ -70,4 +73,6 @@ def test_numbers_of_rows_and_epochs_of_files_are_checked(tmp_path: Path) -> None
         read_criteo(path, -1)
     with pytest.raises(ValueError, match="epochs=-1 must be a whole number, at least 0"):
         list(CriteoDataset(path, 10).batches(4, epochs=-1))
-    assert torch.equal(next(CriteoDataset(path, 10).batches(4)).labels, STORE.labels("train")[:4].float())
+    assert torch.equal(
+        next(CriteoDataset(path, 10).batches(4)).labels, STORE.labels("train")[:4].float()
+    )

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from tutorec.datasets.parquet import ParquetDataset
 from tutorec.datasets.utils import Batch, step_slices
 
-pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'tutorec[parquet]'")
+pa = pytest.importorskip(
+    "pyarrow", reason="pyarrow is not installed: pip install 'tutorec[parquet]'"
+)
 pq = pytest.importorskip("pyarrow.parquet")
 
 
@@ -31,7 +33,9 @@ def _write(folder: Path, rows: tuple[int, ...] = (23, 0, 14), group: int = 5) ->
         numbers = range(start, start + count)
         start += count
         columns = {
-            "clicked": pa.array([None if row == 4 else _bag(row) for row in numbers], pa.list_(pa.int64())),
+            "clicked": pa.array(
+                [None if row == 4 else _bag(row) for row in numbers], pa.list_(pa.int64())
+            ),
             "user": pa.array([None if row % 7 == 6 else row for row in numbers], pa.int32()),
             "price": pa.array([row / 2 for row in numbers], pa.float64()),
             "hour": pa.array([row % 24 for row in numbers], pa.int16()),
@@ -44,7 +48,9 @@ def _write(folder: Path, rows: tuple[int, ...] = (23, 0, 14), group: int = 5) ->
 
 
 def _data(paths: list[Path], batch_size: int = 4, **options: Any) -> ParquetDataset:
-    return ParquetDataset(paths, batch_size, ["clicked", "user"], ["price", "hour", "row"], "click", **options)
+    return ParquetDataset(
+        paths, batch_size, ["clicked", "user"], ["price", "hour", "row"], "click", **options
+    )
 
 
 def _rows(batch: Batch) -> list[int]:
@@ -96,14 +102,18 @@ def test_a_state_goes_on_with_the_batches_of_the_run_that_it_was_made_in(
     paths = _write(tmp_path)
     for rank in range(2):
         whole = _data(paths, rank=rank, world_size=2, seed=1)
-        expected = [_rows(batch) for batch in DataLoader(whole, batch_size=None, num_workers=workers)]
+        expected = [
+            _rows(batch) for batch in DataLoader(whole, batch_size=None, num_workers=workers)
+        ]
         assert len(expected) == 5
         state = _data(paths, rank=1 - rank, world_size=2, seed=1).state_dict(taken, workers)
         resumed = _data(paths, rank=rank, world_size=2, seed=1)
         resumed.load_state_dict(json.loads(json.dumps(state)))
         if taken == 5:  # the next pass
             whole.set_epoch(1)
-            expected += [_rows(batch) for batch in DataLoader(whole, batch_size=None, num_workers=workers)]
+            expected += [
+                _rows(batch) for batch in DataLoader(whole, batch_size=None, num_workers=workers)
+            ]
         loader = DataLoader(resumed, batch_size=None, num_workers=workers)
         assert len(loader) == len(expected) - taken
         assert [_rows(batch) for batch in loader] == expected[taken:]
@@ -112,13 +122,21 @@ def test_a_state_goes_on_with_the_batches_of_the_run_that_it_was_made_in(
 def _in_order(data: ParquetDataset, rank: int, workers: int) -> list[list[int]]:
     """The rows of a rank's batches as a DataLoader gives them out: of each worker in turn."""
     plan = data._batches_of_workers(rank, workers)
-    turns = [batch for turn in range(len(plan[0])) for worker in plan for batch in worker[turn : turn + 1]]
+    turns = [
+        batch
+        for turn in range(len(plan[0]))
+        for worker in plan
+        for batch in worker[turn : turn + 1]
+    ]
     return [[row for start, stop in batch for row in range(start, stop)] for batch in turns]
 
 
 @given(
     rows=st.integers(4, 60),
-    stops=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 9)), min_size=1),
+    stops=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 9)),
+        min_size=1,
+    ),
 )
 def test_a_run_that_is_stopped_and_goes_on_in_other_worlds_takes_every_row_once(
     rows: int, stops: list[tuple[int, int, int, int]]
@@ -140,7 +158,9 @@ def test_a_run_that_is_stopped_and_goes_on_in_other_worlds_takes_every_row_once(
         if data._epoch:
             assert rows - len(taken) < world
             break
-        assert [_in_order(data, rank, workers) for rank in range(world)] == [batches[steps:] for batches in expected]
+        assert [_in_order(data, rank, workers) for rank in range(world)] == [
+            batches[steps:] for batches in expected
+        ]
         left = [row for start, stop in data._left for row in range(start, stop)]
         assert sorted(taken + left) == list(range(rows))
 
@@ -151,7 +171,11 @@ def test_an_object_knows_where_it_stands_and_starts_again_from_there(tmp_path: P
     batches = iter(data)
     first = [_rows(batch) for batch in islice(batches, 3)]
     state = data.state_dict()
-    assert state == data.state_dict(3) == {"epoch": 0, "left": [[12, 37]], "rows": 37, "row_groups": 9, "seed": None}
+    assert (
+        state
+        == data.state_dict(3)
+        == {"epoch": 0, "left": [[12, 37]], "rows": 37, "row_groups": 9, "seed": None}
+    )
     resumed.load_state_dict(state)
     for _ in range(2):  # one more look does not lose the position
         assert _rows(next(iter(resumed))) == list(range(12, 16))
@@ -161,7 +185,9 @@ def test_an_object_knows_where_it_stands_and_starts_again_from_there(tmp_path: P
     assert len(resumed) == 10
 
 
-def test_a_state_with_less_than_a_row_for_each_rank_is_that_of_the_next_pass(tmp_path: Path) -> None:
+def test_a_state_with_less_than_a_row_for_each_rank_is_that_of_the_next_pass(
+    tmp_path: Path,
+) -> None:
     paths = _write(tmp_path)
     one = _data(paths, batch_size=36)
     state = one.state_dict(1)
@@ -174,12 +200,20 @@ def test_a_state_with_less_than_a_row_for_each_rank_is_that_of_the_next_pass(tmp
 def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
     paths = _write(tmp_path)
     state = _data(paths, seed=1).state_dict()
-    for other in (_data(paths, seed=2), _data(paths[:1], seed=1), _data(_write(tmp_path, group=6), seed=1)):
-        with pytest.raises(ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use its files and seed"):
+    for other in (
+        _data(paths, seed=2),
+        _data(paths[:1], seed=1),
+        _data(_write(tmp_path, group=6), seed=1),
+    ):
+        with pytest.raises(
+            ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use its files and seed"
+        ):
             other.load_state_dict(state)
 
 
-def test_each_row_group_is_decoded_once_and_by_few_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_group_is_decoded_once_and_by_few_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded: list[int] = []
     decode = ParquetDataset._decoded
 
@@ -197,7 +231,10 @@ def test_each_row_group_is_decoded_once_and_by_few_ranks(tmp_path: Path, monkeyp
 
 def test_ids_alone_keep_32_bits_and_large_lists_are_read(tmp_path: Path) -> None:
     ids = pa.array([[1], [2, 3], []], pa.large_list(pa.int32()))
-    pq.write_table(pa.table({"a": ids, "b": pa.array([[], [4], [5]], pa.list_(pa.int32()))}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"a": ids, "b": pa.array([[], [4], [5]], pa.list_(pa.int32()))}),
+        tmp_path / "a.parquet",
+    )
     (batch,) = ParquetDataset(str(tmp_path / "a.parquet"), 4, ["b", "a"])
     assert batch.sparse_features.values().tolist() == [4, 5, 1, 2, 3]
     assert batch.sparse_features.values().dtype == torch.int32
@@ -216,8 +253,14 @@ def test_a_batch_can_be_changed_and_the_data_set_pickled(tmp_path: Path) -> None
     ("change", "message"),
     [
         ({"sparse": ["nothing"]}, r"day_0.parquet: no column 'nothing'; there are \['clicked'"),
-        ({"sparse": ["price"]}, "column 'price' holds double, and it must hold integers or lists of them"),
-        ({"sparse": ["clicked"], "dense": ["clicked"]}, "holds list<element: int64>, and it must hold numbers"),
+        (
+            {"sparse": ["price"]},
+            "column 'price' holds double, and it must hold integers or lists of them",
+        ),
+        (
+            {"sparse": ["clicked"], "dense": ["clicked"]},
+            "holds list<element: int64>, and it must hold numbers",
+        ),
         ({"sparse": []}, "give a list of at least one column"),
         ({"sparse": "clicked"}, r"\['clicked'\]"),
         ({"rank": 2, "world_size": 2}, "world_size=2: rank=2 must be a whole number, 0 to 1"),
@@ -225,19 +268,28 @@ def test_a_batch_can_be_changed_and_the_data_set_pickled(tmp_path: Path) -> None
         ({"seed": -1}, "seed=-1"),
     ],
 )
-def test_columns_and_numbers_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_columns_and_numbers_that_cannot_be_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         ParquetDataset(_write(tmp_path), 4, **{"sparse": ["clicked"], **change})
 
 
 @pytest.mark.parametrize("name", ["ids", "number"])
 def test_a_null_where_a_number_is_needed_is_named(tmp_path: Path, name: str) -> None:
-    table = pa.table({"ids": [[1], [2, None], [3]], "number": [1.0, None, 2.0], "good": [[1], [2], [3]]})
+    table = pa.table(
+        {"ids": [[1], [2, None], [3]], "number": [1.0, None, 2.0], "good": [[1], [2], [3]]}
+    )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
     data = ParquetDataset(
-        tmp_path / "a.parquet", 1, ["good" if name == "number" else "ids"], [name] * (name == "number")
+        tmp_path / "a.parquet",
+        1,
+        ["good" if name == "number" else "ids"],
+        [name] * (name == "number"),
     )
-    with pytest.raises(ValueError, match=rf"a.parquet, row group 1, column '{name}': 1 of [12] values are null"):
+    with pytest.raises(
+        ValueError, match=rf"a.parquet, row group 1, column '{name}': 1 of [12] values are null"
+    ):
         list(data)
 
 
@@ -258,7 +310,9 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
         list(data)
 
 
-def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ImportError, match=r"pip install 'tutorec\[parquet\]'"):
         ParquetDataset(tmp_path / "a.parquet", 1, ["a"])

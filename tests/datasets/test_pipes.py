@@ -45,7 +45,9 @@ def test_lines_of_several_files_are_read_in_order_and_files_are_closed(tmp_path:
             opened.append(pair[1])
             yield pair
 
-    lines = ReadLinesFromCSV(remembered(LoadFiles(map(str, paths), mode="t")), skip_first_line=True, delimiter=";")
+    lines = ReadLinesFromCSV(
+        remembered(LoadFiles(map(str, paths), mode="t")), skip_first_line=True, delimiter=";"
+    )
     assert list(lines) == [["a", "1"], ["a", "2"], ["b", "1"], ["b", "2"]]
     assert [file.closed for file in opened] == [True, True]
 
@@ -53,13 +55,15 @@ def test_lines_of_several_files_are_read_in_order_and_files_are_closed(tmp_path:
 @pytest.mark.parametrize(("mode", "expected"), [("b", "rb"), ("t", "rt"), ("rb", "rb"), ("r", "r")])
 def test_a_path_manager_of_the_caller_opens_the_files(mode: str, expected: str) -> None:
     store = _Store(day_0="x\n")
-    assert [(path, file.read()) for path, file in LoadFiles(["day_0"], mode, path_manager_key=store)] == [
-        ("day_0", "x\n")
-    ]
+    assert [
+        (path, file.read()) for path, file in LoadFiles(["day_0"], mode, path_manager_key=store)
+    ] == [("day_0", "x\n")]
     assert store.modes == [expected]
 
 
-def test_a_name_is_looked_up_in_iopath_where_the_program_has_imported_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_looked_up_in_iopath_where_the_program_has_imported_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     managers = {PATH_MANAGER_KEY: _Store(day_0="x\n")}
     iopath = SimpleNamespace(PathManagerFactory=lambda: managers)
     monkeypatch.setitem(sys.modules, "iopath.common.file_io", iopath)
@@ -86,7 +90,10 @@ def test_safe_cast_answers_the_default_for_a_bad_value_only() -> None:
 
 
 def test_splits_are_disjoint_complete_and_the_same_in_every_pass() -> None:
-    for split in (rand_split_train_val(range(1000), 0.7, 3), idx_split_train_val(range(1000), 0.73)):
+    for split in (
+        rand_split_train_val(range(1000), 0.7, 3),
+        idx_split_train_val(range(1000), 0.73),
+    ):
         train, val = (list(part) for part in split)
         assert sorted(train + val) == list(range(1000))
         assert [train, val] == [list(part) for part in split]

@@ -25,7 +25,9 @@ def _row_lists(batches: list[Batch]) -> list[tuple]:
     rows = []
     for batch in batches:
         bags = [batch.sparse_features[key].to_dense() for key in ("user", "item", "clicked")]
-        for i, (dense, label) in enumerate(zip(batch.dense_features.tolist(), batch.labels.tolist(), strict=True)):
+        for i, (dense, label) in enumerate(
+            zip(batch.dense_features.tolist(), batch.labels.tolist(), strict=True)
+        ):
             rows.append((*(tuple(bag[i].tolist()) for bag in bags), tuple(dense), label))
     return rows
 
@@ -64,9 +66,13 @@ def test_rows_do_not_depend_on_how_many_rows_there_are(small: Shop) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_batches_side_by_side_are_the_batch_of_one_process(small: Shop, world_size: int) -> None:
+def test_ranks_batches_side_by_side_are_the_batch_of_one_process(
+    small: Shop, world_size: int
+) -> None:
     alone = list(small.batches(32 * world_size))
-    per_rank = [list(small.batches(32, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    per_rank = [
+        list(small.batches(32, rank=rank, world_size=world_size)) for rank in range(world_size)
+    ]
     assert {len(batches) for batches in per_rank} == {len(alone)}
     for step, batch in enumerate(alone):
         assert _row_lists([batches[step] for batches in per_rank]) == _row_lists([batch])
@@ -81,7 +87,9 @@ def test_rows_across_a_block_boundary_join(small: Shop) -> None:
 
 def test_splits_differ_and_epochs_repeat(small: Shop) -> None:
     assert small.rows(0, 50).user.tolist() != small.rows(0, 50, "test").user.tolist()
-    assert _row_lists(list(small.batches(500, epochs=2))) == 2 * _row_lists(list(small.batches(500)))
+    assert _row_lists(list(small.batches(500, epochs=2))) == 2 * _row_lists(
+        list(small.batches(500))
+    )
 
 
 def test_best_auc_is_the_auc_of_the_planted_probabilities(small: Shop) -> None:
@@ -94,7 +102,10 @@ def test_labels_follow_the_planted_probabilities() -> None:
     rows = shop(rows=60_000).rows(0, 60_000)
     for low in np.arange(0.0, 1.0, 0.2):
         inside = (rows.probability >= low) & (rows.probability < low + 0.2)
-        deviation = np.sqrt((rows.probability[inside] * (1 - rows.probability[inside])).sum()) / inside.sum()
+        deviation = (
+            np.sqrt((rows.probability[inside] * (1 - rows.probability[inside])).sum())
+            / inside.sum()
+        )
         assert abs(rows.label[inside].mean() - rows.probability[inside].mean()) < 5 * deviation
 
 
@@ -106,7 +117,9 @@ def test_popularity_follows_the_power_law() -> None:
 
 
 def test_exponent_zero_makes_all_ids_alike() -> None:
-    counts = np.bincount(shop(users=10, rows=20_000, exponent=0.0).rows(0, 20_000).user, minlength=10)
+    counts = np.bincount(
+        shop(users=10, rows=20_000, exponent=0.0).rows(0, 20_000).user, minlength=10
+    )
     assert counts.min() > 0.8 * counts.max()
 
 
@@ -114,7 +127,9 @@ def test_weighted_batches_weigh_clicks_by_dwell_and_ids_by_one(small: Shop) -> N
     features = next(small.batches(100, weighted=True)).sparse_features
     assert features["user"].weights().tolist() == [1.0] * 100
     clicked = features["clicked"]
-    sums = torch.tensor([float(bag.sum()) for bag in clicked.weights().split(clicked.lengths().tolist())])
+    sums = torch.tensor(
+        [float(bag.sum()) for bag in clicked.weights().split(clicked.lengths().tolist())]
+    )
     torch.testing.assert_close(sums, (clicked.lengths() > 0).float())
 
 
@@ -124,7 +139,17 @@ def test_drop_last_leaves_full_batches_only(small: Shop) -> None:
 
 def test_head_shows_columns_in_the_units_of_the_shop(small: Shop) -> None:
     lines = small.head(3).splitlines()
-    assert lines[0].split() == ["click", "user", "item", "clicked", "dwell", "hour", "price", "age", "discount"]
+    assert lines[0].split() == [
+        "click",
+        "user",
+        "item",
+        "clicked",
+        "dwell",
+        "hour",
+        "price",
+        "age",
+        "discount",
+    ]
     assert len(lines) == 4 and all(line.endswith("%") for line in lines[1:])
 
 
@@ -145,7 +170,9 @@ def test_shop_with_a_bad_size_names_it(changed: dict, message: str) -> None:
 def test_unknown_split_and_rows_outside_are_named(small: Shop) -> None:
     with pytest.raises(ValueError, match="no split 'valid'"):
         small.batches(4, split="valid").__next__()  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"rows 0\.\.401 asked for, and split 'test' has rows 0\.\.400"):
+    with pytest.raises(
+        ValueError, match=r"rows 0\.\.401 asked for, and split 'test' has rows 0\.\.400"
+    ):
         small.rows(0, 401, "test")
 
 
@@ -165,7 +192,9 @@ def test_a_small_click_model_closes_the_gap_to_the_planted_optimum() -> None:
     world = shop(rows=80_000)
     tables = [
         EmbeddingBagConfig(500, 16, "t_user", feature_names=["user"], pooling=PoolingType.MEAN),
-        EmbeddingBagConfig(200, 16, "t_item", feature_names=["item", "clicked"], pooling=PoolingType.MEAN),
+        EmbeddingBagConfig(
+            200, 16, "t_item", feature_names=["item", "clicked"], pooling=PoolingType.MEAN
+        ),
     ]
     torch.manual_seed(0)
     model = DLRMTrain(DLRM(EmbeddingBagCollection(tables), 4, [32, 16], [32, 1]))
@@ -177,7 +206,9 @@ def test_a_small_click_model_closes_the_gap_to_the_planted_optimum() -> None:
     with torch.no_grad():
         scores = torch.cat([model(batch)[1][1] for batch in world.batches(4096, split="test")])
     labels = world.labels("test")
-    naive = auc(labels, click_count_baseline(world.batches(4096), world.batches(4096, split="test")))
+    naive = auc(
+        labels, click_count_baseline(world.batches(4096), world.batches(4096, split="test"))
+    )
     assert 0.5 < naive < world.best_auc - 0.15
     assert (auc(labels, scores) - naive) / (world.best_auc - naive) > 0.8
 

@@ -10,12 +10,19 @@ from tutorec.datasets.sessions import Sessions
 
 
 def _histories(
-    store: Sessions, batch_size: int, rank: int = 0, world_size: int = 1, split: Split = "train", start: int = 0
+    store: Sessions,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    split: Split = "train",
+    start: int = 0,
 ) -> list[tuple[list[int], int]]:
     found = []
     for batch in store.batches(batch_size, rank, world_size, split, start=start):
         history, item = (batch.sparse_features[name] for name in ("history", "item"))
-        found += list(zip([part.tolist() for part in history.to_dense()], item.values().tolist(), strict=True))
+        found += list(
+            zip([part.tolist() for part in history.to_dense()], item.values().tolist(), strict=True)
+        )
     return found
 
 
@@ -30,11 +37,15 @@ def test_ranks_share_the_sessions_of_one_process_in_order() -> None:
 
 
 def test_the_next_item_follows_the_last_two_as_often_as_planted() -> None:
-    """Counts of the training sessions find the next item nearly as often as the planted truth does."""
+    """Counts of the training sessions find the next item nearly as often as the planted
+    truth does.
+    """
     store = Sessions(items=20, rows=100_000, test_rows=5_000, longest=3)
     counts = torch.zeros(20, 20, 20)
     train = _histories(store, 1000)
-    before, last, item = (torch.tensor(column) for column in zip(*((h[-2], h[-1], i) for h, i in train), strict=True))
+    before, last, item = (
+        torch.tensor(column) for column in zip(*((h[-2], h[-1], i) for h, i in train), strict=True)
+    )
     counts.index_put_((before, last, item), torch.ones(len(item)), accumulate=True)
     best = counts.argmax(2)
     test = _histories(store, 1000, split="test")
@@ -43,7 +54,9 @@ def test_the_next_item_follows_the_last_two_as_often_as_planted() -> None:
     assert store.best_recall(20) == 1.0
 
 
-@pytest.mark.parametrize("words", [{"items": 4}, {"longest": 1}, {"rows": 0}, {"seed": -1}, {"items": 2.5}])
+@pytest.mark.parametrize(
+    "words", [{"items": 4}, {"longest": 1}, {"rows": 0}, {"seed": -1}, {"items": 2.5}]
+)
 def test_sizes_that_cannot_be_are_refused(words: dict[str, int]) -> None:
     (name,) = words
     with pytest.raises(ValueError, match=f"Sessions: {name}="):

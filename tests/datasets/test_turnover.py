@@ -29,7 +29,9 @@ def test_batches_are_the_visits_of_a_day_in_order():
     items = torch.cat([batch.sparse_features["item"].values() for batch in batches])
     assert torch.isin(items, store.catalogue[1]).all()
     again = list(TurningShop(users=10, products=40, days=2, visits=25).batches(1, 10))
-    assert torch.equal(items, torch.cat([batch.sparse_features["item"].values() for batch in again]))
+    assert torch.equal(
+        items, torch.cat([batch.sparse_features["item"].values() for batch in again])
+    )
 
 
 def test_products_are_shown_as_often_as_their_share_says():
@@ -41,7 +43,9 @@ def test_products_are_shown_as_often_as_their_share_says():
 
 
 def test_no_ranking_by_user_and_product_alone_beats_the_truth_by_more_than_chance():
-    """Click rates of (user, product) pairs, counted on a very long day, come close to the best possible AUC."""
+    """Click rates of (user, product) pairs, counted on a very long day, come close to the best
+    possible AUC.
+    """
     store = TurningShop(users=5, products=4, days=1, visits=200_000)
     [batch] = store.batches(0, 200_000)
     pair = batch.sparse_features["user"].values() * 4 + torch.searchsorted(
@@ -51,7 +55,9 @@ def test_no_ranking_by_user_and_product_alone_beats_the_truth_by_more_than_chanc
     assert abs(auc(batch.labels, rate[pair]) - store.best_auc(0)) < 1e-3
 
 
-@pytest.mark.parametrize("words", [{"products": 0}, {"days": 1.5}, {"turnover": 1.5}, {"seed": -1}, {"exponent": -1.0}])
+@pytest.mark.parametrize(
+    "words", [{"products": 0}, {"days": 1.5}, {"turnover": 1.5}, {"seed": -1}, {"exponent": -1.0}]
+)
 def test_sizes_that_cannot_be_are_refused(words: dict[str, Any]):
     (name,) = words
     with pytest.raises(ValueError, match=f"TurningShop: {name}"):

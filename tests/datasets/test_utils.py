@@ -13,8 +13,15 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
 
-@given(rows=st.integers(0, 200), batch_size=st.integers(1, 20), world_size=st.integers(1, 5), drop_last=st.booleans())
-def test_step_slices_deal_every_row_once(rows: int, batch_size: int, world_size: int, drop_last: bool) -> None:
+@given(
+    rows=st.integers(0, 200),
+    batch_size=st.integers(1, 20),
+    world_size=st.integers(1, 5),
+    drop_last=st.booleans(),
+)
+def test_step_slices_deal_every_row_once(
+    rows: int, batch_size: int, world_size: int, drop_last: bool
+) -> None:
     full = rows // (batch_size * world_size)
     if rows < world_size or (drop_last and not full):
         with pytest.raises(ValueError, match=f"{rows} rows are not enough"):
@@ -24,7 +31,9 @@ def test_step_slices_deal_every_row_once(rows: int, batch_size: int, world_size:
     dealt = [row for step in steps for start, stop in step for row in range(start, stop)]
     assert dealt == list(range(full * batch_size * world_size if drop_last else rows))
     sizes = [[stop - start for start, stop in step] for step in steps]
-    assert all(len(step) == world_size and min(step) >= 1 and max(step) - min(step) <= 1 for step in sizes)
+    assert all(
+        len(step) == world_size and min(step) >= 1 and max(step) - min(step) <= 1 for step in sizes
+    )
     assert all(size == batch_size for step in sizes[:-1] for size in step)
 
 
@@ -38,15 +47,20 @@ def test_rank_slices_with_a_rank_outside_the_world_names_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "world_size", "wrong"), [(0, 1, "batch_size=0"), (1, 0, "world_size=0"), (-4, 2, "batch_size=-4")]
+    ("batch_size", "world_size", "wrong"),
+    [(0, 1, "batch_size=0"), (1, 0, "world_size=0"), (-4, 2, "batch_size=-4")],
 )
-def test_step_slices_with_a_size_below_one_raise(batch_size: int, world_size: int, wrong: str) -> None:
+def test_step_slices_with_a_size_below_one_raise(
+    batch_size: int, world_size: int, wrong: str
+) -> None:
     with pytest.raises(ValueError, match=f"{wrong} must be a whole number, at least 1"):
         step_slices(10, batch_size, world_size)
 
 
 def _batch() -> Batch:
-    kjt = KeyedJaggedTensor(keys=["item"], values=torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 1]))
+    kjt = KeyedJaggedTensor(
+        keys=["item"], values=torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 1])
+    )
     return Batch(torch.ones(2, 3), kjt, torch.tensor([1.0, 0.0]))
 
 
@@ -64,15 +78,21 @@ def test_batch_to_keeps_values() -> None:
     assert torch.equal(moved.dense_features.cpu(), torch.ones(2, 3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: memory cannot be page-locked")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: memory cannot be page-locked"
+)
 def test_batch_pin_memory_pins_every_part() -> None:
     pinned = _batch().pin_memory()
     assert (
-        pinned.dense_features.is_pinned() and pinned.sparse_features.values().is_pinned() and pinned.labels.is_pinned()
+        pinned.dense_features.is_pinned()
+        and pinned.sparse_features.values().is_pinned()
+        and pinned.labels.is_pinned()
     )
 
 
-def _spans(rows: int, batch_size: int, rank: int, world_size: int, **options: Any) -> tuple[list[Any], RowBatches]:
+def _spans(
+    rows: int, batch_size: int, rank: int, world_size: int, **options: Any
+) -> tuple[list[Any], RowBatches]:
     """What a rank reads, and its batches, which stand at their end."""
     read: Any = lambda first, stop: (first, stop)  # noqa: E731
     batches = RowBatches(read, rows, batch_size, rank, world_size, **options)
@@ -111,11 +131,17 @@ def test_a_run_that_goes_on_in_another_world_takes_the_steps_of_one_that_never_s
         found, batches = _spans(rows, together // second, rank, second, start=start, **options)
         full = [span for span in whole if span[1] - span[0] == together // second]
         # the rows after the last full step may be dealt out otherwise where ranks are more or fewer
-        assert [span for span in found if span in full] == [s for s in whole[len(whole) - len(found) :] if s in full]
+        assert [span for span in found if span in full] == [
+            s for s in whole[len(whole) - len(found) :] if s in full
+        ]
         assert batches.position == epochs * rows
 
 
-@given(rows=st.integers(4, 60), sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)), steps=st.integers(0, 100))
+@given(
+    rows=st.integers(4, 60),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    steps=st.integers(0, 100),
+)
 def test_no_row_is_lost_or_taken_twice_where_batches_are_of_another_size(
     rows: int, sizes: tuple[int, int], steps: int
 ) -> None:
@@ -129,7 +155,9 @@ def test_no_row_is_lost_or_taken_twice_where_batches_are_of_another_size(
 
 
 def test_a_position_outside_of_the_epochs_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 epoch\(s\) of 10 rows: start=21 must be a whole number, 0 to 20"):
+    with pytest.raises(
+        ValueError, match=r"2 epoch\(s\) of 10 rows: start=21 must be a whole number, 0 to 20"
+    ):
         RowBatches(lambda a, b: (a, b), 10, 4, epochs=2, start=21)  # pyright: ignore
 
 

@@ -1,38 +1,41 @@
-"""How many bytes a step sends from which rank to which: the tests' oracle, over what a plan says, for every type.
+"""How many bytes a step sends from which rank to which: the tests' oracle, over what a plan says,
+for every type.
 
-A *slot* is a feature that a piece of a table looks up. With B_rf samples and N_rf ids of feature f on rank r (where
-rows are split, those ids that fall into the slot's range of rows), b bytes for an id and D columns of a slot, rank r
-sends rank s in one step, for each sharding type of the collection on its own,
+A *slot* is a feature that a piece of a table looks up. With B_rf samples and N_rf ids of feature f
+on rank r (where rows are split, those ids that fall into the slot's range of rows), b bytes for an
+id and D columns of a slot, rank r sends rank s in one step, for each sharding type of the
+collection on its own,
 
     input sizes        24
     input strides      8 * (slots of s)                                     with variable batch only
     input ids          b * sum over slots f of s of (B_rf + N_rf)
-    input weights      4 * sum over slots f of s of N_rf                    of weighted collections only
-    output rows        4 * sum over slots f of r of B_sf * D                rows that are not pooled: N_sf * D
-    output gradients   what s sends r as output rows
+    input weights      4 * sum over slots f of s of N_rf                    of weighted collections
+    only output rows        4 * sum over slots f of r of B_sf * D                rows that are not
+    pooled: N_sf * D output gradients   what s sends r as output rows
 
-b is 4, or 8 where a table of that sharding type has 2 ** 31 rows or more. Of the types that split rows inside a host,
-rank (h, l), which is number l on host h, sends pooled rows by way of the host:
+b is 4, or 8 where a table of that sharding type has 2 ** 31 rows or more. Of the types that split
+rows inside a host, rank (h, l), which is number l on host h, sends pooled rows by way of the host:
 
-    output rows        inside the host, to (h, m)     what is for the ranks number m of all hosts: it is added there
+    output rows        inside the host, to (h, m)     what is for the ranks number m of all hosts:
+    it is added there
                        across hosts, to (g, l)        the sums that are for that rank
 
-Replicated tables send nothing forward. Backward they send gradients, with F features of all of them, and B_r the most
-samples that one of these has on rank r,
+Replicated tables send nothing forward. Backward they send gradients, with F features of all of
+them, and B_r the most samples that one of these has on rank r,
 
-    gradient sizes     8 * (1 + F)                                          rows that are not pooled: 8 * F
-    gradient ids       b * sum over f of (B_r + N_rf)                       not pooled: without B_r
-    gradient weights   4 * sum over f of N_rf                               of weighted collections only
-    gradient rows      4 * sum over f of B_r * D                            not pooled: N_rf * D
-    gradient sums      4 * (E_s + E_r)
+    gradient sizes     8 * (1 + F)                                          rows that are not
+    pooled: 8 * F gradient ids       b * sum over f of (B_r + N_rf)                       not
+    pooled: without B_r gradient weights   4 * sum over f of N_rf                               of
+    weighted collections only gradient rows      4 * sum over f of B_r * D
+    not pooled: N_rf * D gradient sums      4 * (E_s + E_r)
 
-where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes leaves the sums over f,
-and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the first E % W ranks one more). Where rows
-move without gradient, as Adam's do, R more say which of them are in the batch. A table whose gradients are
-limited number by number is not summed.
+where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes
+leaves the sums over f, and adds its R * D numbers to E instead, of which rank r has E_r = E / W
+(the first E % W ranks one more). Where rows move without gradient, as Adam's do, R more say which
+of them are in the batch. A table whose gradients are limited number by number is not summed.
 
-It shares no code with the counter of `traffic`, which sees tensors, nor with the simulation, which computes classes of
-ranks at once; tests hold the three to be equal.
+It shares no code with the counter of `traffic`, which sees tensors, nor with the simulation, which
+computes classes of ranks at once; tests hold the three to be equal.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ _OfRank = Counter[str]
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What the batches of one step hold, as numbers: those of real batches (`of`), or expected ones.
+    """What the batches of one step hold, as numbers: those of real batches (`of`), or expected
+    ones.
 
     Args:
         samples: For each rank, feature -> B.
@@ -69,7 +73,9 @@ class StepBatches:
         variable: Whether on any rank features differ in their number of samples.
 
     Example:
-        >>> batches = StepBatches([{"item": 4}, {"item": 4}], ids=lambda rank, feature, first, end: end - first)
+        >>> batches = StepBatches(
+        ...     [{"item": 4}, {"item": 4}], ids=lambda rank, feature, first, end: end - first
+        ... )
         >>> batches.samples[1]["item"], batches.ids(0, "item", 0, 3)
         (4, 3)
     """
@@ -84,16 +90,22 @@ class StepBatches:
 
         Example:
             >>> import torch
-            >>> batch = KeyedJaggedTensor(["item"], torch.tensor([0, 5, 2]), lengths=torch.tensor([1, 2]))
+            >>> batch = KeyedJaggedTensor(
+            ...     ["item"], torch.tensor([0, 5, 2]), lengths=torch.tensor([1, 2])
+            ... )
             >>> found = StepBatches.of([batch])
             >>> found.samples, found.ids(0, "item", 0, 3)
             ([{'item': 2}], 2)
         """
-        samples = [dict(zip(batch.keys(), batch.stride_per_key(), strict=True)) for batch in batches]
+        samples = [
+            dict(zip(batch.keys(), batch.stride_per_key(), strict=True)) for batch in batches
+        ]
         sorted_ids = [
             {
                 key: sorted(ids.tolist())
-                for key, ids in zip(batch.keys(), batch.values().split(batch.length_per_key()), strict=True)
+                for key, ids in zip(
+                    batch.keys(), batch.values().split(batch.length_per_key()), strict=True
+                )
             }
             for batch in batches
         ]
@@ -135,7 +147,8 @@ def step_traffic(
     row_bytes: int = 4,
     gradient_bytes: int = 4,
 ) -> Bytes:
-    """Bytes of one step of a collection, forward and backward, after its first: (stage, source, destination) -> bytes.
+    """Bytes of one step of a collection, forward and backward, after its first: (stage, source,
+    destination) -> bytes.
 
     Args:
         tables: As the plan places them.
@@ -155,7 +168,10 @@ def step_traffic(
         >>> config = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> table = place_table(config, ["item"], torch.empty(8, 4), entry, rules)
         >>> ten_each = StepBatches([{"item": 3}] * 2, ids=lambda rank, feature, first, end: 10)
-        >>> [step_traffic([table], ten_each)[stage, 0, 1] for stage in (SIZES, IDS, ROWS, GRADIENTS)]
+        >>> [
+        ...     step_traffic([table], ten_each)[stage, 0, 1]
+        ...     for stage in (SIZES, IDS, ROWS, GRADIENTS)
+        ... ]
         [24, 52, 48, 48]
     """
     world_size = len(batches.samples)
@@ -166,22 +182,33 @@ def step_traffic(
     sent += _replicated(by_type.pop(ShardingType.DATA_PARALLEL, []), batches)
     for kind, members in by_type.items():
         slots = [
-            [Slot(feature, shard) for shard in shards_on_rank(members, rank) for feature in shard.table.features]
+            [
+                Slot(feature, shard)
+                for shard in shards_on_rank(members, rank)
+                for feature in shard.table.features
+            ]
             for rank in range(world_size)
         ]
         sent += _input(members, slots, batches)
-        elements = [[sum(slot.elements(batches, to) for slot in mine) for to in range(world_size)] for mine in slots]
+        elements = [
+            [sum(slot.elements(batches, to) for slot in mine) for to in range(world_size)]
+            for mine in slots
+        ]
         if kind in _INSIDE_HOSTS and members[0].pooling != "none":
             elements = _by_way_of_hosts(elements, local_size or world_size)
         for source in range(world_size):
             for destination in range(world_size):
                 if source != destination:
                     sent[ROWS, source, destination] += row_bytes * elements[source][destination]
-                    sent[GRADIENTS, source, destination] += gradient_bytes * elements[destination][source]
+                    sent[GRADIENTS, source, destination] += (
+                        gradient_bytes * elements[destination][source]
+                    )
     return sent
 
 
-def _input(tables: Sequence[PlacedTable], slots: Sequence[Sequence[Slot]], batches: StepBatches) -> Bytes:
+def _input(
+    tables: Sequence[PlacedTable], slots: Sequence[Sequence[Slot]], batches: StepBatches
+) -> Bytes:
     """The way in of one sharding type."""
     id_bytes = _id_bytes(tables)
     sent: Bytes = Counter()
@@ -201,7 +228,9 @@ def _input(tables: Sequence[PlacedTable], slots: Sequence[Sequence[Slot]], batch
 
 
 def _by_way_of_hosts(elements: Sequence[Sequence[int]], local_size: int) -> list[list[int]]:
-    """From ``elements[source][destination]`` that are looked up to those that are sent: first inside, then across."""
+    """From ``elements[source][destination]`` that are looked up to those that are sent: first
+    inside, then across.
+    """
     world_size = len(elements)
     sent = [[0] * world_size for _ in range(world_size)]
     for source, looked_up in enumerate(elements):
@@ -218,25 +247,37 @@ def _by_way_of_hosts(elements: Sequence[Sequence[int]], local_size: int) -> list
 
 
 def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
-    """The gradients of replicated tables, each to every rank: as what was looked up, or as whole tables."""
+    """The gradients of replicated tables, each to every rank: as what was looked up, or as whole
+    tables.
+    """
     sent: Bytes = Counter()
     if not tables:
         return sent
     ranks = range(len(batches.samples))
     pooled, id_bytes = tables[0].pooling != "none", _id_bytes(tables)
     features = [feature for table in tables for feature in table.features]
-    # Bags are padded to the most samples of a feature; a row that is not pooled is a bag of its own, without a length.
-    samples = [max((batches.samples[rank][feature] for feature in features), default=0) for rank in ranks]
+    # Bags are padded to the most samples of a feature; a row that is not pooled is a bag of its
+    # own, without a length.
+    samples = [
+        max((batches.samples[rank][feature] for feature in features), default=0) for rank in ranks
+    ]
     per_rank: list[_OfRank] = [Counter() for _ in ranks]
     elements = 0
     for table in tables:
-        ids = [sum(batches.ids(rank, feature, 0, table.rows) for feature in table.features) for rank in ranks]
+        ids = [
+            sum(batches.ids(rank, feature, 0, table.rows) for feature in table.features)
+            for rank in ranks
+        ]
         lists = [len(table.features) * samples[rank] if pooled else 0 for rank in ranks]
         bags = lists if pooled else ids
         weight_bytes = 4 if table.weighted else 0
-        looked_up = sum(ids) * (id_bytes + weight_bytes) + sum(lists) * 4 + sum(bags) * table.columns * 4
+        looked_up = (
+            sum(ids) * (id_bytes + weight_bytes) + sum(lists) * 4 + sum(bags) * table.columns * 4
+        )
         rule = table.optimizer
-        if looked_up > 8 * table.rows * table.columns and (rule is None or rule.max_gradient is None):
+        if looked_up > 8 * table.rows * table.columns and (
+            rule is None or rule.max_gradient is None
+        ):
             marked = rule is not None and rule.moves_without_gradient
             elements += table.rows * (table.columns + marked)
             continue

@@ -1,8 +1,9 @@
 """Tables, batches and the global-batch reference that the tests of sharded modules share.
 
-The reference is *fused semantics*: the update is made once per step with the mean over ranks of the gradients of all
-ranks' samples; ids that repeat are summed first; rows that no rank has touched, and their state, do not move. What is
-kept for a whole row is kept for each row of each slice of columns.
+The reference is *fused semantics*: the update is made once per step with the mean over ranks of the
+gradients of all ranks' samples; ids that repeat are summed first; rows that no rank has touched,
+and their state, do not move. What is kept for a whole row is kept for each row of each slice of
+columns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
-from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from tutorec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -44,11 +48,27 @@ Piece = tuple[list[int], Tensor, States]  # [first row, first column], rows, the
 
 
 def tables(pooling: PoolingType = PoolingType.SUM) -> list[EmbeddingBagConfig]:
-    """Three tables: one read by two features, two that share a feature, one whose width is no multiple of 4."""
+    """Three tables: one read by two features, two that share a feature, one whose width is no
+    multiple of 4.
+    """
     return [
-        EmbeddingBagConfig(num_embeddings=11, embedding_dim=8, name="t0", feature_names=["f0", "f1"], pooling=pooling),
-        EmbeddingBagConfig(num_embeddings=7, embedding_dim=4, name="t1", feature_names=["f1", "f2"], pooling=pooling),
-        EmbeddingBagConfig(num_embeddings=9, embedding_dim=6, name="t2", feature_names=["f3"], pooling=pooling),
+        EmbeddingBagConfig(
+            num_embeddings=11,
+            embedding_dim=8,
+            name="t0",
+            feature_names=["f0", "f1"],
+            pooling=pooling,
+        ),
+        EmbeddingBagConfig(
+            num_embeddings=7,
+            embedding_dim=4,
+            name="t1",
+            feature_names=["f1", "f2"],
+            pooling=pooling,
+        ),
+        EmbeddingBagConfig(
+            num_embeddings=9, embedding_dim=6, name="t2", feature_names=["f3"], pooling=pooling
+        ),
     ]
 
 
@@ -56,25 +76,35 @@ FEATURES = ("f3", "f1", "f0", "f2")  # no table's order
 ROWS = 7  # ids below that are rows of every table
 
 
-def collection(pooling: PoolingType = PoolingType.SUM, weighted: bool = False) -> EmbeddingBagCollection:
+def collection(
+    pooling: PoolingType = PoolingType.SUM, weighted: bool = False
+) -> EmbeddingBagCollection:
     torch.manual_seed(7)
     return EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
 
 
 def home(table: int, world_size: int) -> int:
-    """Where a table goes: from the last rank down, so that rank order is not table order; rank 0 of 4 gets none."""
+    """Where a table goes: from the last rank down, so that rank order is not table order; rank 0 of
+    4 gets none.
+    """
     return (world_size - 1 - table) % world_size
 
 
-def word(kind: str, table: int, world_size: int, local_size: int, kernel: str = "fused") -> ParameterShardingGenerator:
-    """How a table is cut by each type: never in rank order, so that no order can be right by chance."""
+def word(
+    kind: str, table: int, world_size: int, local_size: int, kernel: str = "fused"
+) -> ParameterShardingGenerator:
+    """How a table is cut by each type: never in rank order, so that no order can be right by
+    chance.
+    """
     hosts = world_size // local_size
     host = (hosts - 1 - table) % hosts
     first, last = host * local_size, (host + 1) * local_size - 1
     kind = kind_of(kind, table)
     return {
         "table_wise": lambda: table_wise(home(table, world_size), compute_kernel=kernel),
-        "column_wise": lambda: column_wise(ranks=[(table + 1) % world_size, table % world_size], compute_kernel=kernel),
+        "column_wise": lambda: column_wise(
+            ranks=[(table + 1) % world_size, table % world_size], compute_kernel=kernel
+        ),
         "table_column_wise": lambda: table_column_wise(ranks=[last, first], compute_kernel=kernel),
         "row_wise": lambda: row_wise(compute_kernel=kernel),
         "table_row_wise": lambda: table_row_wise(host, kernel),
@@ -104,7 +134,11 @@ def kind_of(kind: str, table: int) -> str:
 def column_slices(kind: str, table: int, columns: int) -> list[slice]:
     """The slices of columns that a table is cut into."""
     kind = kind_of(kind, table)
-    return [slice(0, columns // 2), slice(columns // 2, columns)] if kind in CUT_IN_TWO else [slice(0, columns)]
+    return (
+        [slice(0, columns // 2), slice(columns // 2, columns)]
+        if kind in CUT_IN_TWO
+        else [slice(0, columns)]
+    )
 
 
 def group() -> dist.ProcessGroup:
@@ -126,7 +160,9 @@ def shard(
     kind: str = "table_wise",
     **fused_params: float,
 ) -> ShardedEmbeddingBagCollection:
-    """The collection over the ranks of the pool, each table cut by one type of sharding, or by one after the other."""
+    """The collection over the ranks of the pool, each table cut by one type of sharding, or by one
+    after the other.
+    """
     env = ShardingEnv.from_process_group(group())
     words = {
         config.name: word(kind, index, env.world_size, env.local_size, kernel)
@@ -138,7 +174,9 @@ def shard(
 
 
 def on_rank(made: Any) -> Any:
-    """On the rank's own device; in the process of the test on the CPU, where what ranks return arrives."""
+    """On the rank's own device; in the process of the test on the CPU, where what ranks return
+    arrives.
+    """
     return made.to(device()) if dist.is_initialized() else made
 
 
@@ -149,7 +187,9 @@ def operator_name(backend: str = "auto") -> str:
     return "SplitTableBatchedEmbeddingBagsCodegen" if serves else "TorchTableBatchedEmbeddingBags"
 
 
-def batch(seed: int, samples: int, weighted: bool = False, dtype: torch.dtype = torch.int64) -> KeyedJaggedTensor:
+def batch(
+    seed: int, samples: int, weighted: bool = False, dtype: torch.dtype = torch.int64
+) -> KeyedJaggedTensor:
     """Bags of 0 to 3 ids out of few, so that ids repeat and bags are empty."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (len(FEATURES) * samples,), generator=draw)
@@ -167,7 +207,9 @@ def samples_of(rank: int, step: int) -> int:
 
 def coefficients(like: Tensor, seed: int) -> Tensor:
     """What the outputs are multiplied by to make a loss whose gradient differs everywhere."""
-    return torch.rand(like.shape, generator=torch.Generator().manual_seed(1000 + seed)).to(like.device)
+    return torch.rand(like.shape, generator=torch.Generator().manual_seed(1000 + seed)).to(
+        like.device
+    )
 
 
 def seed_of(rank: int, step: int) -> int:
@@ -182,7 +224,8 @@ class Reference:
     optimizer: str
     world_size: int
     kind: str = "table_wise"
-    states: dict[str, States] = field(default_factory=dict)  # [R, D], and [slices, R] of what is kept for a row
+    # [R, D], and [slices, R] of what is kept for a row
+    states: dict[str, States] = field(default_factory=dict)
     steps: int = 0
 
     def weights(self) -> dict[str, Tensor]:
@@ -196,7 +239,14 @@ class Reference:
         ids = [batch.to_dict() for batch in batches]
         found = {config.name: list(config.feature_names) for config in self.configs()}
         return {
-            name: sorted({row for of_rank in ids for feature in features for row in of_rank[feature].values().tolist()})
+            name: sorted(
+                {
+                    row
+                    for of_rank in ids
+                    for feature in features
+                    for row in of_rank[feature].values().tolist()
+                }
+            )
             for name, features in found.items()
         }
 
@@ -204,8 +254,12 @@ class Reference:
         return list(self.ebc.embedding_bag_configs())
 
     @torch.no_grad()
-    def update(self, gradients: dict[str, Tensor], rows: dict[str, list[int]] | None = None) -> None:
-        """Apply dense gradients of the sum of all ranks' losses to the rows of the batch; for SGD, to all rows."""
+    def update(
+        self, gradients: dict[str, Tensor], rows: dict[str, list[int]] | None = None
+    ) -> None:
+        """Apply dense gradients of the sum of all ranks' losses to the rows of the batch; for SGD,
+        to all rows.
+        """
         assert rows is not None or self.optimizer == "exact_sgd", "which rows are in the batch?"
         self.steps += 1
         for index, (name, weight) in enumerate(self.weights().items()):
@@ -240,15 +294,28 @@ class Reference:
             weight[row] -= LEARNING_RATE * (mean / root + DECAY * weight[row])
 
     def check_piece(self, name: str, piece: Piece, where: str) -> tuple[slice, slice]:
-        """Compare rows and state that a rank holds with the table; which rows and columns they are."""
+        """Compare rows and state that a rank holds with the table; which rows and
+        columns they are.
+        """
         (row, column), rows, states = piece
         part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
-        assert_close(rows, self.weights()[name].detach()[part], rtol=1e-5, atol=1e-6, msg=f"weights of {name} {where}")
+        assert_close(
+            rows,
+            self.weights()[name].detach()[part],
+            rtol=1e-5,
+            atol=1e-6,
+            msg=f"weights of {name} {where}",
+        )
         whole = self.states[name]
         index = list(self.weights()).index(name)
-        starts = [columns.start for columns in column_slices(self.kind, index, self.weights()[name].shape[1])]
+        starts = [
+            columns.start
+            for columns in column_slices(self.kind, index, self.weights()[name].shape[1])
+        ]
         wanted = {
-            key: kept[part] if kept.shape == self.weights()[name].shape else kept[starts.index(column)][part[0]]
+            key: kept[part]
+            if kept.shape == self.weights()[name].shape
+            else kept[starts.index(column)][part[0]]
             for key, kept in whole.items()
         }
         if self.optimizer in ADAMS:
@@ -262,7 +329,10 @@ class Reference:
         """One step on the global batch; returns each rank's outputs."""
         outputs = self.outputs(batches)
         loss = sum(
-            ((out * coefficients(out, seed_of(rank, step))).sum() for rank, out in enumerate(outputs)),
+            (
+                (out * coefficients(out, seed_of(rank, step))).sum()
+                for rank, out in enumerate(outputs)
+            ),
             start=torch.zeros(()),
         )
         weights = self.weights()
@@ -303,7 +373,9 @@ def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
             states: States = {}
             for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
                 kept = optimizer.state[parameter].items()
-                states |= {name.removeprefix(f"{table.name}."): state.clone() for name, state in kept}
+                states |= {
+                    name.removeprefix(f"{table.name}."): state.clone() for name, state in kept
+                }
             place = [piece.row_offset, piece.column_offset]
             found.setdefault(table.name, []).append((place, parameter.detach().clone(), states))
     return found
@@ -311,7 +383,10 @@ def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
 
 def local_weights(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:
     """Table -> a copy of this rank's rows, on the CPU."""
-    return {name.split(".")[1]: parameter.detach().cpu().clone() for name, parameter in sharded.named_parameters()}
+    return {
+        name.split(".")[1]: parameter.detach().cpu().clone()
+        for name, parameter in sharded.named_parameters()
+    }
 
 
 def local_state(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:

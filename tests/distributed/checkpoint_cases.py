@@ -1,8 +1,9 @@
-"""The model of the checkpoint tests: tables of every sharding type under every optimizer, pooled ones and not.
+"""The model of the checkpoint tests: tables of every sharding type under every optimizer, pooled
+ones and not.
 
-``shift`` moves every table on to the next sharding type, so that saving under shift a and loading under shift b, for
-all a and b, covers every ordered pair of types. What is held is described by rectangles of the whole tables, so that
-two plans are compared without the code that is tested.
+``shift`` moves every table on to the next sharding type, so that saving under shift a and loading
+under shift b, for all a and b, covers every ordered pair of types. What is held is described by
+rectangles of the whole tables, so that two plans are compared without the code that is tested.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Model(nn.Module):
         self.sparse = Pooled(kinds)
         self.ec = EmbeddingCollection(
             [
-                EmbeddingConfig(num_embeddings=ROWS, embedding_dim=4, name=f"ec{index}", feature_names=["f1"])
+                EmbeddingConfig(
+                    num_embeddings=ROWS, embedding_dim=4, name=f"ec{index}", feature_names=["f1"]
+                )
                 for index in range(len(KINDS))
             ]
         )
@@ -94,7 +97,9 @@ class Model(nn.Module):
         rows = [one.values() for _, one in sorted(self.ec(batch).items())]
         dense = self.again(self.over(torch.cat(rows)))
         self.sparse.seen += 1
-        return (pooled * coefficients(pooled, seed)).sum() + (dense * coefficients(dense, seed + 1)).sum()
+        return (pooled * coefficients(pooled, seed)).sum() + (
+            dense * coefficients(dense, seed + 1)
+        ).sum()
 
 
 def batch(seed: int, samples: int = 4) -> KeyedJaggedTensor:
@@ -117,8 +122,14 @@ def plan_of(model: Model, shift: int, env: ShardingEnv, kernel: str = "fused") -
         return word(kind, index, env.world_size, env.local_size, own)
 
     ebc = model.sparse.ebc
-    pooled = {config.name: entry(config.name, index) for index, config in enumerate(ebc.embedding_bag_configs())}
-    rows = {config.name: entry(config.name, index) for index, config in enumerate(model.ec.embedding_configs())}
+    pooled = {
+        config.name: entry(config.name, index)
+        for index, config in enumerate(ebc.embedding_bag_configs())
+    }
+    rows = {
+        config.name: entry(config.name, index)
+        for index, config in enumerate(model.ec.embedding_configs())
+    }
     return ShardingPlan(
         {
             "sparse.ebc": construct_module_sharding_plan(ebc, pooled, local_size=env.local_size),
@@ -133,14 +144,18 @@ def sharded(
     model = Model(kinds)
     plan = plan_of(model, shift, ShardingEnv.from_process_group(group()), kernel)
     cache = {"cache_load_factor": 0.3}
-    sharders = [EmbeddingBagCollectionSharder({**FUSED_PARAMS, **cache}), EmbeddingCollectionSharder(cache)]
+    sharders = [
+        EmbeddingBagCollectionSharder({**FUSED_PARAMS, **cache}),
+        EmbeddingCollectionSharder(cache),
+    ]
     return with_optimizer(DistributedModelParallel(model, plan=plan, sharders=sharders))
 
 
 def with_optimizer(model: Any) -> tuple[Any, CombinedOptimizer]:
     """A momentum for the dense layer, so that there is something to lose."""
     dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: torch.optim.AdamW(params, lr=RATE)
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda params: torch.optim.AdamW(params, lr=RATE),
     )
     fused = [model.fused_optimizer] if isinstance(model, DistributedModelParallel) else []
     return model, CombinedOptimizer([*fused, dense])
@@ -157,7 +172,9 @@ def train(model: nn.Module, optimizer: CombinedOptimizer, rank: int, steps: Sequ
 
 
 def held(model: DistributedModelParallel) -> Held:
-    """Parameter -> this rank's pieces: ([row, column, R, D], weights and states under short names)."""
+    """Parameter -> this rank's pieces: ([row, column, R, D], weights and states under
+    short names).
+    """
     optimizer = model.fused_optimizer
     live = {id(parameter): state for parameter, state in optimizer.state.items()}
     found: Held = {}
@@ -166,7 +183,10 @@ def held(model: DistributedModelParallel) -> Held:
             continue
         for table in part.held_tables():
             for piece, rows in zip(table.pieces, table.rows, strict=True):
-                states = {key.rpartition(".")[2]: value.clone() for key, value in live.get(id(rows), {}).items()}
+                states = {
+                    key.rpartition(".")[2]: value.clone()
+                    for key, value in live.get(id(rows), {}).items()
+                }
                 place = [piece.row_offset, piece.column_offset, piece.rows, piece.columns]
                 found.setdefault(f"{path}.{table.name}", []).append(
                     (place, {"weight": rows.detach().clone(), **states})
@@ -178,15 +198,22 @@ def dense_of(model: DistributedModelParallel, optimizer: CombinedOptimizer) -> d
     """Weights, buffers and state of the dense parts."""
     bare = model.module
     assert isinstance(bare, Model), "the model of these tests"
-    found = {"seen": bare.sparse.seen.clone(), **{n: p.detach().clone() for n, p in bare.over.named_parameters()}}
+    found = {
+        "seen": bare.sparse.seen.clone(),
+        **{n: p.detach().clone() for n, p in bare.over.named_parameters()},
+    }
     states = optimizer.state
     for name, parameter in bare.over.named_parameters():
-        found |= {f"{name}.{key}": value.clone() for key, value in states.get(parameter, {}).items()}
+        found |= {
+            f"{name}.{key}": value.clone() for key, value in states.get(parameter, {}).items()
+        }
     return found
 
 
 def by_column(of_ranks: Sequence[Held]) -> dict[str, dict[str, Tensor]]:
-    """Parameter -> what -> the whole table [R, D]; a number for each row stands in every column of its slice."""
+    """Parameter -> what -> the whole table [R, D]; a number for each row stands in every column of
+    its slice.
+    """
     pieces: dict[str, list[tuple[list[int], dict[str, Tensor]]]] = {}
     for of_rank in of_ranks:
         for name, own in of_rank.items():
@@ -197,14 +224,18 @@ def by_column(of_ranks: Sequence[Held]) -> dict[str, dict[str, Tensor]]:
         columns = max(place[1] + place[3] for place, _ in own)
         for (row, column, height, width), values in own:
             for what, value in values.items():
-                whole = found.setdefault(name, {}).setdefault(what, torch.full((rows, columns), torch.nan))
+                whole = found.setdefault(name, {}).setdefault(
+                    what, torch.full((rows, columns), torch.nan)
+                )
                 wide = value.view(1, 1) if value.dim() == 0 else value.view(height, -1)
                 whole[row : row + height, column : column + width] = wide.expand(height, width)
     return found
 
 
 def expected_pieces(whole: dict[str, dict[str, Tensor]], mine: Held) -> Held:
-    """What a rank with these pieces should hold of whole tables: means over columns where it has a number a row."""
+    """What a rank with these pieces should hold of whole tables: means over columns where it has a
+    number a row.
+    """
     found: Held = {}
     for name, own in mine.items():
         for place, values in own:

@@ -1,6 +1,8 @@
-"""Saves that are killed, in processes forked from one that has imported everything: a kill costs little.
+"""Saves that are killed, in processes forked from one that has imported everything: a kill costs
+little.
 
-Run as ``python -c "from distributed.checkpoint_kills import ..."`` in a process of its own, whose torch has no threads.
+Run as ``python -c "from distributed.checkpoint_kills import ..."`` in a process of its own, whose
+torch has no threads.
 """
 
 from __future__ import annotations
@@ -42,14 +44,17 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 def tables(rows: int = 6000) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(num_embeddings=rows, embedding_dim=16, name=f"t{table}", feature_names=[f"f{table}"])
+            EmbeddingBagConfig(
+                num_embeddings=rows, embedding_dim=16, name=f"t{table}", feature_names=[f"f{table}"]
+            )
             for table in range(3)
         ]
     )
 
 
 def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
-    """Three tables cut by rows under row-wise Adagrad, without a process group where the world is one rank.
+    """Three tables cut by rows under row-wise Adagrad, without a process group where the world is
+    one rank.
 
     One is in memory, one in a file with a cache, and one in a file alone.
     They are on the CPU: a process that is forked from one that has used a GPU has none.
@@ -65,7 +70,9 @@ def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
 
 
 def fill(model: Any, number: float) -> None:
-    """Every number of weights and state becomes this one, so that a mixture of two checkpoints would show."""
+    """Every number of weights and state becomes this one, so that a mixture of two checkpoints
+    would show.
+    """
     assert isinstance(model, nn.Module), "a sharded collection"
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,10 +83,15 @@ def fill(model: Any, number: float) -> None:
 
 
 def whole_step(path: Path, least: int) -> int:
-    """The step of a checkpoint, which must be whole, of one save, and not older than one known to be complete."""
+    """The step of a checkpoint, which must be whole, of one save, and not older than one known to
+    be complete.
+    """
     step = read_info(path).step
     stored = read_state_dict(path)
-    tensors = [*stored["model"].values(), *(t for s in stored["optimizer"]["state"].values() for t in s.values())]
+    tensors = [
+        *stored["model"].values(),
+        *(t for s in stored["optimizer"]["state"].values() for t in s.values()),
+    ]
     numbers = {float(number) for tensor in tensors for number in (tensor.min(), tensor.max())}
     assert step is not None
     assert step >= least, f"the checkpoint is of step {step}, and one of step {least} was complete"
@@ -103,7 +115,9 @@ def _warm(folder: str) -> None:
 
 
 def drawn_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
-    """Two ranks save without end; at a drawn moment a drawn one is killed. What was found after each kill."""
+    """Two ranks save without end; at a drawn moment a drawn one is killed. What was found after
+    each kill.
+    """
     _warm(folder)
     path, marker, draw = Path(folder) / "model", Path(folder) / "done", random.Random(seed)
     done, under_way, messages = 0, 0, []
@@ -117,7 +131,9 @@ def drawn_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
         for process in processes:
             os.waitpid(process, 0)
         under_way += bool(leftovers(path))
-        messages.append((killed, processes[killed], Path(f"{marker}.error{1 - killed}").read_text()))
+        messages.append(
+            (killed, processes[killed], Path(f"{marker}.error{1 - killed}").read_text())
+        )
         done = whole_step(path, max(done + 1, int(marker.read_text() or 0)))
     return {"done": done, "under_way": under_way, "messages": messages}
 
@@ -143,7 +159,9 @@ def managed_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
     done, kept = 0, []
     for number in range(kills):
         marker.unlink(missing_ok=True)
-        processes = [_forked(_manage_without_end, run, marker, rank, number, done + 1) for rank in range(2)]
+        processes = [
+            _forked(_manage_without_end, run, marker, rank, number, done + 1) for rank in range(2)
+        ]
         _wait_for(marker, processes)
         time.sleep(draw.random() * 0.05)
         os.kill(processes[draw.randrange(2)], signal.SIGKILL)
@@ -176,7 +194,14 @@ def loads_beside_savers(folder: str, loads: int) -> dict[str, int]:
     path, marker = Path(folder) / "model", Path(folder) / "done"
     processes = [_forked(_save_without_end, path, marker, rank, 1) for rank in range(2)]
     _wait_for(marker, processes)
-    found = {"loads": 0, "mixed": 0, "alarms": 0, "not found": 0, "found": 0, "replaced too often": 0}
+    found = {
+        "loads": 0,
+        "mixed": 0,
+        "alarms": 0,
+        "not found": 0,
+        "found": 0,
+        "replaced too often": 0,
+    }
     steps = set()
     model = model_of(1, 0)
     try:
@@ -191,7 +216,9 @@ def loads_beside_savers(folder: str, loads: int) -> dict[str, int]:
                 found["mixed"] += numbers != {float(step or 0)}
                 steps.add(step)
             except CheckpointError as error:
-                found["replaced too often" if " times while it was read" in str(error) else "alarms"] += 1
+                found[
+                    "replaced too often" if " times while it was read" in str(error) else "alarms"
+                ] += 1
             found["loads"] += 1
             for _ in range(20):
                 found["found" if latest_checkpoint(path.parent) == path else "not found"] += 1
@@ -204,12 +231,21 @@ def loads_beside_savers(folder: str, loads: int) -> dict[str, int]:
 
 def numbers_of(model: Any) -> set[float]:
     """The least and the largest of all weights and states."""
-    tensors = [*model.parameters(), *(t for s in model.fused_optimizer.state.values() for t in s.values())]
-    return {float(number) for tensor in tensors for number in (tensor.detach().min(), tensor.detach().max())}
+    tensors = [
+        *model.parameters(),
+        *(t for s in model.fused_optimizer.state.values() for t in s.values()),
+    ]
+    return {
+        float(number)
+        for tensor in tensors
+        for number in (tensor.detach().min(), tensor.detach().max())
+    }
 
 
 def kills_at_every_step(folder: str) -> dict[str, Any]:
-    """Saves over a checkpoint that die at the n-th time that something reaches the disk, is renamed or removed."""
+    """Saves over a checkpoint that die at the n-th time that something reaches the disk, is renamed
+    or removed.
+    """
     _warm(folder)
     path, steps, under_way, ended = Path(folder) / "model", [], 0, False
     _run(_save_once, path, 1)
@@ -228,14 +264,18 @@ def kills_at_every_step(folder: str) -> dict[str, Any]:
 
 
 def first_exchange_kills(folder: str) -> list[tuple[str, str, int, int, list[str]]]:
-    """Three ranks save or load for the first time, and one ends before or during the first exchange of that."""
+    """Three ranks save or load for the first time, and one ends before or during the first exchange
+    of that.
+    """
     torch.set_num_threads(1)
     found = []
     for number, (doing, when, ending) in enumerate(
         itertools.product(("saving", "loading"), ("before", "during"), (0, 1))
     ):
         store = Path(folder) / f"store{number}"
-        processes = [_forked(_first_of_three, store, doing, when, rank, ending) for rank in range(3)]
+        processes = [
+            _forked(_first_of_three, store, doing, when, rank, ending) for rank in range(3)
+        ]
         for process in processes:
             os.waitpid(process, 0)
         said = [Path(f"{store}.said{rank}") for rank in range(3) if rank != ending]
@@ -248,13 +288,16 @@ def _first_of_three(store: Path, doing: str, when: str, rank: int, ending: int) 
     dist.init_process_group("gloo", store=connections, rank=rank, world_size=3)
     connections.add("connected", 1)
     if rank == ending:
-        while connections.add("connected", 0) < 3:  # who connects to a process that is gone waits half an hour
+        # who connects to a process that is gone waits half an hour
+        while connections.add("connected", 0) < 3:
             time.sleep(0.01)
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         comm.observers.append(lambda issue: os.kill(os.getpid(), signal.SIGKILL))
     try:
-        (save_checkpoint if doing == "saving" else load_checkpoint)(store.with_name("model"), nn.Linear(2, 1))
+        (save_checkpoint if doing == "saving" else load_checkpoint)(
+            store.with_name("model"), nn.Linear(2, 1)
+        )
     except CheckpointError as error:
         Path(f"{store}.said{rank}").write_text(str(error))
 
@@ -289,10 +332,14 @@ def _run(function: Callable[..., None], *args: Any) -> bool:
 
 
 def _wait_for(marker: Path, processes: list[int]) -> None:
-    """Wait until the processes have saved; one that ends before is an error, and would be waited for forever."""
+    """Wait until the processes have saved; one that ends before is an error, and would be waited
+    for forever.
+    """
     while not marker.exists():
         for process in processes:
-            assert os.waitpid(process, os.WNOHANG)[0] == 0, "a process ended before it had saved; it says why above"
+            assert os.waitpid(process, os.WNOHANG)[0] == 0, (
+                "a process ended before it had saved; it says why above"
+            )
         time.sleep(0.001)
 
 

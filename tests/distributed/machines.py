@@ -1,7 +1,9 @@
-"""Machines that share nothing but the disk: a network namespace each, with a name, an address and a cable to a switch.
+"""Machines that share nothing but the disk: a network namespace each, with a name, an address and a
+cable to a switch.
 
-A machine runs commands in a PID namespace of their own, so that all of them die with the first process, as when a
-machine loses its power. A further namespace, the head, has the switch and the address where agents of torchrun meet.
+A machine runs commands in a PID namespace of their own, so that all of them die with the first
+process, as when a machine loses its power. A further namespace, the head, has the switch and the
+address where agents of torchrun meet.
 """
 
 from __future__ import annotations
@@ -43,18 +45,26 @@ class Machine:
         return ["nsenter", f"--target={self.keeper.pid}", "--net", "--uts", "--"]
 
     def start(self, words: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[str]:
-        """Run a command; what it prints goes to the end of ``log``. To kill it is to kill all that it has started."""
+        """Run a command; what it prints goes to the end of ``log``. To kill it is to kill all that
+        it has started.
+        """
         alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         settings = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": CARD, **environment}
         with log.open("a") as out:
             started = subprocess.Popen(
-                [*self.inside(), *alone, *words], stdout=out, stderr=subprocess.STDOUT, text=True, env=settings
+                [*self.inside(), *alone, *words],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=settings,
             )
         self.running.append(started)
         return started
 
     def kill(self) -> None:
-        """End the machine: every process of the machine ends at once, and is gone when this returns."""
+        """End the machine: every process of the machine ends at once, and is gone when this
+        returns.
+        """
         for process in self.running:
             process.kill()
             process.wait()
@@ -73,13 +83,25 @@ class Network:
     head: Machine
     machines: list[Machine]
 
-    def torchrun(self, machine: int, nodes: str, ranks: int, words: Sequence[str], log: Path) -> subprocess.Popen[str]:
+    def torchrun(
+        self, machine: int, nodes: str, ranks: int, words: Sequence[str], log: Path
+    ) -> subprocess.Popen[str]:
         """Start ranks on a machine, which meet those of the others at the head."""
         own = self.machines[machine]
-        settings = {"HEAD": self.head.address, "PORT": str(PORT), "ADDRESS": own.address, "RUN": "run"}
-        settings |= {"HOSTS": nodes, "RANKS": str(ranks), "RESTARTS": "1000", "PYTHON": sys.executable}
-        # A machine that is gone is noticed within ten seconds, and nobody waits long for a late one. Less would take a
-        # machine that has much to do for one that is gone.
+        settings = {
+            "HEAD": self.head.address,
+            "PORT": str(PORT),
+            "ADDRESS": own.address,
+            "RUN": "run",
+        }
+        settings |= {
+            "HOSTS": nodes,
+            "RANKS": str(ranks),
+            "RESTARTS": "1000",
+            "PYTHON": sys.executable,
+        }
+        # A machine that is gone is noticed within ten seconds, and nobody waits long for a late
+        # one. Less would take a machine that has much to do for one that is gone.
         settings["MEETING"] = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
         return own.start(["sh", str(LAUNCH / "torchrun.sh"), *words], log, **settings)
 
@@ -98,10 +120,25 @@ def network(machines: int, folder: Path) -> Iterator[Network]:
         try:
             head = stack.enter_context(_machine("head", "10.77.0.254"))
             _on(head, "link", "add", CARD, "type", "bridge")
-            found = [stack.enter_context(_machine(f"host{n}", f"10.77.0.{n + 1}")) for n in range(machines)]
+            found = [
+                stack.enter_context(_machine(f"host{n}", f"10.77.0.{n + 1}"))
+                for n in range(machines)
+            ]
             for number, each in enumerate(found):
                 own = f"to{number}"
-                _on(head, "link", "add", own, "type", "veth", "peer", "name", CARD, "netns", str(each.keeper.pid))
+                _on(
+                    head,
+                    "link",
+                    "add",
+                    own,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    CARD,
+                    "netns",
+                    str(each.keeper.pid),
+                )
                 _on(head, "link", "set", own, "master", CARD, "up")
             for each in (head, *found):
                 _on(each, "addr", "add", f"{each.address}/24", "dev", CARD)
@@ -109,16 +146,36 @@ def network(machines: int, folder: Path) -> Iterator[Network]:
                 _on(each, "link", "set", CARD, "up")
         except (OSError, subprocess.CalledProcessError) as error:
             text = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-            pytest.skip(f"machines are network namespaces, which need Linux, iproute2 and root: {text.strip()}")
-        words = ["-m", "tutorec.examples.rendezvous", "--address", head.address, "--port", str(PORT)]
+            pytest.skip(
+                "machines are network namespaces, which need Linux, iproute2 and root: "
+                f"{text.strip()}"
+            )
+        words = [
+            "-m",
+            "tutorec.examples.rendezvous",
+            "--address",
+            head.address,
+            "--port",
+            str(PORT),
+        ]
         head.start([sys.executable, *words], folder / "rendezvous.log")
         yield Network(head, found)
 
 
 @contextmanager
 def _machine(name: str, address: str) -> Iterator[Machine]:
-    words = ["unshare", "--net", "--uts", "--", "sh", "-c", f"hostname {name} && echo here && exec sleep infinity"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as keeper:
+    words = [
+        "unshare",
+        "--net",
+        "--uts",
+        "--",
+        "sh",
+        "-c",
+        f"hostname {name} && echo here && exec sleep infinity",
+    ]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as keeper:
         try:
             assert keeper.stdout is not None, "a pipe was asked for"
             if keeper.stdout.readline() != "here\n":

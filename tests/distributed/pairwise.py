@@ -8,7 +8,9 @@ from typing import Any
 
 
 def pairwise_cover(values: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
-    """Cases out of the product of ``values`` that cover all pairs; greedy, and the same at each call."""
+    """Cases out of the product of ``values`` that cover all pairs; greedy, and the same at each
+    call.
+    """
     places = list(combinations(range(len(values)), 2))
     pairs = {case: {(a, b, case[a], case[b]) for a, b in places} for case in product(*values)}
     still_open = set().union(*pairs.values())

@@ -31,10 +31,14 @@ def sharder_of(module: nn.Module) -> Any:
     return QuantEmbeddingCollectionSharder()
 
 
-def sharded(module: PackedTables, words: Mapping[str, ParameterShardingGenerator], devices: int) -> Any:
+def sharded(
+    module: PackedTables, words: Mapping[str, ParameterShardingGenerator], devices: int
+) -> Any:
     """The module over so many virtual devices."""
     sharder = sharder_of(module)
-    plan = construct_module_sharding_plan(module, words, sharder, world_size=devices, device_type="cpu")
+    plan = construct_module_sharding_plan(
+        module, words, sharder, world_size=devices, device_type="cpu"
+    )
     return sharder.shard(module, plan, ShardingEnv.from_local(devices, 0), torch.device("cpu"))
 
 
@@ -51,7 +55,11 @@ def words_of(draw: Any, module: PackedTables, devices: int, rows: bool = True) -
             found[name] = table_wise(rank=draw(st.integers(0, devices - 1)))
         else:
             # Any widths: also such as do not end at a byte, and several on one device.
-            cuts = sorted(draw(st.sets(st.integers(1, columns - 1), max_size=3))) if columns > 1 else []
+            cuts = (
+                sorted(draw(st.sets(st.integers(1, columns - 1), max_size=3)))
+                if columns > 1
+                else []
+            )
             sizes = [stop - start for start, stop in zip([0, *cuts], [*cuts, columns], strict=True)]
             ranks = [draw(st.integers(0, devices - 1)) for _ in sizes]
             found[name] = column_wise(ranks, size_per_rank=sizes)

@@ -37,7 +37,9 @@ Rows = dict[str, JaggedTensor]
 
 
 def tables() -> list[EmbeddingConfig]:
-    """Three widths; a table of two features, a feature of two tables, and one width that is no multiple of 4."""
+    """Three widths; a table of two features, a feature of two tables, and one width that is no
+    multiple of 4.
+    """
     return [
         EmbeddingConfig(num_embeddings=11, embedding_dim=8, name="t0", feature_names=["f0", "f1"]),
         EmbeddingConfig(num_embeddings=7, embedding_dim=4, name="t1", feature_names=["f1", "f2"]),
@@ -59,7 +61,9 @@ def shard(
     dedup: bool = False,
     **fused_params: float,
 ) -> ShardedEmbeddingCollection:
-    """The collection over the ranks of the pool, each table cut by one type of sharding, or by one after the other."""
+    """The collection over the ranks of the pool, each table cut by one type of sharding, or by one
+    after the other.
+    """
     env = ShardingEnv.from_process_group(group())
     words = {
         config.name: word(kind, index, env.world_size, env.local_size, kernel)
@@ -90,13 +94,19 @@ def lists(seed: int, samples: int) -> KeyedJaggedTensor:
 def loss(rows: Rows, seed: int) -> Tensor:
     """A sum whose gradient differs everywhere."""
     return torch.stack(
-        [(one.values() * coefficients(one.values(), seed + i)).sum() for i, (_, one) in enumerate(sorted(rows.items()))]
+        [
+            (one.values() * coefficients(one.values(), seed + i)).sum()
+            for i, (_, one) in enumerate(sorted(rows.items()))
+        ]
     ).sum()
 
 
 def plain(rows: Rows) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
     """Values, lengths and weights of each result."""
-    return {key: (one.values().detach(), one.lengths(), one.weights_or_none()) for key, one in rows.items()}
+    return {
+        key: (one.values().detach(), one.lengths(), one.weights_or_none())
+        for key, one in rows.items()
+    }
 
 
 @dataclass
@@ -114,9 +124,13 @@ class RowsReference(Reference):
     def rows_step(self, batches: list[KeyedJaggedTensor], step: int) -> list[dict[str, Any]]:
         """One step on the global batch; returns each rank's results."""
         found = [self.ebc(each) for each in batches]
-        total = torch.stack([loss(rows, seed_of(rank, step)) for rank, rows in enumerate(found)]).sum()
+        total = torch.stack(
+            [loss(rows, seed_of(rank, step)) for rank, rows in enumerate(found)]
+        ).sum()
         weights = self.weights()
-        gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            total, list(weights.values()), allow_unused=True, materialize_grads=True
+        )
         self.update(dict(zip(weights, gradients, strict=True)), self.rows_of(batches))
         return [plain(rows) for rows in found]
 

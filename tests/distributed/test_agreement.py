@@ -1,4 +1,6 @@
-"""Ranks that mean different things: an error on every rank, before any exchange, that says which rank and what."""
+"""Ranks that mean different things: an error on every rank, before any exchange, that says which
+rank and what.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def caught(action: Any) -> tuple[str, str]:
     return "", ""
 
 
-def shard_differing(rank: int, world_size: int, odd: int, changes: dict[str, Any]) -> tuple[str, str]:
+def shard_differing(
+    rank: int, world_size: int, odd: int, changes: dict[str, Any]
+) -> tuple[str, str]:
     """Every rank shards one table on rank 0; rank ``odd`` differs in ``changes``."""
     mine = changes if rank == odd else {}
     spec = {**TABLE, **mine.get("table", {})}
@@ -43,7 +47,10 @@ def shard_differing(rank: int, world_size: int, odd: int, changes: dict[str, Any
         configs.reverse()
     ebc = EmbeddingBagCollection(configs, is_weighted=mine.get("weighted", False))
     kernel = mine.get("kernel", "fused")
-    words = {config.name: table_wise(rank=mine.get("rank", 0), compute_kernel=kernel) for config in configs}
+    words = {
+        config.name: table_wise(rank=mine.get("rank", 0), compute_kernel=kernel)
+        for config in configs
+    }
     plan = construct_module_sharding_plan(ebc, words, world_size=8)
     if mine.get("without"):
         del plan[mine["without"]]
@@ -54,15 +61,30 @@ def shard_differing(rank: int, world_size: int, odd: int, changes: dict[str, Any
 @pytest.mark.parametrize(
     ("changes", "fact"),
     [
-        ({"table": {"embedding_dim": 8}}, "table 'item': embedding_dim is 8 on rank 1 and 4 on rank 0"),
+        (
+            {"table": {"embedding_dim": 8}},
+            "table 'item': embedding_dim is 8 on rank 1 and 4 on rank 0",
+        ),
         ({"table": {"num_embeddings": 11}}, "table 'item': rows is 11 on rank 1 and 10 on rank 0"),
-        ({"table": {"feature_names": ["g"]}}, "table 'item': features is g on rank 1 and f on rank 0"),
-        ({"table": {"pooling": PoolingType.MEAN}}, "table 'item': pooling is mean on rank 1 and sum on rank 0"),
-        ({"table": {"name": "article"}}, "tables is user, article on rank 1 and user, item on rank 0"),
+        (
+            {"table": {"feature_names": ["g"]}},
+            "table 'item': features is g on rank 1 and f on rank 0",
+        ),
+        (
+            {"table": {"pooling": PoolingType.MEAN}},
+            "table 'item': pooling is mean on rank 1 and sum on rank 0",
+        ),
+        (
+            {"table": {"name": "article"}},
+            "tables is user, article on rank 1 and user, item on rank 0",
+        ),
         ({"reversed": True}, "tables is item, user on rank 1 and user, item on rank 0"),
         ({"rank": 1}, "table 'item': ranks is [1] on rank 1 and [0] on rank 0"),
         ({"weighted": True}, "table 'item': weighted is True on rank 1 and False on rank 0"),
-        ({"kernel": "dense"}, "table 'item': compute kernel is dense on rank 1 and fused on rank 0"),
+        (
+            {"kernel": "dense"},
+            "table 'item': compute kernel is dense on rank 1 and fused on rank 0",
+        ),
         ({"fused_params": {"learning_rate": 0.2}}, "learning_rate=0.2"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -117,13 +139,25 @@ def first_batch(rank: int, world_size: int, trouble: str) -> tuple[tuple[str, st
 @pytest.mark.parametrize(
     ("trouble", "kind", "words"),
     [
-        ("feature", "KeyError", "the batch has no feature 'f3', which table 't2' reads; its keys are "),
+        (
+            "feature",
+            "KeyError",
+            "the batch has no feature 'f3', which table 't2' reads; its keys are ",
+        ),
         ("id", "ValueError", "table 't"),
-        ("weights", "ValueError", "the collection is weighted (is_weighted=True), and the batch has no weights"),
+        (
+            "weights",
+            "ValueError",
+            "the collection is weighted (is_weighted=True), and the batch has no weights",
+        ),
     ],
 )
-def test_a_rank_whose_first_batch_is_wrong_stops_the_others_and_the_next_batch_works(ranks, trouble, kind, words):
-    ((told, told_message), finite), ((own, own_message), also_finite) = ranks(2).run(first_batch, trouble=trouble)
+def test_a_rank_whose_first_batch_is_wrong_stops_the_others_and_the_next_batch_works(
+    ranks, trouble, kind, words
+):
+    ((told, told_message), finite), ((own, own_message), also_finite) = ranks(2).run(
+        first_batch, trouble=trouble
+    )
     assert own == kind
     assert words in own_message
     assert told == "AgreementError"
@@ -138,7 +172,11 @@ def no_plan_type(rank: int, world_size: int) -> tuple[str, str]:
 
     ebc = collection()
     plan: Any = ShardingPlan({"": EmbeddingModuleShardingPlan()})
-    return caught(lambda: EmbeddingBagCollectionSharder().shard(ebc, plan, ShardingEnv.from_process_group(group())))
+    return caught(
+        lambda: EmbeddingBagCollectionSharder().shard(
+            ebc, plan, ShardingEnv.from_process_group(group())
+        )
+    )
 
 
 def test_a_whole_plan_in_the_place_of_a_modules_plan_is_explained(ranks):
@@ -148,7 +186,11 @@ def test_a_whole_plan_in_the_place_of_a_modules_plan_is_explained(ranks):
 
 
 def shard_with_codecs(rank: int, world_size: int, rows: bool) -> tuple[str, str]:
-    registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16)) if rank == 1 else None
+    registry = (
+        get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
+        if rank == 1
+        else None
+    )
     env = ShardingEnv.from_process_group(group())
     if rows:
         ec = EmbeddingCollection([EmbeddingConfig(8, 4, "item", feature_names=["f"])])
@@ -172,7 +214,9 @@ def parallel_differing(rank: int, world_size: int, what: str) -> tuple[str, str]
     first = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["f"])])
     second = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["f"])])
     model = nn.Sequential(first, second, nn.Linear(3 if odd and what == "dense" else 4, 1))
-    plan: Any = ShardingPlan({path: construct_module_sharding_plan(first, {"item": row_wise()}) for path in "01"})
+    plan: Any = ShardingPlan(
+        {path: construct_module_sharding_plan(first, {"item": row_wise()}) for path in "01"}
+    )
     if odd:
         if what == "collection":
             del plan.plan["1"]
@@ -188,7 +232,11 @@ def parallel_differing(rank: int, world_size: int, what: str) -> tuple[str, str]
             "AgreementError",
             "that the plan shards is ['0'] on rank 1 and ['0', '1'] on rank 0",
         ),
-        ("dense", "AgreementError", "parameter '2.weight': shape is [1, 3] on rank 1 and [1, 4] on rank 0"),
+        (
+            "dense",
+            "AgreementError",
+            "parameter '2.weight': shape is [1, 3] on rank 1 and [1, 4] on rank 0",
+        ),
         ("no plan", "AgreementError", "a plan is given is False on rank 1 and True on rank 0"),
         ("a part", "TypeError", "plan is a EmbeddingModuleShardingPlan and no ShardingPlan"),
     ],
@@ -201,11 +249,15 @@ def test_ranks_whose_models_or_plans_differ_are_told_by_model_parallel(ranks, wh
 
 
 def two_collections(rank: int, world_size: int, first: bool) -> tuple[str, str]:
-    """Rank 0 calls one collection and then the other, rank 1 the reverse; ids and shapes would fit either."""
+    """Rank 0 calls one collection and then the other, rank 1 the reverse; ids and shapes would fit
+    either.
+    """
     env = ShardingEnv.from_process_group(group())
     sharded = []
     for name in ("item", "user"):
-        config = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name=f"{name}_table", feature_names=[name])
+        config = EmbeddingBagConfig(
+            num_embeddings=8, embedding_dim=4, name=f"{name}_table", feature_names=[name]
+        )
         ebc = EmbeddingBagCollection([config])
         plan = construct_module_sharding_plan(ebc, {f"{name}_table": row_wise()})
         sharded.append(EmbeddingBagCollectionSharder().shard(ebc, plan, env))
@@ -229,7 +281,9 @@ def test_collections_that_ranks_call_in_different_order_are_refused_on_every_ran
     found = ranks(2).run(two_collections, first=first)
     if first:
         assert [kind for kind, _ in found] == ["AgreementError"] * 2
-        assert all("tables 'item_table'" in text and "tables 'user_table'" in text for _, text in found)
+        assert all(
+            "tables 'item_table'" in text and "tables 'user_table'" in text for _, text in found
+        )
     else:
         assert [kind for kind, _ in found] == ["ValueError"] * 2
         for (_, text), name in zip(found, ("item", "user"), strict=True):

@@ -33,7 +33,13 @@ META_LENGTHS = torch.empty(2, dtype=torch.int64, device="meta")
 
 
 def one_table(**changes: Any) -> EmbeddingBagCollection:
-    spec = {"num_embeddings": 8, "embedding_dim": 4, "name": "products", "feature_names": ["item"], **changes}
+    spec = {
+        "num_embeddings": 8,
+        "embedding_dim": 4,
+        "name": "products",
+        "feature_names": ["item"],
+        **changes,
+    }
     return EmbeddingBagCollection([EmbeddingBagConfig(**spec)])
 
 
@@ -48,34 +54,67 @@ def plan(**changes: Any) -> EmbeddingModuleShardingPlan:
     return EmbeddingModuleShardingPlan(products=entry(**changes))
 
 
-def sharded(ebc: EmbeddingBagCollection | None = None, place: torch.device | None = None, **fused_params: Any):
-    return EmbeddingBagCollectionSharder(fused_params).shard(ebc or one_table(), plan(), ALONE, place)
+def sharded(
+    ebc: EmbeddingBagCollection | None = None,
+    place: torch.device | None = None,
+    **fused_params: Any,
+):
+    return EmbeddingBagCollectionSharder(fused_params).shard(
+        ebc or one_table(), plan(), ALONE, place
+    )
 
 
 def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor([key], torch.tensor(values), lengths=torch.tensor([1] * len(values)), **options).to(
-        device()
-    )
+    return KeyedJaggedTensor(
+        [key], torch.tensor(values), lengths=torch.tensor([1] * len(values)), **options
+    ).to(device())
 
 
 @pytest.mark.parametrize(
     ("bad", "kind", "words"),
     [
-        (plan(rank=5), ValueError, r"table 'products' on rank 5, and the world has 1 ranks: 0 to 0"),
-        (EmbeddingModuleShardingPlan(), ValueError, r"says nothing about table 'products'; it names \[\]"),
-        (plan() | {"user": entry()}, ValueError, r"names table 'user', which the module does not have: \['products'\]"),
-        (plan(sharding_type="sideways"), ValueError, r"sharding type 'sideways'; supported now: table_wise"),
-        (plan(compute_kernel="quant_uvm"), ValueError, r"compute kernel 'quant_uvm'; supported now: fused, fused_uvm"),
+        (
+            plan(rank=5),
+            ValueError,
+            r"table 'products' on rank 5, and the world has 1 ranks: 0 to 0",
+        ),
+        (
+            EmbeddingModuleShardingPlan(),
+            ValueError,
+            r"says nothing about table 'products'; it names \[\]",
+        ),
+        (
+            plan() | {"user": entry()},
+            ValueError,
+            r"names table 'user', which the module does not have: \['products'\]",
+        ),
+        (
+            plan(sharding_type="sideways"),
+            ValueError,
+            r"sharding type 'sideways'; supported now: table_wise",
+        ),
+        (
+            plan(compute_kernel="quant_uvm"),
+            ValueError,
+            r"compute kernel 'quant_uvm'; supported now: fused, fused_uvm",
+        ),
         (
             plan(sharding_spec=table_wise_sharding((8, 2), 0, "cpu").sharding_spec),
             ValueError,
             r"do not cover its 8 x 4",
         ),
-        (plan(sharding_spec=None), ValueError, r"do not cover its 8 x 4 rows and columns once: .* \[\]"),
+        (
+            plan(sharding_spec=None),
+            ValueError,
+            r"do not cover its 8 x 4 rows and columns once: .* \[\]",
+        ),
         (
             {"products": table_wise(rank=0)},
             TypeError,
-            r"table 'products' a ParameterShardingGenerator, table_wise\(rank=0\), where a ParameterSharding is due",
+            (
+                r"table 'products' a ParameterShardingGenerator, table_wise\(rank=0\), where a "
+                r"ParameterSharding is due"
+            ),
         ),
     ],
     ids=lambda value: "" if not isinstance(value, str) else value[:20],
@@ -86,7 +125,9 @@ def test_plan_that_cannot_be_carried_out_is_refused(bad, kind, words):
 
 
 def test_tables_that_cannot_be_trained_here_are_refused():
-    with pytest.raises(ValueError, match=r"table 'products' holds FP16, and sharded tables are trained in FP32"):
+    with pytest.raises(
+        ValueError, match=r"table 'products' holds FP16, and sharded tables are trained in FP32"
+    ):
         sharded(one_table(data_type=DataType.FP16))
 
 
@@ -103,8 +144,14 @@ def test_several_ranks_without_a_process_group_are_refused():
         ({"learning_rate": -0.1}, r"learning_rate=-0\.1 is not a finite number of at least 0"),
         ({"lr": float("nan")}, "learning_rate=nan is not a finite number"),
         ({"learning_rate": 0.1, "lr": 0.2}, r"learning rate twice: learning_rate=0\.1 and lr=0\.2"),
-        ({"learningrate": 0.1}, r"unknown keys \['learningrate'\]: known are optimizer, learning_rate, lr, eps"),
-        ({"optimizer": "lamb"}, r"the optimizer 'lamb', which has no fused form here: use one of 'exact_sgd'"),
+        (
+            {"learningrate": 0.1},
+            r"unknown keys \['learningrate'\]: known are optimizer, learning_rate, lr, eps",
+        ),
+        (
+            {"optimizer": "lamb"},
+            r"the optimizer 'lamb', which has no fused form here: use one of 'exact_sgd'",
+        ),
         ({"optimizer": 3}, "the optimizer 3, which has no fused form here"),
         ({"weight_decay": 0.1}, r"weight_decay=0\.1"),
     ],
@@ -116,7 +163,9 @@ def test_fused_params_that_make_no_sense_are_refused_when_the_sharder_is_made(fu
 
 
 def test_missing_feature_is_named_with_its_table():
-    with pytest.raises(KeyError, match=r"no feature 'item', which table 'products' reads; its keys are \['itme'\]"):
+    with pytest.raises(
+        KeyError, match=r"no feature 'item', which table 'products' reads; its keys are \['itme'\]"
+    ):
         sharded()(ids(1, key="itme"))
 
 
@@ -128,7 +177,9 @@ def test_id_outside_of_the_table_is_named_at_any_batch_on_the_cpu(when, value):
     module = sharded(place=place)
     if when == "later":
         module(ids(1, 2).to(place))
-    with pytest.raises(ValueError, match=rf"'products' has 8 rows .*'item', sample 1, holds id {value}"):
+    with pytest.raises(
+        ValueError, match=rf"'products' has 8 rows .*'item', sample 1, holds id {value}"
+    ):
         module(ids(3, value).to(place))
 
 
@@ -141,7 +192,9 @@ def test_ids_are_not_checked_where_validation_is_off():
 
 def test_float_ids_are_refused():
     with pytest.raises(ValueError, match=r"values are torch\.float32.*values\.long\(\)"):
-        sharded()(KeyedJaggedTensor(["item"], torch.tensor([1.0]), lengths=torch.tensor([1])).to(device()))
+        sharded()(
+            KeyedJaggedTensor(["item"], torch.tensor([1.0]), lengths=torch.tensor([1])).to(device())
+        )
 
 
 def test_a_batch_that_is_no_keyed_jagged_tensor_is_refused():
@@ -154,7 +207,9 @@ def test_weighted_collection_without_weights_is_refused():
     weighted = EmbeddingBagCollection(one_table().embedding_bag_configs(), is_weighted=True)
     module = EmbeddingBagCollectionSharder().shard(weighted, plan(), ALONE)
     module(ids(1, weights=torch.tensor([2.0])))
-    with pytest.raises(ValueError, match=r"is weighted \(is_weighted=True\), and the batch has no weights"):
+    with pytest.raises(
+        ValueError, match=r"is weighted \(is_weighted=True\), and the batch has no weights"
+    ):
         module(ids(1))
 
 
@@ -170,7 +225,10 @@ def weights_with_gradient(rank: int, world_size: int) -> str:
 
 
 def test_weights_whose_gradient_would_be_lost_are_refused(ranks):
-    assert all("detach them, weights.detach()" in message for message in ranks(2).run(weights_with_gradient))
+    assert all(
+        "detach them, weights.detach()" in message
+        for message in ranks(2).run(weights_with_gradient)
+    )
 
 
 def weights_of_type(rank: int, world_size: int, kind: str, dtype: torch.dtype) -> bool:
@@ -178,9 +236,14 @@ def weights_of_type(rank: int, world_size: int, kind: str, dtype: torch.dtype) -
     features = batch(rank, 3, weighted=True)
     # Twice the weight is a whole number, which every type holds.
     cast = KeyedJaggedTensor(
-        features.keys(), features.values(), (2 * features.weights()).to(dtype), lengths=features.lengths()
+        features.keys(),
+        features.values(),
+        (2 * features.weights()).to(dtype),
+        lengths=features.lengths(),
     )
-    return torch.allclose(module(cast).values(), collection(weighted=True).to(device())(cast).values(), atol=1e-5)
+    return torch.allclose(
+        module(cast).values(), collection(weighted=True).to(device())(cast).values(), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64], ids=str)
@@ -192,15 +255,22 @@ def test_weights_of_any_type_pool_as_unsharded(ranks, kind, dtype):
 def test_copying_or_pickling_is_refused_with_a_way_that_works():
     module = sharded()
     for attempt in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="neither copied nor pickled: shard the unsharded EmbeddingBagCollection"):
+        with pytest.raises(
+            TypeError,
+            match="neither copied nor pickled: shard the unsharded EmbeddingBagCollection",
+        ):
             attempt(module)
     again = sharded()
     again.load_state_dict(module.state_dict())
 
 
 def test_a_batch_on_meta_is_refused_where_the_tables_are_not():
-    on_meta = KeyedJaggedTensor(["item"], torch.empty(2, dtype=torch.int64, device="meta"), lengths=META_LENGTHS)
-    with pytest.raises(ValueError, match=r"the batch \(keys \['item'\]\) is on meta and the tables are on"):
+    on_meta = KeyedJaggedTensor(
+        ["item"], torch.empty(2, dtype=torch.int64, device="meta"), lengths=META_LENGTHS
+    )
+    with pytest.raises(
+        ValueError, match=r"the batch \(keys \['item'\]\) is on meta and the tables are on"
+    ):
         sharded()(on_meta)
 
 
@@ -208,7 +278,8 @@ def test_weights_for_a_collection_without_weights_are_named_once():
     module, other = sharded(), sharded()
     weighted = ids(1, 2, weights=torch.ones(2))
     named = (
-        r"ShardedEmbeddingBagCollection: the batch \(keys \['item'\]\) has weights, and the collection is not weighted"
+        r"ShardedEmbeddingBagCollection: the batch \(keys \['item'\]\) has weights, and the "
+        r"collection is not weighted"
     )
     with pytest.warns(UserWarning, match=named):
         found = module(weighted).values()
@@ -218,7 +289,9 @@ def test_weights_for_a_collection_without_weights_are_named_once():
         other(weighted)
 
 
-def under_float64(rank: int, world_size: int, kind: str, optimizer: str) -> tuple[torch.Tensor, torch.Tensor]:
+def under_float64(
+    rank: int, world_size: int, kind: str, optimizer: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pooled rows after a step, made under either default dtype."""
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -253,7 +326,9 @@ def bad_id_on_one_rank(rank: int, world_size: int) -> None:
 
 
 def test_bad_id_on_one_rank_ends_all_ranks_and_names_the_id(ranks):
-    with pytest.raises(RankError, match=r"rank 1[\s\S]*table 't\d' has \d+ rows[\s\S]*sample \d") as caught:
+    with pytest.raises(
+        RankError, match=r"rank 1[\s\S]*table 't\d' has \d+ rows[\s\S]*sample \d"
+    ) as caught:
         ranks(2).run(bad_id_on_one_rank)
     assert caught.value.rank == 1
 
@@ -264,24 +339,37 @@ def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
     ebc = one_table()
     _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
     module = sharded(ebc, learning_rate=0.01)
-    assert repr(module.fused_optimizer) == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.5\n)"
+    assert (
+        repr(module.fused_optimizer)
+        == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.5\n)"
+    )
     _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
-    with pytest.raises(ValueError, match=r"table 'products' has 2 optimizers in backward, \['SGD', 'SGD'\]"):
+    with pytest.raises(
+        ValueError, match=r"table 'products' has 2 optimizers in backward, \['SGD', 'SGD'\]"
+    ):
         sharded(ebc)
     momentum = one_table()
-    _apply_optimizer_in_backward(torch.optim.SGD, momentum.parameters(), {"lr": 0.5, "momentum": 0.9})
-    with pytest.raises(ValueError, match=r"table 'products': SGD\(momentum=0.9\) in backward has no fused form"):
+    _apply_optimizer_in_backward(
+        torch.optim.SGD, momentum.parameters(), {"lr": 0.5, "momentum": 0.9}
+    )
+    with pytest.raises(
+        ValueError, match=r"table 'products': SGD\(momentum=0.9\) in backward has no fused form"
+    ):
         sharded(momentum)
     other = one_table()
     _apply_optimizer_in_backward(torch.optim.RMSprop, other.parameters(), {"lr": 0.5})
-    with pytest.raises(ValueError, match=r"table 'products': RMSprop in backward has no fused form"):
+    with pytest.raises(
+        ValueError, match=r"table 'products': RMSprop in backward has no fused form"
+    ):
         sharded(other)
 
 
 def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch):
     monkeypatch.setattr(tables, "_noticed", set())
     ebc = one_table()
-    cuda = construct_module_sharding_plan(ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda")
+    cuda = construct_module_sharding_plan(
+        ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda"
+    )
     with caplog.at_level(logging.WARNING, logger="tutorec"):
         modules = [EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, CPU) for _ in range(3)]
     assert [record.message for record in caplog.records] == [
@@ -296,7 +384,9 @@ def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch
 def test_a_dense_table_leaves_its_optimizer_in_backward_to_the_caller_who_is_told():
     ebc = one_table()
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
-    with pytest.warns(UserWarning, match=r"'products' has the compute kernel 'dense'.*your own optimizer"):
+    with pytest.warns(
+        UserWarning, match=r"'products' has the compute kernel 'dense'.*your own optimizer"
+    ):
         sharded = EmbeddingBagCollectionSharder().shard(ebc, plan(compute_kernel="dense"), ALONE)
     assert [name for name, _ in in_backward_optimizer_filter(sharded.named_parameters())] == [
         "embedding_bags.products.weight"

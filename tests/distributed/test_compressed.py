@@ -1,4 +1,6 @@
-"""Compressed tables over ranks: planned, sharded, trained, saved and quantized as the plain tables that they are."""
+"""Compressed tables over ranks: planned, sharded, trained, saved and quantized as the plain tables
+that they are.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ HOW: dict[str, Compression] = {
 KINDS = ["table_wise", "row_wise", "data_parallel"]
 
 
-def model(weighted: bool = False, device: torch.device | None = None) -> CompressedEmbeddingBagCollection:
+def model(
+    weighted: bool = False, device: torch.device | None = None
+) -> CompressedEmbeddingBagCollection:
     """A plain table and one of each compression; features are shared."""
     names = ["plain", *HOW]
     tables = [
@@ -61,7 +65,9 @@ def batch(seed: int, weighted: bool = False, samples: int = 3) -> KeyedJaggedTen
     count = int(lengths.sum())
     values = torch.randint(0, R, (count,), generator=draw)
     weights = torch.rand(count, generator=draw) if weighted else None
-    return on_rank(KeyedJaggedTensor(["f2", "f0", "f1"], values, weights, lengths=lengths, stride=samples))
+    return on_rank(
+        KeyedJaggedTensor(["f2", "f0", "f1"], values, weights, lengths=lengths, stride=samples)
+    )
 
 
 def loss(pooled: Any, seed: int) -> Tensor:
@@ -77,8 +83,15 @@ def sharded(module: CompressedEmbeddingBagCollection, kind: str | None) -> Distr
     env, plan = ShardingEnv.from_process_group(group()), {}
     for path in ("pooled", "rows"):
         collection: Any = module.get_submodule(path)
-        configs = collection.embedding_bag_configs() if path == "pooled" else collection.embedding_configs()
-        words = {config.name: word(kind, index, env.world_size, env.local_size) for index, config in enumerate(configs)}
+        configs = (
+            collection.embedding_bag_configs()
+            if path == "pooled"
+            else collection.embedding_configs()
+        )
+        words = {
+            config.name: word(kind, index, env.world_size, env.local_size)
+            for index, config in enumerate(configs)
+        }
         plan[path] = construct_module_sharding_plan(collection, words, local_size=env.local_size)
     return DistributedModelParallel(module, plan=ShardingPlan(plan), sharders=sharders)
 
@@ -88,9 +101,13 @@ def dense_optimizer(wrapped: DistributedModelParallel) -> KeyedOptimizerWrapper:
     return KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.SGD(parameters, lr=RATE))
 
 
-def trained(rank: int, world_size: int, kind: str | None, weighted: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+def trained(
+    rank: int, world_size: int, kind: str | None, weighted: bool
+) -> tuple[list[Tensor], dict[str, Tensor]]:
     wrapped = sharded(model(weighted), kind)
-    assert {name for name, _ in wrapped.named_parameters()} <= {name for name, _ in model().named_parameters()}
+    assert {name for name, _ in wrapped.named_parameters()} <= {
+        name for name, _ in model().named_parameters()
+    }
     optimizer = dense_optimizer(wrapped)
     outputs = []
     for step in range(3):
@@ -105,7 +122,9 @@ def trained(rank: int, world_size: int, kind: str | None, weighted: bool) -> tup
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("kind", [*KINDS, None])
-def test_training_over_ranks_equals_one_process(ranks, kind: str | None, world_size: int, weighted: bool) -> None:
+def test_training_over_ranks_equals_one_process(
+    ranks, kind: str | None, world_size: int, weighted: bool
+) -> None:
     whole = model(weighted)
     optimizer = torch.optim.SGD(whole.parameters(), lr=RATE)
     wanted: list[list[Tensor]] = []
@@ -113,7 +132,9 @@ def test_training_over_ranks_equals_one_process(ranks, kind: str | None, world_s
         optimizer.zero_grad()
         pooled = [whole(batch(seed_of(rank, step), weighted)) for rank in range(world_size)]
         wanted.append([of_rank.values().detach() for of_rank in pooled])
-        sum(loss(one, seed_of(rank, step)) for rank, one in enumerate(pooled)).div(world_size).backward()  # type: ignore[union-attr]
+        sum(loss(one, seed_of(rank, step)) for rank, one in enumerate(pooled)).div(
+            world_size
+        ).backward()  # type: ignore[union-attr]
         optimizer.step()
     for rank, (outputs, state) in enumerate(ranks(world_size).run(trained, kind, weighted)):
         for step, output in enumerate(outputs):
@@ -130,9 +151,13 @@ def operators(rank: int, world_size: int) -> list[list[str]]:
     found = []
     for how, path in ((QR(4), "rows"), (QR(4, "add"), "pooled")):
         module = CompressedEmbeddingBagCollection(tables, {"t": how})
-        sharder: Any = EmbeddingCollectionSharder() if path == "rows" else EmbeddingBagCollectionSharder()
+        sharder: Any = (
+            EmbeddingCollectionSharder() if path == "rows" else EmbeddingBagCollectionSharder()
+        )
         collection = module.get_submodule(path)
-        words = {name: word("table_wise", 0, world_size, 1) for name in ("t_quotient", "t_remainder")}
+        words = {
+            name: word("table_wise", 0, world_size, 1) for name in ("t_quotient", "t_remainder")
+        }
         plan = construct_module_sharding_plan(collection, words, world_size=world_size)
         made = DistributedModelParallel(module, plan=ShardingPlan({path: plan}), sharders=[sharder])
         (lookup,) = made.module.get_submodule(path)._lookups
@@ -174,7 +199,10 @@ def test_two_ranks_save_and_one_loads(ranks, tmp_path: Path) -> None:
     whole = model()
     load_checkpoint(tmp_path / "model", whole, optimizer_state=False)
     assert_close(whole(batch(5)).values(), first, rtol=1e-5, atol=1e-6)
-    exact, close = whole(batch(5)).values().detach(), tutorec.quantize(whole, torch.int8)(batch(5)).values().detach()
+    exact, close = (
+        whole(batch(5)).values().detach(),
+        tutorec.quantize(whole, torch.int8)(batch(5)).values().detach(),
+    )
     assert float((exact - close).abs().max()) < 0.02 * float(exact.abs().max())
 
 
@@ -194,10 +222,18 @@ def test_tables_on_the_meta_device_are_drawn_where_they_go(ranks) -> None:
 
 def variable(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
     """Features with different numbers of lists, and which of them each sample means."""
-    keys, lengths, values = ["f2", "f0", "f1"], torch.tensor([2, 0, 1, 3, 1]), torch.tensor([10, 3, 7, 0, 0, 5, 9])
+    keys, lengths, values = (
+        ["f2", "f0", "f1"],
+        torch.tensor([2, 0, 1, 3, 1]),
+        torch.tensor([10, 3, 7, 0, 0, 5, 9]),
+    )
     means = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0]])
     lists = KeyedJaggedTensor(
-        keys, values, lengths=lengths, stride_per_key_per_rank=[[2], [2], [1]], inverse_indices=(keys, means)
+        keys,
+        values,
+        lengths=lengths,
+        stride_per_key_per_rank=[[2], [2], [1]],
+        inverse_indices=(keys, means),
     )
     whole = on_rank(model())(on_rank(lists)).values().detach().cpu()
     return sharded(model(), "row_wise")(on_rank(lists)).values().detach().cpu().clone(), whole

@@ -1,4 +1,6 @@
-"""Inside DistributedDataParallel every rank keeps its own shards, and only dense gradients are reduced."""
+"""Inside DistributedDataParallel every rank keeps its own shards, and only dense gradients are
+reduced.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ class Model(nn.Module):
         return self.over(self.sparse["tables"](features).values()).mean()
 
 
-def wrapped(rank: int, world_size: int, kind: str, fill: float | None = None) -> DistributedModelParallel:
-    """The model over all ranks; ``fill`` puts one number into every row of every table that this rank brings."""
+def wrapped(
+    rank: int, world_size: int, kind: str, fill: float | None = None
+) -> DistributedModelParallel:
+    """The model over all ranks; ``fill`` puts one number into every row of every table that this
+    rank brings.
+    """
     torch.manual_seed(3)
     model = Model()
     tables = model.sparse["tables"]
@@ -48,13 +54,21 @@ def wrapped(rank: int, world_size: int, kind: str, fill: float | None = None) ->
     local_size = comm.get_local_size(world_size)
     names = [config.name for config in tables.embedding_bag_configs()]
     words = {name: word(kind, index, world_size, local_size) for index, name in enumerate(names)}
-    plan = construct_module_sharding_plan(tables, words, local_size=local_size, world_size=world_size)
+    plan = construct_module_sharding_plan(
+        tables, words, local_size=local_size, world_size=world_size
+    )
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.5})
-    return DistributedModelParallel(model, plan=ShardingPlan({"sparse.tables": plan}), sharders=[sharder])
+    return DistributedModelParallel(
+        model, plan=ShardingPlan({"sparse.tables": plan}), sharders=[sharder]
+    )
 
 
 def shards(model: DistributedModelParallel) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.module.named_parameters() if "embedding_bags" in name}
+    return {
+        name: p.detach().clone()
+        for name, p in model.module.named_parameters()
+        if "embedding_bags" in name
+    }
 
 
 def ten_steps(rank: int, world_size: int, kind: str) -> dict[str, Any]:
@@ -67,7 +81,9 @@ def ten_steps(rank: int, world_size: int, kind: str) -> dict[str, Any]:
         if "embedding_bags" in name:
             # Ids are below ROWS: rows from there on have no reason to move.
             pieces[name] = [
-                (s.metadata.shard_offsets[0], s.tensor.clone()) for s in value.local_shards() if s.tensor.numel()
+                (s.metadata.shard_offsets[0], s.tensor.clone())
+                for s in value.local_shards()
+                if s.tensor.numel()
             ]
     untouched = [
         float(row[0])
@@ -76,10 +92,16 @@ def ten_steps(rank: int, world_size: int, kind: str) -> dict[str, Any]:
         for number, row in enumerate(rows, first)
         if number >= ROWS
     ]
-    moved = any(bool((rows != rank + 1.0).any()) for of_table in pieces.values() for _, rows in of_table)
+    moved = any(
+        bool((rows != rank + 1.0).any()) for of_table in pieces.values() for _, rows in of_table
+    )
     ddp = model._dmp_wrapped_module
     assert isinstance(ddp, DistributedDataParallel)
-    dense = [name for name, p in model.module.named_parameters() if any(p is each for each in ddp._module_parameters)]
+    dense = [
+        name
+        for name, p in model.module.named_parameters()
+        if any(p is each for each in ddp._module_parameters)
+    ]
     return {
         "wrapping": at_wrapping,
         "untouched": sorted(set(untouched)),
@@ -95,15 +117,21 @@ def of_every_kind(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)], ids=["w2", "w4"]
+    ("world_size", "hosts"),
+    [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)],
+    ids=["w2", "w4"],
 )
-def test_rank_distinct_shards_of_every_type_survive_wrapping_and_ten_steps(ranks, world_size, hosts):
+def test_rank_distinct_shards_of_every_type_survive_wrapping_and_ten_steps(
+    ranks, world_size, hosts
+):
     results = ranks(world_size, hosts=hosts).run(of_every_kind)
     for kind in CUT:
         of_kind = [result[kind] for result in results]
         for rank, found in enumerate(of_kind):
             where = f"{kind}, rank {rank}"
-            assert all(numbers in ([rank + 1.0], []) for numbers in found["wrapping"].values()), where
+            assert all(numbers in ([rank + 1.0], []) for numbers in found["wrapping"].values()), (
+                where
+            )
             assert found["untouched"] in ([rank + 1.0], []), where
             assert found["reduced"] == ["over.weight", "over.bias"], where
             assert found["bytes"] == 4 * (WIDTH + 1), where
@@ -112,7 +140,9 @@ def test_rank_distinct_shards_of_every_type_survive_wrapping_and_ten_steps(ranks
         assert sum(bool(found["untouched"]) for found in of_kind) >= 1, kind
 
 
-def copies(rank: int, world_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], int]:
+def copies(
+    rank: int, world_size: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], int]:
     model = wrapped(rank, world_size, "data_parallel")
     before = shards(model)
     for step in range(STEPS):

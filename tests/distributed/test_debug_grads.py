@@ -1,11 +1,21 @@
-"""The gradients that backward uses up, seen on every rank: together they are those of one process."""
+"""The gradients that backward uses up, seen on every rank: together they are those of
+one process.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from distributed import row_cases
-from distributed.cases import batch, coefficients, collection, kind_of, local_weights, seed_of, shard
+from distributed.cases import (
+    batch,
+    coefficients,
+    collection,
+    kind_of,
+    local_weights,
+    seed_of,
+    shard,
+)
 from torch import Tensor, nn
 
 from tutorec.distributed.model_parallel import DistributedModelParallel
@@ -15,8 +25,12 @@ from tutorec.optim import apply_optimizer_in_backward, debug_grads
 KINDS = ["table_wise", "column_wise", "row_wise", "grid_shard", "data_parallel", "mixed"]
 
 
-def watched(rank: int, world_size: int, kind: str, sizes: list[int]) -> tuple[dict[str, Tensor], bool]:
-    """The gradients of one step on this rank, and whether the rows are those of a model that nobody watches."""
+def watched(
+    rank: int, world_size: int, kind: str, sizes: list[int]
+) -> tuple[dict[str, Tensor], bool]:
+    """The gradients of one step on this rank, and whether the rows are those of a model that nobody
+    watches.
+    """
     models = [shard(collection(), kind=kind, learning_rate=0.5) for _ in range(2)]
     with debug_grads(models[0]) as grads:
         for model in models:
@@ -32,12 +46,18 @@ def expected(world_size: int, sizes: list[int]) -> dict[str, Tensor]:
     for rank in range(world_size):
         found = ebc(batch(seed_of(rank, 0), sizes[rank])).values()
         ((found * coefficients(found, rank)).sum() / world_size).backward()
-    return {name: parameter.grad for name, parameter in ebc.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in ebc.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [[4, 3], [40, 0]], ids=["few", "one rank alone"])
-def test_gradients_of_all_ranks_are_those_of_one_process(ranks, kind: str, sizes: list[int]) -> None:
+def test_gradients_of_all_ranks_are_those_of_one_process(
+    ranks, kind: str, sizes: list[int]
+) -> None:
     found = ranks(2).run(watched, kind, sizes)
     for index, (name, gradient) in enumerate(expected(2, sizes).items()):
         assert name == f"embedding_bags.t{index}.weight"
@@ -98,7 +118,11 @@ def test_pooling_weights_and_the_optimizer_are_taken_into_account(
     of_ranks = ranks(2).run(watched_forms, pooling, weighted, optimizer)
     for index, (name, parameter) in enumerate(whole.named_parameters()):
         parts = [grads[name] for grads in of_ranks if name in grads]
-        total = parts[0] if kind_of("mixed with copies", index) == "data_parallel" else torch.stack(parts).sum(0)
+        total = (
+            parts[0]
+            if kind_of("mixed with copies", index) == "data_parallel"
+            else torch.stack(parts).sum(0)
+        )
         torch.testing.assert_close(total, parameter.grad)
 
 

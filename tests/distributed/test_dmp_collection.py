@@ -1,7 +1,8 @@
-"""DMPCollection: replicas of sharded tables, each trained by its group of ranks, and their mean every so many steps.
+"""DMPCollection: replicas of sharded tables, each trained by its group of ranks, and their mean
+every so many steps.
 
-The definition is two models in two groups of two ranks, each a DistributedModelParallel as far as tables go, whose
-weights and states are averaged by hand.
+The definition is two models in two groups of two ranks, each a DistributedModelParallel as far as
+tables go, whose weights and states are averaged by hand.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class OverAllRanks(DataParallelWrapper):
 def group_plan(model: Model, kind: str, kernel: str = "fused") -> ShardingPlan:
     """For the two ranks of a group, on one host."""
     configs = model.sparse.embedding_bag_configs()
-    words = {config.name: word(kind, index, GROUP, GROUP, kernel) for index, config in enumerate(configs)}
+    words = {
+        config.name: word(kind, index, GROUP, GROUP, kernel) for index, config in enumerate(configs)
+    }
     plan = construct_module_sharding_plan(model.sparse, words, local_size=GROUP, world_size=GROUP)
     return ShardingPlan({PATH: plan})
 
@@ -72,11 +75,15 @@ def sharder(optimizer: str, **words: Any) -> EmbeddingBagCollectionSharder:
     return EmbeddingBagCollectionSharder({**optimizer_words(optimizer), **words})
 
 
-def replicated(optimizer: str, plan: ShardingPlan | None, seed: int = 0, **options: Any) -> DMPCollection:
+def replicated(
+    optimizer: str, plan: ShardingPlan | None, seed: int = 0, **options: Any
+) -> DMPCollection:
     """The model of a rank: weights that are not the first replica's are to be replaced by them."""
     model = Model(seed)
     options = {"node_group_size": GROUP, **options}
-    return DMPCollection(model, device(), plan, WORLD, GROUP, group(), sharders=[sharder(optimizer)], **options)
+    return DMPCollection(
+        model, device(), plan, WORLD, GROUP, group(), sharders=[sharder(optimizer)], **options
+    )
 
 
 def dense_optimizer(model: nn.Module) -> KeyedOptimizerWrapper:
@@ -99,9 +106,13 @@ def state_of(model: DistributedModelParallel) -> dict[str, Tensor]:
     return found
 
 
-def by_sync(rank: int, world_size: int, optimizer: str, kind: str, inter_host: bool) -> dict[str, Tensor]:
+def by_sync(
+    rank: int, world_size: int, optimizer: str, kind: str, inter_host: bool
+) -> dict[str, Tensor]:
     # Only the first replica's tables count, and rank 0's dense layer.
-    model = replicated(optimizer, group_plan(Model(), kind), seed=rank, use_inter_host_allreduce=inter_host)
+    model = replicated(
+        optimizer, group_plan(Model(), kind), seed=rank, use_inter_host_allreduce=inter_host
+    )
     dense = dense_optimizer(model)
     for number in range(1, STEPS + 1):
         step(model, dense, rank, number)
@@ -110,12 +121,18 @@ def by_sync(rank: int, world_size: int, optimizer: str, kind: str, inter_host: b
     return state_of(model)
 
 
-def by_hand(rank: int, world_size: int, optimizer: str, kind: str, inter_host: bool) -> dict[str, Tensor]:
+def by_hand(
+    rank: int, world_size: int, optimizer: str, kind: str, inter_host: bool
+) -> dict[str, Tensor]:
     sharding = sharding_groups(WORLD, GROUP, inter_host)
     groups = [dist.new_group(ranks) for ranks in sharding]
     mates = [dist.new_group(list(ranks)) for ranks in zip(*sharding, strict=True)]
     mine: Any = next(made for made, ranks in zip(groups, sharding, strict=True) if rank in ranks)
-    mate: Any = next(made for made, ranks in zip(mates, zip(*sharding, strict=True), strict=True) if rank in ranks)
+    mate: Any = next(
+        made
+        for made, ranks in zip(mates, zip(*sharding, strict=True), strict=True)
+        if rank in ranks
+    )
     model = DistributedModelParallel(
         Model(),
         env=ShardingEnv(GROUP, mine.rank(), mine, local_size=GROUP),
@@ -127,7 +144,9 @@ def by_hand(rank: int, world_size: int, optimizer: str, kind: str, inter_host: b
     for number in range(1, STEPS + 1):
         step(model, dense, rank, number)
         if number % EVERY == 0:
-            tensors = [rows.detach() for name, rows in model.named_parameters() if name.startswith(PATH)]
+            tensors = [
+                rows.detach() for name, rows in model.named_parameters() if name.startswith(PATH)
+            ]
             for states in model.fused_optimizer.state.values():
                 tensors += [state for state in states.values() if state.dim()]
             for tensor in tensors:
@@ -147,21 +166,29 @@ def by_hand(rank: int, world_size: int, optimizer: str, kind: str, inter_host: b
         ("exact_sgd", "mixed with copies"),
     ],
 )
-def test_it_equals_two_models_that_are_averaged_every_three_steps(ranks, optimizer, kind, inter_host):
+def test_it_equals_two_models_that_are_averaged_every_three_steps(
+    ranks, optimizer, kind, inter_host
+):
     found = ranks(WORLD).run(by_sync, optimizer, kind, inter_host)
     wanted = ranks(WORLD).run(by_hand, optimizer, kind, inter_host)
     for rank in range(WORLD):
         assert found[rank].keys() == wanted[rank].keys()
         for name, value in wanted[rank].items():
             assert torch.equal(found[rank][name], value), f"{name} on rank {rank}"
-    # The last step was averaged: ranks with the same shards hold the same, and all have one dense layer.
+    # The last step was averaged: ranks with the same shards hold the same, and all have one dense
+    # layer.
     for members in zip(*sharding_groups(WORLD, GROUP, inter_host), strict=True):
-        assert all(torch.equal(found[members[0]][name], found[members[1]][name]) for name in found[members[0]])
+        assert all(
+            torch.equal(found[members[0]][name], found[members[1]][name])
+            for name in found[members[0]]
+        )
     assert all(torch.equal(found[0]["over.weight"], each["over.weight"]) for each in found)
 
 
 def in_files(rank: int, world_size: int) -> list[dict[str, Tensor]]:
-    """The tables' weights and states after steps and syncs: in memory, and in files with a cache of a third."""
+    """The tables' weights and states after steps and syncs: in memory, and in files with a cache of
+    a third.
+    """
     found = []
     for kernel, cache in (("fused", {}), ("fused_uvm_caching", {"cache_load_factor": 0.3})):
         model = DMPCollection(
@@ -191,14 +218,19 @@ def test_tables_in_files_are_averaged_like_those_in_memory(ranks):
 
 
 def drift(rank: int, world_size: int) -> dict[str, list[bool]]:
-    """Whether the weights and states are those of the other replica: at first, after steps, and after a sync."""
+    """Whether the weights and states are those of the other replica: at first, after steps, and
+    after a sync.
+    """
     model = replicated("exact_row_wise_adagrad", group_plan(Model(), "row_wise"), seed=rank)
     dense = dense_optimizer(model)
     mate: Any = model.device_mesh.get_group("replicate")
 
     def alike() -> list[bool]:
         said = []
-        for value in (model.named_parameters(), model.fused_optimizer.state_dict()["state"].items()):
+        for value in (
+            model.named_parameters(),
+            model.fused_optimizer.state_dict()["state"].items(),
+        ):
             flat = torch.cat([_local(each).reshape(-1) for _, each in value])
             others = [torch.empty_like(flat) for _ in range(mate.size())]
             dist.all_gather(others, flat, group=mate)
@@ -234,7 +266,9 @@ def test_replicas_begin_alike_drift_apart_and_are_brought_together(ranks):
 
 
 def sync_bytes(rank: int, world_size: int, optimizer: str, inter_host: bool) -> Traffic:
-    model = replicated(optimizer, group_plan(Model(), "mixed with copies"), use_inter_host_allreduce=inter_host)
+    model = replicated(
+        optimizer, group_plan(Model(), "mixed with copies"), use_inter_host_allreduce=inter_host
+    )
     step(model, dense_optimizer(model), rank, 1)
     with count_traffic() as traffic:
         model.sync()
@@ -263,7 +297,9 @@ def test_bytes_of_a_sync_are_those_predicted_inside_hosts_and_across(ranks, opti
     assert counted.total(crossing=not inter_host) == 0
 
 
-def test_a_table_larger_than_a_block_is_averaged_in_blocks_of_the_predicted_bytes(ranks, monkeypatch):
+def test_a_table_larger_than_a_block_is_averaged_in_blocks_of_the_predicted_bytes(
+    ranks, monkeypatch
+):
     def large(rank: int, world_size: int) -> tuple[Traffic, float]:
         from unittest import mock
 
@@ -283,7 +319,8 @@ def test_a_table_larger_than_a_block_is_averaged_in_blocks_of_the_predicted_byte
     found = ranks(WORLD).run(large)
     assert [mean for _, mean in found] == [0.5, 0.5, 2.5, 2.5]
     issued = Traffic.merge(traffic for traffic, _ in found).issues[REPLICA_WEIGHTS]
-    # Of 6 x 8, 4 x 4 and 5 x 6 numbers: two exchanges for each of 3 + 1 + 3 blocks, which may share rows.
+    # Of 6 x 8, 4 x 4 and 5 x 6 numbers: two exchanges for each of 3 + 1 + 3 blocks, which may share
+    # rows.
     assert issued == 2 * 7
 
 
@@ -313,9 +350,13 @@ def test_a_reduction_of_ones_own_is_given_weights_and_then_states(ranks):
 
 
 def mesh(rank: int, world_size: int, inter_host: bool) -> Any:
-    model = replicated("exact_sgd", group_plan(Model(), "row_wise"), use_inter_host_allreduce=inter_host)
+    model = replicated(
+        "exact_sgd", group_plan(Model(), "row_wise"), use_inter_host_allreduce=inter_host
+    )
     found = model.device_mesh
-    of_mesh = [dist.get_process_group_ranks(found.get_group(name)) for name in ("replicate", "shard")]
+    of_mesh = [
+        dist.get_process_group_ranks(found.get_group(name)) for name in ("replicate", "shard")
+    ]
     return found.mesh.tolist(), found.mesh_dim_names, of_mesh, model.replica
 
 
@@ -351,7 +392,9 @@ def saved_and_loaded(rank: int, world_size: int, folder: str) -> dict[str, bool]
     step(model, dense, rank, 2)
     load_checkpoint(Path(folder) / "one", model, dense)
     back = state_of(model)
-    other = replicated(optimizer, group_plan(Model(), "row_wise"), use_inter_host_allreduce=True, seed=9)
+    other = replicated(
+        optimizer, group_plan(Model(), "row_wise"), use_inter_host_allreduce=True, seed=9
+    )
     load_checkpoint(Path(folder) / "one", other, dense_optimizer(other))
     save_checkpoint(Path(folder) / "two", other, dense_optimizer(other), step=1)
     return {"back": all(torch.equal(kept[name], back[name]) for name in kept)}
@@ -366,13 +409,19 @@ def test_a_checkpoint_holds_the_mean_of_replicas_and_any_model_reads_it(ranks, t
     assert ranks(WORLD).run(saved_and_loaded, str(tmp_path)) == [{"back": True}] * WORLD
     (first, info), (second, _) = of_one_process(tmp_path / "one"), of_one_process(tmp_path / "two")
     assert info.step == 1
-    for (name, one), (_, two) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+    for (name, one), (_, two) in zip(
+        first.named_parameters(), second.named_parameters(), strict=True
+    ):
         assert torch.equal(one, two), name
     assert not torch.equal(first.over.weight, Model().over.weight)
 
 
-def managed(rank: int, world_size: int, folder: str, asynchronous: bool) -> tuple[bool, int | None, str]:
-    """Save and go on, then load; and what every rank is told where the first replica cannot write."""
+def managed(
+    rank: int, world_size: int, folder: str, asynchronous: bool
+) -> tuple[bool, int | None, str]:
+    """Save and go on, then load; and what every rank is told where the first replica
+    cannot write.
+    """
     model = replicated("exact_row_wise_adagrad", group_plan(Model(), "mixed"))
     dense = dense_optimizer(model)
     with CheckpointManager(folder, keep=1, asynchronous=asynchronous) as manager:
@@ -385,7 +434,9 @@ def managed(rank: int, world_size: int, folder: str, asynchronous: bool) -> tupl
         back = state_of(model)
         create = Folder.create
         if rank == 0:
-            Folder.create = lambda folder, name: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            Folder.create = lambda folder, name: (_ for _ in ()).throw(
+                OSError(28, "No space left on device")
+            )
         try:
             manager.save(model, dense, step=3)
             manager.wait()
@@ -426,7 +477,13 @@ def refused(rank: int, world_size: int, words: dict[str, Any]) -> str:
         plan = group_plan(Model(), "table_wise")
     try:
         model = DMPCollection(
-            Model(), device(), plan, words["world_size"], words["sharding_group_size"], group(), node_group_size=None
+            Model(),
+            device(),
+            plan,
+            words["world_size"],
+            words["sharding_group_size"],
+            group(),
+            node_group_size=None,
         )
         model.reduce_norm()
     except Exception as error:
@@ -438,7 +495,10 @@ def refused(rank: int, world_size: int, words: dict[str, Any]) -> str:
     ("words", "said"),
     [
         ({"world_size": 8}, "world_size=8, and global_pg has 4 ranks"),
-        ({"sharding_group_size": 3}, "4 ranks cannot be divided into groups of sharding_group_size=3: give one of"),
+        (
+            {"sharding_group_size": 3},
+            "4 ranks cannot be divided into groups of sharding_group_size=3: give one of",
+        ),
         ({"other_plan": 3}, "the plan is"),
         ({"kernel": "dense"}, "the gradient of table 't0' differs between replicas"),
     ],

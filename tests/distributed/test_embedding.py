@@ -1,4 +1,6 @@
-"""ShardedEmbeddingCollection: its printed form, names, weights, laziness, batches in flight, traffic, in a model."""
+"""ShardedEmbeddingCollection: its printed form, names, weights, laziness, batches in flight,
+traffic, in a model.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import FEATURES, KINDS, batch, group, on_rank, operator_name, samples_of, seed_of, word
+from distributed.cases import (
+    FEATURES,
+    KINDS,
+    batch,
+    group,
+    on_rank,
+    operator_name,
+    samples_of,
+    seed_of,
+    word,
+)
 from distributed.row_cases import KEYS, RowsReference, collection, held, loss, plain, shard, tables
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -48,20 +60,29 @@ BEFORE = """ShardedEmbeddingCollection(
 
 def small_collection(**options: Any) -> EmbeddingCollection:
     configs = [
-        EmbeddingConfig(num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]),
-        EmbeddingConfig(num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]),
+        EmbeddingConfig(
+            num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]
+        ),
+        EmbeddingConfig(
+            num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]
+        ),
     ]
     return EmbeddingCollection(configs, **options).to(device())
 
 
 def small_batch(weights: Tensor | None = None) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
-        ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), weights, lengths=torch.tensor([3, 1, 2, 2])
+        ["product", "user"],
+        torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]),
+        weights,
+        lengths=torch.tensor([3, 1, 2, 2]),
     ).to(device())
 
 
 def alone(ec: EmbeddingCollection, **fused_params: Any):
-    plan = construct_module_sharding_plan(ec, {config.name: table_wise(rank=0) for config in ec.embedding_configs()})
+    plan = construct_module_sharding_plan(
+        ec, {config.name: table_wise(rank=0) for config in ec.embedding_configs()}
+    )
     return EmbeddingCollectionSharder(fused_params).shard(ec, plan, ShardingEnv.from_local(1, 0))
 
 
@@ -76,17 +97,24 @@ def test_printed_form_gains_dists_at_the_first_batch(backend):
     assert repr(sharded) == BEFORE.format(kernel=operator_name(backend))
     sharded(small_batch())
     assert "TwSparseFeaturesDist(\n      (_dist): KJTAllToAll()" in repr(sharded)
-    assert "SlotSequenceEmbeddingDist(\n      (_dist): SequenceEmbeddingsAllToAll()" in repr(sharded)
+    assert "SlotSequenceEmbeddingDist(\n      (_dist): SequenceEmbeddingsAllToAll()" in repr(
+        sharded
+    )
 
 
 def test_result_is_lazy_and_prints_without_waiting():
     result = alone(small_collection())(small_batch())
     assert type(result) is EmbeddingCollectionAwaitable
-    assert repr(result).startswith("<tutorec.distributed.embedding.EmbeddingCollectionAwaitable object at 0x")
+    assert repr(result).startswith(
+        "<tutorec.distributed.embedding.EmbeddingCollectionAwaitable object at 0x"
+    )
     assert result.wait() is result.wait()
     assert (list(result), "user" in result, len(result)) == (["product", "user"], True, 2)
     assert type(result["user"]) is JaggedTensor
-    assert (result["product"].lengths().tolist(), list(result["product"].values().shape)) == ([3, 1], [4, 64])
+    assert (result["product"].lengths().tolist(), list(result["product"].values().shape)) == (
+        [3, 1],
+        [4, 64],
+    )
 
 
 def test_weights_are_those_of_the_module_and_move_apart_from_it():
@@ -100,7 +128,12 @@ def test_weights_are_those_of_the_module_and_move_apart_from_it():
     torch.cat([found["product"].values(), found["user"].values()]).sum().backward()
     assert all(torch.equal(parameter, before[name]) for name, parameter in ec.named_parameters())
     name = "embeddings.user_table.weight"
-    assert (sharded.get_parameter(name) != before[name]).any(1).nonzero().view(-1).tolist() == [1, 2, 3, 4]
+    assert (sharded.get_parameter(name) != before[name]).any(1).nonzero().view(-1).tolist() == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_questions_are_answered_as_by_the_unsharded_module():
@@ -116,11 +149,16 @@ def test_questions_are_answered_as_by_the_unsharded_module():
 def test_weights_of_the_batch_have_no_effect():
     sharded = alone(small_collection())
     weighted = sharded(small_batch(torch.arange(8.0))).wait()
-    assert all(torch.equal(rows, rows_of(sharded(small_batch()))[key]) for key, rows in rows_of(weighted).items())
+    assert all(
+        torch.equal(rows, rows_of(sharded(small_batch()))[key])
+        for key, rows in rows_of(weighted).items()
+    )
     assert all(one.weights_or_none() is None for one in weighted.values())
 
 
-@pytest.mark.skipif("TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no nested tensors")
+@pytest.mark.skipif(
+    "TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no nested tensors"
+)
 def test_a_tensor_dict_is_a_batch():
     tensordict = pytest.importorskip("tensordict")
     features = small_batch()
@@ -130,23 +168,33 @@ def test_a_tensor_dict_is_a_batch():
     }
     ec = small_collection()
     found = alone(ec)(tensordict.TensorDict(source=nested, batch_size=[2])).wait()
-    assert all(torch.equal(rows, rows_of(found)[key]) for key, rows in rows_of(ec(features)).items())
+    assert all(
+        torch.equal(rows, rows_of(found)[key]) for key, rows in rows_of(ec(features)).items()
+    )
 
 
 def test_keys_may_change_their_order_and_surplus_keys_stay_unused():
     ec = small_collection()
     sharded = alone(ec)
     for keys in (["user", "more", "product"], ["product", "user"], ["more", "product", "user"]):
-        features = KeyedJaggedTensor(keys, torch.arange(4 * len(keys)), lengths=torch.tensor([1, 3] * len(keys)))
+        features = KeyedJaggedTensor(
+            keys, torch.arange(4 * len(keys)), lengths=torch.tensor([1, 3] * len(keys))
+        )
         features = features.to(device())
         found, wanted = rows_of(sharded(features)), rows_of(ec(features))
         assert set(found) == {"product", "user"}
         assert all(torch.equal(rows, wanted[key]) for key, rows in found.items())
     with pytest.raises(KeyError, match=r"no feature 'user', which table 'user_table' reads"):
-        sharded(KeyedJaggedTensor(["product"], torch.tensor([1]), lengths=torch.tensor([1])).to(device()))
+        sharded(
+            KeyedJaggedTensor(["product"], torch.tensor([1]), lengths=torch.tensor([1])).to(
+                device()
+            )
+        )
     with pytest.raises(ValueError, match=r"4096"):
         alone(ec)(
-            KeyedJaggedTensor(["product", "user"], torch.tensor([1, 4096]), lengths=torch.tensor([1, 1])).to(device())
+            KeyedJaggedTensor(
+                ["product", "user"], torch.tensor([1, 4096]), lengths=torch.tensor([1, 1])
+            ).to(device())
         )
 
 
@@ -154,11 +202,20 @@ def test_optimizer_names_begin_with_the_path_of_the_tables():
     sharded = alone(small_collection(), optimizer="exact_row_wise_adagrad", learning_rate=0.5)
     sharded(small_batch())["user"].values().sum().backward()
     state = sharded.fused_optimizer.state_dict()["state"]
-    assert {name: {key: list(value.shape) for key, value in of.items()} for name, of in state.items()} == {
+    assert {
+        name: {key: list(value.shape) for key, value in of.items()} for name, of in state.items()
+    } == {
         "embeddings.product_table.weight": {"product_table.momentum1": [4096]},
         "embeddings.user_table.weight": {"user_table.momentum1": [4096]},
     }
-    assert state["embeddings.user_table.weight"]["user_table.momentum1"][:6].tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert state["embeddings.user_table.weight"]["user_table.momentum1"][:6].tolist() == [
+        0.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+    ]
     assert sharded.fused_optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -177,7 +234,9 @@ def test_moving_the_module_keeps_parameters_and_rows_together():
 
 
 def test_a_batch_of_another_kind_is_refused():
-    with pytest.raises(TypeError, match="a ShardedEmbeddingCollection takes a KeyedJaggedTensor, got Tensor"):
+    with pytest.raises(
+        TypeError, match="a ShardedEmbeddingCollection takes a KeyedJaggedTensor, got Tensor"
+    ):
         alone(small_collection())(torch.ones(2))
 
 
@@ -186,7 +245,8 @@ def test_state_dict_is_loaded_under_the_unsharded_names():
     sharded = alone(small_collection())
     sharded.load_state_dict(ec.state_dict())
     assert all(
-        torch.equal(rows, rows_of(ec(small_batch()))[key]) for key, rows in rows_of(sharded(small_batch())).items()
+        torch.equal(rows, rows_of(ec(small_batch()))[key])
+        for key, rows in rows_of(sharded(small_batch())).items()
     )
 
 
@@ -222,11 +282,18 @@ def two_in_flight(rank: int, world_size: int, kind: str, overlapped: bool) -> li
         pair = [batch(100 * step + 10 * i + rank, samples_of(rank, step + i)) for i in range(2)]
         if overlapped:
             contexts = [sharded.create_context() for _ in pair]
-            sizes = [sharded.input_dist(ctx, each) for ctx, each in zip(contexts, pair, strict=True)]
+            sizes = [
+                sharded.input_dist(ctx, each) for ctx, each in zip(contexts, pair, strict=True)
+            ]
             arriving = [each.wait() for each in sizes]
             features = [each.wait() for each in arriving]
-            looked_up = [sharded.compute(ctx, each) for ctx, each in zip(contexts, features, strict=True)]
-            lazy = [sharded.output_dist(ctx, each) for ctx, each in zip(contexts, looked_up, strict=True)]
+            looked_up = [
+                sharded.compute(ctx, each) for ctx, each in zip(contexts, features, strict=True)
+            ]
+            lazy = [
+                sharded.output_dist(ctx, each)
+                for ctx, each in zip(contexts, looked_up, strict=True)
+            ]
         else:
             lazy = [sharded(each) for each in pair]
         for each in lazy:
@@ -250,18 +317,26 @@ def one_key_each(rank: int, world_size: int) -> dict[str, Any]:
     return held(sharded)
 
 
-@pytest.mark.parametrize(("world_size", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)])
+@pytest.mark.parametrize(
+    ("world_size", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)]
+)
 def test_ranks_may_learn_from_different_features(ranks, world_size, hosts):
     reference = RowsReference(collection(), "exact_sgd", world_size)
     batches = [batch(rank, 3) for rank in range(world_size)]
-    total = sum(loss({KEYS[rank]: reference.ebc(each)[KEYS[rank]]}, 0) for rank, each in enumerate(batches))
+    total = sum(
+        loss({KEYS[rank]: reference.ebc(each)[KEYS[rank]]}, 0) for rank, each in enumerate(batches)
+    )
     weights = reference.weights()
-    gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        total, list(weights.values()), allow_unused=True, materialize_grads=True
+    )
     reference.update(dict(zip(weights, gradients, strict=True)))
     for found in ranks(world_size, hosts=hosts).run(one_key_each):
         for name, pieces in found.items():
             for (row, column), rows, _ in pieces:
-                wanted = weights[name].detach()[row : row + rows.shape[0], column : column + rows.shape[1]]
+                wanted = weights[name].detach()[
+                    row : row + rows.shape[0], column : column + rows.shape[1]
+                ]
                 assert_close(rows, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -314,7 +389,9 @@ def test_ranks_without_ids_or_samples_take_part(ranks, kind, kernel):
                 assert torch.equal(lengths, results[rank][key].lengths()), (case, key)
             for name, own in pieces.items():
                 for (row, column), rows, _ in own:
-                    wanted = weights[name].detach()[row : row + rows.shape[0], column : column + rows.shape[1]]
+                    wanted = weights[name].detach()[
+                        row : row + rows.shape[0], column : column + rows.shape[1]
+                    ]
                     assert_close(rows, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -326,7 +403,9 @@ def one_row(rank: int, world_size: int) -> tuple[list[float], list[tuple[str, li
     sharded = EmbeddingCollectionSharder({"learning_rate": 1.0}).shard(
         ec, plan, ShardingEnv.from_process_group(group())
     )
-    ids = KeyedJaggedTensor(["f"], torch.zeros(rank + 1, dtype=torch.int64), lengths=torch.tensor([rank + 1]))
+    ids = KeyedJaggedTensor(
+        ["f"], torch.zeros(rank + 1, dtype=torch.int64), lengths=torch.tensor([rank + 1])
+    )
     ids = ids.to(device())
     sharded(ids)["f"].values().sum().backward()
     found = sharded(ids)["f"].values().view(-1).tolist()
@@ -341,7 +420,9 @@ def test_more_ranks_than_rows(ranks, world_size):
         assert parameters == [("embeddings.bit.weight", [1 if rank == 0 else 0, 1])]
 
 
-def counted_step(rank: int, world_size: int, kind: str, dedup: bool = False) -> dict[str, list[int]]:
+def counted_step(
+    rank: int, world_size: int, kind: str, dedup: bool = False
+) -> dict[str, list[int]]:
     sharded = shard(collection(), kind=kind, dedup=dedup)
     loss(sharded(batch(rank, 2)).wait(), 0).backward()
     with count_traffic() as traffic:
@@ -351,12 +432,17 @@ def counted_step(rank: int, world_size: int, kind: str, dedup: bool = False) -> 
     }
 
 
-def due_bytes(kind: str, world_size: int, local_size: int, dedup: bool = False) -> list[dict[str, list[int]]]:
+def due_bytes(
+    kind: str, world_size: int, local_size: int, dedup: bool = False
+) -> list[dict[str, list[int]]]:
     """What each rank sends: counted id by id, from where each id's row lies."""
     ec, batches = collection(), [batch(5 + rank, 3 + rank) for rank in range(world_size)]
     words = {t.name: word(kind, i, world_size, local_size) for i, t in enumerate(tables())}
     plan = construct_module_sharding_plan(ec, words, world_size=world_size, local_size=local_size)
-    sent = {s: [[0] * world_size for _ in range(world_size)] for s in ("input ids", "output rows", "output gradients")}
+    sent = {
+        s: [[0] * world_size for _ in range(world_size)]
+        for s in ("input ids", "output rows", "output gradients")
+    }
     for table in tables():
         shards = plan[table.name].shards()
         for source, features in enumerate(batches):
@@ -375,13 +461,17 @@ def due_bytes(kind: str, world_size: int, local_size: int, dedup: bool = False) 
             of_stage[rank][rank] = 0
     sizes = [[24 * (other != rank) for other in range(world_size)] for rank in range(world_size)]
     return [
-        {"input sizes": sizes[rank]} | {stage: of_stage[rank] for stage, of_stage in sent.items()} | {"rounds": [1] * 4}
+        {"input sizes": sizes[rank]}
+        | {stage: of_stage[rank] for stage, of_stage in sent.items()}
+        | {"rounds": [1] * 4}
         for rank in range(world_size)
     ]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data_parallel"])
-@pytest.mark.parametrize(("world_size", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)])
+@pytest.mark.parametrize(
+    ("world_size", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)]
+)
 def test_counted_bytes_equal_the_formula(ranks, kind, world_size, hosts):
     counted = ranks(world_size, hosts=hosts).run(counted_step, kind=kind)
     assert counted == due_bytes(kind, world_size, world_size // hosts)
@@ -392,16 +482,23 @@ def test_an_id_is_sent_once_where_that_is_wanted(ranks, kind):
     counted = ranks(2).run(counted_step, kind=kind, dedup=True)
     assert counted == due_bytes(kind, 2, 2, dedup=True)
     for once, often in zip(counted, due_bytes(kind, 2, 2), strict=True):
-        assert all(sum(once[stage]) < sum(often[stage]) for stage in ("input ids", "output rows", "output gradients"))
+        assert all(
+            sum(once[stage]) < sum(often[stage])
+            for stage in ("input ids", "output rows", "output gradients")
+        )
 
 
 def narrow_step(rank: int, world_size: int, narrow: bool) -> tuple[dict[str, Tensor], list[int]]:
-    registry = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.BF16)) if narrow else None
+    registry = (
+        get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.BF16)) if narrow else None
+    )
     sharded = shard(collection(), codecs=registry)
     with count_traffic() as traffic:
         rows = sharded(batch(rank, 3)).wait()
         loss(rows, 0).backward()
-    return rows_of(rows), [sum(traffic.row(world_size, stage)) for stage in ("output rows", "output gradients")]
+    return rows_of(rows), [
+        sum(traffic.row(world_size, stage)) for stage in ("output rows", "output gradients")
+    ]
 
 
 def test_rows_and_gradients_may_travel_in_16_bits(ranks):
@@ -427,7 +524,9 @@ class Model(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         sequences, bags = self.sequences(features), self.bags(features)
         hidden = self.over(sequences["f0"].values()).sum() + sequences["f2"].values().square().sum()
-        return hidden + bags.values().sum() + loss({key: sequences[key] for key in ("f1@t0", "f3")}, 0)
+        return (
+            hidden + bags.values().sum() + loss({key: sequences[key] for key in ("f1@t0", "f3")}, 0)
+        )
 
 
 def model() -> Model:
@@ -444,7 +543,9 @@ def in_a_model(rank: int, world_size: int) -> dict[str, Any]:
     words = {t.name: word("mixed", i, world_size, env.local_size) for i, t in enumerate(tables())}
     plan = ShardingPlan(
         {
-            "sequences": construct_module_sharding_plan(whole.sequences, words, local_size=env.local_size),
+            "sequences": construct_module_sharding_plan(
+                whole.sequences, words, local_size=env.local_size
+            ),
             "bags": construct_module_sharding_plan(whole.bags, {"b0": table_wise(rank=0)}),
         }
     )
@@ -468,7 +569,9 @@ def test_in_a_model_beside_bags_it_trains_as_one_process_does(ranks, world_size)
     whole = model()
     for step in range(2):
         whole.zero_grad()
-        torch.stack([whole(batch(seed_of(rank, step), 2)) for rank in range(world_size)]).mean().backward()
+        torch.stack(
+            [whole(batch(seed_of(rank, step), 2)) for rank in range(world_size)]
+        ).mean().backward()
         with torch.no_grad():
             for parameter in whole.parameters():
                 parameter -= RATE * parameter.grad
@@ -477,7 +580,9 @@ def test_in_a_model_beside_bags_it_trains_as_one_process_does(ranks, world_size)
         for name, pieces in found["held"].items():
             for (row, column), rows, _ in pieces:
                 wanted = whole.sequences.embeddings[name].weight.detach()
-                assert_close(rows, wanted[row : row + rows.shape[0], column : column + rows.shape[1]])
+                assert_close(
+                    rows, wanted[row : row + rows.shape[0], column : column + rows.shape[1]]
+                )
 
 
 def stored_and_loaded(rank: int, world_size: int) -> bool:
@@ -485,7 +590,11 @@ def stored_and_loaded(rank: int, world_size: int) -> bool:
     loss(first(batch(rank, 3)).wait(), 0).backward()
     second.load_state_dict(first.state_dict())
     pairs = zip(held(first).items(), held(second).items(), strict=True)
-    return all(torch.equal(a[1], b[1]) for (_, own), (_, other) in pairs for a, b in zip(own, other, strict=True))
+    return all(
+        torch.equal(a[1], b[1])
+        for (_, own), (_, other) in pairs
+        for a, b in zip(own, other, strict=True)
+    )
 
 
 def test_state_of_one_sharded_collection_is_loaded_by_another(ranks):
@@ -500,11 +609,15 @@ def drawn_here(rank: int, world_size: int, kind: str) -> dict[str, Any]:
 def test_rows_drawn_for_a_meta_module_do_not_depend_on_the_plan(ranks):
     whole: dict[str, dict[str, Tensor]] = {}
     for kind in ("row_wise", "column_wise"):
-        whole[kind] = {t.name: torch.full((t.num_embeddings, t.embedding_dim), torch.nan) for t in tables()}
+        whole[kind] = {
+            t.name: torch.full((t.num_embeddings, t.embedding_dim), torch.nan) for t in tables()
+        }
         for found in ranks(2).run(drawn_here, kind=kind):
             for name, pieces in found.items():
                 for (row, column), rows, _ in pieces:
-                    whole[kind][name][row : row + rows.shape[0], column : column + rows.shape[1]] = rows
+                    whole[kind][name][
+                        row : row + rows.shape[0], column : column + rows.shape[1]
+                    ] = rows
     for name, rows in whole["row_wise"].items():
         assert rows.isfinite().all()
         assert torch.equal(rows, whole["column_wise"][name])

@@ -36,7 +36,9 @@ CASES = {
 def test_buckets_are_those_of_the_operator(case: str, keep: bool) -> None:
     words = CASES[case]
     kjt = batch(weighted=True)
-    found, places = bucketize_kjt_before_all2all(kjt, 2, **words, output_permute=True, keep_original_indices=keep)
+    found, places = bucketize_kjt_before_all2all(
+        kjt, 2, **words, output_permute=True, keep_original_indices=keep
+    )
     expected = torch.ops.fbgemm.block_bucketize_sparse_features(
         *(LENGTHS, IDS, False, True, words["block_sizes"], 2, kjt.weights()),
         block_bucketize_pos=words.get("block_bucketize_row_pos"),
@@ -44,13 +46,17 @@ def test_buckets_are_those_of_the_operator(case: str, keep: bool) -> None:
         keep_orig_idx=keep,
     )
     for one, other in zip(
-        (found.lengths(), found.values(), found.weights(), places), (*expected[:3], expected[4]), strict=True
+        (found.lengths(), found.values(), found.weights(), places),
+        (*expected[:3], expected[4]),
+        strict=True,
     ):
         assert isinstance(one, Tensor) and torch.equal(one, other)
 
 
 def test_halves_can_be_split_and_read_by_key() -> None:
-    found, places = bucketize_kjt_before_all2all(batch(weighted=False), 2, torch.tensor([6, 10]), bucketize_pos=True)
+    found, places = bucketize_kjt_before_all2all(
+        batch(weighted=False), 2, torch.tensor([6, 10]), bucketize_pos=True
+    )
     low, high = found.split([2, 2])
     assert places is None and low["a"].values().tolist() == [0, 5, 5]
     assert high["b"].values().tolist() == [15, 8]  # 31 and 18

@@ -1,4 +1,6 @@
-"""ShardedEmbeddingBagCollection: its printed form, key order, weights, batches in flight, traffic."""
+"""ShardedEmbeddingBagCollection: its printed form, key order, weights, batches in
+flight, traffic.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from torch import Tensor
 
 from tutorec._kernels.backend import use_backend
 from tutorec.distributed.embedding_types import KJTList
-from tutorec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
+from tutorec.distributed.embeddingbag import (
+    EmbeddingBagCollectionAwaitable,
+    EmbeddingBagCollectionSharder,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.distributed.traffic import count_traffic
@@ -76,15 +81,24 @@ AFTER = """ShardedEmbeddingBagCollection(
 def tutorial_collection() -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]),
-            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]),
+            EmbeddingBagConfig(
+                num_embeddings=4096,
+                embedding_dim=64,
+                name="product_table",
+                feature_names=["product"],
+            ),
+            EmbeddingBagConfig(
+                num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]
+            ),
         ]
     ).to(device())
 
 
 def tutorial_batch() -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
-        ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), lengths=torch.tensor([3, 1, 2, 2])
+        ["product", "user"],
+        torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]),
+        lengths=torch.tensor([3, 1, 2, 2]),
     ).to(device())
 
 
@@ -92,7 +106,9 @@ def alone(ebc: EmbeddingBagCollection, **fused_params: Any):
     plan = construct_module_sharding_plan(
         ebc, {config.name: table_wise(rank=0) for config in ebc.embedding_bag_configs()}
     )
-    return EmbeddingBagCollectionSharder(fused_params).shard(ebc, plan, ShardingEnv.from_local(1, 0))
+    return EmbeddingBagCollectionSharder(fused_params).shard(
+        ebc, plan, ShardingEnv.from_local(1, 0)
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
@@ -104,14 +120,19 @@ def test_printed_form_gains_dists_at_the_first_batch(backend):
     sharded(tutorial_batch())
     assert repr(sharded) == AFTER.format(kernel=kernel)
     assert repr(sharded._input_dists) == "[TwSparseFeaturesDist(\n  (_dist): KJTAllToAll()\n)]"
-    assert repr(sharded._output_dists) == "[TwPooledEmbeddingDist(\n  (_dist): PooledEmbeddingsAllToAll()\n)]"
+    assert (
+        repr(sharded._output_dists)
+        == "[TwPooledEmbeddingDist(\n  (_dist): PooledEmbeddingsAllToAll()\n)]"
+    )
     assert type(sharded._lookups[0]).__name__ == "GroupedPooledEmbeddingsLookup"
 
 
 def test_result_is_lazy_and_prints_without_waiting():
     result = alone(tutorial_collection())(tutorial_batch())
     assert type(result) is EmbeddingBagCollectionAwaitable
-    assert repr(result).startswith("<tutorec.distributed.embeddingbag.EmbeddingBagCollectionAwaitable object at 0x")
+    assert repr(result).startswith(
+        "<tutorec.distributed.embeddingbag.EmbeddingBagCollectionAwaitable object at 0x"
+    )
     keyed = result.wait()
     assert keyed is result.wait()
     assert (keyed.keys(), list(keyed.values().shape)) == (["product", "user"], [2, 128])
@@ -129,7 +150,8 @@ def test_weights_are_those_of_the_module_and_move_apart_from_it():
     sharded(tutorial_batch()).values().sum().backward()
     assert all(torch.equal(parameter, before[name]) for name, parameter in ebc.named_parameters())
     moved = (
-        sharded.get_parameter("embedding_bags.user_table.weight") != before["embedding_bags.user_table.weight"]
+        sharded.get_parameter("embedding_bags.user_table.weight")
+        != before["embedding_bags.user_table.weight"]
     ).any(1)
     assert moved.nonzero().view(-1).tolist() == [1, 2, 3, 4]
 
@@ -154,12 +176,16 @@ def initial_rows(rank: int, world_size: int, places: list[int]) -> dict[str, Ten
     ebc = EmbeddingBagCollection(configs, device=torch.device("meta"))
     words = {name: table_wise(rank=place) for name, place in zip("xyz", places, strict=True)}
     env = ShardingEnv.from_process_group(group())
-    return local_weights(EmbeddingBagCollectionSharder().shard(ebc, construct_module_sharding_plan(ebc, words), env))
+    return local_weights(
+        EmbeddingBagCollectionSharder().shard(ebc, construct_module_sharding_plan(ebc, words), env)
+    )
 
 
 def test_meta_tables_are_drawn_as_unsharded_ones_whatever_the_plan(ranks):
     results = [ranks(2).run(initial_rows, places=places) for places in ([0, 1, 0], [1, 0, 1])]
-    one, other = ({name: rows for of_rank in result for name, rows in of_rank.items()} for result in results)
+    one, other = (
+        {name: rows for of_rank in result for name, rows in of_rank.items()} for result in results
+    )
     assert all(torch.equal(one[name], other[name]) for name in "xyz")
     assert not torch.equal(one["x"], one["y"])
     bound = 50**-0.5
@@ -178,15 +204,21 @@ def in_many_orders(rank: int, world_size: int, kind: str) -> list[tuple[bool, li
         order = list(range(len(FEATURES)))
         random.Random(seed + 7 * rank).shuffle(order)  # ranks need not even agree
         shuffled = features.permute(order)
-        extra = KeyedJaggedTensor(["unused"], torch.tensor([10**9]), lengths=torch.tensor([1, 0, 0])).to(device())
+        extra = KeyedJaggedTensor(
+            ["unused"], torch.tensor([10**9]), lengths=torch.tensor([1, 0, 0])
+        ).to(device())
         shuffled = KeyedJaggedTensor.concat([extra, shuffled]) if seed % 2 else shuffled
         result = sharded(shuffled).wait()
-        results.append((torch.allclose(result.values(), ebc(features).values(), atol=1e-6), result.keys()))
+        results.append(
+            (torch.allclose(result.values(), ebc(features).values(), atol=1e-6), result.keys())
+        )
     return results
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "mixed"])
-def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_tables_order(ranks, kind):
+def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_tables_order(
+    ranks, kind
+):
     for results in ranks(2).run(in_many_orders, kind=kind):
         assert results == [(True, ["f0", "f1@t0", "f1@t1", "f2", "f3"])] * 6
 
@@ -203,7 +235,9 @@ def test_input_dist_delivers_a_batch_for_each_sharding_as_a_list_that_records_st
     arrived = ebc.input_dist(ebc.create_context(), batch(0, 3).to(device())).wait().wait()
     assert isinstance(arrived, KJTList) and len(arrived) == len(list(arrived)) == 2
     recorded: list[Any] = []
-    monkeypatch.setattr(KeyedJaggedTensor, "record_stream", lambda self, stream: recorded.append((self, stream)))
+    monkeypatch.setattr(
+        KeyedJaggedTensor, "record_stream", lambda self, stream: recorded.append((self, stream))
+    )
     arrived.record_stream("stream")
     assert recorded == [(each, "stream") for each in arrived.features]
     arrived[0] = arrived[1]
@@ -211,18 +245,27 @@ def test_input_dist_delivers_a_batch_for_each_sharding_as_a_list_that_records_st
 
 
 def two_in_flight(rank: int, world_size: int, overlapped: bool) -> list[Tensor]:
-    """Both batches are looked up before either is learnt from; overlapped, both leave before either arrives."""
+    """Both batches are looked up before either is learnt from; overlapped, both leave before either
+    arrives.
+    """
     sharded = shard(collection(), "exact_row_wise_adagrad", kind="mixed")
     results = []
     for step in range(3):
         pair = [batch(100 * step + 10 * i + rank, samples_of(rank, step + i)) for i in range(2)]
         if overlapped:
             contexts = [sharded.create_context() for _ in pair]
-            sizes = [sharded.input_dist(ctx, each) for ctx, each in zip(contexts, pair, strict=True)]
+            sizes = [
+                sharded.input_dist(ctx, each) for ctx, each in zip(contexts, pair, strict=True)
+            ]
             arriving = [each.wait() for each in sizes]
             features = [each.wait() for each in arriving]
-            looked_up = [sharded.compute(ctx, each) for ctx, each in zip(contexts, features, strict=True)]
-            lazy = [sharded.output_dist(ctx, each) for ctx, each in zip(contexts, looked_up, strict=True)]
+            looked_up = [
+                sharded.compute(ctx, each) for ctx, each in zip(contexts, features, strict=True)
+            ]
+            lazy = [
+                sharded.output_dist(ctx, each)
+                for ctx, each in zip(contexts, looked_up, strict=True)
+            ]
         else:
             lazy = [sharded(each) for each in pair]
         for each in lazy:
@@ -256,14 +299,19 @@ def test_result_first_touched_without_grad_still_trains(ranks, kind):
 
 
 def results_used_in_another_order(rank: int, world_size: int, kind: str) -> list[float]:
-    """The largest gradient of a row in each of two modules of one size, whose losses count once and three times."""
+    """The largest gradient of a row in each of two modules of one size, whose losses count once and
+    three times.
+    """
     modules = [shard(collection(), kernel="dense", kind=kind) for _ in range(2)]
     results = [module(ids_of_one_row()) for module in modules]
     summed: dict[int, Tensor] = {}
     for index in (0, 1) if rank == 0 else (1, 0):
         summed[index] = (1 + 2 * index) * results[index].values().sum()
     (summed[0] + summed[1]).backward()
-    found = [[p.grad.max() for p in module.parameters() if p.grad is not None and p.numel()] for module in modules]
+    found = [
+        [p.grad.max() for p in module.parameters() if p.grad is not None and p.numel()]
+        for module in modules
+    ]
     return [float(torch.stack(of_module).max()) for of_module in found]
 
 
@@ -292,10 +340,15 @@ def tensor_dict_and_batch(rank: int, world_size: int, weighted: bool) -> list[bo
     shuffled = features.permute([2, 0, 3, 1])
     expected = sharded(features).wait()
     results = [sharded(kjt_to_td(each)).wait() for each in (features, shuffled)]
-    return [torch.equal(result.values(), expected.values()) and result.keys() == expected.keys() for result in results]
+    return [
+        torch.equal(result.values(), expected.values()) and result.keys() == expected.keys()
+        for result in results
+    ]
 
 
-@pytest.mark.skipif("TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no nested tensors")
+@pytest.mark.skipif(
+    "TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no nested tensors"
+)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_tensor_dict_is_looked_up_like_the_batch_it_holds(ranks, weighted):
     pytest.importorskip("tensordict", reason="the extra tensordict is not installed")
@@ -324,18 +377,28 @@ def test_counted_bytes_equal_the_formula_of_the_figure(ranks, world_size):
         mine, samples = batch(5 + rank, 3 + rank), [3 + other for other in range(world_size)]
         ids = dict(zip(mine.keys(), mine.length_per_key(), strict=True))
         others = [other for other in range(world_size) if other != rank]
-        sent = {stage: [0] * world_size for stage in ("input sizes", "input ids", "output rows", "output gradients")}
+        sent = {
+            stage: [0] * world_size
+            for stage in ("input sizes", "input ids", "output rows", "output gradients")
+        }
         for other in others:
             sent["input sizes"][other] = 24
-            sent["input ids"][other] = 4 * sum(samples[rank] + ids[feature] for feature in features[other])
+            sent["input ids"][other] = 4 * sum(
+                samples[rank] + ids[feature] for feature in features[other]
+            )
             sent["output rows"][other] = 4 * samples[other] * columns[rank]
             sent["output gradients"][other] = 4 * samples[rank] * columns[other]
         assert counted == sent | {"rounds": [1, 1, 1, 1]}
 
 
 def test_learning_rate_is_the_python_float_that_was_given():
-    sharded = alone(tutorial_collection(), optimizer="exact_row_wise_adagrad", learning_rate=0.02, eps=0.002)
-    assert repr(sharded.fused_optimizer) == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.02\n)"
+    sharded = alone(
+        tutorial_collection(), optimizer="exact_row_wise_adagrad", learning_rate=0.02, eps=0.002
+    )
+    assert (
+        repr(sharded.fused_optimizer)
+        == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.02\n)"
+    )
     assert repr(type(sharded.fused_optimizer)) == "<class 'tutorec.optim.keyed.CombinedOptimizer'>"
     assert repr(alone(tutorial_collection()).fused_optimizer).endswith("    lr: 0.01\n)")
 
@@ -344,7 +407,9 @@ def test_optimizer_state_is_found_by_name():
     sharded = alone(tutorial_collection(), optimizer="exact_row_wise_adagrad")
     sharded(tutorial_batch()).values().sum().backward()
     state = sharded.fused_optimizer.state_dict()["state"]
-    assert {name: {key: list(value.shape) for key, value in of.items()} for name, of in state.items()} == {
+    assert {
+        name: {key: list(value.shape) for key, value in of.items()} for name, of in state.items()
+    } == {
         "embedding_bags.product_table.weight": {"product_table.momentum1": [4096]},
         "embedding_bags.user_table.weight": {"user_table.momentum1": [4096]},
     }

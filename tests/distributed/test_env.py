@@ -63,19 +63,32 @@ def test_ranks_per_host_are_read_from_the_environment(monkeypatch, text, ranks):
 
 def test_what_is_no_number_of_ranks_per_host_is_named(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE is 'two', not a number of ranks per host"):
+    with pytest.raises(
+        ValueError, match="LOCAL_WORLD_SIZE is 'two', not a number of ranks per host"
+    ):
         construct_module_sharding_plan(one_table(), {"item": table_row_wise(0)}, world_size=4)
 
 
 @pytest.mark.parametrize(("here", "ranks"), [("2", None), ("4", None), ("3", 3)])
-def test_hosts_of_different_sizes_under_torchrun_count_as_one_on_every_rank(monkeypatch, here, ranks):
-    """Hosts of two and of four ranks: each of them says its own number, and neither is that of all."""
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "6"}.items():
+def test_hosts_of_different_sizes_under_torchrun_count_as_one_on_every_rank(
+    monkeypatch, here, ranks
+):
+    """Hosts of two and of four ranks: each of them says its own number, and neither is
+    that of all.
+    """
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+        "WORLD_SIZE": "6",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
     assert local_world_size() == ranks
     if ranks is None:
-        with pytest.warns(UserWarning, match=f"LOCAL_WORLD_SIZE={here} is not that of every host: all ranks are"):
+        with pytest.warns(
+            UserWarning, match=f"LOCAL_WORLD_SIZE={here} is not that of every host: all ranks are"
+        ):
             assert get_local_size(6) == 6
     else:
         assert get_local_size(6) == ranks

@@ -1,4 +1,6 @@
-"""Faults in sharded training, in real processes: every rank ends, and the message names the rank and what it did."""
+"""Faults in sharded training, in real processes: every rank ends, and the message names the rank
+and what it did.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ import torch
 from distributed.cases import KINDS, batch, collection, group, shard, word
 
 from tutorec.distributed import comm
-from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from tutorec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.errors import RankError, RankTimeoutError
@@ -49,7 +54,9 @@ def tables() -> list[EmbeddingBagConfig]:
 def sharded_in_all_ways() -> ShardedEmbeddingBagCollection:
     env = ShardingEnv.from_process_group(group())
     ebc = EmbeddingBagCollection(tables())
-    words = {kind: word(kind, index, env.world_size, env.local_size) for index, kind in enumerate(KINDS)}
+    words = {
+        kind: word(kind, index, env.world_size, env.local_size) for index, kind in enumerate(KINDS)
+    }
     plan = construct_module_sharding_plan(ebc, words, local_size=env.local_size)
     return EmbeddingBagCollectionSharder().shard(ebc, plan, env)
 
@@ -167,7 +174,9 @@ def test_a_rank_that_skips_backward_is_named_as_that_where_gloo_ends_it(world, k
         )
         sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env)
         for step in range(4):
-            features = KeyedJaggedTensor(["f"], torch.arange(9), lengths=torch.full((9,), 1)).to(device())
+            features = KeyedJaggedTensor(["f"], torch.arange(9), lengths=torch.full((9,), 1)).to(
+                device()
+            )
             out = sharded(features).values()
             if step < 2 or rank == 0:
                 out.sum().backward()
@@ -180,7 +189,10 @@ def test_a_rank_that_skips_backward_is_named_as_that_where_gloo_ends_it(world, k
     message = str(error.value)
     assert error.value.rank == 1
     assert message.startswith("the ranks were at different exchanges in ")
-    assert "was 'output gradients' on rank 0 and 'input sizes' on rank 1: rank 1 skipped a backward; gloo " in message
+    assert (
+        "was 'output gradients' on rank 0 and 'input sizes' on rank 1: rank 1 skipped a backward; "
+        "gloo "
+    ) in message
 
 
 def caught(action: Callable[[], Any]) -> tuple[str, str]:
@@ -191,9 +203,14 @@ def caught(action: Callable[[], Any]) -> tuple[str, str]:
     return "", ""
 
 
-def shard_as(rank: int, world_size: int, kinds: list[str], columns: list[int], flip: bool = False) -> tuple[str, str]:
+def shard_as(
+    rank: int, world_size: int, kinds: list[str], columns: list[int], flip: bool = False
+) -> tuple[str, str]:
     """Each rank shards two tables by its own kind, with its own width."""
-    configs = [EmbeddingBagConfig(9, columns[rank], name, feature_names=[f"f_{name}"]) for name in ("item", "user")]
+    configs = [
+        EmbeddingBagConfig(9, columns[rank], name, feature_names=[f"f_{name}"])
+        for name in ("item", "user")
+    ]
     ebc = EmbeddingBagCollection(configs)
     env = ShardingEnv.from_process_group(group())
     shift = rank if flip else 0
@@ -206,7 +223,11 @@ def shard_as(rank: int, world_size: int, kinds: list[str], columns: list[int], f
 
 
 def every_difference(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
-    found = {kind: shard_as(rank, world_size, ["table_wise", kind], [4, 4]) for kind in KINDS if kind != "table_wise"}
+    found = {
+        kind: shard_as(rank, world_size, ["table_wise", kind], [4, 4])
+        for kind in KINDS
+        if kind != "table_wise"
+    }
     found |= {f"width, {kind}": shard_as(rank, world_size, [kind, kind], [4, 8]) for kind in KINDS}
     found["place"] = shard_as(rank, world_size, ["column_wise"] * 2, [4, 4], flip=True)
     return found
@@ -218,7 +239,8 @@ def test_ranks_that_differ_in_plan_or_tables_are_told_so_on_every_rank(ranks):
         assert told == one[name], name
         assert told[0] == "AgreementError", (name, told)
         fact = {"width": "table 'item': embedding_dim is 8 on rank 1 and 4 on rank 0"}.get(
-            name.split(",")[0], f"table 'item': sharding type is {name} on rank 1 and table_wise on rank 0"
+            name.split(",")[0],
+            f"table 'item': sharding type is {name} on rank 1 and table_wise on rank 0",
         )
         if name == "place":
             fact = "table 'item': "
@@ -262,7 +284,9 @@ def later_key(sharded: Any, rank: int) -> None:
 def test_a_key_that_is_missing_later_ends_all_ranks_and_names_the_rank(world, still_running):
     handle = world.run(build, world)[0]
     pids = world.pids
-    with pytest.raises(RankError, match=r"rank 1[\s\S]*KeyError[\s\S]*no feature 'f_row_wise'") as found:
+    with pytest.raises(
+        RankError, match=r"rank 1[\s\S]*KeyError[\s\S]*no feature 'f_row_wise'"
+    ) as found:
         world.run(later_key, handle)
     assert found.value.rank == 1
     assert still_running(pids) == []

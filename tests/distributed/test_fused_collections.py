@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 from tutorec.distributed.checkpoint.gathering import full_state_dict
 from tutorec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from tutorec.distributed.fused_embedding import FusedEmbeddingCollectionSharder, ShardedFusedEmbeddingCollection
+from tutorec.distributed.fused_embedding import (
+    FusedEmbeddingCollectionSharder,
+    ShardedFusedEmbeddingCollection,
+)
 from tutorec.distributed.fused_embeddingbag import (
     FusedEmbeddingBagCollectionSharder,
     ShardedFusedEmbeddingBagCollection,
@@ -18,7 +21,10 @@ from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from tutorec.modules.fused_embedding_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection
+from tutorec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
@@ -36,17 +42,25 @@ class Model(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """One number for each sample."""
-        return self.pooled(features).values().square().sum(1) + self.rows(features)["f"].values().square().sum(1)
+        return self.pooled(features).values().square().sum(1) + self.rows(features)[
+            "f"
+        ].values().square().sum(1)
 
 
 def _features(step: int, samples: slice) -> KeyedJaggedTensor:
-    ids = torch.randint(0, 20, (2, 2 * SAMPLES), generator=torch.Generator().manual_seed(step))[:, samples]
-    return KeyedJaggedTensor(["f", "g"], ids.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.long))
+    ids = torch.randint(0, 20, (2, 2 * SAMPLES), generator=torch.Generator().manual_seed(step))[
+        :, samples
+    ]
+    return KeyedJaggedTensor(
+        ["f", "g"], ids.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.long)
+    )
 
 
 def _trained(rank: int, world_size: int, kind: str) -> dict[str, Tensor]:
     width = 4 if kind == "column_wise" else None
-    constraints = {name: ParameterConstraints(sharding_types=[kind], min_partition=width) for name in "fgh"}
+    constraints = {
+        name: ParameterConstraints(sharding_types=[kind], min_partition=width) for name in "fgh"
+    }
     planner = EmbeddingShardingPlanner(Topology(world_size, device().type), constraints=constraints)
     model = DistributedModelParallel(
         Model(), device=device(), plan=planner.collective_plan(Model(), get_default_sharders())

@@ -1,4 +1,6 @@
-"""Growing tables over several ranks: rows and values equal the unsharded ones, whatever the number of ranks."""
+"""Growing tables over several ranks: rows and values equal the unsharded ones, whatever the number
+of ranks.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,19 @@ def unsharded(rows: int = ROWS) -> ManagedCollisionEmbeddingBagCollection:
     def filled(weight: Tensor) -> Tensor:
         return weight.fill_(0.25)
 
-    tables = [EmbeddingBagConfig(rows, COLUMNS, "t", feature_names=["a", "b"], init_fn=filled, use_virtual_table=True)]
-    growing = GrowingManagedCollisionModule(rows, device(), admit_after=2, eviction_interval=3, buckets=8)
+    tables = [
+        EmbeddingBagConfig(
+            rows, COLUMNS, "t", feature_names=["a", "b"], init_fn=filled, use_virtual_table=True
+        )
+    ]
+    growing = GrowingManagedCollisionModule(
+        rows, device(), admit_after=2, eviction_interval=3, buckets=8
+    )
     collection = EmbeddingBagCollection(tables, device=device())
     apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.5})
-    return ManagedCollisionEmbeddingBagCollection(collection, ManagedCollisionCollection({"t": growing}, tables), True)
+    return ManagedCollisionEmbeddingBagCollection(
+        collection, ManagedCollisionCollection({"t": growing}, tables), True
+    )
 
 
 def sharded(kind: str, rows: int = ROWS) -> Any:
@@ -53,7 +63,9 @@ def batches(steps: int) -> list[Tensor]:
 
 
 def step(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Look up ids of several ranks [r, 2 * SAMPLES], and train -> pooled rows and rows, in the order of samples."""
+    """Look up ids of several ranks [r, 2 * SAMPLES], and train -> pooled rows and rows, in the
+    order of samples.
+    """
     ids = ids.view(-1, 2, SAMPLES).transpose(0, 1).reshape(-1)
     batch = KeyedJaggedTensor(["a", "b"], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
     pooled, rows = model(batch.to(device()))
@@ -97,16 +109,26 @@ def test_rows_are_those_of_one_process(ranks: Any, kind: str, world: int) -> Non
             assert of_rank == version
             part = exported["t"]
             found |= dict(
-                zip(part.rows.tolist(), zip(part.ids.tolist(), part.shared.tolist(), strict=True), strict=True)
+                zip(
+                    part.rows.tolist(),
+                    zip(part.ids.tolist(), part.shared.tolist(), strict=True),
+                    strict=True,
+                )
             )
     whole = changes["t"]
     assert found == dict(
-        zip(whole.rows.tolist(), zip(whole.ids.tolist(), whole.shared.tolist(), strict=True), strict=True)
+        zip(
+            whole.rows.tolist(),
+            zip(whole.ids.tolist(), whole.shared.tolist(), strict=True),
+            strict=True,
+        )
     )
 
 
 @pytest.mark.parametrize(("saved", "loading"), [(2, 4), (4, 2)])
-def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(ranks: Any, tmp_path: Any, saved: int, loading: int) -> None:
+def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(
+    ranks: Any, tmp_path: Any, saved: int, loading: int
+) -> None:
     folder = str(tmp_path / "saved")
     ranks(saved).run(trained, "row_wise", folder)
     by_others = ranks(loading).run(loaded, "row_wise", folder)
@@ -114,7 +136,9 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(ranks: Any, tmp_path: 
     for number in range(3):
         for part in range(2):
             expected = torch.cat([seen[number][part] for seen in by_same])
-            torch.testing.assert_close(torch.cat([seen[number][part] for seen in by_others]), expected)
+            torch.testing.assert_close(
+                torch.cat([seen[number][part] for seen in by_others]), expected
+            )
 
 
 def unused_rows() -> tuple[bool, bool]:
@@ -133,7 +157,9 @@ def unused_rows() -> tuple[bool, bool]:
     bucket = weight.view(4, -1, COLUMNS)
     of_state = state.view(4, -1, COLUMNS)
     used = bool((bucket[:, 0] != 0).all() and (of_state[:, 0] != 0).all())
-    return used, is_all_zero(bucket[:, 1000:-1].reshape(-1, 1)) and is_all_zero(of_state[:, 1000:-1].reshape(-1, 1))
+    return used, is_all_zero(bucket[:, 1000:-1].reshape(-1, 1)) and is_all_zero(
+        of_state[:, 1000:-1].reshape(-1, 1)
+    )
 
 
 def test_rows_not_in_use_are_not_written(ranks: Any) -> None:

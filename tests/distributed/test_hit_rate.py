@@ -19,7 +19,9 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 ROWS, IDS = 3_000, 150
 
 
-def measured(exponent: float, slots: int, algorithm, admitted: float | None = None, ids: int = IDS) -> float:
+def measured(
+    exponent: float, slots: int, algorithm, admitted: float | None = None, ids: int = IDS
+) -> float:
     """The hit rate of a settled cache."""
     draw = torch.Generator().manual_seed(7)
     dealt_out = torch.randperm(ROWS, generator=draw)
@@ -34,7 +36,9 @@ def measured(exponent: float, slots: int, algorithm, admitted: float | None = No
 @pytest.mark.parametrize(("algorithm", "admitted"), [("lru", None), ("lru", 1), ("lfu", None)])
 @pytest.mark.parametrize("slots", [300, 900])
 @pytest.mark.parametrize("exponent", [0.8, 1.05, 1.3])
-def test_predicted_and_measured_hit_rates_agree_within_two_points(exponent, slots, algorithm, admitted):
+def test_predicted_and_measured_hit_rates_agree_within_two_points(
+    exponent, slots, algorithm, admitted
+):
     law = torch.arange(1, ROWS + 1, dtype=torch.float64) ** -exponent
     predicted = hit_rate(law, slots, algorithm, ids=IDS, admitted=admitted)
     assert predicted == pytest.approx(measured(exponent, slots, algorithm, admitted), abs=0.02)
@@ -46,7 +50,9 @@ def test_one_id_at_a_time_is_ches_approximation():
     age = 40.0
     in_memory = 1 - torch.exp(-law * age)
     slots = round(float(in_memory.sum()))
-    assert hit_rate(law, slots, "lru", admitted=1) == pytest.approx(float((law * in_memory).sum()), abs=0.01)
+    assert hit_rate(law, slots, "lru", admitted=1) == pytest.approx(
+        float((law * in_memory).sum()), abs=0.01
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["lru", "lfu"])
@@ -68,7 +74,9 @@ def test_popularity_tells_the_planner_what_a_cache_misses():
     popularity = RowPopularity.power_law(1000, 1.05, ids=100)
     assert 0 < popularity.cacheability < 0.5
     assert popularity.expected_lookups < 100
-    wanted = ParameterConstraints(compute_kernels=["fused_uvm_caching"], cache_params=CacheParams(stats=popularity))
+    wanted = ParameterConstraints(
+        compute_kernels=["fused_uvm_caching"], cache_params=CacheParams(stats=popularity)
+    )
     ebc = EmbeddingBagCollection(
         [EmbeddingBagConfig(1000, 16, "item", feature_names=["item"])], device=torch.device("meta")
     )

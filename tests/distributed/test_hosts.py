@@ -1,4 +1,6 @@
-"""Bytes that cross between hosts: types made for several hosts use the groups of a host, and follow the plan's host."""
+"""Bytes that cross between hosts: types made for several hosts use the groups of a host, and follow
+the plan's host.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ WORDS: dict[str, Callable[[int, int], Any]] = {
 
 
 def one_step(rank: int, world_size: int, kind: str, host: int) -> Traffic:
-    """A step of the table of 11 x 8, the first half of it on ``host`` where the type knows hosts."""
+    """A step of the table of 11 x 8, the first half of it on ``host`` where the type
+    knows hosts.
+    """
     ebc = EmbeddingBagCollection(tables()[:1])
     env = ShardingEnv.from_process_group(group())
     hosts = world_size // env.local_size
@@ -48,7 +52,9 @@ def one_step(rank: int, world_size: int, kind: str, host: int) -> Traffic:
 
 
 def steps(rank: int, world_size: int, hosts: list[int]) -> dict[tuple[str, int], Traffic]:
-    return {(kind, host): one_step(rank, world_size, kind, host) for kind in WORDS for host in hosts}
+    return {
+        (kind, host): one_step(rank, world_size, kind, host) for kind in WORDS for host in hosts
+    }
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,9 @@ def counted(ranks) -> Callable[[int], dict[tuple[str, int], Traffic]]:
     def of_hosts(hosts: int) -> dict[tuple[str, int], Traffic]:
         if hosts not in done:
             of_ranks = ranks(WORLD, hosts=hosts).run(steps, hosts=[0, 1])
-            done[hosts] = {key: Traffic.merge(found[key] for found in of_ranks) for key in of_ranks[0]}
+            done[hosts] = {
+                key: Traffic.merge(found[key] for found in of_ranks) for key in of_ranks[0]
+            }
         return done[hosts]
 
     return of_hosts
@@ -79,7 +87,9 @@ def test_a_table_that_moves_to_the_other_host_turns_the_crossing_bytes_round(cou
         crossing = here.matrix(WORLD, stage, crossing=True)
         assert crossing != there.matrix(WORLD, stage, crossing=True)
         # Ranks 0, 1 and 2, 3 change places.
-        turned = [[crossing[(i + 2) % WORLD][(j + 2) % WORLD] for j in range(WORLD)] for i in range(WORLD)]
+        turned = [
+            [crossing[(i + 2) % WORLD][(j + 2) % WORLD] for j in range(WORLD)] for i in range(WORLD)
+        ]
         assert there.matrix(WORLD, stage, crossing=True) == turned
     ids = here.matrix(WORLD, "input ids", crossing=True)
     assert ids[0] == ids[1] == [0] * WORLD  # the table's own host has no id to send away
@@ -95,7 +105,9 @@ def test_slices_of_a_grid_that_change_hosts_swap_their_bytes(counted):
 
 @pytest.mark.parametrize("kind", ["table_row_wise", "grid_shard"])
 @pytest.mark.parametrize("stage", [ROWS_HOME, GRADIENTS])
-def test_sums_are_made_inside_a_host_and_cross_between_ranks_of_one_local_index(counted, kind, stage):
+def test_sums_are_made_inside_a_host_and_cross_between_ranks_of_one_local_index(
+    counted, kind, stage
+):
     sent = counted(2)[kind, 0].matrix(WORLD, stage)
     for source in range(WORLD):
         for destination in range(WORLD):

@@ -1,4 +1,6 @@
-"""Rows drawn piece by piece: the numbers do not depend on how a table is cut, and no rank holds all of it."""
+"""Rows drawn piece by piece: the numbers do not depend on how a table is cut, and no rank holds all
+of it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def joined(config: EmbeddingBagConfig, pieces: list[ShardPiece], seed: int) -> t
     table = torch.full((config.num_embeddings, config.embedding_dim), torch.nan)
     for piece in pieces:
         rows = slice(piece.row_offset, piece.row_offset + piece.rows)
-        table[rows, piece.column_offset : piece.column_offset + piece.columns] = draw_piece(config, piece, seed)
+        table[rows, piece.column_offset : piece.column_offset + piece.columns] = draw_piece(
+            config, piece, seed
+        )
     return table
 
 
@@ -34,27 +38,42 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initial_rows, "_BLOCK", 12)
 
 
-@given(rows=st.integers(1, 40), parts=st.integers(1, 5), seed=st.integers(0, 2**40), columns=st.sampled_from([1, 6]))
+@given(
+    rows=st.integers(1, 40),
+    parts=st.integers(1, 5),
+    seed=st.integers(0, 2**40),
+    columns=st.sampled_from([1, 6]),
+)
 def test_numbers_do_not_depend_on_the_plan(rows, parts, seed, columns):
     config = EmbeddingBagConfig(rows, columns, "t", feature_names=["f"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(initial_rows, "_BLOCK", 12)
         whole = joined(config, table_wise_pieces(rows, columns, 0), seed)
         assert not whole.isnan().any()
-        assert torch.equal(joined(config, row_wise_pieces(rows, columns, range(parts)), seed), whole)
-        assert torch.equal(joined(config, column_wise_pieces(rows, [1] * columns, [0] * columns), seed), whole)
-        assert torch.equal(joined(config, grid_pieces(rows, [1] * columns, [0] * columns, parts), seed), whole)
+        assert torch.equal(
+            joined(config, row_wise_pieces(rows, columns, range(parts)), seed), whole
+        )
+        assert torch.equal(
+            joined(config, column_wise_pieces(rows, [1] * columns, [0] * columns), seed), whole
+        )
+        assert torch.equal(
+            joined(config, grid_pieces(rows, [1] * columns, [0] * columns, parts), seed), whole
+        )
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_rows_fill_the_configs_range_and_differ_between_blocks_tables_and_seeds():
-    config = EmbeddingBagConfig(400, 4, "t", feature_names=["f"], weight_init_min=2.0, weight_init_max=3.0)
+    config = EmbeddingBagConfig(
+        400, 4, "t", feature_names=["f"], weight_init_min=2.0, weight_init_max=3.0
+    )
     whole = draw_piece(config, ShardPiece(0, 0, 0, 400, 4), 5)
     assert 2.0 <= float(whole.min()) < 2.05
     assert 2.95 < float(whole.max()) < 3.0
     assert abs(float(whole.mean()) - 2.5) < 0.05
     assert whole.unique().numel() > 1590
-    other = EmbeddingBagConfig(400, 4, "u", feature_names=["f"], weight_init_min=2.0, weight_init_max=3.0)
+    other = EmbeddingBagConfig(
+        400, 4, "u", feature_names=["f"], weight_init_min=2.0, weight_init_max=3.0
+    )
     assert not torch.equal(draw_piece(other, ShardPiece(0, 0, 0, 400, 4), 5), whole)
     assert not torch.equal(draw_piece(config, ShardPiece(0, 0, 0, 400, 4), 6), whole)
 

@@ -1,4 +1,6 @@
-"""Managed collisions over several ranks: rows, values and state equal those of one mapping for each row range."""
+"""Managed collisions over several ranks: rows, values and state equal those of one mapping for each
+row range.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ from tutorec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from tutorec.modules.mc_modules import LFU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
+from tutorec.modules.mc_modules import (
+    LFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
@@ -55,16 +61,28 @@ def configs(pooled: bool) -> list[Any]:
     if pooled:
         poolings = {"t0": PoolingType.SUM, "t1": PoolingType.MEAN}
         return [
-            EmbeddingBagConfig(ROWS[t], 4, t, feature_names=FEATURES[t], pooling=poolings[t], init_fn=new_rows)
+            EmbeddingBagConfig(
+                ROWS[t], 4, t, feature_names=FEATURES[t], pooling=poolings[t], init_fn=new_rows
+            )
             for t in ROWS
         ]
-    return [EmbeddingConfig(ROWS[t], 4, t, feature_names=FEATURES[t], init_fn=new_rows) for t in ROWS]
+    return [
+        EmbeddingConfig(ROWS[t], 4, t, feature_names=FEATURES[t], init_fn=new_rows) for t in ROWS
+    ]
 
 
-def mapping(rows: int, first: int = 0, where: torch.device | None = None) -> MCHManagedCollisionModule:
+def mapping(
+    rows: int, first: int = 0, where: torch.device | None = None
+) -> MCHManagedCollisionModule:
     policy = LFU_EvictionPolicy()
     return MCHManagedCollisionModule(
-        rows, where or device(), policy, 2, IDS, output_global_offset=first, output_segments=[first, first + rows]
+        rows,
+        where or device(),
+        policy,
+        2,
+        IDS,
+        output_global_offset=first,
+        output_segments=[first, first + rows],
     )
 
 
@@ -83,8 +101,14 @@ def unsharded(pooled: bool, returned: bool = True, in_place: bool = False) -> An
 def sharder_of(pooled: bool, use_index_dedup: bool = False, **params: Any) -> Any:
     params = {"optimizer": "exact_sgd", "learning_rate": RATE, **params}
     if use_index_dedup:
-        return ManagedCollisionEmbeddingCollectionSharder(EmbeddingCollectionSharder(params, use_index_dedup=True))
-    kind = ManagedCollisionEmbeddingBagCollectionSharder if pooled else ManagedCollisionEmbeddingCollectionSharder
+        return ManagedCollisionEmbeddingCollectionSharder(
+            EmbeddingCollectionSharder(params, use_index_dedup=True)
+        )
+    kind = (
+        ManagedCollisionEmbeddingBagCollectionSharder
+        if pooled
+        else ManagedCollisionEmbeddingCollectionSharder
+    )
     return kind(fused_params=params)
 
 
@@ -97,7 +121,9 @@ def sharded(pooled: bool, kind: str, module: Any = None, **params: Any) -> Any:
         "table_row_wise": lambda index: table_row_wise(0),
     }[kind]
     sharder = sharder_of(pooled, **params)
-    plan = construct_module_sharding_plan(module, {t: words(i) for i, t in enumerate(ROWS)}, sharder, env.local_size)
+    plan = construct_module_sharding_plan(
+        module, {t: words(i) for i, t in enumerate(ROWS)}, sharder, env.local_size
+    )
     return sharder.shard(module, plan, env)
 
 
@@ -126,13 +152,18 @@ def train(pooled: bool, kind: str, steps: int, **params: Any) -> list[Any]:
         found = results(pooled, out)
         loss_of(found).backward()
         seen.append(
-            ({key: rows.detach() for key, rows in found.items()}, {k: remapped[k].values().cpu() for k in "abc"})
+            (
+                {key: rows.detach() for key, rows in found.items()},
+                {k: remapped[k].values().cpu() for k in "abc"},
+            )
         )
     return seen
 
 
 class Reference:
-    """One mapping for each row range, fed with the ids of all ranks that fall into it; tables in plain torch."""
+    """One mapping for each row range, fed with the ids of all ranks that fall into it; tables in
+    plain torch.
+    """
 
     def __init__(self, pooled: bool, ranges: int) -> None:
         self.pooled, self.width = pooled, -(-IDS // ranges)
@@ -141,7 +172,9 @@ class Reference:
         for table, rows in ROWS.items():
             step = -(-rows // ranges)
             firsts = [first for first in range(0, rows, step)]
-            self.mappings[table] = [mapping(min(step, rows - f), f, torch.empty(0).device) for f in firsts]
+            self.mappings[table] = [
+                mapping(min(step, rows - f), f, torch.empty(0).device) for f in firsts
+            ]
 
     def remap(self, table: str, ids: Tensor) -> Tensor:
         rows = torch.empty_like(ids)
@@ -153,7 +186,9 @@ class Reference:
                 self.tables[table][evicted] = NEW_ROW
         return rows
 
-    def step(self, batches: list[KeyedJaggedTensor]) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    def step(
+        self, batches: list[KeyedJaggedTensor]
+    ) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
         found: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = [({}, {}) for _ in batches]
         losses = torch.zeros(())
         for table, features in FEATURES.items():
@@ -166,7 +201,9 @@ class Reference:
                 looked_up = weight[part]
                 if self.pooled:
                     mode = "mean" if table == "t1" else "sum"
-                    looked_up = nn.functional.embedding_bag(part, weight, each.offsets()[:-1], mode=mode)
+                    looked_up = nn.functional.embedding_bag(
+                        part, weight, each.offsets()[:-1], mode=mode
+                    )
                 found[rank][0][feature], found[rank][1][feature] = looked_up.detach(), part
                 losses = losses + (1 + "abc".index(feature)) * looked_up.sum() / len(batches)
             (gradient,) = torch.autograd.grad(losses, weight)
@@ -177,7 +214,8 @@ class Reference:
 
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(
-    ("world_size", "kind"), [(2, "row_wise"), (2, "table_wise"), (4, "row_wise"), (4, "table_row_wise")]
+    ("world_size", "kind"),
+    [(2, "row_wise"), (2, "table_wise"), (4, "row_wise"), (4, "table_row_wise")],
 )
 def test_ranks_give_what_one_mapping_for_each_row_range_gives(ranks, pooled, world_size, kind):
     seen = ranks(world_size).run(train, pooled, kind, STEPS)
@@ -186,9 +224,18 @@ def test_ranks_give_what_one_mapping_for_each_row_range_gives(ranks, pooled, wor
         expected = reference.step([batch(rank, step) for rank in range(world_size)])
         for rank in range(world_size):
             for key in "abc":
-                assert torch.equal(seen[rank][step][1][key], expected[rank][1][key]), (step, rank, key)
-                assert_close(seen[rank][step][0][key], expected[rank][0][key], msg=f"{step, rank, key}")
-    assert any(int((one._mch_sorted_raw_ids != torch.iinfo(torch.int64).max).sum()) for one in reference.mappings["t0"])
+                assert torch.equal(seen[rank][step][1][key], expected[rank][1][key]), (
+                    step,
+                    rank,
+                    key,
+                )
+                assert_close(
+                    seen[rank][step][0][key], expected[rank][0][key], msg=f"{step, rank, key}"
+                )
+    assert any(
+        int((one._mch_sorted_raw_ids != torch.iinfo(torch.int64).max).sum())
+        for one in reference.mappings["t0"]
+    )
 
 
 def eval_twice(kind: str) -> list[Any]:
@@ -197,7 +244,8 @@ def eval_twice(kind: str) -> list[Any]:
         module(batch(dist.get_rank(), step).to(device()))
     module.eval()
     before = {
-        k: v.clone() for k, v in module._managed_collision_collection._managed_collision_modules.state_dict().items()
+        k: v.clone()
+        for k, v in module._managed_collision_collection._managed_collision_modules.state_dict().items()  # noqa: E501
     }
     weights = [held.rows[0].clone() for held in module._embedding_module.held_tables() if held.rows]
     first = results(True, module(batch(9, 9).to(device()))[0])
@@ -225,7 +273,9 @@ def reset_rows_have_no_state() -> list[bool]:
             if rows is not None and rows.numel():
                 (optimizer,) = held.rows[0]._in_backward_optimizers
                 (state,) = optimizer.state[held.rows[0]].values()
-                found.append(bool((state[rows] == 0).all() and (held.rows[0][rows] == NEW_ROW).all()))
+                found.append(
+                    bool((state[rows] == 0).all() and (held.rows[0][rows] == NEW_ROW).all())
+                )
                 found.append(step < 3 or bool((state != 0).any()))
         loss_of(results(True, out)).backward()
     return found
@@ -291,10 +341,15 @@ def look_up(module: Any, pooled: bool) -> dict[str, Tensor]:
     """What every id that may have a row gives in eval mode."""
     module.eval()
     ones = torch.ones(3 * PROBE.numel(), dtype=torch.int64)
-    out, remapped = module(KeyedJaggedTensor(["a", "b", "c"], PROBE.repeat(3), lengths=ones).to(device()))
+    out, remapped = module(
+        KeyedJaggedTensor(["a", "b", "c"], PROBE.repeat(3), lengths=ones).to(device())
+    )
     found = results(pooled, out)
     module.train()
-    return {key: torch.cat([rows.detach(), remapped[key].values().cpu().view(-1, 1)], 1) for key, rows in found.items()}
+    return {
+        key: torch.cat([rows.detach(), remapped[key].values().cpu().view(-1, 1)], 1)
+        for key, rows in found.items()
+    }
 
 
 def save_trained(path: str, kind: str) -> dict[str, Tensor]:
@@ -325,7 +380,9 @@ def with_rows(looked_up: dict[str, Tensor], ranges: int) -> dict[str, dict[int, 
         step = -(-ROWS[table] // ranges)
         lasts = {min(first + step, ROWS[table]) - 1 for first in range(0, ROWS[table], step)}
         rows = looked_up[features[0]]
-        found[table] = {int(i): row[:4] for i, row in zip(PROBE, rows, strict=True) if int(row[4]) not in lasts}
+        found[table] = {
+            int(i): row[:4] for i, row in zip(PROBE, rows, strict=True) if int(row[4]) not in lasts
+        }
     return found
 
 
@@ -373,7 +430,10 @@ def shard_trained(kind: str) -> bool:
             table.weight.copy_(torch.arange(table.weight.numel()).view_as(table.weight))
     had = with_rows(look_up(plain, True), 1)
     has = with_rows(look_up(sharded(True, kind, plain), True), 2 if kind == "row_wise" else 1)
-    return all(len(has[t]) >= 3 and all(torch.equal(had[t][raw], row) for raw, row in has[t].items()) for t in ROWS)
+    return all(
+        len(has[t]) >= 3 and all(torch.equal(had[t][raw], row) for raw, row in has[t].items())
+        for t in ROWS
+    )
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
@@ -382,7 +442,9 @@ def test_sharding_keeps_the_rows_of_ids(ranks, kind):
 
 
 def varied_batch(rank: int, step: int, weighted: bool, variable: bool) -> KeyedJaggedTensor:
-    """Of four samples; with a variable batch features have 2, 3 and 1 lists, and a sample means one of each."""
+    """Of four samples; with a variable batch features have 2, 3 and 1 lists, and a sample means one
+    of each.
+    """
     draw = torch.Generator().manual_seed(50 * step + rank)
     strides = [2, 3, 1] if variable else [4, 4, 4]
     lengths = torch.randint(0, 4, (sum(strides),), generator=draw)
@@ -403,14 +465,19 @@ def varied_batch(rank: int, step: int, weighted: bool, variable: bool) -> KeyedJ
 
 def look_up_varied(kind: str, weighted: bool, variable: bool) -> tuple[Any, ...]:
     tables = [
-        EmbeddingBagConfig(ROWS[t], 4, t, feature_names=FEATURES[t], init_fn=lambda rows: rows.normal_()) for t in ROWS
+        EmbeddingBagConfig(
+            ROWS[t], 4, t, feature_names=FEATURES[t], init_fn=lambda rows: rows.normal_()
+        )
+        for t in ROWS
     ]
     mappings = ManagedCollisionCollection({t: mapping(ROWS[t]) for t in ROWS}, tables)
     ebc = EmbeddingBagCollection(tables, is_weighted=weighted, device=device())
     module = sharded(True, kind, ManagedCollisionEmbeddingBagCollection(ebc, mappings, True))
     with torch.no_grad():
         for step in range(3):
-            out, remapped = module(varied_batch(dist.get_rank(), step, weighted, variable).to(device()))
+            out, remapped = module(
+                varied_batch(dist.get_rank(), step, weighted, variable).to(device())
+            )
             pooled = results(True, out)
     held = {
         (one.table.name, piece.row_offset): rows.detach().cpu()
@@ -432,8 +499,15 @@ def test_weighted_and_variable_batches_give_the_sums_of_their_rows(ranks, kind, 
         features = varied_batch(rank, 2, weighted, variable)
         for index, key in enumerate(["c", "a", "b"]):
             lists = features[key]
-            assert all(rows[key][lists.values() == raw].unique().numel() == 1 for raw in lists.values().unique())
-            one_each = torch.ones(lists.values().numel()) if lists.weights_or_none() is None else lists.weights()
+            assert all(
+                rows[key][lists.values() == raw].unique().numel() == 1
+                for raw in lists.values().unique()
+            )
+            one_each = (
+                torch.ones(lists.values().numel())
+                if lists.weights_or_none() is None
+                else lists.weights()
+            )
             scaled = tables[table_of[key]][rows[key]] * one_each.unsqueeze(1)
             sums = torch.stack([part.sum(0) for part in scaled.split(lists.lengths().tolist())])
             inverse = features.inverse_indices_or_none()
@@ -456,18 +530,30 @@ def sent_once(kind: str) -> list[Any]:
         with count_traffic() as traffic:
             out, remapped = module(repeated.to(device()))
             found.append((results(False, out), remapped.values().cpu()))
-        found.append([sum(traffic.row(2, stage)) for stage in ("input ids", "output rows", "remapped ids")])
+        found.append(
+            [sum(traffic.row(2, stage)) for stage in ("input ids", "output rows", "remapped ids")]
+        )
     (rows, remapped), sent, (same, again), less = found
     once.train()
     for _ in range(2):
-        once(KeyedJaggedTensor(["c", "a", "b"], torch.tensor([3990] * 4), lengths=torch.tensor([4, 0, 0])).to(device()))
+        once(
+            KeyedJaggedTensor(
+                ["c", "a", "b"], torch.tensor([3990] * 4), lengths=torch.tensor([4, 0, 0])
+            ).to(device())
+        )
     state = once._managed_collision_collection._managed_collision_modules.state_dict()
     counts = (
         [int(n) for n in state["t1._mch_counts"][state["t1._mch_sorted_raw_ids"] == 3990]]
         if "t1._mch_counts" in state
         else []
     )
-    return [all(map(torch.equal, rows.values(), same.values())), torch.equal(remapped, again), sent, less, counts]
+    return [
+        all(map(torch.equal, rows.values(), same.values())),
+        torch.equal(remapped, again),
+        sent,
+        less,
+        counts,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
@@ -503,7 +589,11 @@ def planned(pooled: bool) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_planner_and_default_sharders_cover_managed_collisions(ranks, pooled):
-    name = "ShardedManagedCollisionEmbeddingBagCollection" if pooled else "ShardedManagedCollisionEmbeddingCollection"
+    name = (
+        "ShardedManagedCollisionEmbeddingBagCollection"
+        if pooled
+        else "ShardedManagedCollisionEmbeddingCollection"
+    )
     assert ranks(2).run(planned, pooled) == [(name, ["t0", "t1"])] * 2
 
 
@@ -521,7 +611,9 @@ def pipelined(pooled: bool) -> tuple[list[Tensor], list[Tensor]]:
         optimizer.step()
         losses.append(loss.detach().cpu())
     answers = []
-    pipeline = TrainPipelineSparseDist(other, torch.optim.SGD(other.module.over.parameters(), lr=0.1), device())
+    pipeline = TrainPipelineSparseDist(
+        other, torch.optim.SGD(other.module.over.parameters(), lr=0.1), device()
+    )
     iterator = iter(batches)
     for _ in batches:
         answers.append(pipeline.progress(iterator).detach().sum().cpu())
@@ -556,15 +648,21 @@ def test_ids_are_sent_once_and_rows_return_only_where_asked_for(ranks):
 def hashed(_: None) -> list[Any]:
     tables = configs(True)[:1]
     where = device()
-    scattered = MCHManagedCollisionModule(12, where, LFU_EvictionPolicy(), 1, IDS, lambda ids, size: ids * 7919 % size)
+    scattered = MCHManagedCollisionModule(
+        12, where, LFU_EvictionPolicy(), 1, IDS, lambda ids, size: ids * 7919 % size
+    )
     module = ManagedCollisionEmbeddingBagCollection(
-        EmbeddingBagCollection(tables, device=where), ManagedCollisionCollection({"t0": scattered}, tables), True
+        EmbeddingBagCollection(tables, device=where),
+        ManagedCollisionCollection({"t0": scattered}, tables),
+        True,
     )
     env, sharder = ShardingEnv.from_process_group(group()), sharder_of(True)
     plan = construct_module_sharding_plan(module, {"t0": row_wise()}, sharder)
     made = sharder.shard(module, plan, env)
     ids = torch.tensor([0, 1, 2, 3] * 2)
-    _, rows = made(KeyedJaggedTensor(["a", "b"], ids, lengths=torch.ones(8, dtype=torch.int64)).to(where))
+    _, rows = made(
+        KeyedJaggedTensor(["a", "b"], ids, lengths=torch.ones(8, dtype=torch.int64)).to(where)
+    )
     return rows.values().cpu().tolist()
 
 
@@ -581,10 +679,14 @@ def hash_buckets(buckets: int) -> list[int]:
     tables[0].num_embeddings = 16
     mapped = HashZchManagedCollisionModule(16, where, buckets)
     module = ManagedCollisionEmbeddingBagCollection(
-        EmbeddingBagCollection(tables, device=where), ManagedCollisionCollection({"t0": mapped}, tables), True
+        EmbeddingBagCollection(tables, device=where),
+        ManagedCollisionCollection({"t0": mapped}, tables),
+        True,
     )
     env, sharder = ShardingEnv.from_process_group(group()), sharder_of(True)
-    made = sharder.shard(module, construct_module_sharding_plan(module, {"t0": row_wise()}, sharder), env)
+    made = sharder.shard(
+        module, construct_module_sharding_plan(module, {"t0": row_wise()}, sharder), env
+    )
     ids = torch.tensor([10**12 + each for each in range(8)])
     lengths = torch.ones(8, dtype=torch.int64)
     _, rows = made(KeyedJaggedTensor(["a", "b"], ids, lengths=lengths).to(where))

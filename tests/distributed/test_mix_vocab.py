@@ -1,4 +1,6 @@
-"""One bag over all features, its rows on several ranks, against ``nn.EmbeddingBag`` over the concatenated table."""
+"""One bag over all features, its rows on several ranks, against ``nn.EmbeddingBag`` over the
+concatenated table.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def ids(rank: int, rows: list[int]) -> torch.Tensor:
     return torch.stack([torch.randint(each, (samples,), generator=random) for each in rows], dim=1)
 
 
-def reference(mode: Mode, world_size: int, rows: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+def reference(
+    mode: Mode, world_size: int, rows: list[int]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Each rank's output, and the gradient of the mean over ranks of the sum of squares."""
     starts = torch.tensor([0, *torch.tensor(rows).cumsum(0)[:-1].tolist()])
     bag = nn.EmbeddingBag(sum(rows), COLUMNS, mode=mode, _weight=weight(rows))
@@ -95,7 +99,10 @@ def test_without_ranks_it_is_a_module_of_one_process():
 
 def test_an_id_of_the_next_feature_is_refused():
     bag = ParallelMixVocabEmbeddingBag(ROWS, COLUMNS)
-    with pytest.raises(ValueError, match=r"has 5 rows \(ids 0 to 4\), and feature 'feature_0', sample 1, holds id 5"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 5 rows \(ids 0 to 4\), and feature 'feature_0', sample 1, holds id 5",
+    ):
         bag(torch.tensor([[0, 0, 0, 0], [5, 0, 0, 0]], device=device()))
         report(wait=True)  # on a GPU what a check finds is raised later
     with pytest.raises(ValueError, match=r"ids have shape \(3,\): expected \[B, 4\]"):
@@ -103,9 +110,15 @@ def test_an_id_of_the_next_feature_is_refused():
 
 
 def test_what_cannot_be_built_says_why():
-    with pytest.raises(ValueError, match=r"mode='min': a bag is pooled by one of \['sum', 'mean', 'max'\]"):
+    with pytest.raises(
+        ValueError, match=r"mode='min': a bag is pooled by one of \['sum', 'mean', 'max'\]"
+    ):
         ParallelMixVocabEmbeddingBag(ROWS, COLUMNS, "min")
-    with pytest.raises(ValueError, match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]"):
+    with pytest.raises(
+        ValueError, match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]"
+    ):
         ParallelMixVocabEmbeddingBag([5, 0], COLUMNS)
-    with pytest.raises(ValueError, match=r"weight has 40 rows, and the features have 41 together: \[5, 26, 1, 9\]"):
+    with pytest.raises(
+        ValueError, match=r"weight has 40 rows, and the features have 41 together: \[5, 26, 1, 9\]"
+    ):
         ParallelMixVocabEmbeddingBag(ROWS, COLUMNS, weight=torch.zeros(40, COLUMNS))

@@ -1,4 +1,6 @@
-"""DistributedModelParallel: tables sharded, the rest in DDP, together equal to one process with the whole batch."""
+"""DistributedModelParallel: tables sharded, the rest in DDP, together equal to one process with the
+whole batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.distributed import comm
 from tutorec.distributed import tables as placed_tables
-from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parameter_names
+from tutorec.distributed.data_parallel import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+    sharded_parameter_names,
+)
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
@@ -61,7 +67,9 @@ class Model(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logits, labels)
 
 
-def plan_of(ebc: EmbeddingBagCollection, world_size: int, path: str = "sparse.tables") -> ShardingPlan:
+def plan_of(
+    ebc: EmbeddingBagCollection, world_size: int, path: str = "sparse.tables"
+) -> ShardingPlan:
     words = {
         config.name: table_wise(rank=home(index, world_size))
         for index, config in enumerate(ebc.embedding_bag_configs())
@@ -69,21 +77,28 @@ def plan_of(ebc: EmbeddingBagCollection, world_size: int, path: str = "sparse.ta
     return ShardingPlan({path: construct_module_sharding_plan(ebc, words, world_size=world_size)})
 
 
-def parallel(model: Model, world_size: int, rate: float = RATE, **options: Any) -> DistributedModelParallel:
+def parallel(
+    model: Model, world_size: int, rate: float = RATE, **options: Any
+) -> DistributedModelParallel:
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": rate})
-    return DistributedModelParallel(model, plan=plan_of(model.sparse.tables, world_size), sharders=[sharder], **options)
+    return DistributedModelParallel(
+        model, plan=plan_of(model.sparse.tables, world_size), sharders=[sharder], **options
+    )
 
 
 def data(rank: int, step: int, samples: int = 4) -> tuple[KeyedJaggedTensor, Tensor]:
     draw = torch.Generator().manual_seed(50 * step + rank)
-    return batch(100 * step + rank, samples), on_rank(torch.randint(0, 2, (samples,), generator=draw).float())
+    return batch(100 * step + rank, samples), on_rank(
+        torch.randint(0, 2, (samples,), generator=draw).float()
+    )
 
 
 def train(rank: int, world_size: int, steps: int = 4) -> tuple[list[float], dict[str, Tensor]]:
     # Only rank 0's dense weights count: DDP hands them out.
     model = parallel(Model(seed=5 + rank), world_size)
     dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: torch.optim.SGD(params, lr=RATE)
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda params: torch.optim.SGD(params, lr=RATE),
     )
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
     losses = []
@@ -93,7 +108,9 @@ def train(rank: int, world_size: int, steps: int = 4) -> tuple[list[float], dict
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return losses, {
+        name: parameter.detach().clone() for name, parameter in model.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.world4)])
@@ -111,7 +128,9 @@ def test_training_equals_one_process_with_the_global_batch(ranks, world_size):
     for rank, (got, weights) in enumerate(ranks(world_size).run(train)):
         assert got == pytest.approx([of_step[rank] for of_step in losses], rel=1e-5)
         for name, weight in weights.items():
-            torch.testing.assert_close(weight, model.get_parameter(name).detach(), msg=f"{name} on rank {rank}")
+            torch.testing.assert_close(
+                weight, model.get_parameter(name).detach(), msg=f"{name} on rank {rank}"
+            )
         seen |= set(weights)
     assert seen == {name for name, _ in model.named_parameters()}
 
@@ -130,7 +149,9 @@ def distinct_shards(rank: int, world_size: int) -> dict[str, Any]:
     ddp = wrapped._dmp_wrapped_module
     assert isinstance(ddp, DistributedDataParallel)
     reduced = [
-        name for name, p in wrapped.module.named_parameters() if any(p is each for each in ddp._module_parameters)
+        name
+        for name, p in wrapped.module.named_parameters()
+        if any(p is each for each in ddp._module_parameters)
     ]
     logged = ddp._get_ddp_logging_data()
     return {
@@ -143,9 +164,15 @@ def distinct_shards(rank: int, world_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
-def test_rank_distinct_shards_survive_wrapping_and_ten_steps_and_ddp_reduces_dense_parameters_only(ranks, world_size):
+def test_rank_distinct_shards_survive_wrapping_and_ten_steps_and_ddp_reduces_dense_parameters_only(
+    ranks, world_size
+):
     for rank, found in enumerate(ranks(world_size).run(distinct_shards)):
-        mine = [f"sparse.tables.embedding_bags.t{i}.weight" for i in range(3) if home(i, world_size) == rank]
+        mine = [
+            f"sparse.tables.embedding_bags.t{i}.weight"
+            for i in range(3)
+            if home(i, world_size) == rank
+        ]
         assert found["wrapping"] == {name: [rank + 1.0] for name in mine}
         assert found["after"] == found["wrapping"]
         assert found["ignored"] == mine
@@ -179,7 +206,8 @@ def test_printed_form_and_names(ranks):
         mine = [f"embedding_bags.t{i}.weight" for i in range(3) if home(i, 2) == rank]
         assert found["bare"].startswith(
             "DistributedModelParallel(\n  (_dmp_wrapped_module): ShardedEmbeddingBagCollection(\n"
-            "    (lookups): \n     GroupedPooledEmbeddingsLookup(\n        (_emb_modules): ModuleList(\n"
+            "    (lookups): \n     GroupedPooledEmbeddingsLookup(\n        (_emb_modules): "
+            "ModuleList(\n"
         )
         assert found["keys"] == ["f0", "f1@t0", "f1@t1", "f2", "f3"]
         assert found["whole"][:3] == [
@@ -191,11 +219,17 @@ def test_printed_form_and_names(ranks):
         assert found["later"] == ("Model", "DistributedDataParallel")
         assert found["dense"] == ["sparse.scale", "over.weight", "over.bias"]
         assert found["bare names"] == found["all names"]
-        assert sorted(found["all names"]) == sorted([*found["dense"], *(f"sparse.tables.{name}" for name in mine)])
+        assert sorted(found["all names"]) == sorted(
+            [*found["dense"], *(f"sparse.tables.{name}" for name in mine)]
+        )
         assert found["tables"] == []
         assert found["fused"] == [f"sparse.tables.{name}" for name in mine]
         assert found["state"] == sorted(
-            [*found["dense"], "sparse.seen", *(f"sparse.tables.embedding_bags.t{i}.weight" for i in range(3))]
+            [
+                *found["dense"],
+                "sparse.seen",
+                *(f"sparse.tables.embedding_bags.t{i}.weight" for i in range(3)),
+            ]
         )
 
 
@@ -228,10 +262,18 @@ def meta_model(rank: int, world_size: int) -> dict[str, Any]:
     held = {name: value.detach().clone() for name, value in model.named_parameters()}
     model(batch(rank, 4)).sum().backward()
     return {
-        "on meta": [name for name, value in [*model.named_parameters(), *model.named_buffers()] if value.is_meta],
-        "tied": model.module.get_parameter("first.weight") is model.module.get_parameter("second.weight"),
+        "on meta": [
+            name
+            for name, value in [*model.named_parameters(), *model.named_buffers()]
+            if value.is_meta
+        ],
+        "tied": model.module.get_parameter("first.weight")
+        is model.module.get_parameter("second.weight"),
         "first": held["first.weight"],
-        "norm": [held["norm.weight"].unique().tolist(), model.module.get_buffer("norm.running_var").numel()],
+        "norm": [
+            held["norm.weight"].unique().tolist(),
+            model.module.get_buffer("norm.running_var").numel(),
+        ],
         "tables": [name for name in held if name.startswith("tables.")],
     }
 
@@ -244,7 +286,9 @@ def test_a_model_on_the_meta_device_is_allocated_shard_by_shard_and_drawn(ranks)
         assert of_rank["on meta"] == []
         assert of_rank["tied"]
         assert of_rank["norm"] == [[1.0], WIDTH]
-        assert of_rank["tables"] == [f"tables.embedding_bags.t{i}.weight" for i in range(3) if home(i, 2) == rank]
+        assert of_rank["tables"] == [
+            f"tables.embedding_bags.t{i}.weight" for i in range(3) if home(i, 2) == rank
+        ]
 
 
 def left_on_meta(rank: int, world_size: int) -> tuple[str, str, float]:
@@ -257,7 +301,11 @@ def left_on_meta(rank: int, world_size: int) -> tuple[str, str, float]:
         part: Any = model.module.get_submodule(name).to_empty(device=device())
         part.reset_parameters()
     model.init_data_parallel()
-    return str(refused.value), type(model._dmp_wrapped_module).__name__, float(model(batch(rank, 4)).detach().sum())
+    return (
+        str(refused.value),
+        type(model._dmp_wrapped_module).__name__,
+        float(model(batch(rank, 4)).detach().sum()),
+    )
 
 
 def test_dense_parts_on_the_meta_device_are_the_callers_where_it_says_so(ranks):
@@ -277,7 +325,8 @@ def test_a_dense_part_that_cannot_draw_itself_is_named():
     with torch.device("meta"):
         model = nn.Sequential(Empty())
     with pytest.raises(
-        ValueError, match=r"a Empty of the model is on the meta device \(\['scale'\]\).*reset_parameters"
+        ValueError,
+        match=r"a Empty of the model is on the meta device \(\['scale'\]\).*reset_parameters",
     ):
         DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=ShardingPlan())
 
@@ -305,7 +354,9 @@ def lazy(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
     return weight.detach(), weight.grad
 
 
-@pytest.mark.skipif("TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no lazy layers")
+@pytest.mark.skipif(
+    "TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no lazy layers"
+)
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_lazy_layers_are_wrapped_after_a_first_forward(ranks):
     (weight, grad), (other_weight, other_grad) = ranks(2).run(lazy)
@@ -365,11 +416,15 @@ def test_dense_gradients_may_travel_as_half_precision(ranks):
 
 
 def in_bfloat16(rank: int, world_size: int) -> None:
-    with pytest.raises(ValueError, match="'bf16' needs NCCL, and gloo carries the gradients of cpu: use 'fp16'"):
+    with pytest.raises(
+        ValueError, match="'bf16' needs NCCL, and gloo carries the gradients of cpu: use 'fp16'"
+    ):
         compressed(rank, world_size, "bf16")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="NCCL carries the gradients here, and adds bfloat16")
+@pytest.mark.skipif(
+    torch.cuda.device_count() > 1, reason="NCCL carries the gradients here, and adds bfloat16"
+)
 def test_bfloat16_is_refused_where_the_backend_cannot_add_it(ranks):
     ranks(2).run(in_bfloat16)
 
@@ -385,7 +440,9 @@ class Nothing(DataParallelWrapper):
 
 
 def wrapped_otherwise(rank: int, world_size: int) -> str:
-    return type(parallel(Model(), world_size, data_parallel_wrapper=Nothing())._dmp_wrapped_module).__name__
+    return type(
+        parallel(Model(), world_size, data_parallel_wrapper=Nothing())._dmp_wrapped_module
+    ).__name__
 
 
 def test_the_wrapper_may_be_the_callers(ranks):
@@ -409,7 +466,9 @@ def stored(rank: int, world_size: int) -> tuple[list[str], list[float], list[str
     outer.load_state_dict(whole.state_dict())
     held = [float(value) for parameter in outer.parameters() for value in parameter.unique()]
     inner: Any = outer.inner
-    inner.load_state_dict({f"old.{name}": 2 * value for name, value in whole.inner.state_dict().items()}, "old.")
+    inner.load_state_dict(
+        {f"old.{name}": 2 * value for name, value in whole.inner.state_dict().items()}, "old."
+    )
     held += [float(value) for parameter in inner.parameters() for value in parameter.unique()]
     return names, held, sorted(inner.load_state_dict({}, strict=False).missing_keys)
 
@@ -433,7 +492,9 @@ class WithSparse(Model):
 def test_names_of_sparse_gradients_are_listed():
     model = WithSparse()
     plan = plan_of(model.sparse.tables, 1)
-    wrapped = DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan, init_data_parallel=False)
+    wrapped = DistributedModelParallel(
+        model, env=ShardingEnv.from_local(1, 0), plan=plan, init_data_parallel=False
+    )
     assert wrapped.sparse_grad_parameter_names() == ["word.weight"]
     assert wrapped.sparse_grad_parameter_names(["a"], "net") == ["a", "net.word.weight"]
 
@@ -454,7 +515,9 @@ def halves(rank: int, world_size: int) -> tuple[list[float], dict[str, Tensor]]:
                 assert dense.grad is not None
                 dense -= RATE * dense.grad
         losses.append(float(loss.detach()))
-    return losses, {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("over")}
+    return losses, {
+        name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("over")
+    }
 
 
 @pytest.mark.world4
@@ -481,7 +544,9 @@ def quietly(rank: int, world_size: int) -> list[str]:
             torch.manual_seed(0)
             model = DistributedModelParallel(Model())
             dense = dict(in_backward_optimizer_filter(model.named_parameters()))
-            optimizer = CombinedOptimizer([model.fused_optimizer, KeyedOptimizerWrapper(dense, torch.optim.Adam)])
+            optimizer = CombinedOptimizer(
+                [model.fused_optimizer, KeyedOptimizerWrapper(dense, torch.optim.Adam)]
+            )
             for step in range(3):
                 optimizer.zero_grad()
                 model(*data(rank, step)).backward()
@@ -505,17 +570,23 @@ def test_a_device_that_is_not_here_becomes_the_cpu_with_one_notice(caplog, monke
     env, plan = ShardingEnv.from_local(1, 0), plan_of(Model().sparse.tables, 1)
     with caplog.at_level(logging.WARNING, logger="tutorec"):
         models = [
-            DistributedModelParallel(Model(), env, torch.device("cuda"), plan, init_data_parallel=False)
+            DistributedModelParallel(
+                Model(), env, torch.device("cuda"), plan, init_data_parallel=False
+            )
             for _ in range(2)
         ]
     assert [record.message for record in caplog.records] == [
         "CUDA is not available here: tables that were to live on cuda are placed on cpu"
     ]
-    assert {each.device.type for each in models[0].state_dict().values() if isinstance(each, Tensor)} == {"cpu"}
+    assert {
+        each.device.type for each in models[0].state_dict().values() if isinstance(each, Tensor)
+    } == {"cpu"}
     assert models[1].device == torch.device("cpu")
 
 
-def planned_model(rank: int, world_size: int) -> tuple[dict[str, tuple[str, list[int] | None]], float]:
+def planned_model(
+    rank: int, world_size: int
+) -> tuple[dict[str, tuple[str, list[int] | None]], float]:
     """What the planner decides, and how far three steps by it are from the unsharded model's."""
     torch.manual_seed(0)
     model, unsharded = Model(), on_rank(Model())
@@ -542,11 +613,16 @@ def test_without_a_process_group_the_error_names_the_cure():
 def test_plan_for_a_module_that_does_not_exist_is_refused():
     model = Model()
     plan = plan_of(model.sparse.tables, 1, path="sparse.tabels")
-    with pytest.raises(ValueError, match=r"module 'sparse\.tabels', which the model does not have.*'sparse\.tables'"):
+    with pytest.raises(
+        ValueError,
+        match=r"module 'sparse\.tabels', which the model does not have.*'sparse\.tables'",
+    ):
         DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan)
 
 
-@pytest.mark.parametrize(("outer", "named"), [(nn.Identity, "the module"), (nn.Sequential, "module '0'")])
+@pytest.mark.parametrize(
+    ("outer", "named"), [(nn.Identity, "the module"), (nn.Sequential, "module '0'")]
+)
 def test_what_is_wrapped_already_is_refused(outer, named):
     # DDP was given shards as dense parameters, and the process ended with a segmentation fault.
     model = Model()
@@ -568,7 +644,9 @@ class Twice(nn.Module):
         self.over = nn.Linear(2 * WIDTH, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        return self.over(torch.cat([self.first(features).values(), self.second(features).values()], dim=1))
+        return self.over(
+            torch.cat([self.first(features).values(), self.second(features).values()], dim=1)
+        )
 
 
 def shared(rank: int, world_size: int) -> tuple[bool, bool]:

@@ -1,4 +1,6 @@
-"""What is done with a sharded model besides training it: looked at without memory, asked for attributes, frozen."""
+"""What is done with a sharded model besides training it: looked at without memory, asked for
+attributes, frozen.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ def shapes_only(rank: int, world_size: int) -> dict[str, Any]:
             for name, value in state.items()
         }
 
-    with pytest.raises(ValueError, match=r"on the meta device: its tables .* device=torch.device\('cpu'\)"):
+    with pytest.raises(
+        ValueError, match=r"on the meta device: its tables .* device=torch.device\('cpu'\)"
+    ):
         ghost(*data(rank, 0))
     return {
         "same": sizes(model.state_dict()) == sizes(ghost.state_dict()),
-        "tables": {p.device.type for name, p in ghost.named_parameters() if "embedding_bags" in name},
+        "tables": {
+            p.device.type for name, p in ghost.named_parameters() if "embedding_bags" in name
+        },
         "dense on meta": ghost.module.get_parameter("over.weight").is_meta,
     }
 
@@ -50,18 +56,24 @@ def test_on_the_meta_device_a_model_has_the_shapes_of_the_real_one_and_looks_not
 def attributes(rank: int, world_size: int) -> dict[str, Any]:
     model, other = parallel(Model(), world_size), parallel(Model(seed=6), world_size)
     model(*data(rank, 0)).backward()
-    with pytest.raises(AttributeError, match=r"has no 'sparse', the model inside has: write \.module\.sparse"):
+    with pytest.raises(
+        AttributeError, match=r"has no 'sparse', the model inside has: write \.module\.sparse"
+    ):
         _ = model.sparse
     with pytest.raises(AttributeError, match="no attribute 'spares'"):
         _ = model.spares
-    with pytest.raises(AttributeError, match=r"get_model_state_dict asks for it, call state_dict\(\)"):
+    with pytest.raises(
+        AttributeError, match=r"get_model_state_dict asks for it, call state_dict\(\)"
+    ):
         get_model_state_dict(model)
     other.load_state_dict(model.state_dict())
     pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
     return {name: torch.equal(one, two) for (name, one), (_, two) in pairs}
 
 
-def test_an_attribute_of_the_model_inside_is_named_and_what_torchs_helpers_want_is_state_dict(ranks):
+def test_an_attribute_of_the_model_inside_is_named_and_what_torchs_helpers_want_is_state_dict(
+    ranks,
+):
     for found in ranks(2).run(attributes):
         assert all(found.values()), found
 
@@ -87,13 +99,20 @@ def frozen(rank: int, world_size: int, kind: str, kernel: str, when: str) -> dic
     except ValueError as error:
         said = str(error)
     after = local_weights(sharded)
-    return {"said": said, "moved": sorted(name for name, rows in after.items() if not torch.equal(rows, before[name]))}
+    return {
+        "said": said,
+        "moved": sorted(
+            name for name, rows in after.items() if not torch.equal(rows, before[name])
+        ),
+    }
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
 def test_a_frozen_table_with_the_dense_kernel_stays_and_the_others_train(ranks, kind, when):
-    """Also where a rank holds nothing but the frozen one: its part of the exchanges of backward is made."""
+    """Also where a rank holds nothing but the frozen one: its part of the exchanges of backward is
+    made.
+    """
     found = ranks(2).run(frozen, kind=kind, kernel="dense", when=when)
     assert [each["said"] for each in found] == ["", ""]
     assert {name for each in found for name in each["moved"]} == {"t1", "t2"}
@@ -101,10 +120,14 @@ def test_a_frozen_table_with_the_dense_kernel_stays_and_the_others_train(ranks, 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
-def test_a_frozen_table_with_the_fused_kernel_is_looked_up_and_refused_where_backward_would_move_it(ranks, kind, when):
+def test_a_frozen_table_with_the_fused_kernel_is_looked_up_and_refused_where_backward_would_move_it(
+    ranks, kind, when
+):
     for found in ranks(2).run(frozen, kind=kind, kernel="fused", when=when):
         assert "'embedding_bags.t0.weight' is frozen" in found["said"]
-        assert "under torch.no_grad(), or shard the table with compute_kernel='dense'" in found["said"]
+        assert (
+            "under torch.no_grad(), or shard the table with compute_kernel='dense'" in found["said"]
+        )
         assert found["moved"] == []
 
 

@@ -15,7 +15,9 @@ from tutorec.distributed.test_utils.multi_process import MultiProcessContext, Mu
 GLOO = "gloo"
 
 
-def _sum_in_a_group(rank: int, world_size: int, backend: str, local_size: int | None = None) -> None:
+def _sum_in_a_group(
+    rank: int, world_size: int, backend: str, local_size: int | None = None
+) -> None:
     assert not dist.is_initialized()
     with MultiProcessContext(rank, world_size, backend, local_size) as ctx:
         assert ctx.pg is not None and (ctx.pg.rank(), ctx.pg.size()) == (rank, world_size)
@@ -63,7 +65,9 @@ class Programs(MultiProcessTestBase):
         self._run_multi_process_test(callable=_sum_in_a_group, world_size=2, backend=GLOO)
 
     def on_two_hosts(self) -> None:
-        self._run_multi_process_test(callable=_sum_in_a_group, world_size=2, backend=GLOO, local_size=1)
+        self._run_multi_process_test(
+            callable=_sum_in_a_group, world_size=2, backend=GLOO, local_size=1
+        )
 
     def by_hand(self) -> None:
         self._run_multi_process_test(callable=_start_a_group_by_hand)
@@ -82,7 +86,9 @@ class Programs(MultiProcessTestBase):
 
     def each_its_own(self) -> None:
         arguments = [{"own": 0}, {"own": 10}]
-        self._run_multi_process_test_per_rank(callable=_check_own, world_size=2, kwargs_per_rank=arguments)
+        self._run_multi_process_test_per_rank(
+            callable=_check_own, world_size=2, kwargs_per_rank=arguments
+        )
 
 
 def _run(name: str) -> unittest.TestResult:
@@ -94,7 +100,9 @@ def _run(name: str) -> unittest.TestResult:
     return result
 
 
-@pytest.mark.parametrize("name", ["in_context", "on_two_hosts", "by_hand", "into_a_shared_dict", "each_its_own"])
+@pytest.mark.parametrize(
+    "name", ["in_context", "on_two_hosts", "by_hand", "into_a_shared_dict", "each_its_own"]
+)
 def test_a_function_runs_on_every_rank(name: str) -> None:
     result = _run(name)
     assert result.wasSuccessful(), result.failures + result.errors
@@ -103,7 +111,11 @@ def test_a_function_runs_on_every_rank(name: str) -> None:
 
 def test_the_rank_that_raised_is_named_and_the_others_are_ended() -> None:
     [(_, text)] = _run("fails").failures
-    assert "rank 1 raised in" in text and "KeyError: 'item of rank 1'" in text and "_fail_on_rank_1" in text
+    assert (
+        "rank 1 raised in" in text
+        and "KeyError: 'item of rank 1'" in text
+        and "_fail_on_rank_1" in text
+    )
 
 
 def test_the_rank_that_died_is_named() -> None:
@@ -114,7 +126,9 @@ def test_the_rank_that_died_is_named() -> None:
 def test_ranks_may_be_fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        Programs, "_run_multi_process_test", lambda self, **_: asked.append(os.environ.get("TUTOREC_RANKS_START"))
+        Programs,
+        "_run_multi_process_test",
+        lambda self, **_: asked.append(os.environ.get("TUTOREC_RANKS_START")),
     )
     for mode in ("spawn", "forkserver"):
         Programs("in_context", mp_init_mode=mode).run(unittest.TestResult())

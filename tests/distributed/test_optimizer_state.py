@@ -22,7 +22,9 @@ KIND_OF_STATE = {
 
 
 def there_and_back(rank: int, world_size: int, shift: int) -> dict[str, Any]:
-    """What is stored here: shapes and pieces; and whether another model of the plan has it after loading."""
+    """What is stored here: shapes and pieces; and whether another model of the plan has it after
+    loading.
+    """
     model, optimizer = sharded(shift)
     train(model, optimizer, rank, range(2))
     with warnings.catch_warnings():
@@ -48,7 +50,9 @@ def there_and_back(rank: int, world_size: int, shift: int) -> dict[str, Any]:
                 if is_sharded
                 else [([0] * value.dim(), value.clone())],
             )
-            assert all(part.partition(".")[0] == name.split(".")[-2] for part in [key]), "TorchRec's names"
+            assert all(part.partition(".")[0] == name.split(".")[-2] for part in [key]), (
+                "TorchRec's names"
+            )
     return {"same": same, "shards": shards, "held": mine}
 
 
@@ -76,9 +80,15 @@ def test_states_are_whole_tables_of_which_each_rank_has_its_pieces(ranks, shift)
                 if by_row:
                     whole = torch.cat([whole[:, part.start] for part in slices])
                 for offsets, tensor in pieces:
-                    part = whole[tuple(slice(o, o + s) for o, s in zip(offsets, tensor.shape, strict=True))]
+                    part = whole[
+                        tuple(slice(o, o + s) for o, s in zip(offsets, tensor.shape, strict=True))
+                    ]
                     assert torch.equal(tensor, part), f"{key} of {name} at {offsets}"
-    assert {("rowwise", "momentum1", 2), ("adam", "exp_avg_sq", 2), ("partial", "exp_avg_sq", 2)} <= seen
+    assert {
+        ("rowwise", "momentum1", 2),
+        ("adam", "exp_avg_sq", 2),
+        ("partial", "exp_avg_sq", 2),
+    } <= seen
 
 
 def other_plan(optimizer: str) -> str:
@@ -94,13 +104,17 @@ def other_plan(optimizer: str) -> str:
 def test_states_of_another_plan_are_refused_and_the_way_that_takes_them_is_named(ranks):
     for rank, message in enumerate(ranks(2).run(other_plan, "exact_adagrad")):
         assert message == (
-            f"optimizer state 't0.momentum1' of 'embedding_bags.t0.weight': this rank holds the shard at "
-            f"[{6 * rank}, 0] of size [{6 - rank}, 4], and the loaded tensor has shards (offsets, sizes) "
-            f"[([{6 * rank}, 0], [{6 - rank}, 8])] here: it was saved under another plan; load it under that plan, or "
-            "save and load with tutorec.distributed.checkpoint"
+            "optimizer state 't0.momentum1' of 'embedding_bags.t0.weight': this rank holds the "
+            f"shard at [{6 * rank}, 0] of size [{6 - rank}, 4], and the loaded tensor has shards "
+            f"(offsets, sizes) [([{6 * rank}, 0], [{6 - rank}, 8])] here: it was saved under "
+            "another plan; load it under that plan, or save and load with "
+            "tutorec.distributed.checkpoint"
         )
     for message in ranks(2).run(other_plan, "exact_row_wise_adagrad"):
-        assert "is [22] as a whole, and the loaded state is [11]" in message or "saved under another plan" in message
+        assert (
+            "is [22] as a whole, and the loaded state is [11]" in message
+            or "saved under another plan" in message
+        )
 
 
 def from_whole(rank: int) -> tuple[bool, str]:
@@ -114,7 +128,9 @@ def from_whole(rank: int) -> tuple[bool, str]:
             size = list(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
             state[name][key] = torch.full(size, 3.0)
     model.fused_optimizer.load_state_dict({"state": state})
-    filled = all(bool((t == 3).all()) for of in model.fused_optimizer.state.values() for t in of.values())
+    filled = all(
+        bool((t == 3).all()) for of in model.fused_optimizer.state.values() for t in of.values()
+    )
     name = next(name for name in state if "rowwise" in name)
     key = next(iter(state[name]))
     try:

@@ -1,4 +1,6 @@
-"""Optimizers of a model over ranks: both routes to a fused one, rates that change, gradients clipped by one norm."""
+"""Optimizers of a model over ranks: both routes to a fused one, rates that change, gradients
+clipped by one norm.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +57,21 @@ class Model(nn.Module):
         return self.over(self.tables(features).values()).square().sum()
 
 
-def parallel(model: Model, world_size: int, kernel: str = "fused", **fused_params: Any) -> DistributedModelParallel:
+def parallel(
+    model: Model, world_size: int, kernel: str = "fused", **fused_params: Any
+) -> DistributedModelParallel:
     """t0 whole on one rank, t1 copied, t2 cut by rows."""
     words = {
         "t0": table_wise(home(0, world_size), compute_kernel=kernel),
         "t1": data_parallel(kernel),
         "t2": row_wise(compute_kernel=kernel),
     }
-    plan = ShardingPlan({"tables": construct_module_sharding_plan(model.tables, words, world_size=world_size)})
-    return DistributedModelParallel(model, plan=plan, sharders=[EmbeddingBagCollectionSharder(fused_params or None)])
+    plan = ShardingPlan(
+        {"tables": construct_module_sharding_plan(model.tables, words, world_size=world_size)}
+    )
+    return DistributedModelParallel(
+        model, plan=plan, sharders=[EmbeddingBagCollectionSharder(fused_params or None)]
+    )
 
 
 def dense_optimizer(model: DistributedModelParallel, lr: float = 0.01) -> KeyedOptimizerWrapper:
@@ -79,12 +87,16 @@ def parts(model: DistributedModelParallel) -> dict[str, Tensor]:
 
 
 def schedule(rank: int, world_size: int, kind: str) -> list[tuple[float, float, float]]:
-    """How far a row moves for each unit of its gradient, step by step: of a table on one rank, a copy, a cut one."""
+    """How far a row moves for each unit of its gradient, step by step: of a table on one rank, a
+    copy, a cut one.
+    """
     model = parallel(Model(), world_size, optimizer="exact_sgd", learning_rate=1.0)
     everything: Any = CombinedOptimizer([model.fused_optimizer, dense_optimizer(model, lr=1.0)])
     scheduler = None
     if kind == "warmup":
-        everything = WarmupOptimizer(everything, [WarmupStage(WarmupPolicy.STEP, max_iters=9, value=0.5)], lr=1.0)
+        everything = WarmupOptimizer(
+            everything, [WarmupStage(WarmupPolicy.STEP, max_iters=9, value=0.5)], lr=1.0
+        )
     else:
         on = {"combined": everything, "fused": model.fused_optimizer}[kind]
         scheduler = torch.optim.lr_scheduler.ExponentialLR(on, gamma=0.5)
@@ -111,7 +123,9 @@ def schedule(rank: int, world_size: int, kind: str) -> list[tuple[float, float, 
 
 
 @pytest.mark.parametrize("kind", ["warmup", "combined", "fused"])
-def test_a_rate_that_changes_reaches_every_kind_of_table_at_the_next_forward(ranks, kind: str) -> None:
+def test_a_rate_that_changes_reaches_every_kind_of_table_at_the_next_forward(
+    ranks, kind: str
+) -> None:
     seen = 0
     for of_rank in ranks(2).run(schedule, kind):
         for step, rates in enumerate(of_rank):
@@ -128,7 +142,9 @@ def test_a_rate_that_changes_reaches_every_kind_of_table_at_the_next_forward(ran
 def routes(rank: int, world_size: int, marked: bool) -> dict[str, Tensor]:
     model = Model()
     if marked:
-        apply_optimizer_in_backward(RowWiseAdagrad, model.tables.parameters(), {"lr": 0.02, "eps": 0.002})
+        apply_optimizer_in_backward(
+            RowWiseAdagrad, model.tables.parameters(), {"lr": 0.02, "eps": 0.002}
+        )
         wrapped = parallel(model, world_size)
     else:
         options = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}
@@ -155,7 +171,9 @@ APPLIED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 def one_by_one(ebc: nn.Module) -> None:
     for name, (kind, options) in APPLIED.items():
-        apply_optimizer_in_backward(kind, [ebc.get_parameter(f"embedding_bags.{name}.weight")], options)
+        apply_optimizer_in_backward(
+            kind, [ebc.get_parameter(f"embedding_bags.{name}.weight")], options
+        )
 
 
 def joined(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -190,14 +208,19 @@ def test_every_table_has_its_own_optimizer_and_rate_unsharded_and_sharded(ranks)
     for weights, rates in of_ranks:
         assert rates == [0.02, 0.03, 0.05]
         torch.testing.assert_close(
-            weights["embedding_bags.t1.weight"], whole_rows["embedding_bags.t1.weight"], rtol=1e-3, atol=1e-4
+            weights["embedding_bags.t1.weight"],
+            whole_rows["embedding_bags.t1.weight"],
+            rtol=1e-3,
+            atol=1e-4,
         )
     columns = [weights["embedding_bags.t0.weight"] for weights, _ in of_ranks]
     torch.testing.assert_close(
         torch.cat(columns[::-1], 1), whole_rows["embedding_bags.t0.weight"], rtol=1e-3, atol=1e-4
     )
     rows = [weights["embedding_bags.t2.weight"] for weights, _ in of_ranks]
-    torch.testing.assert_close(torch.cat(rows), whole_rows["embedding_bags.t2.weight"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(rows), whole_rows["embedding_bags.t2.weight"], rtol=1e-3, atol=1e-4
+    )
 
 
 # --- clipping
@@ -234,25 +257,40 @@ def test_gradients_on_all_ranks_are_clipped_by_one_norm(ranks, norm_type: float 
         for _, moved in found:
             torch.testing.assert_close(moved[name], expected[name], rtol=1e-3, atol=1e-5)
     rows = torch.cat([moved["tables.embedding_bags.t2.weight"] for _, moved in found])
-    torch.testing.assert_close(rows, expected["tables.embedding_bags.t2.weight"], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        rows, expected["tables.embedding_bags.t2.weight"], rtol=1e-3, atol=1e-5
+    )
     [whole] = [moved[name] for _, moved in found for name in moved if ".t0." in name]
-    torch.testing.assert_close(whole, expected["tables.embedding_bags.t0.weight"], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        whole, expected["tables.embedding_bags.t0.weight"], rtol=1e-3, atol=1e-5
+    )
 
 
 def clip_by_groups(rank: int, world_size: int) -> list[float]:
-    """TorchRec's way: every rank has a piece of the parameter, and says which group the pieces lie in."""
+    """TorchRec's way: every rank has a piece of the parameter, and says which group the pieces lie
+    in.
+    """
     import torch.distributed as dist
 
     piece, whole = (nn.Parameter(torch.zeros(1, device=device())) for _ in range(2))
-    inner = KeyedOptimizerWrapper({"piece": piece, "whole": whole}, lambda params: torch.optim.SGD(params, lr=1.0))
+    inner = KeyedOptimizerWrapper(
+        {"piece": piece, "whole": whole}, lambda params: torch.optim.SGD(params, lr=1.0)
+    )
     world = dist.group.WORLD
     assert world is not None
     found = []
     for norm_type in (2.0, "inf"):
         # 3 and 4, and 12 once
-        piece.grad, whole.grad = (torch.tensor([norm], device=device()) for norm in (3.0 + rank, 12.0))
+        piece.grad, whole.grad = (
+            torch.tensor([norm], device=device()) for norm in (3.0 + rank, 12.0)
+        )
         optimizer = GradientClippingOptimizer(
-            inner, GradientClipping.NORM, 1.0, norm_type, enable_global_grad_clip=True, param_to_pgs={piece: [world]}
+            inner,
+            GradientClipping.NORM,
+            1.0,
+            norm_type,
+            enable_global_grad_clip=True,
+            param_to_pgs={piece: [world]},
         )
         optimizer.step()
         assert optimizer.last_total_grad_norm is not None
@@ -287,7 +325,10 @@ def refuse(rank: int, world_size: int) -> list[str]:
 
 def test_a_bad_rate_names_the_table_and_a_sharded_table_takes_no_second_optimizer(ranks) -> None:
     for rate, second in ranks(2).run(refuse):
-        assert "embedding_bags.t" in rate and "the learning rate is -1.0, and must be a finite number" in rate
+        assert (
+            "embedding_bags.t" in rate
+            and "the learning rate is -1.0, and must be a finite number" in rate
+        )
         assert "is a sharded table's, whose optimizer is fused already" in second
 
 
@@ -297,14 +338,18 @@ def test_a_bad_rate_names_the_table_and_a_sharded_table_takes_no_second_optimize
 def resumed(
     rank: int, world_size: int, groups: bool, path: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Four steps, and two whose state another model takes over for the other two, by hand or from a checkpoint."""
+    """Four steps, and two whose state another model takes over for the other two, by hand or from a
+    checkpoint.
+    """
 
     def built() -> tuple[DistributedModelParallel, WarmupOptimizer]:
         model = parallel(Model(), world_size, optimizer="adam", learning_rate=9.0)
         named = dict(in_backward_optimizer_filter(model.named_parameters()))
         dense = KeyedOptimizerWrapper(named, lambda params: torch.optim.Adam(params, lr=9.0))
         stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=10, value=0.1)]
-        clipped = GradientClippingOptimizer(CombinedOptimizer([("t", model.fused_optimizer), ("d", dense)]))
+        clipped = GradientClippingOptimizer(
+            CombinedOptimizer([("t", model.fused_optimizer), ("d", dense)])
+        )
         warm = WarmupOptimizer(clipped, stages, lr=0.1)
         warm.save_param_groups(groups)
         return model, warm

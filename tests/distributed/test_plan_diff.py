@@ -29,19 +29,27 @@ def plan(path: str = "", **tables: ParameterSharding) -> ShardingPlan:
 
 
 def whole(rank: int, rows: int = 8, columns: int = 4) -> ParameterSharding:
-    return parameter_sharding(ShardingType.TABLE_WISE, table_wise_pieces(rows, columns, rank), "cpu")
+    return parameter_sharding(
+        ShardingType.TABLE_WISE, table_wise_pieces(rows, columns, rank), "cpu"
+    )
 
 
 def rows_split(ranks: int, rows: int = 8, columns: int = 4) -> ParameterSharding:
-    return parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(rows, columns, range(ranks)), "cpu")
+    return parameter_sharding(
+        ShardingType.ROW_WISE, row_wise_pieces(rows, columns, range(ranks)), "cpu"
+    )
 
 
 def columns_split(widths: list[int], ranks: list[int], rows: int = 8) -> ParameterSharding:
-    return parameter_sharding(ShardingType.COLUMN_WISE, column_wise_pieces(rows, widths, ranks), "cpu")
+    return parameter_sharding(
+        ShardingType.COLUMN_WISE, column_wise_pieces(rows, widths, ranks), "cpu"
+    )
 
 
 def copies(ranks: int, rows: int = 8, columns: int = 4) -> ParameterSharding:
-    return parameter_sharding(ShardingType.DATA_PARALLEL, data_parallel_pieces(rows, columns, ranks), "cpu")
+    return parameter_sharding(
+        ShardingType.DATA_PARALLEL, data_parallel_pieces(rows, columns, ranks), "cpu"
+    )
 
 
 def test_equal_plans_have_no_difference():
@@ -97,7 +105,9 @@ def test_another_kernel_is_a_difference_that_moves_nothing():
 
 def test_a_page_of_differences_says_how_many_follow():
     tables = {f"t{number}": number for number in range(50)}
-    diff = plan(**{name: whole(0) for name in tables}).diff(plan(**{name: whole(1) for name in tables}))
+    diff = plan(**{name: whole(0) for name in tables}).diff(
+        plan(**{name: whole(1) for name in tables})
+    )
     assert str(diff).endswith("and 10 tables more: iterate over the diff for all of them")
     assert max(len(line) for line in str(diff).splitlines()) <= 100
     assert diff._repr_html_().count("<tr>") == 41
@@ -119,7 +129,9 @@ def test_diff_with_something_else_is_refused():
 ENTRIES = st.one_of(
     st.integers(0, 3).map(lambda rank: whole(rank, 6, 4)),
     st.sampled_from([1, 2, 4]).map(lambda ranks: rows_split(ranks, 6, 4)),
-    st.lists(st.integers(0, 3), min_size=2, max_size=2).map(lambda ranks: columns_split([1, 3], ranks, 6)),
+    st.lists(st.integers(0, 3), min_size=2, max_size=2).map(
+        lambda ranks: columns_split([1, 3], ranks, 6)
+    ),
     st.just(copies(4, 6, 4)),
 )
 
@@ -140,5 +152,7 @@ def test_moved_bytes_equal_those_counted_number_by_number(before, after):
     diff = plan(item=before).diff(plan(item=after))
     counted = 4 * int((held(after) & ~held(before)).sum())
     assert diff.moved_bytes == counted
-    alike = before.sharding_type == after.sharding_type and bool((held(after) == held(before)).all())
+    alike = before.sharding_type == after.sharding_type and bool(
+        (held(after) == held(before)).all()
+    )
     assert bool(diff) is not alike

@@ -1,4 +1,6 @@
-"""Plans as files: what is loaded is what was saved, a file is whole or absent, and what is damaged is named."""
+"""Plans as files: what is loaded is what was saved, a file is whole or absent, and what is damaged
+is named.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ PIECES: dict[ShardingType, list[ShardPiece]] = {
 
 def every_type(device_type: str = "cpu") -> EmbeddingModuleShardingPlan:
     return EmbeddingModuleShardingPlan(
-        {kind.value: parameter_sharding(kind, pieces, device_type, 2) for kind, pieces in PIECES.items()}
+        {
+            kind.value: parameter_sharding(kind, pieces, device_type, 2)
+            for kind, pieces in PIECES.items()
+        }
     )
 
 
@@ -98,7 +103,9 @@ def test_any_entry_survives_the_document(rows, columns, rank, kernel, name):
 
 
 def test_an_entry_of_which_nothing_is_known_survives_the_document():
-    plan = ShardingPlan({"": EmbeddingModuleShardingPlan(t=ParameterSharding("data_parallel", "batched_dense"))})
+    plan = ShardingPlan(
+        {"": EmbeddingModuleShardingPlan(t=ParameterSharding("data_parallel", "batched_dense"))}
+    )
     loaded = ShardingPlan.from_json(plan.to_json())
     assert loaded == plan
     assert loaded.plan[""]["t"].table_shape() is None
@@ -118,7 +125,9 @@ def test_fingerprint_is_of_tables_and_not_of_places():
         ShardingPlan({"": EmbeddingModuleShardingPlan(t=table_wise_sharding((8, 5), 0, "cpu"))}),
         ShardingPlan({"": EmbeddingModuleShardingPlan(t=table_wise_sharding((9, 4), 0, "cpu"))}),
         ShardingPlan({"": EmbeddingModuleShardingPlan(u=table_wise_sharding((8, 4), 0, "cpu"))}),
-        ShardingPlan({"sparse": EmbeddingModuleShardingPlan(t=table_wise_sharding((8, 4), 0, "cpu"))}),
+        ShardingPlan(
+            {"sparse": EmbeddingModuleShardingPlan(t=table_wise_sharding((8, 4), 0, "cpu"))}
+        ),
     ):
         assert other.fingerprint() != here.fingerprint()
 
@@ -177,30 +186,54 @@ ROW = ("modules", "", "row_wise")
         (changed("modules"), "is damaged: the document lacks 'modules'"),
         (changed("modules", value=[]), r"'modules' of the document is \[\], not dict"),
         (changed("modules", "", value=[]), r"'tables' of module '' is \[\], not dict"),
-        (changed(*ROW, value=3), "is damaged: module '', table 'row_wise' is 3, not an entry of a plan"),
+        (
+            changed(*ROW, value=3),
+            "is damaged: module '', table 'row_wise' is 3, not an entry of a plan",
+        ),
         (changed(*ROW, "rows"), "module '', table 'row_wise' lacks 'rows'"),
-        (changed(*ROW, "rows", value="8"), "'rows' of module '', table 'row_wise' is '8', not int or null"),
-        (changed(*ROW, "rows", value=True), "'rows' of module '', table 'row_wise' is True, not int"),
-        (changed(*ROW, "rows", value=9), r"damaged: its fingerprint is \w+, and its tables.*'row_wise': \(9, 4\)"),
+        (
+            changed(*ROW, "rows", value="8"),
+            "'rows' of module '', table 'row_wise' is '8', not int or null",
+        ),
+        (
+            changed(*ROW, "rows", value=True),
+            "'rows' of module '', table 'row_wise' is True, not int",
+        ),
+        (
+            changed(*ROW, "rows", value=9),
+            r"damaged: its fingerprint is \w+, and its tables.*'row_wise': \(9, 4\)",
+        ),
         (changed(*ROW), r"damaged: its fingerprint is \w+, and its tables"),
         (changed("fingerprint"), "its fingerprint is None"),
         (
             changed(*ROW, "ranks", value=[0, "1"]),
             r"'ranks' of module '', table 'row_wise' is \[0, '1'\], not whole num",
         ),
-        (changed(*ROW, "shards", 1, value=7), "shard 1 of module '', table 'row_wise' is 7, not a shard"),
+        (
+            changed(*ROW, "shards", 1, value=7),
+            "shard 1 of module '', table 'row_wise' is 7, not a shard",
+        ),
         (
             changed(*ROW, "shards", 1, "offsets", value=[0]),
             r"'offsets' of shard 1 of .* is \[0\], not 2 whole numbers",
         ),
         (changed(*ROW, "shards", 1, "sizes", value=[0, -4]), r"is \[0, -4\], not 2 whole numbers"),
-        (changed(*ROW, "shards", 0, "placement", value="rank:x/cpu"), "a shard of table 'row_wise' cannot be placed: "),
+        (
+            changed(*ROW, "shards", 0, "placement", value="rank:x/cpu"),
+            "a shard of table 'row_wise' cannot be placed: ",
+        ),
         (
             changed(*ROW, "shards", 0, "placement", value="here"),
             "'row_wise' cannot be placed: 'here/cpu' names no rank",
         ),
-        (changed(*ROW, "shards", 0, "placement", value="rank:0/abacus:0"), "of table 'row_wise' cannot be placed: "),
-        (changed(*ROW, "shards", value=[]), "a shard of table 'row_wise' cannot be placed: Empty shard list"),
+        (
+            changed(*ROW, "shards", 0, "placement", value="rank:0/abacus:0"),
+            "of table 'row_wise' cannot be placed: ",
+        ),
+        (
+            changed(*ROW, "shards", value=[]),
+            "a shard of table 'row_wise' cannot be placed: Empty shard list",
+        ),
         (
             changed(*ROW, "sharding_type", value="sliced"),
             "table 'row_wise' has the unknown ShardingType 'sliced': data_p",
@@ -232,7 +265,9 @@ def test_models_of_the_same_tables_pass():
     model = nn.Module()
     model.sparse = collection()
     plan.check_fingerprint(model)
-    sequences = EmbeddingCollection([EmbeddingConfig(8, 4, "t", feature_names=["f"])], device=torch.device("meta"))
+    sequences = EmbeddingCollection(
+        [EmbeddingConfig(8, 4, "t", feature_names=["f"])], device=torch.device("meta")
+    )
     entry = table_wise_sharding((8, 4), 0, "cpu")
     ShardingPlan({"": EmbeddingModuleShardingPlan(t=entry)}).check_fingerprint(sequences)
     bags = nn.ModuleDict({"t": nn.EmbeddingBag(8, 4)})
@@ -244,10 +279,20 @@ def test_models_of_the_same_tables_pass():
     [
         (
             {"row_wise": (9, 4)},
-            r"plan\.json is for other tables: table 'row_wise' is 8 x 4 in the plan and 9 x 4 in the m",
+            (
+                r"plan\.json is for other tables: table 'row_wise' is 8 x 4 in the plan and 9 x 4 "
+                r"in "
+                r"the m"
+            ),
         ),
-        ({"data_parallel": (8, 5)}, "table 'data_parallel' is 8 x 4 in the plan and 8 x 5 in the model"),
-        ({"grid_shard": None}, "module '' has no table 'grid_shard'; make the plan from this model"),
+        (
+            {"data_parallel": (8, 5)},
+            "table 'data_parallel' is 8 x 4 in the plan and 8 x 5 in the model",
+        ),
+        (
+            {"grid_shard": None},
+            "module '' has no table 'grid_shard'; make the plan from this model",
+        ),
         ({"more": (8, 4)}, "the plan has no table 'more' of module ''"),
     ],
 )
@@ -270,22 +315,35 @@ def stored(tmp_path: Path, entry: ParameterSharding) -> ParameterSharding:
     return ShardingPlan.load(path).plan[""]["t"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ShardingType if kind is not ShardingType.ROW_WISE])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in ShardingType if kind is not ShardingType.ROW_WISE]
+)
 def test_a_plan_for_other_tables_is_refused_where_it_is_applied(tmp_path, kind):
     entry = stored(tmp_path, parameter_sharding(kind, PIECES[kind], "cpu", 2))
     assert place(entry, 8, 4).sharding_type is kind
-    message = r"plan\.json: the plan was made for a table 't' of 8 x 4 rows and columns, and this one has 9 x 4"
+    message = (
+        r"plan\.json: the plan was made for a table 't' of 8 x 4 rows and columns, and this "
+        r"one has 9 x 4"
+    )
     with pytest.raises(ValueError, match=message):
         place(entry, 9, 4)
 
 
 def test_a_plan_that_cannot_be_carried_out_is_refused_with_its_file(tmp_path):
-    entry = stored(tmp_path, parameter_sharding(ShardingType.ROW_WISE, PIECES[ShardingType.ROW_WISE], "cpu", 2))
-    with pytest.raises(ValueError, match=r"plan\.json: table 't' is row_wise, which is a range of rows on each"):
+    entry = stored(
+        tmp_path, parameter_sharding(ShardingType.ROW_WISE, PIECES[ShardingType.ROW_WISE], "cpu", 2)
+    )
+    with pytest.raises(
+        ValueError, match=r"plan\.json: table 't' is row_wise, which is a range of rows on each"
+    ):
         place(entry, 8, 4)
-    with pytest.raises(ValueError, match=r"plan\.json: the plan says nothing about table 'u'; it names \['t'\]"):
+    with pytest.raises(
+        ValueError, match=r"plan\.json: the plan says nothing about table 'u'; it names \['t'\]"
+    ):
         check_plan_covers(["t", "u"], {"t": entry})
-    with pytest.raises(ValueError, match=r"plan\.json: the plan names table 't', which the module does not have"):
+    with pytest.raises(
+        ValueError, match=r"plan\.json: the plan names table 't', which the module does not have"
+    ):
         check_plan_covers([], {"t": entry})
     with pytest.raises(ValueError, match=r"^the plan was made for a table 't' of 8 x 4"):
         place(table_wise_sharding((8, 4), 0, "cpu"), 8, 5)
@@ -303,12 +361,16 @@ def test_a_stored_plan_shards_its_own_tables_and_no_others(tmp_path):
     ShardingPlan({"": entries}).save(tmp_path / "plan.json")
     plan = ShardingPlan.load(tmp_path / "plan.json").plan[""]
     sharder, env = EmbeddingBagCollectionSharder(), ShardingEnv.from_local(1, 0)
-    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 5]), lengths=torch.tensor([1, 1])).to(device())
+    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 5]), lengths=torch.tensor([1, 1])).to(
+        device()
+    )
     ebc = EmbeddingBagCollection(tables).to(device())
     sharded = sharder.shard(ebc, plan, env)
     with torch.no_grad():
         assert torch.equal(sharded(batch).wait().values(), ebc(batch).values())
     # A replicated table has no shards to compare with: its rows and columns are kept beside.
     grown = [replace(tables[0], num_embeddings=9), tables[1]]
-    with pytest.raises(ValueError, match=r"plan\.json: the plan was made for a table 'small' of 8 x 4 .* has 9 x 4"):
+    with pytest.raises(
+        ValueError, match=r"plan\.json: the plan was made for a table 'small' of 8 x 4 .* has 9 x 4"
+    ):
         sharder.shard(EmbeddingBagCollection(grown), plan, env)

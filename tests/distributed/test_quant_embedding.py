@@ -1,4 +1,6 @@
-"""Quantized rows, one for each id, over several devices of one process: bit for bit those of the unsharded module."""
+"""Quantized rows, one for each id, over several devices of one process: bit for bit those of the
+unsharded module.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from tutorec.inference.scripting import script_model
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 # A plan, a collection and an operator for each device make an example dear.
 FEW_EXAMPLES = settings(max_examples=20)
@@ -67,7 +74,10 @@ def test_rows_of_any_plan_are_those_of_the_unsharded_module(name, data):
 @given(data=st.data())
 def test_variable_batches_are_what_the_unsharded_module_makes_of_them(name, data):
     drawn = data.draw(variable_batches(max_features=3, weighted=False))
-    tables = [EmbeddingConfig(12, 4 + place, f"t{place}", feature_names=[key]) for place, key in enumerate(drawn.keys)]
+    tables = [
+        EmbeddingConfig(12, 4 + place, f"t{place}", feature_names=[key])
+        for place, key in enumerate(drawn.keys)
+    ]
     features = drawn.kjt()
     with use_backend(name):
         _, quantized = rows(tables, torch.int8)
@@ -79,7 +89,9 @@ def test_variable_batches_are_what_the_unsharded_module_makes_of_them(name, data
 def test_scripted_modules_give_the_bits_of_eager_ones(name):
     words = {"things": row_wise(), "people": column_wise(ranks=[1, 0]), "shops": table_wise(rank=1)}
     with use_backend(name):
-        _, quantized = rows(TABLES, {"things": torch.int8, "people": torch.quint4x2, "shops": torch.quint2x4}, True)
+        _, quantized = rows(
+            TABLES, {"things": torch.int8, "people": torch.quint4x2, "shops": torch.quint2x4}, True
+        )
         module = sharded(quantized, words, 2)
         for features in (batch("item", "seen", "user"), batch("user", "other", "seen", "item")):
             same(script_model(module)(features), quantized(features))
@@ -93,9 +105,12 @@ def test_bad_ids_are_named_and_fail_in_a_graph(name, word):
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
         for bad in (7, 900, -1):
             lengths = torch.tensor([1, 1, 1])
-            features = KeyedJaggedTensor(["item", "seen", "user"], torch.tensor([0, bad, 0]), lengths=lengths)
+            features = KeyedJaggedTensor(
+                ["item", "seen", "user"], torch.tensor([0, bad, 0]), lengths=lengths
+            )
             with pytest.raises(
-                ValueError, match=rf"table '\w+' has \d+ rows .* feature 'seen', sample 0, holds id {bad}"
+                ValueError,
+                match=rf"table '\w+' has \d+ rows .* feature 'seen', sample 0, holds id {bad}",
             ):
                 module(features)
             with pytest.raises((ValueError, RuntimeError)):

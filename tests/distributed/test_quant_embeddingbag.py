@@ -1,4 +1,6 @@
-"""Quantized bags over several devices of one process: the results of the unsharded module, whatever the plan."""
+"""Quantized bags over several devices of one process: the results of the unsharded module, whatever
+the plan.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,19 @@ from strategies import jagged_batches, rows_of, table_sets, variable_batches
 import tutorec
 from tutorec._kernels.backend import backend, use_backend
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder, flatten_feature_lengths
+from tutorec.distributed.quant_embeddingbag import (
+    QuantEmbeddingBagCollectionSharder,
+    flatten_feature_lengths,
+)
 from tutorec.distributed.quant_state import serving_devices
 from tutorec.distributed.shard import shard
 from tutorec.distributed.shard_geometry import table_wise_sharding
-from tutorec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from tutorec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from tutorec.fx.tracer import Tracer
 from tutorec.inference.export import export_model
 from tutorec.inference.scripting import script_model
@@ -32,24 +42,37 @@ from tutorec.quant.preparing import quant_prep_enable_quant_state_dict_split_sca
 from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 CPU = torch.device("cpu")
 # A plan, a collection and an operator for each device make an example dear.
 FEW_EXAMPLES = settings(max_examples=20)
 
 
-def table(name: str, rows: int, columns: int, *features: str, pooling: PoolingType = PoolingType.SUM):
+def table(
+    name: str, rows: int, columns: int, *features: str, pooling: PoolingType = PoolingType.SUM
+):
     return EmbeddingBagConfig(rows, columns, name, feature_names=list(features), pooling=pooling)
 
 
-TABLES = [table("things", 50, 16, "item", "seen"), table("users", 3, 8, "user"), table("shops", 40, 24, "seen")]
+TABLES = [
+    table("things", 50, 16, "item", "seen"),
+    table("users", 3, 8, "user"),
+    table("shops", 40, 24, "seen"),
+]
 
 
 def batch(*keys: str, ids: list[int] | None = None) -> KeyedJaggedTensor:
     keys = keys or ("item", "seen", "user")
     return KeyedJaggedTensor(
-        list(keys), torch.tensor(ids or [2, 1, 0] * len(keys)), lengths=torch.tensor([2, 0, 1] * len(keys))
+        list(keys),
+        torch.tensor(ids or [2, 1, 0] * len(keys)),
+        lengths=torch.tensor([2, 0, 1] * len(keys)),
     )
 
 
@@ -65,7 +88,9 @@ def same(found, expected):
 
 
 def drawn_bags(data):
-    """Tables of any formats and poolings, their quantized collection, and a batch in any order of keys."""
+    """Tables of any formats and poolings, their quantized collection, and a batch in any order of
+    keys.
+    """
     tables = data.draw(table_sets())
     weighted = data.draw(st.booleans())
     if weighted:
@@ -74,7 +99,12 @@ def drawn_bags(data):
     dtypes = {one.name: data.draw(st.sampled_from(DTYPES)) for one in tables}
     drawn = data.draw(jagged_batches(rows_of(tables), weighted=weighted))
     features = drawn.kjt()
-    return tables, dtypes, weighted, features.permute(list(data.draw(st.permutations(range(len(drawn.keys))))))
+    return (
+        tables,
+        dtypes,
+        weighted,
+        features.permute(list(data.draw(st.permutations(range(len(drawn.keys)))))),
+    )
 
 
 @both
@@ -105,7 +135,9 @@ def test_split_rows_stay_within_the_bound_of_a_reordered_sum(name, data):
 
 
 def reordering_bound(quantized, features, weighted):
-    """``(L + 1) * 2**-24 * sum|x|`` of each bag and column; of means and root-means divided as they are."""
+    """``(L + 1) * 2**-24 * sum|x|`` of each bag and column; of means and root-means divided as they
+    are.
+    """
     numbers = dequantized(quantized)
     lists, columns = features.to_dict(), []
     for config in quantized.embedding_bag_configs():
@@ -113,7 +145,11 @@ def reordering_bound(quantized, features, weighted):
         for feature in config.feature_names:
             ids, lengths = lists[feature].values().long(), lists[feature].lengths().long()
             sample = torch.arange(len(lengths)).repeat_interleave(lengths)
-            weights = lists[feature].weights().double().abs() if weighted else torch.ones(len(ids), dtype=torch.double)
+            weights = (
+                lists[feature].weights().double().abs()
+                if weighted
+                else torch.ones(len(ids), dtype=torch.double)
+            )
             sums = torch.zeros(len(lengths), rows.shape[1], dtype=torch.double)
             sums = sums.index_add(0, sample, rows[ids] * weights.unsqueeze(1))
             count = lengths.double().unsqueeze(1)
@@ -121,7 +157,9 @@ def reordering_bound(quantized, features, weighted):
             if config.pooling is PoolingType.MEAN:
                 part = part / count.clamp(min=1)
             elif config.pooling is PoolingType.SQRTN:
-                squares = torch.zeros(len(lengths), dtype=torch.double).index_add(0, sample, weights**2)
+                squares = torch.zeros(len(lengths), dtype=torch.double).index_add(
+                    0, sample, weights**2
+                )
                 part = (
                     part / squares.sqrt().clamp(min=1e-30).unsqueeze(1)
                     if weighted
@@ -159,7 +197,10 @@ def test_scripted_and_loaded_modules_give_the_bits_of_eager_ones(name, weighted)
         features = batch("user", "other", "item", "seen")
         if weighted:
             features = KeyedJaggedTensor(
-                features.keys(), features.values(), torch.linspace(-1, 2, 12), lengths=features.lengths()
+                features.keys(),
+                features.values(),
+                torch.linspace(-1, 2, 12),
+                lengths=features.lengths(),
             )
         for words in (
             {"things": table_wise(1), "users": table_wise(0), "shops": table_wise(1)},
@@ -178,13 +219,23 @@ def test_scripted_and_loaded_modules_give_the_bits_of_eager_ones(name, weighted)
 def test_exported_modules_take_other_numbers_of_ids_and_samples(name):
     words = {"things": row_wise(), "users": column_wise(ranks=[0, 1]), "shops": table_wise(rank=1)}
     with use_backend(name):
-        _, quantized = bags(TABLES, {"things": torch.int8, "users": torch.quint4x2, "shops": torch.int8})
+        _, quantized = bags(
+            TABLES, {"things": torch.int8, "users": torch.quint4x2, "shops": torch.int8}
+        )
         module = sharded(quantized, words, 2)
         exported = export_model(module, [batch()]).module()
-        for ids, lengths in (([2, 1, 0, 2, 1], [1, 0, 2, 1, 0, 1]), ([1, 0, 2], [1, 1, 1]), ([], [0] * 6)):
+        for ids, lengths in (
+            ([2, 1, 0, 2, 1], [1, 0, 2, 1, 0, 1]),
+            ([1, 0, 2], [1, 1, 1]),
+            ([], [0] * 6),
+        ):
             values = torch.tensor(ids, dtype=torch.long)
-            features = KeyedJaggedTensor(["item", "seen", "user"], values, lengths=torch.tensor(lengths))
-            assert torch.allclose(exported(features).values(), module(features).values(), rtol=0, atol=1e-6)
+            features = KeyedJaggedTensor(
+                ["item", "seen", "user"], values, lengths=torch.tensor(lengths)
+            )
+            assert torch.allclose(
+                exported(features).values(), module(features).values(), rtol=0, atol=1e-6
+            )
 
 
 @both
@@ -213,10 +264,14 @@ def test_more_devices_than_tables_and_rows(name, word):
     with use_backend(name):
         _, quantized = bags(tables, torch.int8)
         module = sharded(
-            quantized, {"few": word, "one": word}, 7 if word.words != "column_wise(ranks=[0, 1, 2, 3])" else 4
+            quantized,
+            {"few": word, "one": word},
+            7 if word.words != "column_wise(ranks=[0, 1, 2, 3])" else 4,
         )
         features = batch("item", "user", ids=[2, 1, 0, 0, 0, 0])
-        assert torch.allclose(module(features).values(), quantized(features).values(), rtol=0, atol=1e-6)
+        assert torch.allclose(
+            module(features).values(), quantized(features).values(), rtol=0, atol=1e-6
+        )
         same(graph_of(module)(features), module(features))
 
 
@@ -228,7 +283,9 @@ def test_batches_without_ids_and_without_samples(name, word):
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
         for samples in (0, 3):
             lengths = torch.zeros(3 * samples, dtype=torch.long)
-            features = KeyedJaggedTensor(["item", "seen", "user"], torch.tensor([], dtype=torch.long), lengths=lengths)
+            features = KeyedJaggedTensor(
+                ["item", "seen", "user"], torch.tensor([], dtype=torch.long), lengths=lengths
+            )
             same(module(features), quantized(features))
             assert module(features).values().shape == (samples, 64)
 
@@ -241,10 +298,14 @@ def test_ids_of_32_bits_and_other_orders_and_keys(name, word):
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
         for keys in (["item", "seen", "user"], ["user", "other", "seen", "item"]):
             features = batch(*keys)
-            narrow = KeyedJaggedTensor(keys, features.values().int(), lengths=features.lengths().int())
+            narrow = KeyedJaggedTensor(
+                keys, features.values().int(), lengths=features.lengths().int()
+            )
             assert torch.equal(module(narrow).values(), module(features).values())
             assert torch.equal(graph_of(module)(narrow).values(), module(features).values())
-            assert torch.allclose(module(features).values(), quantized(features).values(), rtol=0, atol=1e-5)
+            assert torch.allclose(
+                module(features).values(), quantized(features).values(), rtol=0, atol=1e-5
+            )
 
 
 @both
@@ -257,7 +318,8 @@ def test_bad_ids_are_named_and_fail_in_a_graph(name, word):
         for bad in (3, 1000, -1, -1000):
             features = batch(ids=[2, 1, 0, 2, 1, 0, 2, bad, 0])
             with pytest.raises(
-                ValueError, match=rf"table 'users' has 3 rows .* feature 'user', sample 0, holds id {bad}"
+                ValueError,
+                match=rf"table 'users' has 3 rows .* feature 'user', sample 0, holds id {bad}",
             ):
                 module(features)
             with pytest.raises((ValueError, RuntimeError)):
@@ -269,7 +331,8 @@ def test_missing_features_and_weights_are_named():
     _, quantized = bags(TABLES, torch.int8)
     module = sharded(quantized, {one.name: table_wise(rank=0) for one in TABLES}, 2)
     with pytest.raises(
-        KeyError, match=r"table 'users' needs feature 'user', and the batch has the keys \['item', 'seen'\]"
+        KeyError,
+        match=r"table 'users' needs feature 'user', and the batch has the keys \['item', 'seen'\]",
     ):
         module(batch("item", "seen"))
     with pytest.raises(KeyError, match="feature 'user'"):
@@ -287,7 +350,9 @@ def test_missing_features_and_weights_are_named():
 def test_weights_that_nobody_asked_for_have_no_effect():
     _, quantized = bags(TABLES, torch.int8)
     features = batch()
-    heavy = KeyedJaggedTensor(features.keys(), features.values(), torch.full((9,), 7.0), lengths=features.lengths())
+    heavy = KeyedJaggedTensor(
+        features.keys(), features.values(), torch.full((9,), 7.0), lengths=features.lengths()
+    )
     for word in (table_wise(rank=1), row_wise()):
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
         with pytest.warns(UserWarning, match=r"has weights, and the collection is not weighted"):
@@ -305,7 +370,9 @@ def test_output_dtype_is_kept():
             same(sharded(narrow, {one.name: word for one in TABLES}, 2)(batch()), narrow(batch()))
         split = sharded(narrow, {one.name: row_wise() for one in TABLES}, 2)
         assert split(batch()).values().dtype == dtype
-        assert torch.allclose(split(batch()).values().float(), quantized(batch()).values(), rtol=2e-2, atol=1e-2)
+        assert torch.allclose(
+            split(batch()).values().float(), quantized(batch()).values(), rtol=2e-2, atol=1e-2
+        )
 
 
 def test_tables_that_stay_on_their_device_are_not_copied():
@@ -315,7 +382,12 @@ def test_tables_that_stay_on_their_device_are_not_copied():
         rows = quantized.packed_rows("things")
         shown = module.embedding_bags["things"].weight
         assert shown.data_ptr() == rows.data_ptr()
-        operators = [operator for lookup in module._lookups for each in lookup.devices for operator in each._operators]
+        operators = [
+            operator
+            for lookup in module._lookups
+            for each in lookup.devices
+            for operator in each._operators
+        ]
         assert {operator.weights.untyped_storage().data_ptr() for operator in operators} == {
             operator.weights.untyped_storage().data_ptr() for operator, _ in quantized._operators
         }
@@ -337,7 +409,9 @@ def test_state_has_the_names_and_rows_of_the_unsharded_module_and_comes_back(nam
         _, other = bags(tables, dtypes, weighted)
         before = module(features).values()
         elsewhere = sharded(other, data.draw(words_of(other, devices)), devices)
-        elsewhere.load_state_dict({key: value.clone() for key, value in state.items()}, assign=data.draw(st.booleans()))
+        elsewhere.load_state_dict(
+            {key: value.clone() for key, value in state.items()}, assign=data.draw(st.booleans())
+        )
         assert all(torch.equal(elsewhere.state_dict()[key], expected[key]) for key in expected)
         assert torch.allclose(elsewhere(features).values(), before, rtol=1e-4, atol=1e-4)
 
@@ -347,11 +421,17 @@ def test_state_that_does_not_fit_is_refused():
     for word in (table_wise(rank=1), column_wise(ranks=[0, 1])):
         module = sharded(quantized, {one.name: word for one in TABLES}, 2)
         with pytest.raises(
-            ValueError, match=r"table 'things' holds packed rows, uint8 \[50, 32\], and the state .* torch\.float32"
+            ValueError,
+            match=(
+                r"table 'things' holds packed rows, uint8 \[50, 32\], and the state .* "
+                r"torch\.float32"
+            ),
         ):
             module.load_state_dict(ebc.state_dict())
         with pytest.raises(RuntimeError, match=r"embedding_bags\.shops\.weight"):
-            module.load_state_dict({key: rows for key, rows in quantized.state_dict().items() if "shops" not in key})
+            module.load_state_dict(
+                {key: rows for key, rows in quantized.state_dict().items() if "shops" not in key}
+            )
 
 
 SPLIT_WORDS = [table_wise(rank=1), row_wise(), column_wise(ranks=[0, 1])]
@@ -385,11 +465,18 @@ def test_part_of_a_split_state_leaves_the_rest_as_it_was(word):
     quantized, other = split_bags(torch.int8), split_bags(torch.int8)
     module = sharded(other, {one.name: word for one in TABLES}, 2)
     before = {key: rows.clone() for key, rows in module.state_dict().items()}
-    some = {"embedding_bags.things.weight_qbias": quantized.state_dict()["embedding_bags.things.weight_qbias"]}
+    some = {
+        "embedding_bags.things.weight_qbias": quantized.state_dict()[
+            "embedding_bags.things.weight_qbias"
+        ]
+    }
     with pytest.raises(RuntimeError, match=r"embedding_bags\.things\.weight_qscale"):
         module.load_state_dict(some)
     result = module.load_state_dict(some, strict=False)
-    assert sorted(result.missing_keys) == sorted(set(before) - set(some)) and not result.unexpected_keys
+    assert (
+        sorted(result.missing_keys) == sorted(set(before) - set(some))
+        and not result.unexpected_keys
+    )
     after = module.state_dict()
     assert all(torch.equal(after[key], some.get(key, before[key])) for key in before)
 
@@ -410,7 +497,9 @@ def test_state_of_the_other_form_says_what_sets_them_apart(word):
     split = split_bags(torch.int8)
     words = {one.name: word for one in TABLES}
     for module, other, how in ((joined, split, "with"), (split, joined, "without")):
-        with pytest.raises(ValueError, match=f"stored {how} separate buffers for scale.*quantize both models alike"):
+        with pytest.raises(
+            ValueError, match=f"stored {how} separate buffers for scale.*quantize both models alike"
+        ):
             sharded(module, words, 2).load_state_dict(other.state_dict())
 
 
@@ -423,7 +512,9 @@ def test_copies_and_pickles_stand_alone():
     buffer.seek(0)
     for other in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
         assert torch.equal(other(batch()).values(), before)
-        other.load_state_dict({key: torch.zeros_like(rows) for key, rows in other.state_dict().items()})
+        other.load_state_dict(
+            {key: torch.zeros_like(rows) for key, rows in other.state_dict().items()}
+        )
         assert not other(batch()).values().any()
         assert torch.equal(module(batch()).values(), before)
 
@@ -438,7 +529,9 @@ def test_moving_the_model_leaves_the_rows_where_the_plan_put_them():
 
 
 def test_printed_form_is_the_document_s():
-    _, quantized = bags([table("product_table", 8, 4, "product"), table("user_table", 8, 4, "user")], torch.int8)
+    _, quantized = bags(
+        [table("product_table", 8, 4, "product"), table("user_table", 8, 4, "user")], torch.int8
+    )
     module = sharded(quantized, {"product_table": table_wise(0), "user_table": table_wise(0)}, 1)
     assert [line.rstrip() for line in repr(module).splitlines()] == [
         "ShardedQuantEmbeddingBagCollection(",
@@ -455,14 +548,19 @@ def test_printed_form_is_the_document_s():
 
 
 def test_graph_is_the_sequence_of_calls_of_the_document():
-    _, quantized = bags([table("product_table", 8, 4, "product"), table("user_table", 8, 4, "user")], torch.int8)
+    _, quantized = bags(
+        [table("product_table", 8, 4, "product"), table("user_table", 8, 4, "user")], torch.int8
+    )
     module = sharded(quantized, {"product_table": table_wise(0), "user_table": table_wise(0)}, 1)
     names = re.compile(
-        "flatten_feature_lengths|_fx_marker|split|_unwrap_kjt|bounds_check_indices|check_rows|packed_lookup"
-        "|int_nbit_split_embedding_codegen_lookup_function|embeddings_cat_empty_rank_handle_inference|KeyedTensor"
+        "flatten_feature_lengths|_fx_marker|split|_unwrap_kjt|bounds_check_indices|check_rows|packed_lookup|int_nbit_split_embedding_codegen_lookup_function|embeddings_cat_empty_rank_handle_inference|KeyedTensor"
     )
     graph = Tracer(leaf_modules=["IntNBitTableBatchedEmbeddingBagsCodegen"]).trace(module)
-    called = [getattr(node.target, "__name__", str(node.target)) for node in graph.nodes if node.op.startswith("call")]
+    called = [
+        getattr(node.target, "__name__", str(node.target))
+        for node in graph.nodes
+        if node.op.startswith("call")
+    ]
     on_fbgemm = backend().name == "fbgemm"
     assert [found.group() for call in called if (found := names.search(call))] == [
         "flatten_feature_lengths",
@@ -479,7 +577,11 @@ def test_graph_is_the_sequence_of_calls_of_the_document():
     assert "_fx_marker('KJT_ONE_TO_ALL_FORWARD_BEGIN', flatten_feature_lengths)" in code
     assert "split([2])" in code
     assert re.search(
-        r"KeyedTensor\(keys = \['product', 'user'\], length_per_key = \[4, 4\], values = \w+, key_dim = 1\)", code
+        (
+            r"KeyedTensor\(keys = \['product', 'user'\], length_per_key = \[4, 4\], values = \w+, "
+            r"key_dim = 1\)"
+        ),
+        code,
     )
 
 
@@ -529,7 +631,9 @@ def test_plans_that_cannot_be_carried_out_say_why(word, message):
 
 def test_environments_and_devices_that_cannot_serve_say_why():
     _, quantized = bags([table("things", 5, 4, "item")], torch.int8)
-    plan = construct_module_sharding_plan(quantized, {"things": table_wise(0)}, sharder_of(quantized), world_size=1)
+    plan = construct_module_sharding_plan(
+        quantized, {"things": table_wise(0)}, sharder_of(quantized), world_size=1
+    )
     assert plan["things"].compute_kernel == "quant"
     sharder = QuantEmbeddingBagCollectionSharder()
     with pytest.raises(ValueError, match="served from 'cpu' or 'cuda', not from 'meta'"):
@@ -539,6 +643,7 @@ def test_environments_and_devices_that_cannot_serve_say_why():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there_are_named():
     with pytest.raises(
-        ValueError, match=r"2 devices from cuda:0 to cuda:1 are requested, and this process sees 0 GPUs"
+        ValueError,
+        match=r"2 devices from cuda:0 to cuda:1 are requested, and this process sees 0 GPUs",
     ):
         serving_devices("cuda", 2)

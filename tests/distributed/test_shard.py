@@ -22,7 +22,9 @@ ALONE = ShardingEnv.from_local(1, 0)
 
 
 def batch() -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["item", "user"], torch.tensor([3, 1, 7]), lengths=torch.tensor([2, 1])).to(device())
+    return KeyedJaggedTensor(
+        ["item", "user"], torch.tensor([3, 1, 7]), lengths=torch.tensor([2, 1])
+    ).to(device())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,10 @@ def test_a_plan_may_leave_collections_out():
     words = {"item": table_wise(0), "user": table_wise(1)}
     plan = ShardingPlan({"1": construct_module_sharding_plan(model[1], words, world_size=2)})
     shard_modules(model, ShardingEnv.from_local(2, 0), plan=plan)
-    assert [type(part).__name__ for part in model] == ["EmbeddingBagCollection", "ShardedQuantEmbeddingBagCollection"]
+    assert [type(part).__name__ for part in model] == [
+        "EmbeddingBagCollection",
+        "ShardedQuantEmbeddingBagCollection",
+    ]
 
 
 def test_parts_on_the_meta_device_are_allocated_where_asked():
@@ -86,10 +91,21 @@ def test_what_cannot_be_sharded_says_why():
         shard(nn.Linear(1, 1), table_wise(rank=0), ALONE)
     with pytest.raises(ValueError, match="shard needs a process group, and none has been started"):
         shard(ebc, table_wise(rank=0))
-    with pytest.raises(ValueError, match="shard_modules needs a process group, and none has been started"):
+    with pytest.raises(
+        ValueError, match="shard_modules needs a process group, and none has been started"
+    ):
         shard_modules(nn.Sequential(ebc))
-    with pytest.raises(ValueError, match="the plan names module 'no', which the model does not have"):
-        plan = construct_module_sharding_plan(ebc, {"item": table_wise(0), "user": table_wise(0)}, world_size=1)
+    with pytest.raises(
+        ValueError, match="the plan names module 'no', which the model does not have"
+    ):
+        plan = construct_module_sharding_plan(
+            ebc, {"item": table_wise(0), "user": table_wise(0)}, world_size=1
+        )
         shard_modules(nn.Sequential(ebc), ALONE, plan=ShardingPlan({"no": plan}))
     with pytest.raises(TypeError, match=r"tables \['item'\] have generators such as table_wise"):
-        shard(ebc, {"item": table_wise(0), "user": plan["user"]}, ALONE, sharder=EmbeddingBagCollectionSharder())
+        shard(
+            ebc,
+            {"item": table_wise(0), "user": plan["user"]},
+            ALONE,
+            sharder=EmbeddingBagCollectionSharder(),
+        )

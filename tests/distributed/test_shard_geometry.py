@@ -1,4 +1,6 @@
-"""Sizes and offsets of shards: every type's pieces cover the table once, and lie where the type says."""
+"""Sizes and offsets of shards: every type's pieces cover the table once, and lie where the type
+says.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ from tutorec.distributed.shard_geometry import (
 )
 
 
-def cut(draw: st.DrawFn, kind: ShardingType, rows: int, columns: int, hosts: int, local_size: int) -> list[ShardPiece]:
+def cut(
+    draw: st.DrawFn, kind: ShardingType, rows: int, columns: int, hosts: int, local_size: int
+) -> list[ShardPiece]:
     """A plan's pieces of one table, on any ranks that the type allows."""
     world_size = hosts * local_size
     ranks = st.integers(0, world_size - 1)
     host = draw(st.integers(0, hosts - 1))
-    parts = draw(st.sampled_from([parts for parts in range(1, columns + 1) if columns % parts == 0]))
+    parts = draw(
+        st.sampled_from([parts for parts in range(1, columns + 1) if columns % parts == 0])
+    )
     widths = [columns // parts] * parts
     if kind is ShardingType.TABLE_WISE:
         return table_wise_pieces(rows, columns, draw(ranks))
@@ -46,7 +52,9 @@ def cut(draw: st.DrawFn, kind: ShardingType, rows: int, columns: int, hosts: int
         on_host = st.sampled_from(list(host_ranks(host, local_size)))
         return column_wise_pieces(rows, widths, [draw(on_host) for _ in widths])
     if kind is ShardingType.GRID_SHARD:
-        return grid_pieces(rows, widths, [draw(st.integers(0, hosts - 1)) for _ in widths], local_size)
+        return grid_pieces(
+            rows, widths, [draw(st.integers(0, hosts - 1)) for _ in widths], local_size
+        )
     return data_parallel_pieces(rows, columns, world_size)
 
 
@@ -112,7 +120,16 @@ def test_grid_pieces_stand_host_after_host():
         [ShardPiece(0, 0, 0, 4, 2), ShardPiece(1, 0, 0, 4, 2)],
         [ShardPiece(0, 0, 0, 4, 4), ShardPiece(1, 5, 0, 0, 4)],
     ],
-    ids=["nothing", "gap", "overlap", "outside", "negative", "columns overlap", "the same twice", "empty outside"],
+    ids=[
+        "nothing",
+        "gap",
+        "overlap",
+        "outside",
+        "negative",
+        "columns overlap",
+        "the same twice",
+        "empty outside",
+    ],
 )
 def test_pieces_with_gaps_or_overlaps_are_no_cover(pieces):
     assert not exact_cover(pieces, 4, 4)
@@ -132,8 +149,17 @@ def covers_by_cell(pieces: list[ShardPiece], rows: int, columns: int) -> bool:
 @given(
     st.lists(
         st.builds(
-            ShardPiece, st.just(0), st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)
-        ).filter(lambda piece: piece.row_offset + piece.rows <= 3 and piece.column_offset + piece.columns <= 3),
+            ShardPiece,
+            st.just(0),
+            st.integers(0, 2),
+            st.integers(0, 2),
+            st.integers(0, 3),
+            st.integers(0, 3),
+        ).filter(
+            lambda piece: (
+                piece.row_offset + piece.rows <= 3 and piece.column_offset + piece.columns <= 3
+            )
+        ),
         max_size=5,
     )
 )
@@ -141,7 +167,9 @@ def test_exact_cover_agrees_with_counting_cells(pieces):
     assert exact_cover(pieces, 3, 3) == covers_by_cell(pieces, 3, 3)
 
 
-def rectangles(draw: st.DrawFn, row: int, column: int, rows: int, columns: int, depth: int) -> list[ShardPiece]:
+def rectangles(
+    draw: st.DrawFn, row: int, column: int, rows: int, columns: int, depth: int
+) -> list[ShardPiece]:
     """A rectangle, cut in two again and again: covers that are no grid."""
     if depth == 0 or (rows < 2 and columns < 2) or draw(st.integers(0, 3)) == 0:
         return [ShardPiece(0, row, column, rows, columns)]
@@ -177,7 +205,9 @@ def test_five_hundred_shards_are_checked_in_few_steps():
             return int(self) < int(other)
 
     counted = [
-        ShardPiece(piece.rank, Counted(piece.row_offset), piece.column_offset, piece.rows, piece.columns)
+        ShardPiece(
+            piece.rank, Counted(piece.row_offset), piece.column_offset, piece.rows, piece.columns
+        )
         for piece in pieces
     ]
     assert exact_cover(counted, 4096, 512)
@@ -197,17 +227,61 @@ def entry(kind: ShardingType, pieces: list[ShardPiece]):
             row_wise_pieces(8, 4, [0, 1]),
             "is table_wise, which is one shard, and the plan has 2",
         ),
-        (ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0, 1]), r"each of ranks 0 to 3, in this order.* has \[0, 1\]"),
-        (ShardingType.ROW_WISE, row_wise_pieces(8, 4, [1, 0, 2, 3]), r"and the plan has \[1, 0, 2, 3\]"),
-        (ShardingType.ROW_WISE, grid_pieces(8, [2, 2], [0, 1], 2), "is row_wise, which is a range of rows on each"),
-        (ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [1, 2]), r"has ranks \[1, 2\] where \[0, 1\] are a host"),
-        (ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, range(4)), r"has ranks \[0, 1, 2, 3\] where \[0, 1\] are"),
-        (ShardingType.TABLE_ROW_WISE, grid_pieces(8, [2, 2], [0, 1], 2), "one range of columns, and the plan has 2"),
-        (ShardingType.GRID_SHARD, column_wise_pieces(8, [2, 2], [0, 2]), r"has ranks \[0\] where \[0, 1\] are a host"),
-        (ShardingType.COLUMN_WISE, row_wise_pieces(8, 4, [0, 1]), "8 rows and at least one column.* 4 x 4 on rank 0"),
-        (ShardingType.TABLE_COLUMN_WISE, column_wise_pieces(8, [2, 2], [1, 2]), r"\[1, 2\] on hosts \[0, 1\]"),
-        (ShardingType.COLUMN_WISE, column_wise_pieces(8, [2, 2], [1, 4]), "on rank 4, and the world has 4 ranks: 0 to"),
-        (ShardingType.COLUMN_WISE, column_wise_pieces(8, [2], [1]), "do not cover its 8 x 4 rows and columns once"),
+        (
+            ShardingType.ROW_WISE,
+            row_wise_pieces(8, 4, [0, 1]),
+            r"each of ranks 0 to 3, in this order.* has \[0, 1\]",
+        ),
+        (
+            ShardingType.ROW_WISE,
+            row_wise_pieces(8, 4, [1, 0, 2, 3]),
+            r"and the plan has \[1, 0, 2, 3\]",
+        ),
+        (
+            ShardingType.ROW_WISE,
+            grid_pieces(8, [2, 2], [0, 1], 2),
+            "is row_wise, which is a range of rows on each",
+        ),
+        (
+            ShardingType.TABLE_ROW_WISE,
+            row_wise_pieces(8, 4, [1, 2]),
+            r"has ranks \[1, 2\] where \[0, 1\] are a host",
+        ),
+        (
+            ShardingType.TABLE_ROW_WISE,
+            row_wise_pieces(8, 4, range(4)),
+            r"has ranks \[0, 1, 2, 3\] where \[0, 1\] are",
+        ),
+        (
+            ShardingType.TABLE_ROW_WISE,
+            grid_pieces(8, [2, 2], [0, 1], 2),
+            "one range of columns, and the plan has 2",
+        ),
+        (
+            ShardingType.GRID_SHARD,
+            column_wise_pieces(8, [2, 2], [0, 2]),
+            r"has ranks \[0\] where \[0, 1\] are a host",
+        ),
+        (
+            ShardingType.COLUMN_WISE,
+            row_wise_pieces(8, 4, [0, 1]),
+            "8 rows and at least one column.* 4 x 4 on rank 0",
+        ),
+        (
+            ShardingType.TABLE_COLUMN_WISE,
+            column_wise_pieces(8, [2, 2], [1, 2]),
+            r"\[1, 2\] on hosts \[0, 1\]",
+        ),
+        (
+            ShardingType.COLUMN_WISE,
+            column_wise_pieces(8, [2, 2], [1, 4]),
+            "on rank 4, and the world has 4 ranks: 0 to",
+        ),
+        (
+            ShardingType.COLUMN_WISE,
+            column_wise_pieces(8, [2], [1]),
+            "do not cover its 8 x 4 rows and columns once",
+        ),
         (
             ShardingType.DATA_PARALLEL,
             data_parallel_pieces(8, 4, 2),
@@ -230,7 +304,9 @@ def test_a_replicated_table_with_shards_is_refused():
 def test_ranks_that_are_not_those_of_the_shards_are_refused():
     sharding = entry(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 0))
     sharding.ranks = [1]
-    with pytest.raises(ValueError, match=r"names ranks \[1\] for table 't', and places its shards on ranks \[0\]"):
+    with pytest.raises(
+        ValueError, match=r"names ranks \[1\] for table 't', and places its shards on ranks \[0\]"
+    ):
         placed_pieces("t", (8, 4), sharding, world_size=2, local_size=2)
     sharding.ranks = None
     assert len(placed_pieces("t", (8, 4), sharding, world_size=2, local_size=2)) == 1
@@ -238,7 +314,9 @@ def test_ranks_that_are_not_those_of_the_shards_are_refused():
 
 def test_hosts_of_unequal_size_are_refused_where_a_type_needs_hosts():
     rows = entry(ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [0, 1]))
-    with pytest.raises(ValueError, match="hosts of as many ranks each, and 3 ranks are not a multiple of 2"):
+    with pytest.raises(
+        ValueError, match="hosts of as many ranks each, and 3 ranks are not a multiple of 2"
+    ):
         placed_pieces("t", (8, 4), rows, world_size=3, local_size=2)
     columns = entry(ShardingType.COLUMN_WISE, column_wise_pieces(8, [2, 2], [0, 2]))
     assert len(placed_pieces("t", (8, 4), columns, world_size=3, local_size=2)) == 2
@@ -246,7 +324,9 @@ def test_hosts_of_unequal_size_are_refused_where_a_type_needs_hosts():
 
 def test_placed_pieces_stand_in_column_and_row_order():
     pieces = grid_pieces(8, [2, 2], [1, 0], 2)
-    placed = placed_pieces("t", (8, 4), entry(ShardingType.GRID_SHARD, pieces[::-1]), world_size=4, local_size=2)
+    placed = placed_pieces(
+        "t", (8, 4), entry(ShardingType.GRID_SHARD, pieces[::-1]), world_size=4, local_size=2
+    )
     assert list(placed) == pieces
 
 

@@ -1,4 +1,6 @@
-"""Predicted bytes, by hand for each type; `simulate/test_simulated_bytes.py` compares them with what is sent."""
+"""Predicted bytes, by hand for each type; `simulate/test_simulated_bytes.py` compares them with
+what is sent.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-def placed(kind: ShardingType, pieces: list[ShardPiece], rows: int = 8, **changes: Any) -> PlacedTable:
+def placed(
+    kind: ShardingType, pieces: list[ShardPiece], rows: int = 8, **changes: Any
+) -> PlacedTable:
     facts: dict[str, Any] = {
         "name": "t",
         "rows": rows,
@@ -87,7 +91,9 @@ BATCHES = StepBatches(SAMPLES, share)
 
 
 def matrix(traffic: Bytes, stage: str) -> list[list[int]]:
-    return [[traffic[stage, source, destination] for destination in range(4)] for source in range(4)]
+    return [
+        [traffic[stage, source, destination] for destination in range(4)] for source in range(4)
+    ]
 
 
 def test_table_wise_bytes_are_those_of_the_hand():
@@ -109,11 +115,20 @@ def test_column_wise_sends_ids_to_every_slice():
 
 
 def test_row_wise_sends_a_part_of_every_sum():
-    traffic = step_traffic([placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, range(4)))], BATCHES)
+    traffic = step_traffic(
+        [placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, range(4)))], BATCHES
+    )
     # 2 of 8 rows a rank: a quarter of 40 ids, and all 4 lengths.
     assert matrix(traffic, IDS)[3] == [4 * (4 + 10)] * 3 + [0]
-    assert matrix(traffic, ROWS) == [[0, 32, 48, 64], [16, 0, 48, 64], [16, 32, 0, 64], [16, 32, 48, 0]]
-    assert matrix(traffic, GRADIENTS) == [list(row) for row in zip(*matrix(traffic, ROWS), strict=True)]
+    assert matrix(traffic, ROWS) == [
+        [0, 32, 48, 64],
+        [16, 0, 48, 64],
+        [16, 32, 0, 64],
+        [16, 32, 48, 0],
+    ]
+    assert matrix(traffic, GRADIENTS) == [
+        list(row) for row in zip(*matrix(traffic, ROWS), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,9 +140,15 @@ def test_row_wise_sends_a_part_of_every_sum():
 )
 def test_rows_split_inside_a_host_are_added_there_and_cross_once(kind, pieces):
     traffic = step_traffic([placed(kind, pieces)], BATCHES, local_size=2)
-    # 16 bytes a sample. Rank 2 adds for ranks 0 and 2, with 1 + 3 samples; rank 3 for 1 and 3, with 2 + 4.
+    # 16 bytes a sample. Rank 2 adds for ranks 0 and 2, with 1 + 3 samples; rank 3 for 1 and 3, with
+    # 2 + 4.
     assert matrix(traffic, ROWS) == [[0] * 4, [0] * 4, [16, 0, 0, 16 * 6], [0, 32, 16 * 4, 0]]
-    assert matrix(traffic, GRADIENTS) == [[0, 0, 16, 0], [0, 0, 0, 32], [0, 0, 0, 64], [0, 0, 96, 0]]
+    assert matrix(traffic, GRADIENTS) == [
+        [0, 0, 16, 0],
+        [0, 0, 0, 32],
+        [0, 0, 0, 64],
+        [0, 0, 96, 0],
+    ]
 
 
 def test_rows_that_are_not_pooled_go_back_to_their_ids():
@@ -137,13 +158,21 @@ def test_rows_that_are_not_pooled_go_back_to_their_ids():
 
 
 def test_weights_strides_wide_ids_and_narrow_rows_have_their_price():
-    one = [placed(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1), weighted=True, features=("f", "f"))]
-    traffic = step_traffic(one, StepBatches(SAMPLES, share, variable=True), row_bytes=2, gradient_bytes=4)
+    one = [
+        placed(
+            ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1), weighted=True, features=("f", "f")
+        )
+    ]
+    traffic = step_traffic(
+        one, StepBatches(SAMPLES, share, variable=True), row_bytes=2, gradient_bytes=4
+    )
     assert traffic[WEIGHTS, 0, 1] == 4 * 20
     assert (traffic[STRIDES, 0, 1], traffic[STRIDES, 1, 0]) == (16, 0)
     assert (traffic[ROWS, 1, 0], traffic[GRADIENTS, 0, 1]) == (16, 32)
     for rows_of_table, id_bytes in ((2**31 - 1, 4), (2**31, 8)):
-        large = placed(ShardingType.TABLE_WISE, table_wise_pieces(rows_of_table, 4, 1), rows_of_table)
+        large = placed(
+            ShardingType.TABLE_WISE, table_wise_pieces(rows_of_table, 4, 1), rows_of_table
+        )
         ten = StepBatches(SAMPLES, lambda rank, feature, first, end: 10)
         assert step_traffic([large], ten)[IDS, 0, 1] == id_bytes * 11
 
@@ -166,7 +195,10 @@ def test_a_replicated_table_sends_what_was_looked_up_while_that_is_less_than_the
     rows = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(63, 4, 4), 63, pooling="none")
     not_pooled = step_traffic([rows], ten)
     assert matrix(not_pooled, COPIES_SIZES)[0][1] == 8
-    assert (matrix(not_pooled, COPIES_IDS)[2][0], matrix(not_pooled, COPIES_ROWS)[2][0]) == (120, 480)
+    assert (matrix(not_pooled, COPIES_IDS)[2][0], matrix(not_pooled, COPIES_ROWS)[2][0]) == (
+        120,
+        480,
+    )
 
 
 def test_numbers_that_do_not_divide_are_summed_by_the_first_ranks():
@@ -199,15 +231,26 @@ def test_stages_are_called_as_the_exchanges_call_them():
     assert (IDS, WEIGHTS) == (kjt.IDS_STAGE, kjt.WEIGHTS_STAGE)
     assert (ROWS, GRADIENTS) == (rows.ROWS_STAGE, rows.GRADIENTS_STAGE)
     assert (COPIES_SIZES, COPIES_IDS) == (sparse_gradients.SIZES_STAGE, sparse_gradients.IDS_STAGE)
-    assert (COPIES_WEIGHTS, COPIES_ROWS) == (sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE)
+    assert (COPIES_WEIGHTS, COPIES_ROWS) == (
+        sparse_gradients.WEIGHTS_STAGE,
+        sparse_gradients.ROWS_STAGE,
+    )
     assert sparse_gradients.SUMS_STAGE == COPIES_SUMS
 
 
 def test_numbers_of_batches_are_counted_by_feature_and_range():
-    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 0, 3, 3, 1]), lengths=torch.tensor([0, 3, 1, 1]))
+    batch = KeyedJaggedTensor(
+        ["f", "g"], torch.tensor([7, 0, 3, 3, 1]), lengths=torch.tensor([0, 3, 1, 1])
+    )
     found = StepBatches.of([batch, batch])
     assert found.samples == [{"f": 2, "g": 2}] * 2
-    assert [found.ids(1, "f", *ends) for ends in ((0, 8), (0, 3), (3, 7), (7, 8), (8, 8))] == [3, 1, 1, 1, 0]
+    assert [found.ids(1, "f", *ends) for ends in ((0, 8), (0, 3), (3, 7), (7, 8), (8, 8))] == [
+        3,
+        1,
+        1,
+        1,
+        0,
+    ]
     assert [found.ids(0, "g", *ends) for ends in ((0, 2), (2, 4))] == [1, 1]
     assert not found.variable
 
@@ -217,20 +260,30 @@ def cases_with_copies(draw: st.DrawFn, world_size: int, local_size: int) -> Case
     """A case in which some tables are replicated."""
     case = draw(cases(world_size, local_size))
     copied: Word = ("dp", None)
-    return replace(case, words={name: draw(st.sampled_from([copied, word, word])) for name, word in case.words.items()})
+    return replace(
+        case,
+        words={
+            name: draw(st.sampled_from([copied, word, word])) for name, word in case.words.items()
+        },
+    )
 
 
 Found = tuple[Traffic, list[PlacedTable]]
 
 
-def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool, pooled: bool) -> list[Found]:
+def count_cases(
+    rank: int, world_size: int, drawn: list[Case], narrow: bool, pooled: bool
+) -> list[Found]:
     """What this rank sends in the second step of each case, and the tables as they were placed."""
     env = ShardingEnv.from_process_group(group())
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
     codecs = get_qcomm_codecs_registry(config) if narrow else None
     found = []
     for case in drawn:
-        words = {name: data_parallel() if word[0] == "dp" else generator(word) for name, word in case.words.items()}
+        words = {
+            name: data_parallel() if word[0] == "dp" else generator(word)
+            for name, word in case.words.items()
+        }
         features = batch_of(case, rank)
         unsharded = collection(case) if pooled else row_collection(case)
         sharder = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# The group's threads end with the last reference to it. A process of its own: imports happen once in each.
+# The group's threads end with the last reference to it. A process of its own: imports happen once
+# in each.
 SCRIPT = """
 import gc, os, sys, weakref
 import torch, torch.distributed as dist
@@ -27,7 +28,7 @@ gc.collect()
 dist.destroy_process_group()
 names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
 print(group(), [name for name in names if "gloo" in name])
-"""
+"""  # noqa: E501
 
 
 def ended(folder, imported: str) -> str:

@@ -1,4 +1,6 @@
-"""Ranks that come late to every collective compute the same bits: nothing depends on who is first."""
+"""Ranks that come late to every collective compute the same bits: nothing depends on
+who is first.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from itertools import product
 
 import pytest
 import torch
-from distributed.cases import KINDS, batch, coefficients, collection, held, samples_of, seed_of, shard
+from distributed.cases import (
+    KINDS,
+    batch,
+    coefficients,
+    collection,
+    held,
+    samples_of,
+    seed_of,
+    shard,
+)
 from torch import Tensor
 
 from tutorec.distributed import comm
@@ -37,7 +48,9 @@ def late(rank: int, draw_from: int | None) -> Iterator[list[str]]:
         comm.observers.remove(sleep)
 
 
-def trained(rank: int, world_size: int, kinds: list[str], draw_from: int | None) -> dict[str, list[Tensor]]:
+def trained(
+    rank: int, world_size: int, kinds: list[str], draw_from: int | None
+) -> dict[str, list[Tensor]]:
     """Outputs of every step, then rows and state, of each kind."""
     found: dict[str, list[Tensor]] = {}
     for kind in kinds:
@@ -46,19 +59,31 @@ def trained(rank: int, world_size: int, kinds: list[str], draw_from: int | None)
             outputs = []
             for step in range(STEPS):
                 # Two batches are on their way at once, and the second is asked for first.
-                first, second = (sharded(batch(seed_of(rank, 10 * step + i), samples_of(rank, step))) for i in range(2))
+                first, second = (
+                    sharded(batch(seed_of(rank, 10 * step + i), samples_of(rank, step)))
+                    for i in range(2)
+                )
                 outputs += [second.values(), first.values()]
-                loss = sum((out * coefficients(out, seed_of(rank, step))).sum() for out in outputs[-2:])
+                loss = sum(
+                    (out * coefficients(out, seed_of(rank, step))).sum() for out in outputs[-2:]
+                )
                 assert isinstance(loss, Tensor), "two batches have a loss"
                 loss.backward()
         assert world_size == 1 or stages, "a step sends something"
-        rest = [part for own in held(sharded).values() for _, rows, states in own for part in (rows, *states.values())]
+        rest = [
+            part
+            for own in held(sharded).values()
+            for _, rows, states in own
+            for part in (rows, *states.values())
+        ]
         found[kind] = [*(out.detach() for out in outputs), *rest]
     return found
 
 
 @pytest.mark.parametrize(
-    ("world_size", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)], ids=["w2", "w4"]
+    ("world_size", "hosts"),
+    [(2, 1), pytest.param(4, 2, marks=pytest.mark.world4)],
+    ids=["w2", "w4"],
 )
 def test_random_sleeps_before_every_collective_change_no_bit(ranks, world_size, hosts):
     kinds = [*KINDS, "mixed"]
@@ -68,4 +93,6 @@ def test_random_sleeps_before_every_collective_change_no_bit(ranks, world_size, 
         shaken = pool.run(trained, kinds=kinds, draw_from=draw_from)
         for rank, kind in product(range(world_size), kinds):
             pairs = zip(calm[rank][kind], shaken[rank][kind], strict=True)
-            assert all(torch.equal(x, y) for x, y in pairs), f"{kind}, rank {rank}, sleeps {draw_from}"
+            assert all(torch.equal(x, y) for x, y in pairs), (
+                f"{kind}, rank {rank}, sleeps {draw_from}"
+            )

@@ -37,8 +37,13 @@ def stored(rank: int, world_size: int) -> dict[str, Any]:
     before = local_weights(sharded)
     kinds = {type(value).__name__ for value in state.values()}
     shapes = {name: list(value.size()) for name, value in state.items()}
-    shards = {name: [list(s.metadata.shard_sizes) for s in value.local_shards()] for name, value in state.items()}
-    copies = {name: [s.tensor.clone() for s in value.local_shards()] for name, value in state.items()}
+    shards = {
+        name: [list(s.metadata.shard_sizes) for s in value.local_shards()]
+        for name, value in state.items()
+    }
+    copies = {
+        name: [s.tensor.clone() for s in value.local_shards()] for name, value in state.items()
+    }
     sharded(batch(rank, 3)).values().sum().backward()
     live = all(
         torch.equal(s.tensor.cpu(), local_weights(sharded)[name.split(".")[1]])
@@ -70,7 +75,9 @@ def test_every_rank_names_every_table_and_loads_its_own(ranks):
     for rank, found in enumerate(ranks(2).run(stored)):
         assert found["kinds"] == {"ShardedTensor"}
         sizes = {"t0": [11, 8], "t1": [7, 4], "t2": [9, 6]}
-        assert found["shapes"] == {f"embedding_bags.{name}.weight": size for name, size in sizes.items()}
+        assert found["shapes"] == {
+            f"embedding_bags.{name}.weight": size for name, size in sizes.items()
+        }
         assert found["shards"] == {
             f"embedding_bags.{name}.weight": [size] if home(index, 2) == rank else []
             for index, (name, size) in enumerate(sizes.items())
@@ -106,7 +113,8 @@ def other_plan(rank: int, world_size: int) -> str:
     ebc = collection()
     sharded = shard(ebc)
     moved = [table for table in sharded._tables]
-    # The same tables as if rank 0 and rank 1 had changed places: what is stored there is not what is held here.
+    # The same tables as if rank 0 and rank 1 had changed places: what is stored there is not what
+    # is held here.
     held = {
         table.name: [torch.zeros(table.rows, table.columns, device=device())]
         for table in moved
@@ -144,7 +152,10 @@ def assigned(rank: int, world_size: int, kind: str) -> list[bool]:
     found = [torch.equal(pooled.values(), expected(features).values())]
     before = {name: weight.clone() for name, weight in sharded.named_parameters()}
     pooled.values().sum().backward()
-    return [*found, *(not torch.equal(weight, before[name]) for name, weight in sharded.named_parameters())]
+    return [
+        *found,
+        *(not torch.equal(weight, before[name]) for name, weight in sharded.named_parameters()),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
@@ -161,7 +172,10 @@ def written_into(rank: int, world_size: int, kernel: str, path: str) -> dict[str
             parameter.zero_()
     # A dense kernel has no state, and torch stores no empty dict.
     states = [
-        {"rows": each.state_dict(), **(each.fused_optimizer.state_dict() if kernel == "fused" else {})}
+        {
+            "rows": each.state_dict(),
+            **(each.fused_optimizer.state_dict() if kernel == "fused" else {}),
+        }
         for each in (stored, other)
     ]
     with warnings.catch_warnings():
@@ -174,7 +188,9 @@ def written_into(rank: int, world_size: int, kernel: str, path: str) -> dict[str
 
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
-def test_what_is_written_into_a_state_dict_is_in_the_tables_those_of_padded_rows_too(ranks, tmp_path, kernel):
+def test_what_is_written_into_a_state_dict_is_in_the_tables_those_of_padded_rows_too(
+    ranks, tmp_path, kernel
+):
     found = ranks(2).run(written_into, kernel=kernel, path=str(tmp_path))
     for each in found:
         assert all(each.values()), each
@@ -187,10 +203,14 @@ def on_a_part_of_the_ranks(rank: int, world_size: int, kind: str) -> bool:
     parts: list[Any] = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     env = ShardingEnv.from_process_group(parts[rank % 2])
     ebc, empty = collection(), collection()
-    empty.load_state_dict({name: torch.zeros_like(weight) for name, weight in ebc.state_dict().items()})
+    empty.load_state_dict(
+        {name: torch.zeros_like(weight) for name, weight in ebc.state_dict().items()}
+    )
     words = {name: word(kind, index, 2, 2) for index, name in enumerate(ebc.embedding_bags)}
     plan = construct_module_sharding_plan(ebc, words, local_size=2, world_size=2)
-    stored, loaded = (EmbeddingBagCollectionSharder().shard(each, plan, env) for each in (ebc, empty))
+    stored, loaded = (
+        EmbeddingBagCollectionSharder().shard(each, plan, env) for each in (ebc, empty)
+    )
     loaded.load_state_dict(stored.state_dict())
     return torch.equal(loaded(batch(0, 3)).values(), stored(batch(0, 3)).values())
 
@@ -201,24 +221,45 @@ def test_tables_on_a_part_of_the_ranks_are_stored_and_loaded(ranks, kind):
     assert all(ranks(4).run(on_a_part_of_the_ranks, kind=kind))
 
 
-def placed(kind: ShardingType, pieces: list[ShardPiece], rows: int = 5, columns: int = 4) -> PlacedTable:
+def placed(
+    kind: ShardingType, pieces: list[ShardPiece], rows: int = 5, columns: int = 4
+) -> PlacedTable:
     kernel = EmbeddingComputeKernel.FUSED
     return PlacedTable(
-        "t", rows, columns, torch.float32, "sum", False, ("f",), ("f",), kind, kernel, None, tuple(pieces)
+        "t",
+        rows,
+        columns,
+        torch.float32,
+        "sum",
+        False,
+        ("f",),
+        ("f",),
+        kind,
+        kernel,
+        None,
+        tuple(pieces),
     )
 
 
 WHOLE = torch.arange(20.0).view(5, 4)
 PLANS = {
-    "rows on 4 ranks, the last one's empty": placed(ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(4))),
-    "columns, two pieces on rank 2": placed(ShardingType.COLUMN_WISE, column_wise_pieces(5, [1, 2, 1], [2, 0, 2])),
-    "a grid of two slices on one host": placed(ShardingType.GRID_SHARD, grid_pieces(5, [2, 2], [1, 1], 2)),
+    "rows on 4 ranks, the last one's empty": placed(
+        ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(4))
+    ),
+    "columns, two pieces on rank 2": placed(
+        ShardingType.COLUMN_WISE, column_wise_pieces(5, [1, 2, 1], [2, 0, 2])
+    ),
+    "a grid of two slices on one host": placed(
+        ShardingType.GRID_SHARD, grid_pieces(5, [2, 2], [1, 1], 2)
+    ),
     "a replicated table": placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(5, 4, 4)),
 }
 
 
 def pieces_there_and_back(rank: int, world_size: int) -> dict[str, list[Any]]:
-    """For each plan: what a stored state holds here, whether it and the whole table load, and who refuses it."""
+    """For each plan: what a stored state holds here, whether it and the whole table load, and who
+    refuses it.
+    """
     env, stored = ShardingEnv.from_process_group(group()), on_rank(WHOLE)
     found: dict[str, list[Any]] = {}
     states: dict[str, Any] = {}
@@ -226,19 +267,29 @@ def pieces_there_and_back(rank: int, world_size: int) -> dict[str, list[Any]]:
         warnings.simplefilter("error")
         for name, table in PLANS.items():
             mine = [
-                stored[p.row_offset : p.row_offset + p.rows, p.column_offset : p.column_offset + p.columns].contiguous()
+                stored[
+                    p.row_offset : p.row_offset + p.rows,
+                    p.column_offset : p.column_offset + p.columns,
+                ].contiguous()
                 for p in table.pieces
                 if p.rank == rank
             ]
             states[name] = sharded_state([table], {"t": mine}, env, device())
             held = [
-                local_state([table], loaded, rank).get("t", []) for loaded in (states[name], {"t": stored}, {"t": None})
+                local_state([table], loaded, rank).get("t", [])
+                for loaded in (states[name], {"t": stored}, {"t": None})
             ]
             same = [
-                len(each) == len(mine) and all(torch.equal(a, b) for a, b in zip(each, mine, strict=True))
+                len(each) == len(mine)
+                and all(torch.equal(a, b) for a, b in zip(each, mine, strict=True))
                 for each in held[:2]
             ]
-            found[name] = [type(states[name]["t"]).__name__, [list(rows.shape) for rows in mine], same, held[2]]
+            found[name] = [
+                type(states[name]["t"]).__name__,
+                [list(rows.shape) for rows in mine],
+                same,
+                held[2],
+            ]
         for name, table in PLANS.items():
             refused = []
             for other, state in states.items():
@@ -261,7 +312,9 @@ def test_several_empty_and_replicated_pieces_are_stored_and_loaded(ranks):
             grid: "ShardedTensor",
             replicated: "Tensor",
         }
-        assert all(same == [True, True] and absent == [] for _, _, same, absent, _ in found.values())
+        assert all(
+            same == [True, True] and absent == [] for _, _, same, absent, _ in found.values()
+        )
         # A replicated table's rows are a plain tensor, which every plan can take its part of.
         assert all(replicated not in refused for *_, refused in found.values())
         assert found[replicated][-1] == [rows, columns, grid]

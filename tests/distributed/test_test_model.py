@@ -17,7 +17,10 @@ from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
-TABLES = [EmbeddingBagConfig(20 + i, 4 * i + 4, f"t{i}", feature_names=[f"f{i}", f"g{i}"]) for i in range(2)]
+TABLES = [
+    EmbeddingBagConfig(20 + i, 4 * i + 4, f"t{i}", feature_names=[f"f{i}", f"g{i}"])
+    for i in range(2)
+]
 WEIGHTED = [EmbeddingBagConfig(30, 8, "w", feature_names=["h"])]
 
 
@@ -28,7 +31,9 @@ def _jagged(batch: ModelInput) -> list[KeyedJaggedTensor]:
 
 @pytest.mark.parametrize("variable", [False, True])
 def test_the_ranks_batches_are_parts_of_the_batch_of_all(variable: bool) -> None:
-    whole, parts = ModelInput.generate(4, 3, 5, TABLES, WEIGHTED, variable_batch_size=variable, random_seed=1)
+    whole, parts = ModelInput.generate(
+        4, 3, 5, TABLES, WEIGHTED, variable_batch_size=variable, random_seed=1
+    )
     assert torch.equal(torch.cat([part.float_features for part in parts]), whole.float_features)
     assert torch.equal(torch.cat([part.label for part in parts]), whole.label)
     for of_whole, *of_parts in zip(_jagged(whole), *map(_jagged, parts), strict=True):
@@ -45,13 +50,17 @@ def test_the_ranks_batches_are_parts_of_the_batch_of_all(variable: bool) -> None
 
 def test_lengths_and_ids_stay_below_their_limits() -> None:
     limits = [1, 2, 3, 4]
-    whole, _ = ModelInput.generate(64, 2, 5, TABLES, WEIGHTED, tables_pooling=[3, 6], max_feature_lengths=limits)
+    whole, _ = ModelInput.generate(
+        64, 2, 5, TABLES, WEIGHTED, tables_pooling=[3, 6], max_feature_lengths=limits
+    )
     plain = _jagged(whole)[0]
     for key, limit, rows in zip(plain.keys(), limits, [20, 20, 21, 21], strict=True):
         assert 1 <= int(plain[key].lengths().min()) <= int(plain[key].lengths().max()) <= limit
         assert int(plain[key].values().max()) < rows
     zeros, _ = ModelInput.generate(4, 2, 5, TABLES, [], randomize_indices=False)
-    assert zeros.idscore_features is None and not zeros.label.any() and not zeros.float_features.any()
+    assert (
+        zeros.idscore_features is None and not zeros.label.any() and not zeros.float_features.any()
+    )
     assert zeros.idlist_features is not None and not zeros.idlist_features.values().any()
 
 
@@ -62,13 +71,20 @@ def test_a_mean_length_for_too_few_tables_is_refused() -> None:
 
 def test_the_model_is_its_parts_in_plain_torch() -> None:
     [batch] = ModelInput.generate(6, 1, 10, TABLES, WEIGHTED, random_seed=2)[1]
-    model = TestSparseNN(TABLES, weighted_tables=WEIGHTED, submodule_kwargs={"dense_arch_hidden_sizes": [7]})
-    pooled = [model.sparse.ebc(_jagged(batch)[0]).values(), model.sparse.weighted_ebc(_jagged(batch)[1]).values()]
+    model = TestSparseNN(
+        TABLES, weighted_tables=WEIGHTED, submodule_kwargs={"dense_arch_hidden_sizes": [7]}
+    )
+    pooled = [
+        model.sparse.ebc(_jagged(batch)[0]).values(),
+        model.sparse.weighted_ebc(_jagged(batch)[1]).values(),
+    ]
     columns = torch.cat([model.dense(batch.float_features), *pooled], dim=1)
     expected = model.over.dhn_arch(columns).mean(1).sigmoid() + 1
     loss, prediction = model(batch)
     torch.testing.assert_close(prediction, expected)
-    torch.testing.assert_close(loss, nn.functional.binary_cross_entropy_with_logits(expected, batch.label))
+    torch.testing.assert_close(
+        loss, nn.functional.binary_cross_entropy_with_logits(expected, batch.label)
+    )
     assert torch.equal(model.eval()(batch), prediction)
 
 
@@ -101,13 +117,25 @@ def _train(rank: int, world_size: int, kind: str, kernel: str) -> list[Tensor]:
     topology = Topology(world_size, device().type)
     names = [table.name for table in [*TABLES, *WEIGHTED]]
     constraints = {name: ParameterConstraints(min_partition=4) for name in names}
-    plan = EmbeddingShardingPlanner(topology, constraints=constraints).collective_plan(model, [sharder])
-    assert {entry.sharding_type for module in plan.plan.values() for entry in module.values()} == {kind}
-    sharded = DistributedModelParallel(model.to(device()), device=device(), plan=plan, sharders=[sharder])
-    optimizer = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())), lambda params: torch.optim.SGD(params, lr=0.5)
+    plan = EmbeddingShardingPlanner(topology, constraints=constraints).collective_plan(
+        model, [sharder]
     )
-    batches = iter([ModelInput.generate(4, world_size, 10, TABLES, WEIGHTED, random_seed=s)[1][rank] for s in range(3)])
+    assert {entry.sharding_type for module in plan.plan.values() for entry in module.values()} == {
+        kind
+    }
+    sharded = DistributedModelParallel(
+        model.to(device()), device=device(), plan=plan, sharders=[sharder]
+    )
+    optimizer = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(sharded.named_parameters())),
+        lambda params: torch.optim.SGD(params, lr=0.5),
+    )
+    batches = iter(
+        [
+            ModelInput.generate(4, world_size, 10, TABLES, WEIGHTED, random_seed=s)[1][rank]
+            for s in range(3)
+        ]
+    )
     pipeline = TrainPipelineSparseDist(sharded, optimizer, device())
     return [pipeline.progress(batches)[1].detach().cpu() for _ in range(3)]
 

@@ -47,8 +47,12 @@ from tutorec.types import DataType
 RATE = 0.1
 
 
-def one_dense_table(rank: int, world_size: int) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A planner that is asked for one kernel, all tables with an optimizer in backward, and one of the caller's."""
+def one_dense_table(
+    rank: int, world_size: int
+) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A planner that is asked for one kernel, all tables with an optimizer in backward, and one of
+    the caller's.
+    """
     model = nn.Sequential(collection())
     constraints = {"t1": ParameterConstraints(compute_kernels=["dense"])}
     others = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in ("t0", "t2")}
@@ -57,7 +61,9 @@ def one_dense_table(rank: int, world_size: int) -> tuple[str, dict[str, torch.Te
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": RATE})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "table 't1' has the compute kernel 'dense'")
-        parallel = DistributedModelParallel(model, plan=plan, sharders=[EmbeddingBagCollectionSharder()])
+        parallel = DistributedModelParallel(
+            model, plan=plan, sharders=[EmbeddingBagCollectionSharder()]
+        )
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(parallel.module.named_parameters())),
         lambda params: RowWiseAdagrad(params, lr=RATE, eps=1e-8),
@@ -68,13 +74,18 @@ def one_dense_table(rank: int, world_size: int) -> tuple[str, dict[str, torch.Te
         parallel(batch(10 * step + rank, 4)).values().square().sum().backward()
         optimizer.step()
     weights = {name: value.detach().clone() for name, value in parallel.module.named_parameters()}
-    return plan.plan["0"]["t1"].sharding_type, {name: p.detach() for name, p in dense.params.items()}, weights
+    return (
+        plan.plan["0"]["t1"].sharding_type,
+        {name: p.detach() for name, p in dense.params.items()},
+        weights,
+    )
 
 
 def test_a_table_that_is_asked_to_be_dense_is_replicated_and_trained_by_the_caller(ranks):
     model = collection()
     optimizers = [
-        RowWiseAdagrad([bag.get_parameter("weight")], lr=RATE, eps=1e-8) for bag in model.embedding_bags.values()
+        RowWiseAdagrad([bag.get_parameter("weight")], lr=RATE, eps=1e-8)
+        for bag in model.embedding_bags.values()
     ]
     for step in range(3):
         for optimizer in optimizers:
@@ -87,22 +98,36 @@ def test_a_table_that_is_asked_to_be_dense_is_replicated_and_trained_by_the_call
         assert kind == "data_parallel"
         assert [*by_caller] == ["0.embedding_bags.t1.weight"]
         for name, weight in weights.items():
-            torch.testing.assert_close(weight, model.get_parameter(name.removeprefix("0.")).detach(), msg=name)
+            torch.testing.assert_close(
+                weight, model.get_parameter(name.removeprefix("0.")).detach(), msg=name
+            )
 
 
 def test_neutral_settings_of_torchrec_are_accepted():
-    neutral = {"output_dtype": DataType.FP32, "bounds_check_mode": BoundsCheckMode.IGNORE, "enforce_hbm": None}
-    spec = optimizer_spec({"learning_rate": 0.5, "stochastic_rounding": False, "prefetch_pipeline": False, **neutral})
+    neutral = {
+        "output_dtype": DataType.FP32,
+        "bounds_check_mode": BoundsCheckMode.IGNORE,
+        "enforce_hbm": None,
+    }
+    spec = optimizer_spec(
+        {"learning_rate": 0.5, "stochastic_rounding": False, "prefetch_pipeline": False, **neutral}
+    )
     assert spec == optimizer_spec({"learning_rate": 0.5})
-    with pytest.raises(ValueError, match=r"output_dtype=FP16 is not what rows leave sharded tables in, DataType\.FP32"):
+    with pytest.raises(
+        ValueError,
+        match=r"output_dtype=FP16 is not what rows leave sharded tables in, DataType\.FP32",
+    ):
         optimizer_spec({"output_dtype": DataType.FP16})
 
 
 def test_an_entry_of_a_plan_takes_all_fields_of_torchrec_and_prints_those_that_are_set():
-    entry = ParameterSharding("table_wise", "fused", [0], None, None, True, False, BoundsCheckMode.WARNING, None, None)
+    entry = ParameterSharding(
+        "table_wise", "fused", [0], None, None, True, False, BoundsCheckMode.WARNING, None, None
+    )
     assert (entry.enforce_hbm, entry.stochastic_rounding) == (True, False)
     assert repr(entry).endswith(
-        "enforce_hbm=True, stochastic_rounding=False, bounds_check_mode=<BoundsCheckMode.WARNING: 1>)"
+        "enforce_hbm=True, stochastic_rounding=False, "
+        "bounds_check_mode=<BoundsCheckMode.WARNING: 1>)"
     )
     assert "cache_params" not in repr(entry)
 
@@ -110,9 +135,12 @@ def test_an_entry_of_a_plan_takes_all_fields_of_torchrec_and_prints_those_that_a
 @pytest.mark.parametrize("kernel", ["key_value", "dram_virtual_table", "fused_triton"])
 def test_a_kernel_that_only_torchrec_has_is_refused_by_its_name(kernel: str):
     planner = EmbeddingShardingPlanner(
-        topology=Topology(2, "cpu"), constraints={"t1": ParameterConstraints(compute_kernels=[kernel])}
+        topology=Topology(2, "cpu"),
+        constraints={"t1": ParameterConstraints(compute_kernels=[kernel])},
     )
-    with pytest.raises(PlannerError, match=f"{kernel}.*EmbeddingBagCollectionSharder does not build this kernel"):
+    with pytest.raises(
+        PlannerError, match=f"{kernel}.*EmbeddingBagCollectionSharder does not build this kernel"
+    ):
         planner.plan(collection(), [EmbeddingBagCollectionSharder()])
 
 
@@ -126,7 +154,9 @@ def test_callbacks_of_an_awaitable_are_applied_once():
 
 def small(where: str) -> nn.Module:
     torch.manual_seed(3)
-    tables = [EmbeddingBagConfig(16, 8, f"t{number}", feature_names=[f"f{number}"]) for number in (0, 1)]
+    tables = [
+        EmbeddingBagConfig(16, 8, f"t{number}", feature_names=[f"f{number}"]) for number in (0, 1)
+    ]
     return nn.Sequential(EmbeddingBagCollection(tables, device=torch.device(where)))
 
 
@@ -134,13 +164,27 @@ def small(where: str) -> nn.Module:
 def test_a_quantized_model_is_sharded_on_meta_and_loaded_afterwards(kind: str):
     served = quantize_embeddings(small("cpu"), dtype=torch.qint8, inplace=True)
     shell = quantize_embeddings(small("meta"), dtype=torch.qint8, inplace=True)
-    words = {"table_wise": table_wise(1), "row_wise": row_wise(), "column_wise": column_wise(ranks=[1, 0])}
-    plan = construct_module_sharding_plan(shell[0], apply_to_all(shell[0], words[kind]), world_size=2)
-    sharded = DistributedModelParallel(
-        shell, env=ShardingEnv.from_local(2, 0), plan=ShardingPlan({"0": plan}), init_data_parallel=False
+    words = {
+        "table_wise": table_wise(1),
+        "row_wise": row_wise(),
+        "column_wise": column_wise(ranks=[1, 0]),
+    }
+    plan = construct_module_sharding_plan(
+        shell[0], apply_to_all(shell[0], words[kind]), world_size=2
     )
-    ids = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 15, 3]), lengths=torch.tensor([1, 0, 1, 1])).to(device())
-    with pytest.warns(UserWarning, match=r"tables \['t0', 't1'\] were sharded on the meta device and are all zeros"):
+    sharded = DistributedModelParallel(
+        shell,
+        env=ShardingEnv.from_local(2, 0),
+        plan=ShardingPlan({"0": plan}),
+        init_data_parallel=False,
+    )
+    ids = KeyedJaggedTensor(
+        ["f0", "f1"], torch.tensor([1, 15, 3]), lengths=torch.tensor([1, 0, 1, 1])
+    ).to(device())
+    with pytest.warns(
+        UserWarning,
+        match=r"tables \['t0', 't1'\] were sharded on the meta device and are all zeros",
+    ):
         assert not sharded(ids).values().any()
     sharded.load_state_dict(served.state_dict())
     assert torch.equal(sharded(ids).values(), served.to(device())(ids).values())
@@ -190,12 +234,20 @@ def test_arguments_that_torchrec_has_not_are_given_by_name():
 
 def uneven_rows(rank: int, world_size: int) -> list[bool]:
     torch.manual_seed(0)
-    whole = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "t", feature_names=["f"])]).to(device())
-    ids = KeyedJaggedTensor(["f"], torch.tensor([0, 9, 3, 7]), lengths=torch.tensor([2, 2])).to(device())
+    whole = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "t", feature_names=["f"])]).to(
+        device()
+    )
+    ids = KeyedJaggedTensor(["f"], torch.tensor([0, 9, 3, 7]), lengths=torch.tensor([2, 2])).to(
+        device()
+    )
     equal = []
     for word in (row_wise(([3, 9], "cpu")), row_wise(num_buckets=5), table_wise(1, "cpu")):
-        plan = construct_module_sharding_plan(whole, {"t": word}, world_size=world_size, local_size=world_size)
-        parts = EmbeddingBagCollectionSharder().shard(whole, plan, ShardingEnv.from_process_group(comm.default_group()))
+        plan = construct_module_sharding_plan(
+            whole, {"t": word}, world_size=world_size, local_size=world_size
+        )
+        parts = EmbeddingBagCollectionSharder().shard(
+            whole, plan, ShardingEnv.from_process_group(comm.default_group())
+        )
         equal.append(torch.allclose(parts(ids).values(), whole(ids).values()))
     return equal
 

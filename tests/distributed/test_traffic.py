@@ -11,7 +11,9 @@ from tutorec.distributed.traffic import Traffic, count_traffic
 
 
 def send_to_all(rank: int, world_size: int) -> Traffic:
-    """Rank r sends 10 r + s bytes to rank s, in a group of all, and 1 byte to its neighbours in a group of its host."""
+    """Rank r sends 10 r + s bytes to rank s, in a group of all, and 1 byte to its neighbours in a
+    group of its host.
+    """
     world = comm.default_group()
     assert world is not None, "tests of several ranks run inside a pool"
     out = [10 * rank + peer for peer in range(world_size)]
@@ -42,9 +44,13 @@ def test_bytes_that_cross_between_hosts_are_counted_apart(ranks):
         assert traffic.row(4, crossing=True) == traffic.row(4, "all", crossing=True) == away
     merged = Traffic.merge(by_rank)
     assert merged.issues == {"all": 1, "host": 1}
-    assert merged.matrix(4, "all") == [[10 * a + b if a != b else 0 for b in range(4)] for a in range(4)]
+    assert merged.matrix(4, "all") == [
+        [10 * a + b if a != b else 0 for b in range(4)] for a in range(4)
+    ]
     assert merged.matrix(4, "host") == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
-    assert merged.total("all", crossing=True) == sum(10 * a + b for a, b in pairs if host(a) != host(b))
+    assert merged.total("all", crossing=True) == sum(
+        10 * a + b for a, b in pairs if host(a) != host(b)
+    )
 
 
 @pytest.mark.world4

@@ -1,4 +1,6 @@
-"""torchrun on two machines, which are network namespaces with names, addresses and a cable between them."""
+"""torchrun on two machines, which are network namespaces with names, addresses and a cable between
+them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def until(holds: Callable[[], Any], log: Path) -> None:
         time.sleep(0.05)
 
 
-def test_hosts_ranks_and_bytes_between_them_are_what_the_environment_says(machines: Network, tmp_path: Path) -> None:
+def test_hosts_ranks_and_bytes_between_them_are_what_the_environment_says(
+    machines: Network, tmp_path: Path
+) -> None:
     log, folder = tmp_path / "log", tmp_path / "facts"
     folder.mkdir()
     words = [str(Path(two_hosts_program.__file__)), str(folder)]
@@ -66,7 +70,9 @@ def test_hosts_ranks_and_bytes_between_them_are_what_the_environment_says(machin
     first = found[0]
     assert all(ranks in ([0, 1], [2, 3]) for ranks in first["plan"].values())
     assert all(each["plan"] == first["plan"] for each in found)
-    stages = {stage: count for stage, count in first["counted"].items() if stage in first["formula"]}
+    stages = {
+        stage: count for stage, count in first["counted"].items() if stage in first["formula"]
+    }
     assert stages == first["formula"] == first["simulated"]
     assert sum(stages.values()) > 0 and first["inside_bytes"] > 0
     # Ranks 0 and 2 are a group, 1 and 3: the step crosses, and the mean stays on a host.
@@ -87,7 +93,9 @@ def printed(words: list[str]) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize(("killed", "replaced"), [(0, True), pytest.param(1, False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("killed", "replaced"), [(0, True), pytest.param(1, False, marks=pytest.mark.soak)]
+)
 def test_a_run_outlives_a_machine(
     machines: Network, ranks: Callable[..., Ranks], tmp_path: Path, replaced: bool, killed: int
 ) -> None:
@@ -101,11 +109,14 @@ def test_a_run_outlives_a_machine(
     if replaced:
         agents.append(machines.torchrun(killed, "1:2", 1, words, log))
     said = wait_for(agents, log)
-    began = [int(samples.replace(",", "")) for samples in re.findall(r"after ([\d,]+) samples", said)]
+    began = [
+        int(samples.replace(",", "")) for samples in re.findall(r"after ([\d,]+) samples", said)
+    ]
     assert began and began == sorted(began) and began[0] >= 1000
     assert replaced or "1 rank(s), 100 samples each" in said  # a plan for the rank that is left
     whole = ranks(1).run(printed, options)[0]
-    # Fewer ranks or as many, the steps are the same: the model is that of a run that nobody disturbed.
+    # Fewer ranks or as many, the steps are the same: the model is that of a run that nobody
+    # disturbed.
     assert last_loss(said) == pytest.approx(last_loss(whole), abs=2e-3)
 
 

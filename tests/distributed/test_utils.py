@@ -12,9 +12,17 @@ from torch import nn
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.model_parallel import DistributedModelParallel, get_module, get_unwrapped_module
+from tutorec.distributed.model_parallel import (
+    DistributedModelParallel,
+    get_module,
+    get_unwrapped_module,
+)
 from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding
-from tutorec.distributed.sharding_plan import apply_to_all, construct_module_sharding_plan, table_wise
+from tutorec.distributed.sharding_plan import (
+    apply_to_all,
+    construct_module_sharding_plan,
+    table_wise,
+)
 from tutorec.distributed.utils import (
     CopyableMixin,
     add_params_from_parameter_sharding,
@@ -57,8 +65,12 @@ def test_unsharded_parts_are_named_at_the_top():
 
 def test_what_a_plan_says_of_a_table_goes_before_the_sharder():
     cache = CacheParams(CacheAlgorithm.LFU, load_factor=0.1, prefetch_pipeline=True)
-    entry = ParameterSharding("table_wise", "fused", cache_params=cache, bounds_check_mode=BoundsCheckMode.IGNORE)
-    assert add_params_from_parameter_sharding({"cache_load_factor": 0.5, "learning_rate": 0.1}, entry) == {
+    entry = ParameterSharding(
+        "table_wise", "fused", cache_params=cache, bounds_check_mode=BoundsCheckMode.IGNORE
+    )
+    assert add_params_from_parameter_sharding(
+        {"cache_load_factor": 0.5, "learning_rate": 0.1}, entry
+    ) == {
         "cache_load_factor": 0.1,
         "learning_rate": 0.1,
         "cache_algorithm": CacheAlgorithm.LFU,
@@ -70,12 +82,19 @@ def test_what_a_plan_says_of_a_table_goes_before_the_sharder():
 
 def test_number_formats_become_fbgemms():
     pytest.importorskip("fbgemm_gpu")
-    converted = convert_to_fbgemm_types({"cache_precision": DataType.FP16, "output_dtype": DataType.FP32, "eps": 0.1})
-    assert [str(converted[key].name) for key in ("cache_precision", "output_dtype")] == ["FP16", "FP32"]
+    converted = convert_to_fbgemm_types(
+        {"cache_precision": DataType.FP16, "output_dtype": DataType.FP32, "eps": 0.1}
+    )
+    assert [str(converted[key].name) for key in ("cache_precision", "output_dtype")] == [
+        "FP16",
+        "FP32",
+    ]
 
 
 def test_what_has_no_fused_form_or_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"Cannot cast .*RMSprop.* to an EmbOptimType; use one of SGD, Adagrad"):
+    with pytest.raises(
+        ValueError, match=r"Cannot cast .*RMSprop.* to an EmbOptimType; use one of SGD, Adagrad"
+    ):
         optimizer_type_to_emb_opt_type(torch.optim.RMSprop)
     with pytest.raises(AssertionError, match="nothing here"):
         none_throws(None, "nothing here")
@@ -104,7 +123,13 @@ def test_a_lookup_tells_its_groups_in_torchrecs_words():
     [lookup] = sharded()._lookups
     groups = lookup.grouped_configs
     assert [name for group in groups for name in group.table_names()] == ["t0", "t1", "t2"]
-    assert [name for group in groups for name in group.feature_names()] == ["f0", "f1", "f1", "f2", "f3"]
+    assert [name for group in groups for name in group.feature_names()] == [
+        "f0",
+        "f1",
+        "f1",
+        "f2",
+        "f3",
+    ]
     assert [size for group in groups for size in group.feature_hash_sizes()] == [11, 11, 7, 7, 9]
     assert sum(group.dim_sum() for group in groups) == 8 + 8 + 4 + 4 + 6
     [first, *_] = groups[0].embedding_shard_metadata()
@@ -114,7 +139,9 @@ def test_a_lookup_tells_its_groups_in_torchrecs_words():
 def unwrapped(rank: int, world_size: int) -> tuple[bool, bool]:
     model = nn.Sequential(nn.Linear(2, 1))
     parallel = DistributedModelParallel(model, sharders=[])
-    return get_unwrapped_module(parallel) is model, get_module(parallel) is parallel._dmp_wrapped_module
+    return get_unwrapped_module(parallel) is model, get_module(
+        parallel
+    ) is parallel._dmp_wrapped_module
 
 
 def test_wrappers_are_taken_off(ranks):

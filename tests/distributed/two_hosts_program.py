@@ -1,4 +1,6 @@
-"""What every rank of the test on two machines runs: the example's model, its tables table-row-wise; facts as JSON."""
+"""What every rank of the test on two machines runs: the example's model, its tables table-row-wise;
+facts as JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # torchrun starts this file as a program
+# torchrun starts this file as a program
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from distributed.byte_formulas import StepBatches, step_traffic
 
 from tutorec.datasets.random import shop
@@ -57,11 +60,17 @@ def main(folder: Path) -> None:
     sharded = next(part for part in model.modules() if isinstance(part, ShardedEmbeddingModule))
     formula = step_traffic(sharded._tables, StepBatches.of(sparse), env.local_size)
     crossing = {
-        stage: sum(count for (of, a, b), count in formula.items() if of == stage and topology_crosses(a, b, env))
+        stage: sum(
+            count
+            for (of, a, b), count in formula.items()
+            if of == stage and topology_crosses(a, b, env)
+        )
         for stage in {stage for stage, _, _ in formula}
     }
     simulated = simulate(plan, topology, build(store, options), sparse)
-    copies = DMPCollection(build(store, options), None, None, world_size, 2, group, sharders=[sharder])
+    copies = DMPCollection(
+        build(store, options), None, None, world_size, 2, group, sharders=[sharder]
+    )
     with count_traffic() as averaging:
         copies.sync()
     sync = simulate_sync(copies.plan, topology, build(store, options), 2, fused_params=FUSED)
@@ -69,7 +78,9 @@ def main(folder: Path) -> None:
     facts = {
         "host": socket.gethostname(),
         "rank": rank,
-        "local": [int(os.environ[name]) for name in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
+        "local": [
+            int(os.environ[name]) for name in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        ],
         "local_size": env.local_size,
         "inside": dist.get_process_group_ranks(groups.intra),
         "across": dist.get_process_group_ranks(groups.cross),

@@ -7,7 +7,8 @@ from pathlib import Path
 from tutorec.datasets.criteo import BinaryCriteoUtils
 from tutorec.datasets.random import shop
 
-CRITEO = "--batch-size 100 --hash-rows 300 --columns 8 --no-progress".split()  # options of a small run
+# options of a small run
+CRITEO = "--batch-size 100 --hash-rows 300 --columns 8 --no-progress".split()
 
 
 def write_days(folder: Path, days: dict[str, int]) -> Path:

@@ -28,9 +28,20 @@ def _run(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("interaction", ["original", "dcn", "projection"])
-def test_every_interaction_learns_on_two_ranks(ranks: Callable[..., Ranks], tmp_path: Path, interaction: str) -> None:
+def test_every_interaction_learns_on_two_ranks(
+    ranks: Callable[..., Ranks], tmp_path: Path, interaction: str
+) -> None:
     folder, report = write_days(tmp_path, {"train": 7000}), tmp_path / "report.json"
-    words = [str(folder), *CRITEO, "--epochs", "3", "--interaction", interaction, "--report", str(report)]
+    words = [
+        str(folder),
+        *CRITEO,
+        "--epochs",
+        "3",
+        "--interaction",
+        interaction,
+        "--report",
+        str(report),
+    ]
     lines = ranks(2).run(_run, words)[0].splitlines()
     assert lines[1].startswith("before: AUC ") and lines[1].endswith(" over 1,000 samples")
     assert lines[2].startswith("180 steps, 18,000 samples, ")
@@ -39,11 +50,15 @@ def test_every_interaction_learns_on_two_ranks(ranks: Callable[..., Ranks], tmp_
     assert np.mean(found["losses"][-60:]) < np.mean(found["losses"][:60])
 
 
-def test_a_run_on_one_rank_goes_on_on_two_and_ends_like_one_run(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+def test_a_run_on_one_rank_goes_on_on_two_and_ends_like_one_run(
+    ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
     folder = write_days(tmp_path, {"day_0": 1000, "day_1": 700, "day_2": 200})
     words, saved = [str(folder), *CRITEO], ["--checkpoints", str(tmp_path / "run")]
     whole = ranks(2).run(_run, words)[0].splitlines()
-    assert whole[2].startswith("17 steps, 1,700 samples, ") and whole[-1].endswith(" over 200 samples")
+    assert whole[2].startswith("17 steps, 1,700 samples, ") and whole[-1].endswith(
+        " over 200 samples"
+    )
     ranks(1).run(_run, [*words, *saved, "--steps", "8"])
     gone_on = ranks(2).run(_run, [*words, *saved])[0].splitlines()
     assert gone_on[1] == "goes on from step-8, saved by 1 rank(s) after 800 samples"
@@ -80,7 +95,11 @@ def test_mlperf_has_its_tables_and_bags(tmp_path: Path) -> None:
     assert bag[0] == own and torch.equal(
         bag[1:], mixing_hash(own * 100 + torch.arange(1, 100), shape.rows[20], seed=20)
     )
-    width = sum(p.shape[1] for name, p in criteo.build(shape, options).named_parameters() if "embedding_bags" in name)
+    width = sum(
+        p.shape[1]
+        for name, p in criteo.build(shape, options).named_parameters()
+        if "embedding_bags" in name
+    )
     assert width == 26 * 128
 
 

@@ -28,7 +28,9 @@ from tutorec.examples.running import KS, parser, samples_of_rank
 from tutorec.spmd import Ranks
 
 SMALL = "--rows 2000 --test-rows 500 --users 40 --items 60 --batch-size 100 --no-progress".split()
-SESSIONS = "--rows 2000 --test-rows 500 --items 60 --batch-size 100 --epochs 2 --no-progress".split()
+SESSIONS = (
+    "--rows 2000 --test-rows 500 --items 60 --batch-size 100 --epochs 2 --no-progress".split()
+)
 MAINS = {dlrm.main: SMALL, two_tower.main: SMALL, sequence.main: SESSIONS}
 
 
@@ -44,13 +46,17 @@ def test_dlrm_says_on_rank_0_how_near_it_comes_to_the_best_auc(ranks: Callable[.
     best = shop(rows=2000, test_rows=500, users=40, items=60).best_auc
     lines = first.splitlines()
     assert lines[1].startswith("2 rank(s), 50 samples each: ")
-    assert re.fullmatch(r"before: AUC 0\.\d{4}, .* over 500 samples; best possible AUC " + f"{best:.4f}", lines[2])
+    assert re.fullmatch(
+        r"before: AUC 0\.\d{4}, .* over 500 samples; best possible AUC " + f"{best:.4f}", lines[2]
+    )
     assert lines[3].startswith("40 steps, 4,000 samples, ")
     assert re.fullmatch(r"after: AUC 0\.\d{4}, .*", lines[4])
 
 
 @pytest.mark.parametrize("negatives", ["in_batch", "random"])
-def test_two_tower_says_what_is_found_beside_what_is_popular(ranks: Callable[..., Ranks], negatives: str) -> None:
+def test_two_tower_says_what_is_found_beside_what_is_popular(
+    ranks: Callable[..., Ranks], negatives: str
+) -> None:
     first, second = ranks(2).run(_run, two_tower.main, [*SMALL, "--negatives", negatives])
     assert second == ""
     assert first.splitlines()[2].startswith("40 steps, ")
@@ -60,7 +66,9 @@ def test_two_tower_says_what_is_found_beside_what_is_popular(ranks: Callable[...
         assert 0 < popular <= best and 0 < of_model <= 1
 
 
-def test_sequence_finds_more_than_what_is_popular_and_reports_it(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+def test_sequence_finds_more_than_what_is_popular_and_reports_it(
+    ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
     words = [*SESSIONS, "--rows", "20000", "--report", str(tmp_path / "report.json")]
     first, second = ranks(2).run(_run, sequence.main, words)
     assert second == ""
@@ -110,7 +118,11 @@ def test_saving_after_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 def _start(words: list[str], ranks: int) -> str:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    torchrun = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks > 1
+        else []
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *torchrun, "-m", "tutorec.examples.dlrm", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -121,7 +133,9 @@ def _start(words: list[str], ranks: int) -> str:
 
 
 @pytest.mark.slow
-def test_torchrun_and_one_process_take_turns_and_end_like_one_run(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+def test_torchrun_and_one_process_take_turns_and_end_like_one_run(
+    ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
     words = [word for word in SMALL if word != "--no-progress"]
     saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "10"]
     under_torchrun = _start([*saved, "--steps", "23"], ranks=2)
@@ -140,7 +154,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_n
     words = [*SMALL, "--epochs", "10"]
     saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "5"]
     command = [sys.executable, "-m", "tutorec.examples.dlrm", *saved]
-    killed = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    killed = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 120
     while latest_checkpoint(tmp_path) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -155,8 +171,13 @@ def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_n
 def test_the_tables_are_on_the_meta_device_until_they_are_sharded() -> None:
     options = parser("x", "y").parse_args([])
     store = shop(rows=100)
-    for model in (dlrm.build(store, options), two_tower.build(store, torch.ones(200), _with_negatives(options))):
-        tables = [parameter for name, parameter in model.named_parameters() if "embedding_bags" in name]
+    for model in (
+        dlrm.build(store, options),
+        two_tower.build(store, torch.ones(200), _with_negatives(options)),
+    ):
+        tables = [
+            parameter for name, parameter in model.named_parameters() if "embedding_bags" in name
+        ]
         assert len(tables) == 2 and all(table.is_meta for table in tables)
 
 
@@ -176,10 +197,19 @@ def _with_negatives(options: argparse.Namespace) -> argparse.Namespace:
         (["--steps", "-1"], "argument --steps: '-1' is not a whole number from 0 on"),
         (["--epochs", "1.5"], "argument --epochs: '1.5' is not a whole number from 0 on"),
         (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 on"),
-        (["--rate", "nan"], "argument --rate: 'nan' is not a learning rate, a finite number from 0 on"),
+        (
+            ["--rate", "nan"],
+            "argument --rate: 'nan' is not a learning rate, a finite number from 0 on",
+        ),
         (["--table-rate", "-1"], "argument --table-rate: '-1' is not a learning rate"),
-        (["--checkpoints", "{}/file"], "argument --checkpoints: '{}/file' cannot be a folder for checkpoints"),
-        (["--checkpoints", "{}/file/in"], "argument --checkpoints: '{}/file/in' cannot be a folder for checkpoints"),
+        (
+            ["--checkpoints", "{}/file"],
+            "argument --checkpoints: '{}/file' cannot be a folder for checkpoints",
+        ),
+        (
+            ["--checkpoints", "{}/file/in"],
+            "argument --checkpoints: '{}/file/in' cannot be a folder for checkpoints",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_started(
@@ -199,4 +229,7 @@ def test_options_that_cannot_be_are_refused_before_anything_is_started(
 def test_a_folder_for_checkpoints_is_made_before_training(tmp_path: Path) -> None:
     made = parser("x", "y").parse_args(["--checkpoints", str(tmp_path / "new" / "deep")])
     assert made.checkpoints.is_dir()
-    assert parser("x", "y").parse_args(["--checkpoints", "memory://runs/x"]).checkpoints == "memory://runs/x"
+    assert (
+        parser("x", "y").parse_args(["--checkpoints", "memory://runs/x"]).checkpoints
+        == "memory://runs/x"
+    )

@@ -1,4 +1,6 @@
-"""The files that start a run on several hosts: each is run here, where the machinery around it is put in its place."""
+"""The files that start a run on several hosts: each is run here, where the machinery around it is
+put in its place.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SCONTROL = "#!/bin/sh\necho localhost\nseq 100000\n"
 
 
 def free_port() -> str:
-    """A port below those that the kernel gives to whoever asks for any; each process of the tests begins elsewhere."""
+    """A port below those that the kernel gives to whoever asks for any; each process of the tests
+    begins elsewhere.
+    """
     first = 10_000 + os.getpid() % 1_000 * 20
     for port in range(first, first + 20):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -37,13 +41,18 @@ def free_port() -> str:
 
 def said(words: Sequence[str], folder: Path, **environment: str) -> str:
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, **environment}
-    done = subprocess.run(words, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, env=settings, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def trained_on_two_ranks(text: str) -> bool:
-    return "2 rank(s), 50 samples each" in text and re.search(r"^after: AUC 0\.\d+", text, re.MULTILINE) is not None
+    return (
+        "2 rank(s), 50 samples each" in text
+        and re.search(r"^after: AUC 0\.\d+", text, re.MULTILINE) is not None
+    )
 
 
 @pytest.mark.slow
@@ -52,8 +61,14 @@ def test_the_slurm_script_trains_on_two_hosts(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_NODELIST": "host[0-1]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7"}
-    slurm |= {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": free_port()}
-    assert trained_on_two_ranks(said(["bash", str(LAUNCH / "dlrm.slurm"), *SMALL], tmp_path, **slurm))
+    slurm |= {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PORT": free_port(),
+    }
+    assert trained_on_two_ranks(
+        said(["bash", str(LAUNCH / "dlrm.slurm"), *SMALL], tmp_path, **slurm)
+    )
     assert list((tmp_path / "checkpoints").glob("step-*"))
 
 
@@ -62,7 +77,9 @@ def job() -> dict:
 
 
 @pytest.mark.slow
-def test_the_command_of_the_pytorchjob_trains_under_the_variables_that_the_operator_sets(tmp_path: Path) -> None:
+def test_the_command_of_the_pytorchjob_trains_under_the_variables_that_the_operator_sets(
+    tmp_path: Path,
+) -> None:
     spec = job()["spec"]
     (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     command = [*container["command"], *SMALL]
@@ -77,7 +94,9 @@ def test_the_command_of_the_pytorchjob_trains_under_the_variables_that_the_opera
         "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
         "PET_NPROC_PER_NODE": "2",
     }
-    operator |= {each["name"]: each["value"] for each in container["env"] if "SOCKET" not in each["name"]}
+    operator |= {
+        each["name"]: each["value"] for each in container["env"] if "SOCKET" not in each["name"]
+    }
     assert trained_on_two_ranks(said(command, tmp_path, **operator))
 
 
@@ -89,15 +108,26 @@ def test_the_pytorchjob_has_the_names_that_the_operator_looks_for() -> None:
     (container,) = pod["containers"]
     assert container["name"] == "pytorch"
     assert int(spec["nprocPerNode"]) == container["resources"]["limits"]["nvidia.com/gpu"]
-    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
     policy = spec["elasticPolicy"]
-    assert policy["minReplicas"] <= spec["pytorchReplicaSpecs"]["Worker"]["replicas"] <= policy["maxReplicas"]
+    assert (
+        policy["minReplicas"]
+        <= spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
+        <= policy["maxReplicas"]
+    )
 
 
 def test_torchrun_says_where_agents_meet_before_it_starts(tmp_path: Path) -> None:
     bare = {key: value for key, value in os.environ.items() if key != "HEAD"}
     done = subprocess.run(
-        ["sh", str(LAUNCH / "torchrun.sh")], env=bare, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", str(LAUNCH / "torchrun.sh")],
+        env=bare,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     assert "HEAD: set it to the machine where tutorec.examples.rendezvous runs" in done.stderr

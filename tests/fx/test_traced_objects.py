@@ -39,11 +39,18 @@ def ids_of(batch: KeyedJaggedTensor) -> Tensor:
 class OfProxies(nn.Module):
     """Makes each type in its forward, and hands it to a helper."""
 
-    def forward(self, values: Tensor, lengths: Tensor, dense: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        self, values: Tensor, lengths: Tensor, dense: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         jagged = JaggedTensor(values, lengths=lengths)
         batch = KeyedJaggedTensor(["f", "g"], values, lengths=lengths)
         keyed = KeyedTensor(["f"], [2], dense)
-        return longest_first(jagged), ids_of(batch), ids_of(batch.permute([1, 0])), columns_to_zero(keyed)
+        return (
+            longest_first(jagged),
+            ids_of(batch),
+            ids_of(batch.permute([1, 0])),
+            columns_to_zero(keyed),
+        )
 
 
 @pytest.mark.parametrize("trace", TRACERS, ids=["tutorec", "torch"])
@@ -51,7 +58,11 @@ def test_a_helper_that_is_given_a_jagged_object_of_proxies_is_one_call(trace: An
     inputs = torch.tensor([3, 1, 2]), torch.tensor([1, 0, 1, 1]), torch.ones(2, 2)
     traced = trace(OfProxies())
     called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert [called.count(helper) for helper in (longest_first, ids_of, columns_to_zero)] == [1, 2, 1]
+    assert [called.count(helper) for helper in (longest_first, ids_of, columns_to_zero)] == [
+        1,
+        2,
+        1,
+    ]
     assert {JaggedTensor, KeyedJaggedTensor, KeyedTensor} <= set(called)
     for got, expected in zip(traced(*inputs), OfProxies()(*inputs), strict=True):
         assert torch.equal(got, expected)

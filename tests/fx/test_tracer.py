@@ -1,4 +1,6 @@
-"""Tracing models with collections of tables: leaves, values that are on their way, wrappers, marks."""
+"""Tracing models with collections of tables: leaves, values that are on their way,
+wrappers, marks.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,9 @@ def dlrm() -> DLRM:
 
 def inputs(samples: int) -> tuple[Tensor, KeyedJaggedTensor]:
     ids = torch.arange(5 * samples) % 10
-    return torch.ones(samples, 3), KeyedJaggedTensor(KEYS, ids, lengths=torch.ones(5 * samples, dtype=torch.int64))
+    return torch.ones(samples, 3), KeyedJaggedTensor(
+        KEYS, ids, lengths=torch.ones(5 * samples, dtype=torch.int64)
+    )
 
 
 def targets(graph: torch.fx.Graph, op: str) -> list[str]:
@@ -41,7 +45,10 @@ def test_a_model_is_traced_through_its_collection():
 def test_a_leaf_module_by_name_is_one_call(name):
     model = dlrm()
     traced = symbolic_trace(model, leaf_modules=[name])
-    path = {"EmbeddingBagCollection": "sparse_arch.embedding_bag_collection", "SparseArch": "sparse_arch"}[name]
+    path = {
+        "EmbeddingBagCollection": "sparse_arch.embedding_bag_collection",
+        "SparseArch": "sparse_arch",
+    }[name]
     calls = targets(traced.graph, "call_module")
     assert path in calls
     assert not [call for call in calls if "embedding_bags." in call]
@@ -134,7 +141,10 @@ def test_a_module_that_is_no_submodule_is_traced_through():
 
 
 def test_a_leaf_that_is_no_submodule_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"a Inner is called that is no submodule of the traced Hidden.*leaf_modules"):
+    with pytest.raises(
+        ValueError,
+        match=r"a Inner is called that is no submodule of the traced Hidden.*leaf_modules",
+    ):
         symbolic_trace(Hidden(), leaf_modules=["Inner"])
 
 
@@ -156,7 +166,9 @@ def test_of_a_wrapped_model_the_model_is_traced_under_the_wrappers_names():
         "dense_features",
         "sparse_features",
     ]
-    assert "_dmp_wrapped_module._dmp_wrapped_module.over_arch.model.1" in targets(traced.graph, "call_module")
+    assert "_dmp_wrapped_module._dmp_wrapped_module.over_arch.model.1" in targets(
+        traced.graph, "call_module"
+    )
     torch.testing.assert_close(traced(*inputs(2)), model(*inputs(2)))
 
 
@@ -167,8 +179,14 @@ def test_concrete_arguments_are_taken_in():
 
 def test_annotations_that_are_not_evaluated_become_types():
     traced = symbolic_trace(dlrm())  # its file says `from __future__ import annotations`
-    types = {node.name: node.type for node in traced.graph.nodes if node.op in ("placeholder", "output")}
-    assert types == {"dense_features": Tensor, "sparse_features": KeyedJaggedTensor, "output": Tensor}
+    types = {
+        node.name: node.type for node in traced.graph.nodes if node.op in ("placeholder", "output")
+    }
+    assert types == {
+        "dense_features": Tensor,
+        "sparse_features": KeyedJaggedTensor,
+        "output": Tensor,
+    }
     assert script_model(dlrm())(*inputs(2)).shape == (2, 1)
 
 
@@ -225,10 +243,14 @@ def test_an_assertion_is_left_out_of_a_traced_graph_and_kept_in_torchscript():
 def shards(rank: int) -> tuple[list[str], bool]:
     from tutorec.distributed.model_parallel import DistributedModelParallel
 
-    tables = [EmbeddingBagConfig(10, 4, f"t{index}", feature_names=[f"f{index}"]) for index in range(5)]
+    tables = [
+        EmbeddingBagConfig(10, 4, f"t{index}", feature_names=[f"f{index}"]) for index in range(5)
+    ]
     model = DistributedModelParallel(DLRM(EmbeddingBagCollection(tables), 3, [8, 4], [4, 1]))
     ids = torch.arange(10)
-    batch = KeyedJaggedTensor([f"f{index}" for index in range(5)], ids, lengths=torch.ones(10, dtype=torch.int64))
+    batch = KeyedJaggedTensor(
+        [f"f{index}" for index in range(5)], ids, lengths=torch.ones(10, dtype=torch.int64)
+    )
     traced = symbolic_trace(model)
     with torch.no_grad():
         same = torch.equal(traced(torch.ones(2, 3), batch), model(torch.ones(2, 3), batch))
@@ -241,13 +263,17 @@ def test_a_model_on_many_ranks_keeps_its_sharded_collection_as_one_call(ranks):
         assert same
 
 
-@pytest.mark.parametrize("make", [KeyedJaggedTensor.from_lengths_sync, KeyedJaggedTensor.from_offsets_sync])
+@pytest.mark.parametrize(
+    "make", [KeyedJaggedTensor.from_lengths_sync, KeyedJaggedTensor.from_offsets_sync]
+)
 def test_a_batch_is_made_of_the_keys_of_another_one(make):
     """As preprocessing in a forward does; ``len`` of traced keys stopped the trace."""
 
     class Again(nn.Module):
         def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-            bounds = batch.lengths() if make is KeyedJaggedTensor.from_lengths_sync else batch.offsets()
+            bounds = (
+                batch.lengths() if make is KeyedJaggedTensor.from_lengths_sync else batch.offsets()
+            )
             return make(batch.keys(), batch.values(), bounds).values()
 
     batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([2, 0]))

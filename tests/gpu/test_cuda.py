@@ -1,4 +1,6 @@
-"""The same code on a GPU: torch's and fbgemm's kernels, one rank on NCCL, two ranks that share one GPU over gloo."""
+"""The same code on a GPU: torch's and fbgemm's kernels, one rank on NCCL, two ranks that share one
+GPU over gloo.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_torch_kernels_give_the_same_rows_on_cuda(kind):
     for device in ("cpu", "cuda"):
         with use_backend("torch"):
             op = build_table_batch(
-                GROUP, optimizer=OptimizerSpec(kind, 0.1), device=torch.device(device), weights=weights
+                GROUP,
+                optimizer=OptimizerSpec(kind, 0.1),
+                device=torch.device(device),
+                weights=weights,
             )
         for _ in range(3):
             op(VALUES.to(device), OFFSETS.to(device)).square().sum().backward()
@@ -50,10 +55,20 @@ def test_torch_kernels_give_the_same_rows_on_cuda(kind):
     torch.testing.assert_close(rows["cuda"], rows["cpu"])
 
 
-POOLINGS = [(pooling, weighted) for pooling in ("sum", "mean", "sqrtn", "none") for weighted in (False, True)]
+POOLINGS = [
+    (pooling, weighted)
+    for pooling in ("sum", "mean", "sqrtn", "none")
+    for weighted in (False, True)
+]
 RULES = [None, *(OptimizerSpec(kind, 0.1, max_gradient=2.0) for kind in get_args(OptimizerKind))]
-# A table that two features apart read, one of no rows, one that none reads, and widths that are padded.
-TABLES = (TableSpec("user", 50, 8), TableSpec("none", 0, 4), TableSpec("item", 30, 6), TableSpec("unread", 5, 3))
+# A table that two features apart read, one of no rows, one that none reads, and widths that are
+# padded.
+TABLES = (
+    TableSpec("user", 50, 8),
+    TableSpec("none", 0, 4),
+    TableSpec("item", 30, 6),
+    TableSpec("unread", 5, 3),
+)
 LENGTHS = ((2, 0, 1), (3, 1, 0), (0, 0, 0), (1, 1, 2))  # of features 0 to 3, three bags each
 
 
@@ -74,7 +89,9 @@ def group_of(pooling: str, weighted: bool) -> GroupSpec:
 
 @pytest.mark.usefixtures("fbgemm_on_cuda")
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
-@pytest.mark.parametrize(("pooling", "weighted"), [case for case in POOLINGS if case != ("none", True)])
+@pytest.mark.parametrize(
+    ("pooling", "weighted"), [case for case in POOLINGS if case != ("none", True)]
+)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_fbgemm_gives_the_same_rows_and_states_on_cuda(rule, pooling, weighted, dtype):
     group = group_of(pooling, weighted)
@@ -95,7 +112,10 @@ def test_fbgemm_gives_the_same_rows_and_states_on_cuda(rule, pooling, weighted, 
             [output.detach().cpu() for output in outputs],
             [table.detach().cpu() for table in op.table_weights()],
             [table.grad.cpu() if table.grad is not None else None for table in op.table_weights()],
-            [{name: state.cpu() for name, state in of_table.items()} for of_table in op.optimizer_state()],
+            [
+                {name: state.cpu() for name, state in of_table.items()}
+                for of_table in op.optimizer_state()
+            ],
             None if weights is None or weights.grad is None else weights.grad.cpu(),
         )
     averages = rule is not None and rule.averages_squares
@@ -108,12 +128,15 @@ def test_fbgemm_gives_the_same_rows_and_states_on_cuda(rule, pooling, weighted, 
 def test_fbgemm_gives_the_same_rows_on_cuda_where_no_width_is_padded(kind):
     start = [torch.rand(table.rows, table.columns) for table in GROUP.tables]
     ops = [
-        build_table_batch(GROUP, optimizer=OptimizerSpec(kind, 0.1), device=torch.device(device), weights=start)
+        build_table_batch(
+            GROUP, optimizer=OptimizerSpec(kind, 0.1), device=torch.device(device), weights=start
+        )
         for device in ("cpu", "cuda")
     ]
     assert ops[1].kernel == f"fbgemm.{kind}"
     for op, device in zip(ops, ("cpu", "cuda"), strict=True):
-        op(VALUES.to(device), OFFSETS.to(device)).square().sum().backward()  # rate of the first step
+        # rate of the first step
+        op(VALUES.to(device), OFFSETS.to(device)).square().sum().backward()
         op.learning_rate = 0.01
         other = copy.deepcopy(op)
         for one in (op, other):
@@ -142,9 +165,18 @@ def test_tables_in_the_memory_of_the_host_train_as_on_the_gpu(kind, pooling, cac
     start = [torch.rand(table.rows, table.columns) for table in group.tables]
     cuda, rule = torch.device("cuda"), OptimizerSpec(kind, 0.1)
     plain = build_table_batch(group, optimizer=rule, device=cuda, weights=start)
-    managed = build_table_batch(group, optimizer=rule, device=cuda, weights=start, cache=CACHES[cache])
-    offsets = torch.arange(0, 41, 5, device=cuda) if pooling == "mean" else torch.tensor([0, 20, 40], device=cuda)
-    batches = [torch.randint(0, 30, (40,), generator=torch.Generator().manual_seed(step)) for step in range(8)]
+    managed = build_table_batch(
+        group, optimizer=rule, device=cuda, weights=start, cache=CACHES[cache]
+    )
+    offsets = (
+        torch.arange(0, 41, 5, device=cuda)
+        if pooling == "mean"
+        else torch.tensor([0, 20, 40], device=cuda)
+    )
+    batches = [
+        torch.randint(0, 30, (40,), generator=torch.Generator().manual_seed(step))
+        for step in range(8)
+    ]
     batches = [batch.to(cuda) for batch in batches]
     for step, ids in enumerate(batches):
         for coming in batches[step + 1 : step + 2] if step else batches[:2]:
@@ -182,27 +214,39 @@ def test_fbgemm_reads_the_same_packed_rows_on_cuda(pooling, data_type):
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
-def one_step(rank: int, world_size: int, device_type: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def one_step(
+    rank: int, world_size: int, device_type: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A forward and a fused step table-wise; the pooled rows and this rank's tables."""
     device = torch.device(device_type, 0) if device_type == "cuda" else torch.device("cpu")
     torch.manual_seed(0)
     names = ("user", "item")
     ebc = EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(num_embeddings=30, embedding_dim=8, name=f"t_{name}", feature_names=[name])
+            EmbeddingBagConfig(
+                num_embeddings=30, embedding_dim=8, name=f"t_{name}", feature_names=[name]
+            )
             for name in names
         ]
     )
     placement = {"t_user": table_wise(rank=0), "t_item": table_wise(rank=world_size - 1)}
-    plan = construct_module_sharding_plan(ebc, placement, world_size=world_size, device_type=device_type)
+    plan = construct_module_sharding_plan(
+        ebc, placement, world_size=world_size, device_type=device_type
+    )
     group = torch.distributed.group.WORLD
     assert group is not None, "a rank has a process group"
-    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "rowwise_adagrad", "learning_rate": 0.1})
+    sharder = EmbeddingBagCollectionSharder(
+        fused_params={"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
+    )
     sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), device)
-    ids = KeyedJaggedTensor(list(names), torch.tensor([1, 2, 2, 7, 0, 29]), lengths=torch.tensor([2, 1, 1, 2]))
+    ids = KeyedJaggedTensor(
+        list(names), torch.tensor([1, 2, 2, 7, 0, 29]), lengths=torch.tensor([2, 1, 1, 2])
+    )
     pooled = sharded(ids.to(device)).wait().values()
     pooled.sum().backward()
-    return pooled.detach().cpu(), {name: rows.detach().cpu() for name, rows in sharded.named_parameters()}
+    return pooled.detach().cpu(), {
+        name: rows.detach().cpu() for name, rows in sharded.named_parameters()
+    }
 
 
 @pytest.mark.parametrize(("world_size", "backend"), [(1, "nccl"), (2, "gloo")])
@@ -216,7 +260,9 @@ def test_a_sharded_step_on_cuda_equals_the_cpu(world_size, backend):
 
 
 def test_a_bad_id_on_the_device_is_told_at_the_next_sync_point():
-    batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])).to(torch.device("cuda"))
+    batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])).to(
+        torch.device("cuda")
+    )
     check_ids(batch, [("item", "items", 8)])  # nothing is read from the device here
     with pytest.raises(ValueError, match="feature 'item', sample 1, holds id 9"):
         batch.unsync().sync()

@@ -1,6 +1,8 @@
-"""A box with GPUs: NCCL on all of them, every sharding type, backends, quantized tables, checkpoints, whole models.
+"""A box with GPUs: NCCL on all of them, every sharding type, backends, quantized tables,
+checkpoints, whole models.
 
-The runs are those of other tests, on the ranks' own devices, and their references are computed on the CPU.
+The runs are those of other tests, on the ranks' own devices, and their references are computed on
+the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from distributed.cases import FEATURES, KINDS, MIXES, batch, tables
 
 from tutorec._kernels.backend import use_backend
 from tutorec.distributed.plan import ShardingPlan
-from tutorec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from tutorec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from tutorec.inference.modules import shard_quant_model
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks, device
@@ -38,12 +45,16 @@ TYPES = (*KINDS, *MIXES)
 @pytest.fixture(scope="module")
 def box() -> Iterator[Ranks]:
     """A rank on every GPU; of four and more on two simulated hosts."""
-    with Ranks(GPUS, hosts=2 if GPUS >= 4 and GPUS % 2 == 0 else 1, backend="nccl", timeout=600) as world:
+    with Ranks(
+        GPUS, hosts=2 if GPUS >= 4 and GPUS % 2 == 0 else 1, backend="nccl", timeout=600
+    ) as world:
         yield world
 
 
 def place(rank: int) -> tuple[str, list[float]]:
-    """This rank's device, and what all ranks' tensors on theirs add up to, on the GPU and on the CPU."""
+    """This rank's device, and what all ranks' tensors on theirs add up to, on the GPU and on the
+    CPU.
+    """
     totals = []
     for where in (device(), torch.device("cpu")):
         total = torch.full((1,), float(rank), device=where)
@@ -61,7 +72,11 @@ def test_each_rank_has_its_gpu_and_one_group_carries_tensors_of_both_kinds(box):
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_sharding_type_on_all_gpus_equals_unsharded(box, kind, backend):
     parity.skip_without(backend)
-    for pooling, optimizer in (("mean", "exact_row_wise_adagrad"), ("weighted", "exact_sgd"), ("sqrtn", "adam")):
+    for pooling, optimizer in (
+        ("mean", "exact_row_wise_adagrad"),
+        ("weighted", "exact_sgd"),
+        ("sqrtn", "adam"),
+    ):
         parity.assert_equal_to_unsharded(box, kind, pooling, optimizer, backend)
 
 
@@ -91,7 +106,9 @@ def test_unsharded_tables_on_cuda_equal_those_on_the_cpu(backend, weighted):
             collection = parity.collection(weighted=weighted).to(where)
             pooled = collection(features.to(where)).values()
             pooled.square().sum().backward()
-            found.append([pooled.detach().cpu(), *(weight.grad.cpu() for weight in collection.parameters())])
+            found.append(
+                [pooled.detach().cpu(), *(weight.grad.cpu() for weight in collection.parameters())]
+            )
     for on_gpu, on_cpu in zip(*reversed(found), strict=True):
         torch.testing.assert_close(on_gpu, on_cpu)
 
@@ -109,7 +126,9 @@ def test_quantized_tables_on_cuda_equal_those_on_the_cpu(backend, dtype):
         packed = [moved.packed_rows(name).cpu() for name in moved.table_names()]
         ebc, _ = quant.equals.bags(tables(), dtype)
         there = type(moved).from_float(_with_formats(ebc.to(device()), ebc.qconfig))
-        assert [rows.is_cuda for rows in map(there.packed_rows, there.table_names())] == [True] * len(packed)
+        assert [rows.is_cuda for rows in map(there.packed_rows, there.table_names())] == [
+            True
+        ] * len(packed)
 
 
 def _with_formats(collection, qconfig):
@@ -118,7 +137,9 @@ def _with_formats(collection, qconfig):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("word", [table_wise(rank=GPUS - 1), row_wise(), column_wise(ranks=[GPUS - 1, 0])])
+@pytest.mark.parametrize(
+    "word", [table_wise(rank=GPUS - 1), row_wise(), column_wise(ranks=[GPUS - 1, 0])]
+)
 def test_quantized_tables_over_all_gpus_equal_those_on_the_cpu(backend, word):
     parity.skip_without(backend)
     features = batch(seed=2, samples=6)
@@ -126,7 +147,13 @@ def test_quantized_tables_over_all_gpus_equal_those_on_the_cpu(backend, word):
         _, whole = quant.equals.bags(tables(), torch.int8)
         expected = whole(features).values()
         entries = {name: word for name in whole.table_names()}
-        plan = ShardingPlan({"": construct_module_sharding_plan(whole, entries, world_size=GPUS, device_type="cuda")})
+        plan = ShardingPlan(
+            {
+                "": construct_module_sharding_plan(
+                    whole, entries, world_size=GPUS, device_type="cuda"
+                )
+            }
+        )
         sharded, _ = shard_quant_model(whole, GPUS, "cuda", sharding_plan=plan)
         for given in (features, features.to(device())):
             found = sharded(given).values()
@@ -138,15 +165,23 @@ def test_quantized_tables_over_all_gpus_equal_those_on_the_cpu(backend, word):
 def test_ranks_on_gpus_and_on_the_cpu_load_what_the_others_saved(box, tmp_path, shift):
     path, back = str(tmp_path / "gpus"), str(tmp_path / "cpu")
     before = box.run(lambda rank: checkpoints.saved(path, shift, rank))
-    checkpoints.check_pair(before, box.run(lambda rank: checkpoints.resumed(path, shift, rank)), (shift, shift))
+    checkpoints.check_pair(
+        before, box.run(lambda rank: checkpoints.resumed(path, shift, rank)), (shift, shift)
+    )
     with Ranks(2, backend="gloo", timeout=600) as world:
-        checkpoints.check_pair(before, world.run(lambda rank: checkpoints.resumed(path, 5, rank)), (shift, 5))
+        checkpoints.check_pair(
+            before, world.run(lambda rank: checkpoints.resumed(path, 5, rank)), (shift, 5)
+        )
         before = world.run(lambda rank: checkpoints.saved(back, shift, rank))
-    checkpoints.check_pair(before, box.run(lambda rank: checkpoints.resumed(back, 5, rank)), (shift, 5))
+    checkpoints.check_pair(
+        before, box.run(lambda rank: checkpoints.resumed(back, 5, rank)), (shift, 5)
+    )
 
 
 def test_a_whole_model_in_distributed_model_parallel_equals_one_process(box):
-    model_parallel.test_training_equals_one_process_with_the_global_batch(lambda world_size: box, GPUS)
+    model_parallel.test_training_equals_one_process_with_the_global_batch(
+        lambda world_size: box, GPUS
+    )
 
 
 def test_the_readmes_quick_start_runs_as_it_is(tmp_path):

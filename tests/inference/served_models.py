@@ -35,7 +35,9 @@ def of_kind(model: nn.Module, kind: str) -> nn.Module:
     quantized = quantize(model, torch.int8, per_table={"user_table": torch.quint4x2})
     if kind == "quantized":
         return quantized
-    return _shard_modules(module=quantized, device=torch.device("cpu"), env=ShardingEnv.from_local(2, 0))
+    return _shard_modules(
+        module=quantized, device=torch.device("cpu"), env=ShardingEnv.from_local(2, 0)
+    )
 
 
 def dlrm(kind: str) -> nn.Module:
@@ -43,7 +45,9 @@ def dlrm(kind: str) -> nn.Module:
 
 
 def two_tower(kind: str) -> nn.Module:
-    return of_kind(TwoTower(EmbeddingBagCollection(tables()), ["user"], ["item", "clicked", "shop"], [8]), kind)
+    return of_kind(
+        TwoTower(EmbeddingBagCollection(tables()), ["user"], ["item", "clicked", "shop"], [8]), kind
+    )
 
 
 class Weighted(nn.Module):

@@ -1,4 +1,6 @@
-"""The loader in C++: built once, it gives the bits of the model in Python, or ends with a message."""
+"""The loader in C++: built once, it gives the bits of the model in Python, or ends with
+a message.
+"""
 
 import hashlib
 import os
@@ -18,7 +20,12 @@ from tutorec.inference.cpp_loader import build_loader, missing_tools, score_with
 from tutorec.inference.scripting import save_scripted, script_model
 from tutorec.inference.serving import request_of, tensors_to_text, with_tensor_inputs
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 compiled = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 
 
@@ -52,7 +59,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("served")
     served = with_tensor_inputs(dlrm("quantized"), inputs(2))
     save_scripted(script_model(served), folder / "model.pt")
-    (folder / "request.txt").write_text("\n" + tensors_to_text(request_of(served, *inputs(2))) + "\n\n")
+    (folder / "request.txt").write_text(
+        "\n" + tensors_to_text(request_of(served, *inputs(2))) + "\n\n"
+    )
     return folder / "model.pt", folder / "request.txt"
 
 
@@ -63,7 +72,9 @@ def test_two_answers_come_back_as_two(loader: Path, tmp_path: Path):
     served = with_tensor_inputs(model, [batch(2)])
     save_scripted(script_model(served), tmp_path / "model.pt")
     answers = score_with_loader(tmp_path / "model.pt", request_of(served, batch(3)), loader)
-    assert all(torch.equal(got, expected) for got, expected in zip(answers, model(batch(3)), strict=True))
+    assert all(
+        torch.equal(got, expected) for got, expected in zip(answers, model(batch(3)), strict=True)
+    )
 
 
 class Numbers(nn.Module):
@@ -79,7 +90,10 @@ def test_answers_of_every_dtype_are_printed_whole(loader: Path, tmp_path: Path):
     save_scripted(scripted, tmp_path / "model.pt")
     got = score_with_loader(tmp_path / "model.pt", request, loader)
     assert [one.dtype for one in got] == [torch.int64, torch.int64, torch.float64, torch.float32]
-    assert all(torch.equal(one, expected.to(one.dtype)) for one, expected in zip(got, scripted(**request), strict=True))
+    assert all(
+        torch.equal(one, expected.to(one.dtype))
+        for one, expected in zip(got, scripted(**request), strict=True)
+    )
 
 
 def _add_digest(path: Path, data: bytes) -> None:
@@ -88,7 +102,11 @@ def _add_digest(path: Path, data: bytes) -> None:
 
 def run(loader: Path, *arguments: object) -> tuple[int, str]:
     ran = subprocess.run(
-        [str(loader), *map(str, arguments)], capture_output=True, encoding="utf-8", errors="replace", check=False
+        [str(loader), *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     assert not (ran.returncode and ran.stdout)
     return ran.returncode, ran.stderr
@@ -99,20 +117,44 @@ def run(loader: Path, *arguments: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("lengths int64 8", "lengths int64 7", "reading the tensor 'lengths int64 7': there are 8 numbers"),
-        ("lengths int64 8", "lengths int8 8", "reading the tensor 'lengths int8 8': that is no name, dtype and sizes"),
-        ("lengths int64 8", "values int64 8", "reading the tensor 'values int64 8': it is there twice"),
+        (
+            "lengths int64 8",
+            "lengths int64 7",
+            "reading the tensor 'lengths int64 7': there are 8 numbers",
+        ),
+        (
+            "lengths int64 8",
+            "lengths int8 8",
+            "reading the tensor 'lengths int8 8': that is no name, dtype and sizes",
+        ),
+        (
+            "lengths int64 8",
+            "values int64 8",
+            "reading the tensor 'values int64 8': it is there twice",
+        ),
         ("lengths int64 8", "lenths int64 8", "calling the model: it needs a tensor lengths"),
         ("lengths int64 8\n3 ", "lengths int64 8\n3x ", "3x is no such number"),
-        ("lengths int64 8\n3 ", "lengths int64 8\n99999999999999999999 ", "99999999999999999999 does not fit"),
+        (
+            "lengths int64 8\n3 ",
+            "lengths int64 8\n99999999999999999999 ",
+            "99999999999999999999 does not fit",
+        ),
         ("lengths int64 8\n3 ", "lengths int32 8\n4294967299 ", "4294967299 does not fit"),
-        ("lengths int64 8\n3 ", "lengths int64 8\n4 ", "calling the model: builtins.ValueError: lengths add up to"),
+        (
+            "lengths int64 8\n3 ",
+            "lengths int64 8\n4 ",
+            "calling the model: builtins.ValueError: lengths add up to",
+        ),
         (
             "lengths int64 8\n3 ",
             "lengths int64 8\n-3 ",
             "builtins.ValueError: lengths has a negative",
         ),
-        ("dense_features float32 2 3", "dense_features float32 3 2", "mat1 and mat2 shapes cannot be multiplied"),
+        (
+            "dense_features float32 2 3",
+            "dense_features float32 3 2",
+            "mat1 and mat2 shapes cannot be multiplied",
+        ),
         (
             "dense_features float32",
             "extra int64 0\n\ndense_features float32",
@@ -120,7 +162,9 @@ def run(loader: Path, *arguments: object) -> tuple[int, str]:
         ),
     ],
 )
-def test_a_wrong_request_ends_with_a_message(loader: Path, served, tmp_path: Path, old: str, new: str, words: str):
+def test_a_wrong_request_ends_with_a_message(
+    loader: Path, served, tmp_path: Path, old: str, new: str, words: str
+):
     model, request = served
     text = request.read_text()
     assert old in text
@@ -135,7 +179,9 @@ def test_a_wrong_request_ends_with_a_message(loader: Path, served, tmp_path: Pat
 def test_an_id_that_is_no_row_ends_with_a_message(loader: Path, served, tmp_path: Path):
     name, header, numbers = served[1].read_text().partition("values int64")
     ids, _, rest = numbers.partition("\n")[2].partition(" ")
-    (tmp_path / "request.txt").write_text(f"{name}{header}{numbers.partition(chr(10))[0]}\n{int(ids) + 10**6} {rest}")
+    (tmp_path / "request.txt").write_text(
+        f"{name}{header}{numbers.partition(chr(10))[0]}\n{int(ids) + 10**6} {rest}"
+    )
     with pytest.raises(ValueError, match=r"calling the model: .*Error"):
         score_with_loader(served[0], tmp_path / "request.txt", loader)
 
@@ -207,14 +253,17 @@ def test_flipped_and_cut_models_are_refused(loader: Path, served, tmp_path: Path
         code, message = run(loader, damaged, request, *operator_libraries())
         assert code == 1
         assert message.startswith(
-            f"loading the model {damaged}: the file is damaged, cut or not a model: it does not end in the SHA-256"
+            f"loading the model {damaged}: the file is damaged, cut or not a model: it does "
+            "not end in the SHA-256"
         )
     torch.jit.save(torch.jit.load(model), damaged)
     assert run(loader, damaged, request, *operator_libraries()) == (0, "")
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
-def test_a_loader_that_somebody_else_can_write_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_loader_that_somebody_else_can_write_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     folder = tmp_path / "loader"
     folder.mkdir(mode=0o700)
     program = folder / "tutorec_loader"
@@ -223,12 +272,16 @@ def test_a_loader_that_somebody_else_can_write_is_not_run(monkeypatch: pytest.Mo
     assert build_loader(folder) == program
     for path, mode in ((folder, 0o777), (folder, 0o770), (program, 0o702)):
         path.chmod(mode)
-        with pytest.raises(BackendError, match=rf"{path}, which belongs to user \d+ with mode {mode:o}: only you"):
+        with pytest.raises(
+            BackendError, match=rf"{path}, which belongs to user \d+ with mode {mode:o}: only you"
+        ):
             build_loader(folder)
         path.chmod(0o700)
     mine = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
-    with pytest.raises(BackendError, match=rf"belongs to user {mine} .*only you, user {mine + 1}, may"):
+    with pytest.raises(
+        BackendError, match=rf"belongs to user {mine} .*only you, user {mine + 1}, may"
+    ):
         build_loader(folder)
     program.unlink()
     with pytest.raises(BackendError, match=rf"belongs to user {mine} "):
@@ -236,12 +289,15 @@ def test_a_loader_that_somebody_else_can_write_is_not_run(monkeypatch: pytest.Mo
 
 
 @compiled
-def test_a_loader_is_built_where_only_its_user_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_loader_is_built_where_only_its_user_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.cpp").write_text("int main() {}")
     (source / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.18)\nproject(small LANGUAGES CXX)\nadd_executable(tutorec_loader main.cpp)\n"
+        "cmake_minimum_required(VERSION 3.18)\nproject(small LANGUAGES "
+        "CXX)\nadd_executable(tutorec_loader main.cpp)\n"
     )
     monkeypatch.setattr(cpp_loader, "SOURCE", source)
     before = os.umask(0)
@@ -249,21 +305,30 @@ def test_a_loader_is_built_where_only_its_user_writes(monkeypatch: pytest.Monkey
         program = build_loader(tmp_path / "cache" / "loader")
     finally:
         os.umask(before)
-    assert [oct(path.stat().st_mode & 0o777) for path in (program, program.parent)] == ["0o700", "0o700"]
+    assert [oct(path.stat().st_mode & 0o777) for path in (program, program.parent)] == [
+        "0o700",
+        "0o700",
+    ]
     assert build_loader(tmp_path / "cache" / "loader") == program
 
 
 def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(cpp_loader, "missing_tools", lambda: None)
-    with pytest.raises(BackendError, match=r"the C\+\+ loader's folder cannot be created: .*TUTOREC_CACHE"):
+    with pytest.raises(
+        BackendError, match=r"the C\+\+ loader's folder cannot be created: .*TUTOREC_CACHE"
+    ):
         build_loader(tmp_path / "file" / "below" / "loader")
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     found = shutil.which
-    monkeypatch.setattr(cpp_loader.shutil, "which", lambda name: None if name == "cmake" else found(name) or "c++")
-    with pytest.raises(BackendError, match=r"the C\+\+ loader cannot be built here: no cmake; apt install cmake"):
+    monkeypatch.setattr(
+        cpp_loader.shutil, "which", lambda name: None if name == "cmake" else found(name) or "c++"
+    )
+    with pytest.raises(
+        BackendError, match=r"the C\+\+ loader cannot be built here: no cmake; apt install cmake"
+    ):
         build_loader(tmp_path / "loader")
     monkeypatch.setattr(cpp_loader.shutil, "which", lambda name: None)
     assert "no cmake and no C++ compiler" in str(missing_tools())
@@ -272,7 +337,9 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @compiled
-def test_a_build_that_fails_says_what_the_tools_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_build_that_fails_says_what_the_tools_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     source = tmp_path / "source"
     source.mkdir()
     (source / "CMakeLists.txt").write_text('message(FATAL_ERROR "no torch of that kind")')
@@ -282,8 +349,12 @@ def test_a_build_that_fails_says_what_the_tools_said(monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "built").iterdir()) == []
 
 
-@pytest.mark.parametrize(("variable", "below"), [("TUTOREC_CACHE", ""), ("XDG_CACHE_HOME", "tutorec")])
-def test_the_cache_is_where_the_user_says(variable: str, below: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("variable", "below"), [("TUTOREC_CACHE", ""), ("XDG_CACHE_HOME", "tutorec")]
+)
+def test_the_cache_is_where_the_user_says(
+    variable: str, below: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     for name in ("TUTOREC_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path))

@@ -1,4 +1,6 @@
-"""Exported programs: any number of samples and ids, the model's results, ids checked by the program itself."""
+"""Exported programs: any number of samples and ids, the model's results, ids checked by the program
+itself.
+"""
 
 import subprocess
 import sys
@@ -14,7 +16,12 @@ from tutorec._kernels.backend import backend, use_backend
 from tutorec.inference.export import export_model, load_exported, save_exported
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -35,9 +42,13 @@ def test_a_program_takes_any_number_of_samples_and_ids(name: str, kind: str):
         for samples in (4, 1, 2, 33):
             torch.testing.assert_close(program(*inputs(samples)), model(*inputs(samples)))
         dense, features = inputs(1)
-        one = KeyedJaggedTensor(features.keys(), torch.tensor([7]), lengths=torch.tensor([0, 1, 0, 0]))
+        one = KeyedJaggedTensor(
+            features.keys(), torch.tensor([7]), lengths=torch.tensor([0, 1, 0, 0])
+        )
         torch.testing.assert_close(program(dense, one), model(dense, one))
-        none = KeyedJaggedTensor(features.keys(), torch.tensor([], dtype=torch.int64), lengths=torch.zeros(4).long())
+        none = KeyedJaggedTensor(
+            features.keys(), torch.tensor([], dtype=torch.int64), lengths=torch.zeros(4).long()
+        )
         torch.testing.assert_close(program(dense, none), model(dense, none))
 
 
@@ -50,7 +61,12 @@ def test_a_program_refuses_ids_that_are_no_rows(name: str, kind: str, wrong: int
     ids = features.values().clone()
     ids[-1] = wrong
     with pytest.raises(RuntimeError, match=r"valid range|no row of the table"):
-        program(dense, KeyedJaggedTensor._from_parts(features.keys(), ids, None, features.lengths(), None, None))
+        program(
+            dense,
+            KeyedJaggedTensor._from_parts(
+                features.keys(), ids, None, features.lengths(), None, None
+            ),
+        )
 
 
 @kinds
@@ -67,7 +83,9 @@ def test_a_program_takes_weights_and_keys_in_the_examples_order(kind: str):
 @kinds
 def test_a_model_of_two_answers_is_exported(kind: str):
     model = two_tower(kind)
-    for got, expected in zip(export_model(model, [batch(3)]).module()(batch(6)), model(batch(6)), strict=True):
+    for got, expected in zip(
+        export_model(model, [batch(3)]).module()(batch(6)), model(batch(6)), strict=True
+    ):
         torch.testing.assert_close(got, expected)
 
 
@@ -102,24 +120,36 @@ def test_a_program_holds_its_packed_rows_once(tmp_path: Path):
     program = export_model(model, inputs(4))
     assert not [name for name in program.state_dict if "embedding_bags" in name]
     save_exported(program, tmp_path / "model.pt2")
-    packed = max(len(operator.weights) for operator, _ in model.sparse_arch.embedding_bag_collection._operators)
+    packed = max(
+        len(operator.weights)
+        for operator, _ in model.sparse_arch.embedding_bag_collection._operators
+    )
     sizes = [
-        entry.file_size for entry in zipfile.ZipFile(tmp_path / "model.pt2").infolist() if "data/" in entry.filename
+        entry.file_size
+        for entry in zipfile.ZipFile(tmp_path / "model.pt2").infolist()
+        if "data/" in entry.filename
     ]
     assert sizes.count(packed) == 1
 
 
 def test_examples_that_would_fix_a_size_are_refused():
     model = dlrm("float")
-    with pytest.raises(ValueError, match=r"at least 2 samples and 2 ids; \(samples, ids\) are \[\(1, "):
+    with pytest.raises(
+        ValueError, match=r"at least 2 samples and 2 ids; \(samples, ids\) are \[\(1, "
+    ):
         export_model(model, inputs(1))
-    few = KeyedJaggedTensor(batch(2).keys(), torch.tensor([1]), lengths=torch.tensor([1, 0, 0, 0, 0, 0, 0, 0]))
+    few = KeyedJaggedTensor(
+        batch(2).keys(), torch.tensor([1]), lengths=torch.tensor([1, 0, 0, 0, 0, 0, 0, 0])
+    )
     with pytest.raises(ValueError, match=r"are \[\(2, 1\)\]"):
         export_model(model, (torch.ones(2, 3), few))
     with pytest.raises(ValueError, match="at least 2 samples"):
         export_model(model.dense_arch, [torch.ones(2, 3)])
     variable = KeyedJaggedTensor(
-        ["a", "b"], torch.ones(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
+        ["a", "b"],
+        torch.ones(3),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[1], [2]],
     )
     with pytest.raises(ValueError, match="differ in their number of samples"):
         export_model(model, [variable])

@@ -54,13 +54,30 @@ def test_every_kind_of_damage_is_found(name: str, tmp_path: Path) -> None:
     save(tmp_path / name)
     data = (tmp_path / name).read_bytes()
     load(tmp_path / name)
-    # The first header, data, the central directory and its end, the comment's length, its label, its digits.
-    places = [0, 12, 30, len(data) // 3, len(data) // 2, *range(len(data) - 200, len(data) - 79, 11)]
-    for place in [*places, len(data) - 81, len(data) - 80, len(data) - 79, len(data) - 40, len(data) - 1]:
+    # The first header, data, the central directory and its end, the comment's length, its label,
+    # its digits.
+    places = [
+        0,
+        12,
+        30,
+        len(data) // 3,
+        len(data) // 2,
+        *range(len(data) - 200, len(data) - 79, 11),
+    ]
+    for place in [
+        *places,
+        len(data) - 81,
+        len(data) - 80,
+        len(data) - 79,
+        len(data) - 40,
+        len(data) - 1,
+    ]:
         flipped = bytearray(data)
         flipped[place] ^= 1
         (tmp_path / name).write_bytes(flipped)
-        with pytest.raises(ValueError, match=rf"{name}' is damaged, cut or not a model: it does not end"):
+        with pytest.raises(
+            ValueError, match=rf"{name}' is damaged, cut or not a model: it does not end"
+        ):
             load(tmp_path / name)
     for other in (data[:-1], data[:-79], data[: len(data) // 2], data[:40], b"", data + b"\n"):
         (tmp_path / name).write_bytes(other)
@@ -83,7 +100,9 @@ def test_torch_reads_the_files_and_writes_files_that_are_read(tmp_path: Path) ->
 
 
 @kinds
-def test_a_save_that_fails_leaves_the_old_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_the_old_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save, load = KINDS[name]
     save(tmp_path / name)
     before = (tmp_path / name).read_bytes()
@@ -98,7 +117,9 @@ def test_a_save_that_fails_leaves_the_old_file(name: str, tmp_path: Path, monkey
     assert (tmp_path / name).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [name]
     load(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=rf"there is no folder .*nowhere' to write '{name}' to"):
+    with pytest.raises(
+        FileNotFoundError, match=rf"there is no folder .*nowhere' to write '{name}' to"
+    ):
         save(tmp_path / "nowhere" / name)
 
 
@@ -110,7 +131,9 @@ class Runs:
 
 
 def rewritten(source: Path, target: Path, changes: dict[str, bytes | None]) -> Path:
-    """A copy of an archive with other records, by the ends of their names; new ones go beside the first record."""
+    """A copy of an archive with other records, by the ends of their names; new ones go beside the
+    first record.
+    """
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         root = old.namelist()[0].partition("/")[0]
         left = dict(changes)
@@ -125,19 +148,34 @@ def rewritten(source: Path, target: Path, changes: dict[str, bytes | None]) -> P
 def pickled_weight(archive: Path) -> dict[str, bytes | None]:
     """A weight that is said to be pickled."""
     with zipfile.ZipFile(archive) as file:
-        [name] = [each for each in file.namelist() if each.endswith("data/weights/model_weights_config.json")]
+        [name] = [
+            each
+            for each in file.namelist()
+            if each.endswith("data/weights/model_weights_config.json")
+        ]
         config = json.loads(file.read(name))
     entry = next(iter(config["config"].values()))
     entry["use_pickle"] = True
     path = f"data/weights/{entry['path_name']}"
-    return {"data/weights/model_weights_config.json": json.dumps(config).encode(), path: pickle.dumps(Runs())}
+    return {
+        "data/weights/model_weights_config.json": json.dumps(config).encode(),
+        path: pickle.dumps(Runs()),
+    }
 
 
 def opaque_constant(archive: Path) -> dict[str, bytes | None]:
     """A constant that is a pickle by the name of its record."""
-    entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    entry = {
+        "path_name": "opaque_obj_0",
+        "is_param": False,
+        "use_pickle": True,
+        "tensor_meta": None,
+    }
     config = json.dumps({"config": {"x": entry}}).encode()
-    return {"data/constants/model_constants_config.json": config, "data/constants/opaque_obj_0": pickle.dumps(Runs())}
+    return {
+        "data/constants/model_constants_config.json": config,
+        "data/constants/opaque_obj_0": pickle.dumps(Runs()),
+    }
 
 
 @pytest.mark.parametrize(
@@ -145,7 +183,10 @@ def opaque_constant(archive: Path) -> dict[str, bytes | None]:
     [
         (pickled_weight, "data/weights/model_weights_config.json: "),
         (opaque_constant, "data/constants/model_constants_config.json: x"),
-        (lambda _: {"data/sample_inputs/model.pt": pickle.dumps(Runs(), protocol=2)}, "data/sample_inputs/model.pt"),
+        (
+            lambda _: {"data/sample_inputs/model.pt": pickle.dumps(Runs(), protocol=2)},
+            "data/sample_inputs/model.pt",
+        ),
         (lambda _: {"data/weights/model.pt": pickle.dumps(Runs())}, "data/weights/model.pt"),
         (lambda _: {"data/aotinductor/model/x.so": b"library"}, "data/aotinductor/model/x.so"),
     ],
@@ -156,6 +197,8 @@ def test_an_archive_with_pickles_or_libraries_is_refused(
     monkeypatch.setenv("TUTOREC_TEST_FOLDER", str(tmp_path / "was_run"))
     torch.export.save(program(), str(tmp_path / "good.pt2"))
     bad = rewritten(tmp_path / "good.pt2", tmp_path / "bad.pt2", changes(tmp_path / "good.pt2"))
-    with pytest.raises(ValueError, match=rf"bad\.pt2' holds \['{record}.*unpickles or loads as a library"):
+    with pytest.raises(
+        ValueError, match=rf"bad\.pt2' holds \['{record}.*unpickles or loads as a library"
+    ):
         load_exported(bad)
     assert not (tmp_path / "was_run").exists()

@@ -1,4 +1,6 @@
-"""Models behind plain tensors: scripted, saved, loaded in a new process, they give the bits of the model itself."""
+"""Models behind plain tensors: scripted, saved, loaded in a new process, they give the bits of the
+model itself.
+"""
 
 import subprocess
 import sys
@@ -6,19 +8,42 @@ from pathlib import Path
 
 import pytest
 import torch
-from inference.served_models import KEYS, KINDS, ROWS, Weighted, batch, dlrm, inputs, of_kind, two_tower
+from inference.served_models import (
+    KEYS,
+    KINDS,
+    ROWS,
+    Weighted,
+    batch,
+    dlrm,
+    inputs,
+    of_kind,
+    two_tower,
+)
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec.inference.scripting import load_scripted, save_scripted, script_model
-from tutorec.inference.serving import check_lists, request_of, tensors_from_text, tensors_to_text, with_tensor_inputs
+from tutorec.inference.serving import (
+    check_lists,
+    request_of,
+    tensors_from_text,
+    tensors_to_text,
+    with_tensor_inputs,
+)
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 
 
 def close(kind: str, got: Tensor, expected: Tensor) -> None:
-    """The same bits where lookups are quantized; float tables are looked up one by one in a graph."""
+    """The same bits where lookups are quantized; float tables are looked up one by one
+    in a graph.
+    """
     if kind == "float":
         torch.testing.assert_close(got, expected)
     else:
@@ -46,7 +71,9 @@ def test_a_served_model_gives_the_models_results(name: str, kind: str, tmp_path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_of_two_answers_and_one_of_weighted_ids_are_served(kind: str):
     towers = two_tower(kind)
-    queries, candidates = script_model(with_tensor_inputs(towers, [batch(4)]))(batch(4).values(), batch(4).lengths())
+    queries, candidates = script_model(with_tensor_inputs(towers, [batch(4)]))(
+        batch(4).values(), batch(4).lengths()
+    )
     for got, expected in zip((queries, candidates), towers(batch(4)), strict=True):
         close(kind, got, expected)
     weighted, features = of_kind(Weighted(), kind), batch(5, weighted=True)
@@ -60,7 +87,11 @@ def test_ids_and_lengths_of_both_widths_are_served(kind: str, dtype: torch.dtype
     model = dlrm(kind)
     dense, features = inputs(4)
     scripted = script_model(with_tensor_inputs(model, inputs(2)))
-    close(kind, scripted(dense, features.values().to(dtype), features.lengths().to(dtype)), model(dense, features))
+    close(
+        kind,
+        scripted(dense, features.values().to(dtype), features.lengths().to(dtype)),
+        model(dense, features),
+    )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -103,9 +134,14 @@ def test_requests_of_other_batches_are_refused():
     served = with_tensor_inputs(dlrm("float"), inputs(2))
     dense, features = inputs(2)
     swapped = features.permute([1, 0, 2, 3])
-    with pytest.raises(ValueError, match=r"served for a batch of \['item', 'clicked', 'user', 'shop'\], and the given"):
+    with pytest.raises(
+        ValueError,
+        match=r"served for a batch of \['item', 'clicked', 'user', 'shop'\], and the given",
+    ):
         request_of(served, dense, swapped)
-    with pytest.raises(ValueError, match=r"served with 3 tensors \['dense_features', 'values', 'lengths'\].*hold 4"):
+    with pytest.raises(
+        ValueError, match=r"served with 3 tensors \['dense_features', 'values', 'lengths'\].*hold 4"
+    ):
         request_of(served, dense, batch(2, weighted=True))
     with pytest.raises(ValueError, match="hold 1"):
         request_of(served, dense)
@@ -131,16 +167,25 @@ class Answers(nn.Module):
 
 
 def test_what_cannot_be_served_is_refused():
-    with pytest.raises(TypeError, match="the model answers with a dict; make it return a tensor or a KeyedTensor"):
+    with pytest.raises(
+        TypeError, match="the model answers with a dict; make it return a tensor or a KeyedTensor"
+    ):
         with_tensor_inputs(Answers(), [batch(1)])
-    with pytest.raises(ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"):
+    with pytest.raises(
+        ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"
+    ):
         with_tensor_inputs(Answers(), [batch(1), batch(1)])
     with pytest.raises(ValueError, match="and the example has 1 inputs"):
         with_tensor_inputs(Two(), [batch(1)])
     variable = KeyedJaggedTensor(
-        ["a", "b"], torch.ones(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
+        ["a", "b"],
+        torch.ones(3),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[1], [2]],
     )
-    with pytest.raises(ValueError, match="input 'features' has a number of samples for each feature"):
+    with pytest.raises(
+        ValueError, match="input 'features' has a number of samples for each feature"
+    ):
         with_tensor_inputs(Answers(), [variable])
 
 
@@ -161,7 +206,9 @@ def test_tensors_come_back_from_their_text_bit_for_bit():
         assert back[name].shape == tensor.shape
         assert torch.equal(back[name], tensor)
         assert torch.equal(torch.signbit(back[name]), torch.signbit(tensor))
-    assert tensors_from_text(tensors_to_text({"x": torch.tensor([float("nan")])}))["x"].isnan().all()
+    assert (
+        tensors_from_text(tensors_to_text({"x": torch.tensor([float("nan")])}))["x"].isnan().all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,9 +226,13 @@ def test_text_that_is_no_tensor_is_refused(text: str, words: str):
         tensors_from_text(text)
 
 
-@pytest.mark.parametrize("tensors", [{"a b": torch.ones(1)}, {"a": torch.ones(1, dtype=torch.bool)}])
+@pytest.mark.parametrize(
+    "tensors", [{"a b": torch.ones(1)}, {"a": torch.ones(1, dtype=torch.bool)}]
+)
 def test_tensors_without_a_text_form_are_refused(tensors):
-    with pytest.raises(ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\] and no space"):
+    with pytest.raises(
+        ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\] and no space"
+    ):
         tensors_to_text(tensors)
 
 

@@ -18,7 +18,9 @@ from tutorec.inference.serving import with_tensor_inputs
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-TABLES = [EmbeddingBagConfig(1000 * (i + 1), 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
+TABLES = [
+    EmbeddingBagConfig(1000 * (i + 1), 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)
+]
 
 
 class Model(nn.Module):
@@ -27,7 +29,9 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bags = bags(TABLES, torch.int8)[1]
-        self.rows = rows([EmbeddingConfig(50, 8, "history", feature_names=["f0"])], torch.quint4x2)[1]
+        self.rows = rows([EmbeddingConfig(50, 8, "history", feature_names=["f0"])], torch.quint4x2)[
+            1
+        ]
         self.dense = nn.Linear(256, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -35,7 +39,9 @@ class Model(nn.Module):
 
 
 def batch() -> KeyedJaggedTensor:
-    return KeyedJaggedTensor([f"f{i}" for i in range(4)], torch.arange(8), lengths=torch.ones(8, dtype=torch.long))
+    return KeyedJaggedTensor(
+        [f"f{i}" for i in range(4)], torch.arange(8), lengths=torch.ones(8, dtype=torch.long)
+    )
 
 
 def test_tables_stay_whole_and_results_are_those_of_the_unsharded_model():
@@ -45,7 +51,9 @@ def test_tables_stay_whole_and_results_are_those_of_the_unsharded_model():
     assert sharded is model
     assert set(plan.plan) == {"bags", "rows"}
     entries = {name: entry for of in plan.plan.values() for name, entry in of.items()}
-    assert {(entry.sharding_type, entry.compute_kernel) for entry in entries.values()} == {("table_wise", "quant")}
+    assert {(entry.sharding_type, entry.compute_kernel) for entry in entries.values()} == {
+        ("table_wise", "quant")
+    }
     assert {rank for entry in entries.values() for rank in entry.ranks} == {0, 1, 2}
     assert torch.equal(sharded(batch()), expected)
     again, same_plan = shard_quant_model(Model(), world_size=3, sharding_plan=plan)
@@ -65,13 +73,19 @@ def test_rows_are_cut_where_a_device_has_too_little_memory():
     _, quantized = bags(TABLES, torch.int8)
     with pytest.raises(PlannerError, match="t3"):
         shard_quant_model(quantized, world_size=2, device_memory_size=300_000)
-    words = {one.name: ParameterConstraints(sharding_types=["table_wise", "row_wise"]) for one in TABLES}
-    sharded, plan = shard_quant_model(quantized, world_size=4, device_memory_size=300_000, constraints=words)
+    words = {
+        one.name: ParameterConstraints(sharding_types=["table_wise", "row_wise"]) for one in TABLES
+    }
+    sharded, plan = shard_quant_model(
+        quantized, world_size=4, device_memory_size=300_000, constraints=words
+    )
     assert plan.plan[""]["t3"].sharding_type == "row_wise"
     assert torch.allclose(sharded(batch()).values(), quantized(batch()).values(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "row_bytes"), [(torch.int8, 80), (torch.quint4x2, 48), (torch.float32, 256)])
+@pytest.mark.parametrize(
+    ("kind", "row_bytes"), [(torch.int8, 80), (torch.quint4x2, 48), (torch.float32, 256)]
+)
 def test_the_planner_counts_packed_rows_and_no_backward(kind, row_bytes):
     _, quantized = bags(TABLES[:1], kind)
     plan = EmbeddingShardingPlanner(Topology(2, "cpu"), batch_size=8).plan(quantized)
@@ -90,7 +104,11 @@ def test_the_planner_counts_packed_rows_and_no_backward(kind, row_bytes):
 
 def test_gpus_pay_for_the_way_to_them():
     _, quantized = bags(TABLES[:1], torch.int8)
-    options = EmbeddingShardingPlanner(Topology(2, "cuda"), batch_size=8).plan(quantized).report.inputs.options
+    options = (
+        EmbeddingShardingPlanner(Topology(2, "cuda"), batch_size=8)
+        .plan(quantized)
+        .report.inputs.options
+    )
     perf = next(each for each in options if each.sharding_type == "table_wise").pieces().perf
     assert perf[0, 1] > 0
     assert perf[0, 4] > 0
@@ -98,7 +116,9 @@ def test_gpus_pay_for_the_way_to_them():
 
 
 def test_models_without_quantized_tables_and_devices_that_are_not_there_are_named():
-    with pytest.raises(ValueError, match=r"the Linear holds no quantized collection: tutorec\.quantize\(model\)"):
+    with pytest.raises(
+        ValueError, match=r"the Linear holds no quantized collection: tutorec\.quantize\(model\)"
+    ):
         shard_quant_model(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="served from 'cpu' or 'cuda', not from 'meta'"):
         shard_quant_model(Model(), sharding_device="meta")

@@ -34,7 +34,9 @@ class Model(nn.Module):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         tables = [
-            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=8, feature_names=[name])
+            EmbeddingBagConfig(
+                name=name, num_embeddings=rows, embedding_dim=8, feature_names=[name]
+            )
             for rows, name in enumerate(KINDS, 5)
         ]
         self.tables = EmbeddingBagCollection(tables, device=torch.device(device))
@@ -46,7 +48,9 @@ def gathered(rank: int) -> dict[str, bool]:
     sharder = EmbeddingBagCollectionSharder()
     kinds = {name: kind() for name, kind in KINDS.items()}
     plan = ShardingPlan({"tables": construct_module_sharding_plan(Model().tables, kinds, sharder)})
-    model = DistributedModelParallel(Model(), plan=plan, sharders=[sharder], device=torch.device("cpu"))
+    model = DistributedModelParallel(
+        Model(), plan=plan, sharders=[sharder], device=torch.device("cpu")
+    )
     group = dist.new_group(backend="gloo")
     moved = state_dict_to_device(model.state_dict(), pg=group, device=torch.device("cpu"))
     sharded = [name for name, value in moved.items() if isinstance(value, ShardedTensor)]

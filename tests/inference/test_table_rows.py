@@ -1,4 +1,6 @@
-"""Packed rows of single tables: how many are kept, and how they are read from a model and written into another."""
+"""Packed rows of single tables: how many are kept, and how they are read from a model and written
+into another.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from torch import nn
 import tutorec
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
-from tutorec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from tutorec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from tutorec.inference.modules import (
     assign_weights_to_tbe,
     get_table_to_weights_from_tbe,
@@ -25,7 +32,9 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-BATCH = KeyedJaggedTensor(["item", "user"], torch.tensor([3, 1, 2, 0]), lengths=torch.tensor([2, 0, 1, 1]))
+BATCH = KeyedJaggedTensor(
+    ["item", "user"], torch.tensor([3, 1, 2, 0]), lengths=torch.tensor([2, 0, 1, 1])
+)
 
 
 def bags():
@@ -40,8 +49,12 @@ def rows():
 def of_words(quantized, word, devices=2):
     sharder = QuantEmbeddingBagCollectionSharder()
     words = {name: word for name in quantized.table_names()}
-    plan = construct_module_sharding_plan(quantized, words, sharder, world_size=devices, device_type="cpu")
-    return shard_quant_model(nn.Sequential(quantized), devices, sharding_plan=ShardingPlan({"0": plan}))[0]
+    plan = construct_module_sharding_plan(
+        quantized, words, sharder, world_size=devices, device_type="cpu"
+    )
+    return shard_quant_model(
+        nn.Sequential(quantized), devices, sharding_plan=ShardingPlan({"0": plan})
+    )[0]
 
 
 @pytest.mark.parametrize("way", [quantize_inference_model, tutorec.quantize])
@@ -53,11 +66,17 @@ def test_pruned_tables_keep_their_first_rows(way):
     assert quantized["bags"].packed_table("item").rows == 6
     assert quantized["bags"].packed_table("user").rows == 10
     assert quantized["rows"].packed_table("seen").rows == 5
-    assert [one.num_embeddings_post_pruning for one in quantized["bags"].embedding_bag_configs()] == [6, None]
-    one_each = KeyedJaggedTensor(["item", "user"], torch.arange(6).repeat(2), lengths=torch.ones(12, dtype=torch.int64))
+    assert [
+        one.num_embeddings_post_pruning for one in quantized["bags"].embedding_bag_configs()
+    ] == [6, None]
+    one_each = KeyedJaggedTensor(
+        ["item", "user"], torch.arange(6).repeat(2), lengths=torch.ones(12, dtype=torch.int64)
+    )
     assert torch.allclose(quantized["bags"](one_each)["item"], first, atol=2e-3)
     with pytest.raises(ValueError, match=r"table 'item' has 6 rows .* holds id 6"):
-        quantized["bags"](KeyedJaggedTensor(["item", "user"], torch.tensor([6]), lengths=torch.tensor([1, 0])))
+        quantized["bags"](
+            KeyedJaggedTensor(["item", "user"], torch.tensor([6]), lengths=torch.tensor([1, 0]))
+        )
 
 
 def test_pruned_rows_are_left_out_by_from_float_and_quantize_embeddings():
@@ -70,9 +89,15 @@ def test_pruned_rows_are_left_out_by_from_float_and_quantize_embeddings():
 def test_rows_that_cannot_be_left_are_named_and_nothing_is_noted():
     model = bags()
     for left in (0, 11):
-        with pytest.raises(ValueError, match=r"rows that are left of table 'user'=.* must be a whole number, 1 to 10"):
+        with pytest.raises(
+            ValueError,
+            match=r"rows that are left of table 'user'=.* must be a whole number, 1 to 10",
+        ):
             set_pruning_data(model, {"item": 3, "user": left})
-    with pytest.raises(KeyError, match=r"no tables \['shop'\] in float collections; the tables are \['item', 'user'\]"):
+    with pytest.raises(
+        KeyError,
+        match=r"no tables \['shop'\] in float collections; the tables are \['item', 'user'\]",
+    ):
         set_pruning_data(model, {"shop": 3})
     with pytest.raises(KeyError, match=r"no tables \['item'\]"):
         set_pruning_data(model, {"item": 3}, module_types=[EmbeddingCollection])
@@ -84,7 +109,9 @@ def test_rows_that_cannot_be_left_are_named_and_nothing_is_noted():
 def test_rows_of_one_model_are_written_into_another_however_it_is_sharded(word, dtype):
     source, target = tutorec.quantize(bags(), dtype), tutorec.quantize(bags(), dtype)
     found = get_table_to_weights_from_tbe(source)
-    assert list(found) == ["item", "user"] and (found["item"][1] is None) == (dtype is torch.float16)
+    assert list(found) == ["item", "user"] and (found["item"][1] is None) == (
+        dtype is torch.float16
+    )
     model = of_words(target, word)
     assert not torch.equal(model(BATCH).values(), source(BATCH).values())
     assign_weights_to_tbe(model, found)
@@ -106,14 +133,22 @@ def test_rows_that_are_missing_or_of_another_layout_are_named():
     found = get_table_to_weights_from_tbe(model)
     before = model.packed_rows("item").clone()
     other = {"item": (torch.zeros_like(found["item"][0]), torch.zeros_like(found["item"][1]))}
-    with pytest.raises(KeyError, match=r"no packed rows for the tables \['user'\]; there are some for \['item'\]"):
+    with pytest.raises(
+        KeyError, match=r"no packed rows for the tables \['user'\]; there are some for \['item'\]"
+    ):
         assign_weights_to_tbe(model, other)
     assert torch.equal(model.packed_rows("item"), before)
-    with pytest.raises(ValueError, match=r"table 'item' .* packed rows are uint8 \[10, 8\] with scale and bias"):
+    with pytest.raises(
+        ValueError, match=r"table 'item' .* packed rows are uint8 \[10, 8\] with scale and bias"
+    ):
         assign_weights_to_tbe(model, found | {"item": (found["item"][0], None)})
-    with pytest.raises(ValueError, match=r"table 'item' .* scale and bias are uint8 \[10, 4\].* got .* \[10, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"table 'item' .* scale and bias are uint8 \[10, 4\].* got .* \[10, 2\]"
+    ):
         assign_weights_to_tbe(model, found | {"item": (found["item"][0], found["item"][1][:, :2])})
-    with pytest.raises(ValueError, match="EmbeddingBagCollection has no quantized tables: quantize it first"):
+    with pytest.raises(
+        ValueError, match="EmbeddingBagCollection has no quantized tables: quantize it first"
+    ):
         get_table_to_weights_from_tbe(bags())
 
 
@@ -135,7 +170,9 @@ def test_submodules_are_attributes_of_the_package():
     assert tutorec.inference.modules.set_pruning_data is set_pruning_data
     assert tutorec.quant.embedding_modules.EmbeddingBagCollection is QuantBags
     assert callable(tutorec.fx.utils.fx_marker)
-    assert {"modules", "export"} <= set(dir(tutorec.inference)) and "embedding_modules" in dir(tutorec.quant)
+    assert {"modules", "export"} <= set(dir(tutorec.inference)) and "embedding_modules" in dir(
+        tutorec.quant
+    )
     with pytest.raises(AttributeError, match=r"tutorec\.inference.*'nothing'"):
         tutorec.inference.nothing  # noqa: B018
 
@@ -147,7 +184,9 @@ def test_mappings_of_other_things_are_named():
         with pytest.raises(ValueError, match="no module is of a class in quantization_mapping"):
             quantize_inference_model(model, quantization_mapping=mapping)
     assert torch.equal(model[0].embedding_bags["item"].weight, before)
-    found = quantize_inference_model(model, quantization_mapping={torch.typename(EmbeddingBagCollection): QuantBags})
+    found = quantize_inference_model(
+        model, quantization_mapping={torch.typename(EmbeddingBagCollection): QuantBags}
+    )
     assert type(found[0]) is QuantBags
 
 

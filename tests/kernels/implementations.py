@@ -28,19 +28,24 @@ def has_fbgemm() -> bool:
 
 
 needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
-# The adapter of CUDA tables on CPU tensors: through fbgemm's CPU mode; and in the form that it has on CUDA, with the
-# formulas of the tests as kernels.
+# The adapter of CUDA tables on CPU tensors: through fbgemm's CPU mode; and in the form that it has
+# on CUDA, with the formulas of the tests as kernels.
 CUDA_ADAPTER, CUDA_FORM = "fbgemm's module", "fbgemm's module for CUDA"
 # What runs on processors on which fbgemm's row-wise Adagrad stalls, there for large batches only.
 STALLS = "fbgemm's lookup, torch's update"
 IMPLEMENTATIONS = [
     pytest.param("torch"),
-    *(pytest.param(name, marks=needs_fbgemm) for name in ("fbgemm", STALLS, CUDA_ADAPTER, CUDA_FORM)),
+    *(
+        pytest.param(name, marks=needs_fbgemm)
+        for name in ("fbgemm", STALLS, CUDA_ADAPTER, CUDA_FORM)
+    ),
 ]
 
 
 def stalls() -> AbstractContextManager[object]:
-    """As on a processor on which row-wise Adagrad stalls; batches of any size are updated in torch."""
+    """As on a processor on which row-wise Adagrad stalls; batches of any size are
+    updated in torch.
+    """
     return patch.multiple(scattered_tables, _FEW_IDS=0, _row_wise_adagrad_stalls=lambda: True)
 
 
@@ -54,17 +59,25 @@ class _UpdatedInTorch(tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
             super()._step(batch, grad, steps)
 
 
-def _updated_in_torch(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
+def _updated_in_torch(
+    spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device
+) -> type[tbe.TableBatch]:
     chosen = _choose(spec, rule, device)
     return _UpdatedInTorch if chosen is tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen else chosen
 
 
-def _adapter_on_cpu(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
+def _adapter_on_cpu(
+    spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device
+) -> type[tbe.TableBatch]:
     chosen = _choose(spec, rule, device)
-    return getattr(tbe_cuda, chosen.__name__) if chosen.__module__ == tbe_fbgemm.__name__ else chosen
+    return (
+        getattr(tbe_cuda, chosen.__name__) if chosen.__module__ == tbe_fbgemm.__name__ else chosen
+    )
 
 
-def _cuda_form(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
+def _cuda_form(
+    spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device
+) -> type[tbe.TableBatch]:
     with patch.object(BackendChoice, "serves", lambda choice, device_type: True):
         chosen = _choose(spec, rule, torch.device("cuda"))
     return getattr(pretended_fbgemm, chosen.__name__, chosen)

@@ -1,4 +1,5 @@
-"""Tables on a pretended GPU: the adapters of CUDA tables mix no devices, and compute what they compute on the CPU.
+"""Tables on a pretended GPU: the adapters of CUDA tables mix no devices, and compute what they
+compute on the CPU.
 
 Run in a process of its own, with pretended GPUs; prints how many cases were compared.
 """
@@ -81,7 +82,9 @@ def train_sharded(kernel: str, device: torch.device) -> list[Tensor]:
     names = ("a", "b")
     ebc = EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(num_embeddings=9, embedding_dim=8, name=f"t_{name}", feature_names=[name])
+            EmbeddingBagConfig(
+                num_embeddings=9, embedding_dim=8, name=f"t_{name}", feature_names=[name]
+            )
             for name in names
         ]
     )
@@ -93,12 +96,18 @@ def train_sharded(kernel: str, device: torch.device) -> list[Tensor]:
     )
     if kernel == "fused_uvm_caching":
         for entry in plan.values():
-            entry.cache_params = CacheParams(load_factor=0.5, reserved_memory=1e6, prefetch_pipeline=True)
-    sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1})
+            entry.cache_params = CacheParams(
+                load_factor=0.5, reserved_memory=1e6, prefetch_pipeline=True
+            )
+    sharder = EmbeddingBagCollectionSharder(
+        {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}
+    )
     sharded = sharder.shard(ebc, plan, ShardingEnv.from_local(1, 0), device)
     given, outputs = [], []
     for shift in range(3):
-        ids = KeyedJaggedTensor(list(names), (IDS + shift) % 9, lengths=torch.tensor([2, 0, 4, 1, 3, 2])).to(device)
+        ids = KeyedJaggedTensor(
+            list(names), (IDS + shift) % 9, lengths=torch.tensor([2, 0, 4, 1, 3, 2])
+        ).to(device)
         ctx = sharded.create_context()
         given.append((ctx, sharded.input_dist(ctx, ids).wait().wait()))
         sharded.prefetch(given[-1][1])
@@ -106,7 +115,10 @@ def train_sharded(kernel: str, device: torch.device) -> list[Tensor]:
         outputs.append(sharded.output_dist(ctx, sharded.compute(ctx, arrived)).wait().values())
         outputs[-1].square().sum().backward()
     state = sharded.fused_optimizer.state_dict()["state"]
-    held = [*sharded.state_dict().values(), *(value for of_table in state.values() for value in of_table.values())]
+    held = [
+        *sharded.state_dict().values(),
+        *(value for of_table in state.values() for value in of_table.values()),
+    ]
     return [one.detach().cpu() for one in (*outputs, *held)]
 
 
@@ -123,13 +135,16 @@ def look_up(pooling: str, kind: DataType, device: torch.device) -> list[Tensor |
 
 def main() -> None:
     kinds: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
-    # Without dense tables: fbgemm's operator has a gradient for CUDA tensors, and these are some for Python alone.
+    # Without dense tables: fbgemm's operator has a gradient for CUDA tensors, and these are some
+    # for Python alone.
     rules = [OptimizerSpec(kind, 0.1) for kind in kinds]
     compared = 0
     for rule, pooling, weighted, steps in product(rules, POOLINGS, (False, True), (False, True)):
         if (pooling == "none" and weighted) or (steps and not rule.counts_steps):
             continue
-        (_, cpu), (kernel, cuda) = (train(rule, pooling, weighted, steps, device) for device in DEVICES)
+        (_, cpu), (kernel, cuda) = (
+            train(rule, pooling, weighted, steps, device) for device in DEVICES
+        )
         assert kernel == f"fbgemm.{rule.kind}", kernel
         torch.testing.assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
         compared += 1
@@ -143,7 +158,9 @@ def main() -> None:
     for kernel in ("fused_uvm", "fused_uvm_caching"):
         torch.testing.assert_close(train_sharded(kernel, DEVICES[1]), expected)
         compared += 1
-    for pooling, kind in product(POOLINGS, (DataType.FP16, DataType.INT8, DataType.INT4, DataType.INT2)):
+    for pooling, kind in product(
+        POOLINGS, (DataType.FP16, DataType.INT8, DataType.INT4, DataType.INT2)
+    ):
         cpu, cuda = (look_up(pooling, kind, device) for device in DEVICES)
         torch.testing.assert_close(cuda, cpu)
         compared += 1
@@ -153,6 +170,9 @@ def main() -> None:
 if __name__ == "__main__":
     with ExitStack() as stack:
         stack.enter_context(pretended_cache())
-        stack.enter_context(patch.object(BackendChoice, "serves", lambda choice, device: device in ("cpu", "cuda")))
-        stack.enter_context(patch.object(packed, "_ON_DEVICE", packed._ON_HOST))  # fbgemm's CPU kernel reads the rows
+        stack.enter_context(
+            patch.object(BackendChoice, "serves", lambda choice, device: device in ("cpu", "cuda"))
+        )
+        # fbgemm's CPU kernel reads the rows
+        stack.enter_context(patch.object(packed, "_ON_DEVICE", packed._ON_HOST))
         main()

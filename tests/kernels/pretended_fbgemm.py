@@ -1,7 +1,8 @@
-"""fbgemm's training module as it stands on CUDA, in CPU memory, with kernels in plain formulas in place of its own.
+"""fbgemm's training module as it stands on CUDA, in CPU memory, with kernels in plain formulas in
+place of its own.
 
-What reaches the kernels is fbgemm's: the module checks, lays out and hands over. What they do with it stands here, read
-from nothing but their arguments. So all that is not run is the kernel itself.
+What reaches the kernels is fbgemm's: the module checks, lays out and hands over. What they do with
+it stands here, read from nothing but their arguments. So all that is not run is the kernel itself.
 """
 
 from __future__ import annotations
@@ -40,24 +41,44 @@ def pretended_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         for kind in tbe_cuda._OPTIMIZERS:
             invoker = import_module(_INVOKERS + kind)
-            stack.enter_context(patch.object(invoker, "invoke", partial(_invoke, invoker.invoke, kind)))
+            stack.enter_context(
+                patch.object(invoker, "invoke", partial(_invoke, invoker.invoke, kind))
+            )
         yield
 
 
 def _invoke(
-    fbgemm: Callable[..., Tensor], kind: OptimizerKind, common: Any, options: Any, *momenta_and_number: Any, **more: Any
+    fbgemm: Callable[..., Tensor],
+    kind: OptimizerKind,
+    common: Any,
+    options: Any,
+    *momenta_and_number: Any,
+    **more: Any,
 ) -> Tensor:
     if common.host_weights.numel():
         return fbgemm(common, options, *momenta_and_number, **more)
     if kind == "adam":
-        warnings.warn("\033[93m\n        [FBGEMM_GPU] NOTE: The training optimizer 'adam' is marked as", stacklevel=1)
-    assert not options.stochastic_rounding and common.output_dtype == 0 and common.feature_requires_grad is None
+        warnings.warn(
+            "\033[93m\n        [FBGEMM_GPU] NOTE: The training optimizer 'adam' is marked as",
+            stacklevel=1,
+        )
+    assert (
+        not options.stochastic_rounding
+        and common.output_dtype == 0
+        and common.feature_requires_grad is None
+    )
     assert len(set(common.weights_placements.tolist())) == 1
     rule = OptimizerSpec(
-        kind, eps=options.eps, max_gradient=options.max_gradient if options.gradient_clipping else None
+        kind,
+        eps=options.eps,
+        max_gradient=options.max_gradient if options.gradient_clipping else None,
     )
     if rule.counts_steps:
-        decay = {"beta1": options.beta1, "beta2": options.beta2, "weight_decay": options.weight_decay}
+        decay = {
+            "beta1": options.beta1,
+            "beta2": options.beta2,
+            "weight_decay": options.weight_decay,
+        }
         rule = OptimizerSpec(kind, eps=rule.eps, max_gradient=rule.max_gradient, **decay)
     momenta = momenta_and_number[: len(rule.states)]
     number = momenta_and_number[len(rule.states)] if rule.counts_steps else 0
@@ -71,7 +92,9 @@ def _rows(common: Any) -> Tensor:
 
 
 def _features(common: Any) -> list[tuple[int, int, int, int, Tensor, Tensor, Tensor | None]]:
-    """Of each feature: where its table begins, rows, columns, first column; its ids, bag bounds and weights."""
+    """Of each feature: where its table begins, rows, columns, first column; its ids, bag bounds and
+    weights.
+    """
     columns, count = common.D_offsets.tolist(), common.weights_offsets.numel()
     rows_before = common.hash_size_cumsum.tolist()
     samples = (common.offsets.numel() - 1) // count
@@ -82,19 +105,35 @@ def _features(common: Any) -> list[tuple[int, int, int, int, Tensor, Tensor, Ten
         ids = slice(int(bounds[0]), int(bounds[-1]))
         weights = None if common.indice_weights is None else common.indice_weights[ids]
         width = columns[feature + 1] - columns[feature]
-        found.append((start, rows, width, columns[feature], common.indices[ids].long(), bounds - bounds[0], weights))
+        found.append(
+            (
+                start,
+                rows,
+                width,
+                columns[feature],
+                common.indices[ids].long(),
+                bounds - bounds[0],
+                weights,
+            )
+        )
     return found
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, placeholder: Tensor, common: Any, rule: OptimizerSpec, momenta: Any, number: int) -> Tensor:
+    def forward(
+        ctx: Any, placeholder: Tensor, common: Any, rule: OptimizerSpec, momenta: Any, number: int
+    ) -> Tensor:
         ctx.given = common, rule, momenta, number
         pooling = {0: "sum", 1: "mean"}[int(common.pooling_mode)]
         return torch.cat(
             [
                 reference.embedding_bag_forward(
-                    _rows(common)[start : start + rows * width].view(rows, width), ids, bounds, pooling, weights
+                    _rows(common)[start : start + rows * width].view(rows, width),
+                    ids,
+                    bounds,
+                    pooling,
+                    weights,
                 )
                 for start, rows, width, _, ids, bounds, weights in _features(common)
             ],
@@ -106,7 +145,9 @@ class _Lookup(torch.autograd.Function):
         common, rule, momenta, number = ctx.given
         grad = rule.limited(grads[0])
         by_table: dict[int, tuple[int, int, list[Tensor], list[Tensor]]] = {}
-        for feature, (start, rows, width, column, ids, bounds, weights) in enumerate(_features(common)):
+        for feature, (start, rows, width, column, ids, bounds, weights) in enumerate(
+            _features(common)
+        ):
             lengths = bounds.diff()
             of_bags = grad[:, column : column + width]
             if common.pooling_mode == 1:
@@ -123,11 +164,21 @@ class _Lookup(torch.autograd.Function):
             for momentum, kept in zip(momenta, rule.states, strict=True):
                 first = int(momentum.offsets[feature])
                 shape = (rows,) if kept.rowwise else (rows, width)
-                buffer = momentum.dev if int(momentum.placements[feature]) == _ON_DEVICE else momentum.uvm
-                states.append(buffer[first : first + matrix[:, : 1 if kept.rowwise else None].numel()].view(shape))
+                buffer = (
+                    momentum.dev
+                    if int(momentum.placements[feature]) == _ON_DEVICE
+                    else momentum.uvm
+                )
+                states.append(
+                    buffer[first : first + matrix[:, : 1 if kept.rowwise else None].numel()].view(
+                        shape
+                    )
+                )
             touched, row_grads = torch.cat(all_ids), torch.cat(all_grads).cpu()
             before, rate = [kept.cpu() for kept in states], float(common.learning_rate_tensor)
-            new, after = reference.update(rule, matrix.cpu(), before, touched.cpu(), row_grads, rate, number)
+            new, after = reference.update(
+                rule, matrix.cpu(), before, touched.cpu(), row_grads, rate, number
+            )
             for kept, value in zip((matrix, *states), (new, *after), strict=True):
                 kept[touched] = value.to(kept.device)[touched]
         return (None,) * 5
@@ -135,7 +186,8 @@ class _Lookup(torch.autograd.Function):
 
 @contextmanager
 def pretended_cache() -> Iterator[None]:
-    """Lookups as above, and a cache that holds the rows of the last batch, or with a pipeline of all batches.
+    """Lookups as above, and a cache that holds the rows of the last batch, or with a pipeline of
+    all batches.
 
     It has room for the whole buffer; what is not in it is NaN.
     """
@@ -171,7 +223,11 @@ def _fill_cache(module: Any, indices: Tensor, offsets: Tensor, *_: Any, **more: 
     bounds = offsets[:: (offsets.numel() - 1) // count].tolist()
     for feature, start in enumerate(module.weights_offsets.tolist()):
         ids = indices[bounds[feature] : bounds[feature + 1]].long()
-        numbers = (start + ids[:, None] * widths[feature] + torch.arange(widths[feature], device=ids.device)).view(-1)
+        numbers = (
+            start
+            + ids[:, None] * widths[feature]
+            + torch.arange(widths[feature], device=ids.device)
+        ).view(-1)
         new = numbers[~module.is_cached[numbers]]
         module.lxu_cache_weights[new] = module.weights_uvm[new]
         module.is_cached[numbers] = True

@@ -1,4 +1,6 @@
-"""The hash table of ``tutorec._kernels.hash_slots`` as lists and loops, one id after the other: the tests' oracle."""
+"""The hash table of ``tutorec._kernels.hash_slots`` as lists and loops, one id after the other: the
+tests' oracle.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def _mixed(word: int) -> int:
 
 @cache
 def murmur3(number: int) -> int:
-    """The two halves of MurmurHash3_x64_128 of 16 bytes, the number and zeros, seed 0; one XOR the other."""
+    """The two halves of MurmurHash3_x64_128 of 16 bytes, the number and zeros, seed 0; one XOR the
+    other.
+    """
     first = _turned(number * 0x87C37B91114253D5 % _WORD, 31) * 0x4CF5AD432745937F % _WORD
     first = (_turned(first, 27) * 5 + 0x52DCE729) % _WORD
     second = (first * 5 + 0x38495AB5) % _WORD ^ 16
@@ -48,7 +52,10 @@ class SlotTable:
     def probed(self, number: int) -> list[int]:
         size = self.rows // self.buckets
         block = size - self.reserved
-        return [number % self.buckets * size + (murmur3(number) + step) % block for step in range(self.max_probe)]
+        return [
+            number % self.buckets * size + (murmur3(number) + step) % block
+            for step in range(self.max_probe)
+        ]
 
     def slot(self, number: int) -> int | None:
         return next((slot for slot in self.probed(number) if self.ids[slot] == number), None)
@@ -57,18 +64,31 @@ class SlotTable:
         slot, size = self.slot(number), self.rows // self.buckets
         if slot is not None or not self.fallback:
             return -1 if slot is None else slot
-        shared = size - self.reserved + murmur3(number) % self.reserved if self.reserved else murmur3(number) % size
+        shared = (
+            size - self.reserved + murmur3(number) % self.reserved
+            if self.reserved
+            else murmur3(number) % size
+        )
         return number % self.buckets * size + shared
 
-    def learn(self, batch: Sequence[int], scores: Sequence[int], threshold: int) -> tuple[list[int], set[int]]:
-        best = {number: max(s for n, s in zip(batch, scores, strict=True) if n == number) for number in batch}
+    def learn(
+        self, batch: Sequence[int], scores: Sequence[int], threshold: int
+    ) -> tuple[list[int], set[int]]:
+        best = {
+            number: max(s for n, s in zip(batch, scores, strict=True) if n == number)
+            for number in batch
+        }
         known = {number: slot for number in best if (slot := self.slot(number)) is not None}
         for number, slot in known.items():
             self.scores[slot] = max(self.scores[slot], best[number])
         evicted = set()
         for number in sorted(best.keys() - known.keys()):
             free = [slot for slot in self.probed(number) if self.ids[slot] == -1]
-            old = [slot for slot in self.probed(number) if slot not in free and self.scores[slot] < threshold]
+            old = [
+                slot
+                for slot in self.probed(number)
+                if slot not in free and self.scores[slot] < threshold
+            ]
             if self.evicts == "never":
                 old = []
             elif self.evicts == "oldest":

@@ -1,4 +1,6 @@
-"""The choice of kernels: from faked metadata, from the environment, and with libraries that do not load."""
+"""The choice of kernels: from faked metadata, from the environment, and with libraries that do not
+load.
+"""
 
 import os
 import subprocess
@@ -12,7 +14,9 @@ from tutorec._kernels.backend import BackendChoice, backend, choose, use_backend
 from tutorec.errors import BackendError
 
 
-def wheels(torch_version: str = "2.13.0", cpu: str | None = None, cuda: str | None = None) -> dict[str, str | None]:
+def wheels(
+    torch_version: str = "2.13.0", cpu: str | None = None, cuda: str | None = None
+) -> dict[str, str | None]:
     return {"torch": torch_version, "fbgemm-gpu-cpu": cpu, "fbgemm-gpu": cuda}
 
 
@@ -32,7 +36,13 @@ def linux(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("torch_version", "fbgemm"),
-    [("2.13.0+cpu", "1.8.0"), ("2.13.1", "1.8.2"), ("2.5.0", "1.0.0"), ("2.14.0", "1.9.0"), ("2.20.0", "1.15.0")],
+    [
+        ("2.13.0+cpu", "1.8.0"),
+        ("2.13.1", "1.8.2"),
+        ("2.5.0", "1.0.0"),
+        ("2.14.0", "1.9.0"),
+        ("2.20.0", "1.15.0"),
+    ],
 )
 def test_fitting_pair_chooses_fbgemm(torch_version: str, fbgemm: str):
     choice = choose(wheels(torch_version, cpu=fbgemm), torch_cuda=None)
@@ -49,10 +59,15 @@ def test_fitting_pair_chooses_fbgemm(torch_version: str, fbgemm: str):
         ("2.13.0", "0.8.0", "an older torch", 'pip install "fbgemm-gpu-cpu==1.8.*"'),
     ],
 )
-def test_wrong_pair_falls_back_and_names_the_right_one(torch_version: str, fbgemm: str, belongs: str, line: str):
+def test_wrong_pair_falls_back_and_names_the_right_one(
+    torch_version: str, fbgemm: str, belongs: str, line: str
+):
     choice = choose(wheels(torch_version, cpu=fbgemm), torch_cuda=None)
     assert (choice.name, choice.broken, choice.remedy) == ("torch", True, line)
-    assert choice.reason == f"fbgemm-gpu-cpu {fbgemm} belongs to {belongs}, not to torch {torch_version}"
+    assert (
+        choice.reason
+        == f"fbgemm-gpu-cpu {fbgemm} belongs to {belongs}, not to torch {torch_version}"
+    )
 
 
 NEWEST_PAIR = 'pip install "torch==2.14.*" "fbgemm-gpu-cpu==1.9.*"'
@@ -70,16 +85,23 @@ NEWEST_PAIR = 'pip install "torch==2.14.*" "fbgemm-gpu-cpu==1.9.*"'
         ("1.9.0", "1.9.0", None, f"pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && {NEWEST_PAIR}"),
     ],
 )
-def test_a_torch_without_a_wheel_is_offered_the_newest_pair_that_exists(linux, cpu, cuda, torch_cuda, remedy):
+def test_a_torch_without_a_wheel_is_offered_the_newest_pair_that_exists(
+    linux, cpu, cuda, torch_cuda, remedy
+):
     for torch_version in ("2.6.0", "2.15.0", "2.16.1+cu132"):
         choice = choose(wheels(torch_version, cpu, cuda), torch_cuda=torch_cuda)
         assert (choice.name, choice.remedy) == ("torch", remedy)
         if cpu is cuda is None:
-            reason = f"no fbgemm wheel serves torch {torch_version}: those that do belong to torch 2.8 to torch 2.14"
+            reason = (
+                f"no fbgemm wheel serves torch {torch_version}: those that do belong to torch "
+                "2.8 to torch 2.14"
+            )
             assert choice.reason == reason
 
 
-def test_a_newer_wheel_that_does_not_load_is_offered_the_newest_pair_that_is_known(fresh: pytest.MonkeyPatch):
+def test_a_newer_wheel_that_does_not_load_is_offered_the_newest_pair_that_is_known(
+    fresh: pytest.MonkeyPatch,
+):
     def fail() -> None:
         raise OSError("undefined symbol")
 
@@ -92,7 +114,9 @@ def test_both_wheels_are_refused_with_the_line_that_keeps_one(linux: None):
     choice = choose(wheels(cpu="1.8.0", cuda="1.8.0"), torch_cuda=None)
     assert (choice.name, choice.broken) == ("torch", True)
     assert "fbgemm-gpu-cpu 1.8.0 and fbgemm-gpu 1.8.0 are both installed" in choice.reason
-    uninstall = "pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && pip install --force-reinstall --no-deps "
+    uninstall = (
+        "pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && pip install --force-reinstall --no-deps "
+    )
     assert choice.remedy == f'{uninstall}"fbgemm-gpu-cpu==1.8.*"'
     with_cuda = choose(wheels(cpu="1.8.0", cuda="1.8.0"), torch_cuda="13.0")
     assert with_cuda.remedy == f'{uninstall}"fbgemm-gpu==1.8.*"'
@@ -132,10 +156,14 @@ def test_cuda_wheel_beside_the_wrong_torch_is_refused(
     assert choice.remedy == f'pip uninstall -y fbgemm-gpu && pip install "{right}==1.8.*"'
 
 
-@pytest.mark.parametrize(("cuda_wheel", "torch_cuda"), [("1.8.0", "13.0"), ("1.8.0+cu126", "12.6"), ("1.5.0", "12.8")])
+@pytest.mark.parametrize(
+    ("cuda_wheel", "torch_cuda"), [("1.8.0", "13.0"), ("1.8.0+cu126", "12.6"), ("1.5.0", "12.8")]
+)
 def test_cuda_wheel_beside_its_torch_is_chosen(cuda_wheel: str, torch_cuda: str):
     minor = int(cuda_wheel.split(".")[1])
-    assert choose(wheels(f"2.{minor + 5}.0", cuda=cuda_wheel), torch_cuda=torch_cuda).name == "fbgemm"
+    assert (
+        choose(wheels(f"2.{minor + 5}.0", cuda=cuda_wheel), torch_cuda=torch_cuda).name == "fbgemm"
+    )
 
 
 def test_cpu_wheel_beside_a_cuda_torch_is_chosen_and_the_cuda_wheel_offered(linux: None):
@@ -154,7 +182,9 @@ def test_cpu_wheel_beside_a_cuda_torch_is_chosen_and_the_cuda_wheel_offered(linu
         ("2.10.0+cu130", "13.0", "fbgemm-gpu-cpu==1.5.*"),
     ],
 )
-def test_a_gpu_is_offered_the_wheel_that_is_published_for_its_cuda(linux, torch_version, torch_cuda, right):
+def test_a_gpu_is_offered_the_wheel_that_is_published_for_its_cuda(
+    linux, torch_version, torch_cuda, right
+):
     assert choose(wheels(torch_version), torch_cuda=torch_cuda).remedy == f'pip install "{right}"'
 
 
@@ -180,7 +210,9 @@ def test_tables_on_cuda_take_the_cuda_wheel():
     assert not choose(wheels(cuda="1.8.0"), "torch", torch_cuda="13.0").serves("cuda")
 
 
-@pytest.mark.parametrize(("torch_version", "fbgemm"), [("2.14.0.dev20260601", "1.8.0"), ("2.13.0", "1.9.0.dev3")])
+@pytest.mark.parametrize(
+    ("torch_version", "fbgemm"), [("2.14.0.dev20260601", "1.8.0"), ("2.13.0", "1.9.0.dev3")]
+)
 def test_development_versions_are_not_judged_and_not_broken(torch_version: str, fbgemm: str):
     choice = choose(wheels(torch_version, cpu=fbgemm), torch_cuda=None)
     assert (choice.name, choice.broken) == ("torch", False)
@@ -188,23 +220,37 @@ def test_development_versions_are_not_judged_and_not_broken(torch_version: str, 
 
 
 def test_torch_can_be_demanded_beside_anything():
-    for versions in (wheels(), wheels(cpu="1.8.0"), wheels(cpu="1.7.0"), wheels(cpu="1.8.0", cuda="1.8.0")):
+    for versions in (
+        wheels(),
+        wheels(cpu="1.8.0"),
+        wheels(cpu="1.7.0"),
+        wheels(cpu="1.8.0", cuda="1.8.0"),
+    ):
         choice = choose(versions, override="torch", torch_cuda=None)
-        assert (choice.name, choice.broken, choice.reason) == ("torch", False, "TUTOREC_BACKEND=torch asks for it")
+        assert (choice.name, choice.broken, choice.reason) == (
+            "torch",
+            False,
+            "TUTOREC_BACKEND=torch asks for it",
+        )
 
 
 def test_fbgemm_demanded_and_not_to_be_had_raises_with_the_line(linux: None):
     assert choose(wheels(cpu="1.8.0"), override="FBGEMM", torch_cuda=None).name == "fbgemm"
     with pytest.raises(
-        BackendError, match=r"fbgemm is not installed; this would help: pip install \"fbgemm-gpu-cpu==1.8"
+        BackendError,
+        match=r"fbgemm is not installed; this would help: pip install \"fbgemm-gpu-cpu==1.8",
     ):
         choose(wheels(), override="fbgemm", torch_cuda=None)
-    with pytest.raises(BackendError, match=r"1\.7\.0 belongs to torch 2\.12, not to torch 2\.13\.0"):
+    with pytest.raises(
+        BackendError, match=r"1\.7\.0 belongs to torch 2\.12, not to torch 2\.13\.0"
+    ):
         choose(wheels(cpu="1.7.0"), override="fbgemm", torch_cuda=None)
 
 
 def test_unknown_backend_is_refused_with_the_three_words():
-    with pytest.raises(ValueError, match=r"TUTOREC_BACKEND='tpu' names no backend: use 'auto'.*'torch' or 'fbgemm'"):
+    with pytest.raises(
+        ValueError, match=r"TUTOREC_BACKEND='tpu' names no backend: use 'auto'.*'torch' or 'fbgemm'"
+    ):
         choose(wheels(), override="tpu", torch_cuda=None)
 
 
@@ -215,8 +261,12 @@ def test_backend_is_chosen_once_and_follows_the_environment(fresh: pytest.Monkey
     assert backend() is first and first.name == "torch"
 
 
-@pytest.mark.parametrize("error", [OSError("undefined symbol: _ZN3c10"), ImportError("no folder"), RuntimeError("")])
-def test_libraries_that_do_not_load_fall_back_and_say_why(fresh: pytest.MonkeyPatch, error: Exception):
+@pytest.mark.parametrize(
+    "error", [OSError("undefined symbol: _ZN3c10"), ImportError("no folder"), RuntimeError("")]
+)
+def test_libraries_that_do_not_load_fall_back_and_say_why(
+    fresh: pytest.MonkeyPatch, error: Exception
+):
     def fail() -> None:
         raise error
 
@@ -281,7 +331,7 @@ ours = build_table_batch(GroupSpec((TableSpec("item", 5, 4),), (0,)), optimizer=
                          device=torch.device("cpu"))
 ours(torch.tensor([1]), torch.tensor([0, 1])).sum().backward()
 print("both ran")
-"""
+"""  # noqa: E501
 
 
 def test_fbgemm_python_still_imports_after_its_libraries_were_loaded_by_path():

@@ -1,4 +1,6 @@
-"""Hash tables in tensors: equal to lists and loops, on both backends, whatever the order of the batch."""
+"""Hash tables in tensors: equal to lists and loops, on both backends, whatever the order of the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from torch import Tensor
 
 from tutorec._kernels import hash_slots
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.hash_slots import Claims, Eviction, Probing, claim_slots, find_slots, find_slots_in_torch
+from tutorec._kernels.hash_slots import (
+    Claims,
+    Eviction,
+    Probing,
+    claim_slots,
+    find_slots,
+    find_slots_in_torch,
+)
 
 EDGES = [0, 1, 2, -2, 2**62, -(2**62), 2**63 - 1, -(2**63)]
 
@@ -43,17 +52,24 @@ class TensorTable:
         ids = torch.tensor(numbers, dtype=torch.int64)
         return find_slots(ids, self.identities, *self.buckets(ids), self.probing).tolist()
 
-    def learn(self, numbers: list[int], scores: list[int], threshold: int, opted_in: Tensor | None = None) -> Claims:
+    def learn(
+        self, numbers: list[int], scores: list[int], threshold: int, opted_in: Tensor | None = None
+    ) -> Claims:
         ids = torch.tensor(numbers, dtype=torch.int64)
         oldest = self.oracle.evicts == "oldest"
         eviction = Eviction(self.ages, torch.tensor(scores, dtype=torch.int32), threshold, oldest)
         if self.oracle.evicts == "never":
             eviction = None
-        return claim_slots(ids, self.identities, *self.buckets(ids), self.probing, eviction, opted_in)
+        return claim_slots(
+            ids, self.identities, *self.buckets(ids), self.probing, eviction, opted_in
+        )
 
 
 TABLES = [
-    pytest.param(SlotTable(*numbers, evicts, fallback), id=f"{evicts}-{'-'.join(map(str, numbers))}-{fallback}")
+    pytest.param(
+        SlotTable(*numbers, evicts, fallback),
+        id=f"{evicts}-{'-'.join(map(str, numbers))}-{fallback}",
+    )
     for evicts in ("never", "first", "oldest")
     for numbers, fallback in [
         ((32, 1, 6, 0), True),
@@ -70,7 +86,10 @@ def test_a_stream_of_batches_gives_the_slots_of_the_oracle(oracle: SlotTable):
     table, draw = TensorTable(oracle), random.Random(str(oracle))
     evictions = 0
     for hour in range(40):
-        numbers = [draw.choice(EDGES) if draw.random() < 0.1 else draw.randrange(hour, hour + 60) for _ in range(12)]
+        numbers = [
+            draw.choice(EDGES) if draw.random() < 0.1 else draw.randrange(hour, hour + 60)
+            for _ in range(12)
+        ]
         scores = [hour + draw.choice([1, 4]) for _ in numbers]
         expected, evicted = oracle.learn(numbers, scores, hour)
         claims = table.learn(numbers, scores, hour)
@@ -106,7 +125,10 @@ def test_an_id_is_inserted_once_when_one_of_its_places_in_the_batch_is_opted_in(
     inserted = table.identities[claims.slots, 0].tolist()
     assert (claims.inserted, claims.shared.numel()) == (1, 2)
     assert inserted == [7, -1, 7, -1]
-    assert [int(claims.slots[place]) for place in (1, 3)] == [15 + murmur3(8) % 5, 15 + murmur3(9) % 5]
+    assert [int(claims.slots[place]) for place in (1, 3)] == [
+        15 + murmur3(8) % 5,
+        15 + murmur3(9) % 5,
+    ]
 
 
 def test_slots_found_in_plain_torch_and_by_fbgemm_are_equal_in_any_table():
@@ -114,9 +136,14 @@ def test_slots_found_in_plain_torch_and_by_fbgemm_are_equal_in_any_table():
     numbers = torch.Generator().manual_seed(5)
     for rows, reserved, max_probe in [(8, 0, 3), (96, 4, 1), (1000, 0, 128), (50, 7, 200)]:
         identities = torch.randint(-1, 3 * rows, [rows, 1], generator=numbers)
-        ids = torch.cat([torch.randint(-(2**62), 2**62, [200], generator=numbers), torch.arange(3 * rows)])
+        ids = torch.cat(
+            [torch.randint(-(2**62), 2**62, [200], generator=numbers), torch.arange(3 * rows)]
+        )
         for fallback in (False, True):
-            for sizes, offsets in [(None, None), (torch.full_like(ids, rows // 2), ids % 2 * (rows // 2))]:
+            for sizes, offsets in [
+                (None, None),
+                (torch.full_like(ids, rows // 2), ids % 2 * (rows // 2)),
+            ]:
                 given = (ids, identities, sizes, offsets, Probing(max_probe, reserved, fallback))
                 assert torch.equal(find_slots(*given), find_slots_in_torch(*given))
 

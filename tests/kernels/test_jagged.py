@@ -33,15 +33,23 @@ def test_lengths_to_offsets_are_running_sums(lengths: list[int], dtype: torch.dt
     lengths=st.lists(st.integers(0, 4), max_size=6),
     longest=st.integers(0, 5),
     columns=st.sampled_from([(), (1,), (3,), (2, 2)]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]),
+    dtype=st.sampled_from(
+        [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
+    ),
     offsets_dtype=INTEGERS,
 )
 def test_padded_dense_equals_rows_cut_and_filled(
-    lengths: list[int], longest: int, columns: tuple[int, ...], dtype: torch.dtype, offsets_dtype: torch.dtype
+    lengths: list[int],
+    longest: int,
+    columns: tuple[int, ...],
+    dtype: torch.dtype,
+    offsets_dtype: torch.dtype,
 ):
     offsets = torch.tensor([0, *lengths]).cumsum(0).to(offsets_dtype)
     count = sum(lengths)
-    values = torch.arange(1, 1 + count * torch.Size(columns).numel()).view(count, *columns).to(dtype)
+    values = (
+        torch.arange(1, 1 + count * torch.Size(columns).numel()).view(count, *columns).to(dtype)
+    )
     expected = torch.full((len(lengths), longest, *columns), 7, dtype=dtype)
     for row, length in enumerate(lengths):
         kept = min(length, longest)
@@ -71,7 +79,9 @@ class Dealt:
     bags: list[list[list[int]]]
     bounds: list[list[int]]
 
-    def tensors(self, lengths_dtype: torch.dtype, ids_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def tensors(
+        self, lengths_dtype: torch.dtype, ids_dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = [len(bag) for of_feature in self.bags for bag in of_feature]
         ids = [number for of_feature in self.bags for bag in of_feature for number in bag]
         return torch.tensor(lengths, dtype=lengths_dtype), torch.tensor(ids, dtype=ids_dtype)
@@ -84,7 +94,9 @@ class Dealt:
             for of_feature, bounds in zip(self.bags, self.bounds, strict=True):
                 low, high = bounds[bucket], bounds[bucket + 1]
                 for bag in of_feature:
-                    mine = [(id_ - low, number + at) for at, id_ in enumerate(bag) if low <= id_ < high]
+                    mine = [
+                        (id_ - low, number + at) for at, id_ in enumerate(bag) if low <= id_ < high
+                    ]
                     number += len(bag)
                     lengths.append(len(mine))
                     ids += [id_ for id_, _ in mine]
@@ -94,7 +106,9 @@ class Dealt:
 
 @st.composite
 def dealt_bags(draw: st.DrawFn) -> Dealt:
-    """Features with bags of their own number, and ranges that may be empty; often the equal ones of row-wise."""
+    """Features with bags of their own number, and ranges that may be empty; often the equal ones of
+    row-wise.
+    """
     buckets = draw(st.integers(1, 9))
     bags, bounds = [], []
     for _ in range(draw(st.integers(1, 3))):
@@ -111,7 +125,13 @@ def dealt_bags(draw: st.DrawFn) -> Dealt:
 
 
 @pytest.mark.parametrize("run", [jagged.bucketize, reference.bucketize])
-@given(dealt=dealt_bags(), lengths_dtype=INTEGERS, ids_dtype=INTEGERS, weighted=st.booleans(), places=st.booleans())
+@given(
+    dealt=dealt_bags(),
+    lengths_dtype=INTEGERS,
+    ids_dtype=INTEGERS,
+    weighted=st.booleans(),
+    places=st.booleans(),
+)
 def test_bucketize_deals_ids_out_by_row_range(
     run: Callable[..., Any],
     dealt: Dealt,
@@ -134,7 +154,9 @@ def test_bucketize_deals_ids_out_by_row_range(
     assert (found.places is not None) == places
     if found.places is not None:
         assert found.places.dtype == torch.int64
-        assert torch.equal(found.places[torch.tensor(source, dtype=torch.int64)], torch.arange(ids.numel()))
+        assert torch.equal(
+            found.places[torch.tensor(source, dtype=torch.int64)], torch.arange(ids.numel())
+        )
 
 
 @pytest.mark.parametrize("buckets", [2, 4, 300])
@@ -142,11 +164,16 @@ def test_bucketize_of_a_large_batch_equals_the_reference(buckets: int):
     lengths = torch.randint(0, 40, (2 * 500,))
     ids = torch.randint(0, 1000, (int(lengths.sum()),), dtype=torch.int32)
     block = -(-1000 // buckets)
-    bounds = [[min(bucket * block, 1000) for bucket in range(buckets + 1)], [0, *[700] * (buckets - 1), 1000]]
+    bounds = [
+        [min(bucket * block, 1000) for bucket in range(buckets + 1)],
+        [0, *[700] * (buckets - 1), 1000],
+    ]
     weights = torch.rand(ids.numel())
     found = jagged.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
     due = reference.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
-    for mine, wanted in zip((found.lengths, found.values, found.weights, found.places), due, strict=True):
+    for mine, wanted in zip(
+        (found.lengths, found.values, found.weights, found.places), due, strict=True
+    ):
         assert mine is not None and wanted is not None
         assert torch.equal(mine, wanted)
 
@@ -160,7 +187,9 @@ def test_bucketize_without_features_gives_nothing():
 
 def test_bucketize_refuses_ranges_that_do_not_match_the_features():
     one = torch.tensor([1, 1])
-    with pytest.raises(ValueError, match=r"features have \[1, 2\] row ranges; give each the same number"):
+    with pytest.raises(
+        ValueError, match=r"features have \[1, 2\] row ranges; give each the same number"
+    ):
         jagged.bucketize(one, one, None, [1, 1], [[0, 5], [0, 2, 5]])
     with pytest.raises(ValueError, match="1 features have bags and 2 row ranges"):
         jagged.bucketize(one, one, None, [2], [[0, 5], [0, 5]])

@@ -1,4 +1,6 @@
-"""Lookups of packed rows: both backends against the rows that they hold, eager, traced, scripted and exported."""
+"""Lookups of packed rows: both backends against the rows that they hold, eager, traced, scripted
+and exported.
+"""
 
 import copy
 import io
@@ -39,7 +41,9 @@ every = pytest.mark.parametrize(
 
 @contextmanager
 def implementation(name: str) -> Iterator[None]:
-    """Build operators by a backend, or in the form that they have on CUDA but for the place of their rows."""
+    """Build operators by a backend, or in the form that they have on CUDA but for the place of
+    their rows.
+    """
     with ExitStack() as stack:
         stack.enter_context(use_backend("fbgemm" if name == CUDA_FORM else name))
         if name == CUDA_FORM:
@@ -62,7 +66,10 @@ def make(
 
 
 def numbers(op: IntNBitTableBatchedEmbeddingBagsCodegen) -> list[Tensor]:
-    return [unpack_rows(op.table_rows(index), table.columns, table.data_type) for index, table in enumerate(op.tables)]
+    return [
+        unpack_rows(op.table_rows(index), table.columns, table.data_type)
+        for index, table in enumerate(op.tables)
+    ]
 
 
 def expected(op: IntNBitTableBatchedEmbeddingBagsCodegen, batch: Batch) -> Tensor:
@@ -74,7 +81,9 @@ def expected(op: IntNBitTableBatchedEmbeddingBagsCodegen, batch: Batch) -> Tenso
         own = offsets[feature * per_feature : (feature + 1) * per_feature + 1].long()
         low, high = int(own[0]), int(own[-1])
         own_weights = None if weights is None else weights[low:high]
-        bag = reference.embedding_bag_forward(tables[table], ids[low:high].long(), own - low, op.pooling, own_weights)
+        bag = reference.embedding_bag_forward(
+            tables[table], ids[low:high].long(), own - low, op.pooling, own_weights
+        )
         results.append(bag)
     return torch.cat(results, dim=0 if op.pooling == "none" else 1)
 
@@ -104,11 +113,15 @@ def lookups(draw: st.DrawFn) -> Drawn:
     features = draw(st.lists(st.integers(0, len(tables) - 1), min_size=1, max_size=5))
     samples = draw(st.integers(0, 4))
     bags = [
-        draw(st.lists(st.integers(0, tables[table].rows - 1), max_size=4)) for table in features for _ in range(samples)
+        draw(st.lists(st.integers(0, tables[table].rows - 1), max_size=4))
+        for table in features
+        for _ in range(samples)
     ]
     dtype = draw(st.sampled_from([torch.int32, torch.int64]))
     ids = torch.tensor([number for bag in bags for number in bag], dtype=dtype)
-    offsets = torch.tensor([0, *torch.tensor([len(bag) for bag in bags]).cumsum(0).tolist()], dtype=dtype)
+    offsets = torch.tensor(
+        [0, *torch.tensor([len(bag) for bag in bags]).cumsum(0).tolist()], dtype=dtype
+    )
     weighted = pooling != "none" and draw(st.booleans())
     weights = torch.rand(ids.numel()) + 0.1 if weighted else None
     return Drawn(tables, features, pooling, (ids, offsets, weights), draw(st.integers(0, 99)))
@@ -143,7 +156,9 @@ def small(pooling: str, **options: object) -> IntNBitTableBatchedEmbeddingBagsCo
     )
 
 
-def some_batch(op: IntNBitTableBatchedEmbeddingBagsCodegen, samples: int, most: int = 3) -> tuple[Tensor, Tensor]:
+def some_batch(
+    op: IntNBitTableBatchedEmbeddingBagsCodegen, samples: int, most: int = 3
+) -> tuple[Tensor, Tensor]:
     """Ids, and lengths [F, B]."""
     lengths = torch.randint(0, most + 1, (len(op.feature_tables), samples))
     pieces = [
@@ -173,7 +188,8 @@ def scripted(module: nn.Module) -> torch.jit.ScriptModule:
     """Scripted, saved and loaded."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is deprecated", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="The TorchScript type system")  # about torch's own GraphModule
+        # about torch's own GraphModule
+        warnings.filterwarnings("ignore", message="The TorchScript type system")
         file = io.BytesIO()
         torch.jit.save(torch.jit.script(module), file)
         file.seek(0)
@@ -244,9 +260,9 @@ def test_a_graph_refuses_ids_that_are_no_rows(name):
                         loaded(ids, lengths.to(dtype))
                     if name == "torch":
                         table = model.op._names[feature]
-                        assert str(eager.value).startswith(f"table '{table}' has {rows} rows") and str(wrong) in str(
-                            eager.value
-                        )
+                        assert str(eager.value).startswith(
+                            f"table '{table}' has {rows} rows"
+                        ) and str(wrong) in str(eager.value)
 
 
 @needs_fbgemm
@@ -254,9 +270,14 @@ def test_the_graph_holds_the_check_and_the_raw_operator():
     with use_backend("fbgemm"):
         op = make([PackedTable("item", 7, 8, DataType.INT8)], [0], "sum")
         model = Model(op)
-        calls = [str(node.target) for node in Tracer().trace(model).nodes if node.op == "call_function"]
+        calls = [
+            str(node.target) for node in Tracer().trace(model).nodes if node.op == "call_function"
+        ]
     fbgemm = [call for call in calls if call.startswith("fbgemm.")]
-    assert fbgemm == ["fbgemm.bounds_check_indices", "fbgemm.int_nbit_split_embedding_codegen_lookup_function"]
+    assert fbgemm == [
+        "fbgemm.bounds_check_indices",
+        "fbgemm.int_nbit_split_embedding_codegen_lookup_function",
+    ]
 
 
 @every
@@ -267,7 +288,9 @@ def test_output_of_another_type_is_the_rounded_one(name, output):
         batch = some_batch(op, 4)
         found = op(batch[0], offsets_of(batch[1]))
     assert found.dtype == output
-    assert_close(found.float(), expected(op, (batch[0], offsets_of(batch[1]), None)), rtol=1e-2, atol=1e-2)
+    assert_close(
+        found.float(), expected(op, (batch[0], offsets_of(batch[1]), None)), rtol=1e-2, atol=1e-2
+    )
 
 
 @every
@@ -278,7 +301,12 @@ def test_weights_of_any_type_are_taken_and_have_no_gradient(name):
         weights = torch.rand(ids.numel(), dtype=torch.float64, requires_grad=True)
         found = op(ids, offsets_of(lengths), weights)
         assert not found.requires_grad
-        assert_close(found, expected(op, (ids, offsets_of(lengths), weights.detach().float())), rtol=1e-5, atol=1e-5)
+        assert_close(
+            found,
+            expected(op, (ids, offsets_of(lengths), weights.detach().float())),
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
 
 @every
@@ -344,7 +372,10 @@ def test_rows_have_no_place_in_the_state_of_a_module(name):
 
 @every
 def test_tables_begin_at_cache_lines_and_padding_is_asked_for(name):
-    tables = [PackedTable("a", 3, 64, DataType.INT4, 64), PackedTable("b", 2, 64, DataType.INT8, 64)]
+    tables = [
+        PackedTable("a", 3, 64, DataType.INT4, 64),
+        PackedTable("b", 2, 64, DataType.INT8, 64),
+    ]
     with implementation(name):
         op = make(tables, [0, 1], "sum")
         assert [op.table_rows(index).shape for index in range(2)] == [(3, 64), (2, 128)]
@@ -377,11 +408,31 @@ ITEM = PackedTable("item", 3, 4, DataType.INT8)
         (([ITEM], [-1], "sum"), {}, r"tables \[-1\]"),
         (([ITEM], [], "sum"), {}, r"no feature reads tables \['item'\]"),
         (([ITEM], [0], "max"), {}, r"\['item'\]: pooling 'max'"),
-        (([ITEM], [0], "sum"), {"output_dtype": torch.int8}, r"\['item'\].*torch.int8.*torch.float16"),
-        (([ITEM, PackedTable("b", 3, 8, DataType.INT8)], [0, 1], "none"), {}, r"one width, got \{'item': 4, 'b': 8\}"),
-        (([ITEM, PackedTable("b", 3, 4, DataType.INT8, 64)], [0, 1], "sum"), {}, r"\{'item': 16, 'b': 64\}"),
-        (([ITEM], [0], "sum"), {"storage": torch.empty(48, dtype=torch.uint8)}, "0 table_offsets for 1 tables"),
-        (([ITEM], [0], "sum"), {"storage": torch.empty(48), "table_offsets": [0]}, r"float32 \[48\]"),
+        (
+            ([ITEM], [0], "sum"),
+            {"output_dtype": torch.int8},
+            r"\['item'\].*torch.int8.*torch.float16",
+        ),
+        (
+            ([ITEM, PackedTable("b", 3, 8, DataType.INT8)], [0, 1], "none"),
+            {},
+            r"one width, got \{'item': 4, 'b': 8\}",
+        ),
+        (
+            ([ITEM, PackedTable("b", 3, 4, DataType.INT8, 64)], [0, 1], "sum"),
+            {},
+            r"\{'item': 16, 'b': 64\}",
+        ),
+        (
+            ([ITEM], [0], "sum"),
+            {"storage": torch.empty(48, dtype=torch.uint8)},
+            "0 table_offsets for 1 tables",
+        ),
+        (
+            ([ITEM], [0], "sum"),
+            {"storage": torch.empty(48), "table_offsets": [0]},
+            r"float32 \[48\]",
+        ),
         (
             ([ITEM], [0], "sum"),
             {"storage": torch.empty(48, dtype=torch.uint8), "table_offsets": [16]},

@@ -30,11 +30,17 @@ def test_weights_are_those_of_plain_lists(
 ) -> None:
     offsets = torch.tensor([0, *(len(bag) for bag in bags)]).cumsum(0)
     weights = torch.tensor([weight for bag in bags for weight in bag])
-    found = bag_weights(pooling, offsets, weights if weighted else None, len(weights) if known else None)
+    found = bag_weights(
+        pooling, offsets, weights if weighted else None, len(weights) if known else None
+    )
     if not weighted and pooling != "sqrtn":
         assert found is None
         return
-    expected = [(weight if weighted else 1.0) * factor(pooling, bag, weighted) for bag in bags for weight in bag]
+    expected = [
+        (weight if weighted else 1.0) * factor(pooling, bag, weighted)
+        for bag in bags
+        for weight in bag
+    ]
     assert found is not None
     assert_close(found, torch.tensor(expected, dtype=torch.float32))
 
@@ -62,5 +68,7 @@ def test_gradients_reach_the_weights_and_a_bag_without_weight_has_finite_ones() 
         ("none", False, "none"),
     ],
 )
-def test_kernels_are_asked_for_what_they_have(pooling: PoolingKind, weighted: bool, asked: str) -> None:
+def test_kernels_are_asked_for_what_they_have(
+    pooling: PoolingKind, weighted: bool, asked: str
+) -> None:
     assert kernel_pooling(pooling, weighted) == asked

@@ -29,7 +29,9 @@ def test_forward_and_gradient_equal_torch_embedding_bag(pooling: str):
 
 def test_weighted_mean_divides_by_the_number_of_ids():
     table = torch.tensor([[1.0], [10.0]])
-    pooled = embedding_bag_forward(table, torch.tensor([0, 1]), torch.tensor([0, 2]), "mean", torch.tensor([4.0, 1.0]))
+    pooled = embedding_bag_forward(
+        table, torch.tensor([0, 1]), torch.tensor([0, 2]), "mean", torch.tensor([4.0, 1.0])
+    )
     assert pooled.tolist() == [[7.0]]
 
 

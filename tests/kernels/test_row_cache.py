@@ -1,4 +1,6 @@
-"""Which rows have a slot: by the literature's rules, counted, and never against a lookup that waits."""
+"""Which rows have a slot: by the literature's rules, counted, and never against a lookup that
+waits.
+"""
 
 import pytest
 import torch
@@ -30,7 +32,8 @@ def test_lfu_keeps_rows_that_were_used_more_often() -> None:
     cache = RowCache([10], [2], "lfu", admitted=1)
     for ids in ([1, 2], [1, 2], [3], [3, 4]):
         use(cache, *ids)
-    assert in_slots(cache) in ({1, 3}, {2, 3})  # of the three that two batches used, the last one; 4 was used by one
+    # of the three that two batches used, the last one; 4 was used by one
+    assert in_slots(cache) in ({1, 3}, {2, 3})
 
 
 def test_free_slots_are_filled_by_every_batch_and_taken_ones_by_few() -> None:
@@ -77,12 +80,17 @@ def test_a_row_that_waits_in_the_file_gets_no_slot() -> None:
 def test_counts_are_of_ids_looked_up_and_rows_in_the_file() -> None:
     cache = RowCache([10], [2], "lru", admitted=1)
     use(cache, 1, 1, 2, train=True)  # both get slots
-    assert cache.counts == CacheCounts(lookups=3, read=2, written=0) and cache.counts.hit_rate == 1 - 2 / 3
-    use(cache, 1, 2, 3, 3, 4, train=True)  # 3 and 4 are read, and updated in the file: both slots are in use
+    assert (
+        cache.counts == CacheCounts(lookups=3, read=2, written=0)
+        and cache.counts.hit_rate == 1 - 2 / 3
+    )
+    # 3 and 4 are read, and updated in the file: both slots are in use
+    use(cache, 1, 2, 3, 3, 4, train=True)
     assert cache.counts == CacheCounts(lookups=8, read=4, written=2)
     use(cache, 5, 5)  # takes a slot, whose row is written back
     assert cache.counts == CacheCounts(lookups=10, read=5, written=3)
-    assert [own.rows.numel() for _, own in cache.take_changed()] == [1]  # the other one; row 5 has not changed
+    # the other one; row 5 has not changed
+    assert [own.rows.numel() for _, own in cache.take_changed()] == [1]
     assert cache.counts.written == 4 and not [*cache.take_changed()]
 
 

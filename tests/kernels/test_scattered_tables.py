@@ -31,7 +31,11 @@ def expected_pool(own: list[Tensor], mean: bool, weights: Tensor | None) -> Tens
         part = slice(int(bounds[0]), int(bounds[-1]))
         factors = None if weights is None else weights[part]
         pooling = "mean" if mean else "sum"
-        pooled.append(reference.embedding_bag_forward(own[table], IDS[part], bounds - bounds[0], pooling, factors))
+        pooled.append(
+            reference.embedding_bag_forward(
+                own[table], IDS[part], bounds - bounds[0], pooling, factors
+            )
+        )
     return torch.cat(pooled, dim=1)
 
 
@@ -39,7 +43,9 @@ def expected_pool(own: list[Tensor], mean: bool, weights: Tensor | None) -> Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_pooled_rows_equal_those_of_each_table(dtype: torch.dtype, index: torch.dtype, weighted: bool) -> None:
+def test_pooled_rows_equal_those_of_each_table(
+    dtype: torch.dtype, index: torch.dtype, weighted: bool
+) -> None:
     own, weights = tables(dtype), torch.rand(8) if weighted else None
     scattered = address_tables(own, FEATURES)
     assert scattered is not None
@@ -86,13 +92,22 @@ def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
 
 
 @needs_fbgemm
-@pytest.mark.parametrize(("kind", "features"), [("rowwise_adagrad", (0, 1, 0)), ("adagrad", (0, 1)), ("adam", (0, 1))])
-def test_what_fbgemm_would_do_wrong_is_left_to_others(kind: OptimizerKind, features: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "features"), [("rowwise_adagrad", (0, 1, 0)), ("adagrad", (0, 1)), ("adam", (0, 1))]
+)
+def test_what_fbgemm_would_do_wrong_is_left_to_others(
+    kind: OptimizerKind, features: tuple[int, ...]
+) -> None:
     own = tables()
     before, scattered = [table.clone() for table in own], address_tables(own, features)
     assert scattered is not None
-    offsets, grad = torch.arange(len(features) + 1), torch.ones(1, sum(own[table].shape[1] for table in features))
-    batch = PooledBatch(torch.zeros(len(features), dtype=torch.int64), offsets, None, False, features)
+    offsets, grad = (
+        torch.arange(len(features) + 1),
+        torch.ones(1, sum(own[table].shape[1] for table in features)),
+    )
+    batch = PooledBatch(
+        torch.zeros(len(features), dtype=torch.int64), offsets, None, False, features
+    )
     states = [torch.zeros(own[table].shape[0]) for table in features]
     assert not scattered.step(grad, batch, states, UpdateStep(OptimizerSpec(kind), 0.5, 1))
     assert all(torch.equal(*pair) for pair in zip(own, before, strict=True))
@@ -104,7 +119,10 @@ def test_where_row_wise_adagrad_stalls_large_batches_move_in_torch() -> None:
     features, samples = (0, 1), 400
     before = [torch.rand(50, 8), torch.rand(60, 4)]
     offsets, ids = torch.arange(2 * samples + 1), torch.randint(0, 50, (2 * samples,))
-    grad, step = torch.rand(samples, 12), UpdateStep(OptimizerSpec("rowwise_adagrad", eps=1e-6), 0.5)
+    grad, step = (
+        torch.rand(samples, 12),
+        UpdateStep(OptimizerSpec("rowwise_adagrad", eps=1e-6), 0.5),
+    )
     moved = []
     for slow in (False, True):
         own, states = [table.clone() for table in before], [[torch.zeros(50)], [torch.zeros(60)]]
@@ -137,7 +155,17 @@ class Odd(Tensor):
         [torch.rand(3, 4, device="meta")],
         [torch.rand(3, 4).as_subclass(Odd)],
     ],
-    ids=["width", "bfloat16", "double", "mixed", "transposed", "strided", "no rows", "meta", "subclass"],
+    ids=[
+        "width",
+        "bfloat16",
+        "double",
+        "mixed",
+        "transposed",
+        "strided",
+        "no rows",
+        "meta",
+        "subclass",
+    ],
 )
 def test_tables_that_cannot_be_addressed_are_left_to_others(own: list[Tensor]) -> None:
     assert address_tables(own, tuple(range(len(own)))) is None
@@ -156,6 +184,6 @@ def test_a_table_in_new_memory_is_found_there() -> None:
         parameter.data = torch.full((3, 4), value)
         scattered = address_tables([parameter], (0,))
         assert scattered is not None
-        assert scattered.pool(PooledBatch(torch.tensor([2]), torch.tensor([0, 1]), None, False, (0,))).tolist() == [
-            [value] * 4
-        ]
+        assert scattered.pool(
+            PooledBatch(torch.tensor([2]), torch.tensor([0, 1]), None, False, (0,))
+        ).tolist() == [[value] * 4]

@@ -20,7 +20,9 @@ from tutorec._kernels.tbe_layout import PooledBatch
 CPU = torch.device("cpu")
 
 
-def operator(columns: tuple[int, ...], rule: OptimizerSpec, pooling: PoolingKind, weighted: bool) -> TableBatch:
+def operator(
+    columns: tuple[int, ...], rule: OptimizerSpec, pooling: PoolingKind, weighted: bool
+) -> TableBatch:
     """Table 0 is read by two features, the others by one each."""
     tables = tuple(TableSpec(f"t{i}", 9 + i, width) for i, width in enumerate(columns))
     features = (0, *range(len(columns)))
@@ -45,7 +47,9 @@ def states(op: TableBatch) -> list[Tensor]:
 
 @pytest.mark.parametrize("samples", [0, 5, 200])
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "weighted", "weighted mean"])
-@pytest.mark.parametrize("columns", [(8, 8), (4, 8), (6, 3)], ids=["one width", "two widths", "no multiple of 4"])
+@pytest.mark.parametrize(
+    "columns", [(8, 8), (4, 8), (6, 3)], ids=["one width", "two widths", "no multiple of 4"]
+)
 @pytest.mark.parametrize("kind", get_args(OptimizerKind))
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_the_step_equals_the_backward_of_a_fused_lookup(
@@ -90,7 +94,9 @@ def test_the_gradient_of_a_table_is_what_autograd_finds(mean: bool, weighted: bo
         per_sample_weights=weights,
         include_last_offset=True,
     )
-    (expected,) = torch.autograd.grad(pooled, table, grad.view(6, 2, 4).transpose(0, 1).reshape(12, 4))
+    (expected,) = torch.autograd.grad(
+        pooled, table, grad.view(6, 2, 4).transpose(0, 1).reshape(12, 4)
+    )
     of_ids = found.grad[found.bags]
     if found.weights is not None:
         of_ids = of_ids * found.weights.unsqueeze(1)

@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.implementations import CUDA_ADAPTER, CUDA_FORM, IMPLEMENTATIONS, has_fbgemm, implementation, needs_fbgemm
+from kernels.implementations import (
+    CUDA_ADAPTER,
+    CUDA_FORM,
+    IMPLEMENTATIONS,
+    has_fbgemm,
+    implementation,
+    needs_fbgemm,
+)
 from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
@@ -48,7 +55,8 @@ class Drawn:
 
     spec: GroupSpec
     tables: list[Tensor]
-    batches: list[tuple[Tensor, Tensor, Tensor | None, Tensor]]  # ids, offsets, weights, gradient of the result
+    # ids, offsets, weights, gradient of the result
+    batches: list[tuple[Tensor, Tensor, Tensor | None, Tensor]]
 
 
 @st.composite
@@ -58,7 +66,9 @@ def groups(draw: st.DrawFn) -> Drawn:
     if pooling == "none":
         widths = widths[:1] * len(widths)
     # A table of no rows is read by empty bags only.
-    specs = tuple(TableSpec(f"t{index}", draw(st.integers(0, 6)), width) for index, width in enumerate(widths))
+    specs = tuple(
+        TableSpec(f"t{index}", draw(st.integers(0, 6)), width) for index, width in enumerate(widths)
+    )
     features = tuple(draw(st.lists(st.integers(0, len(specs) - 1), min_size=1, max_size=5)))
     weighted = pooling != "none" and draw(st.booleans())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -78,22 +88,31 @@ def draw_batch(
             bag = draw(st.lists(st.integers(0, min(rows, 3) - 1), max_size=4)) if rows else []
             lengths.append(len(bag))
             ids += bag
-    offsets = torch.tensor([0, *lengths]).cumsum(0).to(draw(st.sampled_from([torch.int32, torch.int64])))
+    offsets = (
+        torch.tensor([0, *lengths]).cumsum(0).to(draw(st.sampled_from([torch.int32, torch.int64])))
+    )
     values = torch.tensor(ids, dtype=draw(st.sampled_from([torch.int32, torch.int64])))
-    # Away from 0: sqrtn divides by the root of their squares, where gradients cancel to nothing but rounding.
+    # Away from 0: sqrtn divides by the root of their squares, where gradients cancel to nothing but
+    # rounding.
     signs = torch.randint(0, 2, (len(ids),), generator=generator) * 2 - 1
     weights = signs * (0.5 + torch.rand(len(ids), generator=generator)) if spec.weighted else None
     if weights is not None and spec.pooling == "sqrtn":
         # The gradient of w / |w| is 0 as the difference of two numbers as large as 1 / |w|.
         weights += 0.5 * weights.sign()
-    shape = (len(ids), spec.feature_columns[0]) if spec.pooling == "none" else (samples, sum(spec.feature_columns))
+    shape = (
+        (len(ids), spec.feature_columns[0])
+        if spec.pooling == "none"
+        else (samples, sum(spec.feature_columns))
+    )
     return values, offsets, weights, torch.randn(shape, generator=generator)
 
 
 def plain_forward(
     spec: GroupSpec, tables: list[Tensor], ids: Tensor, offsets: Tensor, weights: Tensor | None
 ) -> Tensor:
-    """One reference lookup for each feature, side by side (one behind the other without pooling)."""
+    """One reference lookup for each feature, side by side (one behind the other without
+    pooling).
+    """
     outputs = []
     samples = (offsets.numel() - 1) // len(spec.feature_tables)
     for feature, table in enumerate(spec.feature_tables):
@@ -101,12 +120,16 @@ def plain_forward(
         one = slice(int(bounds[0]), int(bounds[-1]))
         own = None if weights is None else weights[one]
         outputs.append(
-            reference.embedding_bag_forward(tables[table], ids[one].long(), bounds - bounds[0], spec.pooling, own)
+            reference.embedding_bag_forward(
+                tables[table], ids[one].long(), bounds - bounds[0], spec.pooling, own
+            )
         )
     return torch.cat(outputs, dim=0 if spec.pooling == "none" else 1)
 
 
-def build(spec: GroupSpec, rule: OptimizerSpec | None, name: str, weights: list[Tensor] | None = None) -> TableBatch:
+def build(
+    spec: GroupSpec, rule: OptimizerSpec | None, name: str, weights: list[Tensor] | None = None
+) -> TableBatch:
     with implementation(name):
         return build_table_batch(spec, optimizer=rule, device=CPU, weights=weights)
 
@@ -118,11 +141,15 @@ def one_table(rows: int = 5, columns: int = 4, **more: object) -> GroupSpec:
 @every
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 @given(drawn=groups())
-def test_lookup_equals_reference_forward_and_backward(name: str, rule: OptimizerSpec | None, drawn: Drawn):
+def test_lookup_equals_reference_forward_and_backward(
+    name: str, rule: OptimizerSpec | None, drawn: Drawn
+):
     op = build(drawn.spec, rule, name, drawn.tables)
     tables = [table.clone() for table in drawn.tables]
     kept = rule.states if rule else ()
-    states = [[torch.zeros(t.shape[:1] if one.rowwise else t.shape) for one in kept] for t in tables]
+    states = [
+        [torch.zeros(t.shape[:1] if one.rowwise else t.shape) for one in kept] for t in tables
+    ]
     for number, (ids, offsets, weights, grad) in enumerate(drawn.batches, start=1):
         own = None if weights is None else weights.clone().requires_grad_()
         plain = None if weights is None else weights.clone().requires_grad_()
@@ -136,27 +163,39 @@ def test_lookup_equals_reference_forward_and_backward(name: str, rule: Optimizer
         expected.backward(grad)
         if own is not None and plain is not None:
             found = own.grad if own.grad is not None else torch.zeros_like(own)
-            assert_close(found, plain.grad, rtol=1e-5, atol=1e-4 if drawn.spec.pooling == "sqrtn" else 1e-5)
-        gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
+            assert_close(
+                found, plain.grad, rtol=1e-5, atol=1e-4 if drawn.spec.pooling == "sqrtn" else 1e-5
+            )
+        gradients = [
+            leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves
+        ]
         if rule is None:
             for table, gradient in zip(op.table_weights(), gradients, strict=True):
-                assert_close(table.grad if table.grad is not None else torch.zeros_like(table), gradient)
+                assert_close(
+                    table.grad if table.grad is not None else torch.zeros_like(table), gradient
+                )
                 table.grad = None
             continue
         for index, gradient in enumerate(gradients):
-            rows = torch.tensor(sorted(set(ids_of_table(drawn.spec, index, ids, offsets))), dtype=torch.int64)
+            rows = torch.tensor(
+                sorted(set(ids_of_table(drawn.spec, index, ids, offsets))), dtype=torch.int64
+            )
             tables[index], states[index] = reference.update(
                 rule, tables[index], states[index], rows, gradient[rows], RATE, number
             )
         assert_close(op.table_weights(), tables)
         assert_close([list(of_table) for of_table in op.table_states()], states)
-        assert [state.get("step", number) for state in op.optimizer_state()] == [number] * len(tables)
+        assert [state.get("step", number) for state in op.optimizer_state()] == [number] * len(
+            tables
+        )
 
 
 def ids_of_table(spec: GroupSpec, table: int, ids: Tensor, offsets: Tensor) -> list[int]:
     samples = (offsets.numel() - 1) // len(spec.feature_tables)
     bounds = offsets[::samples].tolist() if samples else [0] * (len(spec.feature_tables) + 1)
-    read = [feature for feature, of_feature in enumerate(spec.feature_tables) if of_feature == table]
+    read = [
+        feature for feature, of_feature in enumerate(spec.feature_tables) if of_feature == table
+    ]
     return [row for feature in read for row in ids[bounds[feature] : bounds[feature + 1]].tolist()]
 
 
@@ -174,9 +213,12 @@ def test_rows_absent_from_the_batch_do_not_move(name: str, rule: OptimizerSpec):
 
 @every
 def test_repeated_ids_are_summed_before_one_update(name: str):
-    op = build(one_table(rows=2), OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0), name, [torch.zeros(2, 4)])
+    op = build(
+        one_table(rows=2), OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0), name, [torch.zeros(2, 4)]
+    )
     op(torch.tensor([0, 0, 0]), torch.tensor([0, 2, 3])).sum().backward()
-    # Gradient 3 in every column: state 9, step 3 / sqrt(9). Three updates of gradient 1 would give 1 + 1/sqrt(2) + ...
+    # Gradient 3 in every column: state 9, step 3 / sqrt(9). Three updates of gradient 1 would give
+    # 1 + 1/sqrt(2) + ...
     assert op.optimizer_state()[0]["momentum1"].tolist() == [9.0, 0.0]
     assert_close(op.table_weights()[0], torch.tensor([[-1.0] * 4, [0.0] * 4]))
 
@@ -185,7 +227,12 @@ def test_repeated_ids_are_summed_before_one_update(name: str):
 def test_shared_table_features_apart_make_one_update(name: str):
     # The table of the first and the third feature is not read by the second one.
     spec = GroupSpec((TableSpec("a", 3, 4), TableSpec("b", 3, 4)), (0, 1, 0))
-    op = build(spec, OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0), name, [torch.zeros(3, 4), torch.zeros(3, 4)])
+    op = build(
+        spec,
+        OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0),
+        name,
+        [torch.zeros(3, 4), torch.zeros(3, 4)],
+    )
     op(torch.tensor([2, 1, 2]), torch.tensor([0, 1, 2, 3])).sum().backward()
     assert [state["momentum1"].tolist() for state in op.optimizer_state()] == [[0, 0, 4], [0, 1, 0]]
 
@@ -239,7 +286,9 @@ def test_tables_with_different_numbers_of_steps_move_as_each_alone(name: str, po
     found = both(ids, offsets)
     rows = grad[[0, 1, 1, 3]]
     found.backward(rows if pooling == "none" else rows[[0, 1, 3]].view(1, -1))
-    alone_a, alone_b = (op(own, torch.tensor([0, 2])) for op, own in ((one, ids[1:3]), (two, ids[[0, 3]])))
+    alone_a, alone_b = (
+        op(own, torch.tensor([0, 2])) for op, own in ((one, ids[1:3]), (two, ids[[0, 3]]))
+    )
     alone_a.backward(rows[1:3])
     alone_b.backward(rows[[0, 3]])
     assert_close(both.table_weights(), [*one.table_weights(), *two.table_weights()])
@@ -247,13 +296,18 @@ def test_tables_with_different_numbers_of_steps_move_as_each_alone(name: str, po
     assert [float(state["step"]) for state in both.optimizer_state()] == [3.0, 8.0]
     of_a, of_b = start[ids[1:3]], start[ids[[0, 3]]]
     pooled = torch.cat([of_b[:1], of_a, of_b[1:]])
-    assert_close(found, pooled if pooling == "none" else torch.cat([of_b[0], of_a.sum(0), of_b[1]])[None])
+    assert_close(
+        found, pooled if pooling == "none" else torch.cat([of_b[0], of_a.sum(0), of_b[1]])[None]
+    )
 
 
 @every
 @pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
 def test_gradients_are_cut_before_they_are_summed(name: str, rule: OptimizerSpec):
-    cut, whole = (build(one_table(), one, name, [torch.ones(5, 4)]) for one in (replace(rule, max_gradient=0.5), rule))
+    cut, whole = (
+        build(one_table(), one, name, [torch.ones(5, 4)])
+        for one in (replace(rule, max_gradient=0.5), rule)
+    )
     ids, offsets = torch.tensor([1, 1, 2]), torch.tensor([0, 1, 2, 3])
     cut(ids, offsets).backward(torch.tensor([[3.0], [-0.25], [-7.0]]).expand(3, 4))
     whole(ids, offsets).backward(torch.tensor([[0.5], [-0.25], [-0.5]]).expand(3, 4))
@@ -291,7 +345,10 @@ def test_weights_and_state_round_trip_between_operators(name: str, rule: Optimiz
     target.load_optimizer_state(source.optimizer_state())
     for op in (source, target):
         op(ids, offsets).square().sum().backward()
-    assert_close([table.detach() for table in target.table_weights()], [t.detach() for t in source.table_weights()])
+    assert_close(
+        [table.detach() for table in target.table_weights()],
+        [t.detach() for t in source.table_weights()],
+    )
     assert_close(target.optimizer_state(), source.optimizer_state())
 
 
@@ -337,24 +394,41 @@ def test_printed_form_is_that_of_the_documents():
 @needs_fbgemm
 def test_printed_form_under_fbgemm_is_that_of_the_documents():
     spec = one_table()
-    assert repr(build(spec, OptimizerSpec("sgd"), "fbgemm")) == "SplitTableBatchedEmbeddingBagsCodegen()"
-    assert build(spec, OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel == "fbgemm.rowwise_adagrad"
+    assert (
+        repr(build(spec, OptimizerSpec("sgd"), "fbgemm"))
+        == "SplitTableBatchedEmbeddingBagsCodegen()"
+    )
+    assert (
+        build(spec, OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel == "fbgemm.rowwise_adagrad"
+    )
     assert build(spec, None, "fbgemm").kernel == "fbgemm.dense"
     # Padding is exact for sgd; row-wise Adagrad would average the squares over the padded width.
     assert build(one_table(columns=3), OptimizerSpec("sgd"), "fbgemm").kernel == "fbgemm.sgd"
-    assert build(one_table(columns=3), OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel == "torch.rowwise_adagrad"
-    assert build(one_table(columns=3), OptimizerSpec("adagrad"), "fbgemm").kernel == "fbgemm.adagrad"
+    assert (
+        build(one_table(columns=3), OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel
+        == "torch.rowwise_adagrad"
+    )
+    assert (
+        build(one_table(columns=3), OptimizerSpec("adagrad"), "fbgemm").kernel == "fbgemm.adagrad"
+    )
     # fbgemm has these for CUDA only.
     assert build(spec, OptimizerSpec("adam"), "fbgemm").kernel == "torch.adam"
-    assert build(spec, OptimizerSpec("partial_rowwise_adam"), "fbgemm").kernel == "torch.partial_rowwise_adam"
+    assert (
+        build(spec, OptimizerSpec("partial_rowwise_adam"), "fbgemm").kernel
+        == "torch.partial_rowwise_adam"
+    )
 
 
 @needs_fbgemm
 def test_kernels_of_cuda_tables_are_fbgemms_but_for_padded_rows_whose_squares_are_averaged():
     for rule in RULES:
-        assert build(one_table(), rule, CUDA_FORM).kernel == f"fbgemm.{rule.kind if rule else 'dense'}"
+        assert (
+            build(one_table(), rule, CUDA_FORM).kernel == f"fbgemm.{rule.kind if rule else 'dense'}"
+        )
         averages = rule is not None and "rowwise" in rule.kind
-        assert build(one_table(columns=6), rule, CUDA_FORM).kernel.startswith("torch" if averages else "fbgemm")
+        assert build(one_table(columns=6), rule, CUDA_FORM).kernel.startswith(
+            "torch" if averages else "fbgemm"
+        )
 
 
 @needs_fbgemm
@@ -422,7 +496,9 @@ def test_bad_specs_are_refused_with_names_and_numbers():
         OptimizerSpec("lamb")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"beta2=1.0 must be at least 0 and less than 1"):
         OptimizerSpec("adam", beta2=1.0)
-    with pytest.raises(ValueError, match=r"beta1=0.5 with adagrad: only adam and partial_rowwise_adam have it"):
+    with pytest.raises(
+        ValueError, match=r"beta1=0.5 with adagrad: only adam and partial_rowwise_adam have it"
+    ):
         OptimizerSpec("adagrad", beta1=0.5)
     with pytest.raises(ValueError, match=r"max_gradient=-1.0"):
         OptimizerSpec("sgd", max_gradient=-1.0)

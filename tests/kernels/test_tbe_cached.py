@@ -1,4 +1,6 @@
-"""Cached tables: whatever is in memory, weights, state and results are those of an uncached table, bit for bit."""
+"""Cached tables: whatever is in memory, weights, state and results are those of an uncached table,
+bit for bit.
+"""
 
 import errno
 from dataclasses import replace
@@ -32,9 +34,11 @@ backends = pytest.mark.parametrize("name", ["torch", pytest.param("fbgemm", mark
 
 
 def batch(seed: int, weighted: bool, pooling: PoolingKind, longest: int = 5) -> Batch:
-    """Ids of the features user, item, user again and (of bags) shop, with repeated ids and empty bags.
+    """Ids of the features user, item, user again and (of bags) shop, with repeated ids and empty
+    bags.
 
-    Every second batch is one sample of at most one id a feature, whose rows fit where those of six do not.
+    Every second batch is one sample of at most one id a feature, whose rows fit where those of six
+    do not.
     """
     samples, longest = (6, longest) if seed % 2 else (1, 2)
     draw = torch.Generator().manual_seed(seed)
@@ -42,7 +46,10 @@ def batch(seed: int, weighted: bool, pooling: PoolingKind, longest: int = 5) -> 
     lengths = torch.randint(0, longest, (len(rows) * samples,), generator=draw)
     counts = lengths.view(len(rows), samples).sum(1).tolist()
     # Squares of uniform numbers: some rows come often.
-    ids = [(torch.rand(number, generator=draw) ** 2 * size).long() for number, size in zip(counts, rows, strict=True)]
+    ids = [
+        (torch.rand(number, generator=draw) ** 2 * size).long()
+        for number, size in zip(counts, rows, strict=True)
+    ]
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     values = torch.cat(ids)
     return values, offsets, torch.rand(values.numel(), generator=draw) if weighted else None
@@ -101,7 +108,8 @@ def test_training_equals_that_of_tables_in_memory(name, algorithm, rows, rule):
 
 @backends
 @pytest.mark.parametrize(
-    ("pooling", "weighted"), [("mean", False), ("sum", True), ("mean", True), ("sqrtn", False), ("none", False)]
+    ("pooling", "weighted"),
+    [("mean", False), ("sum", True), ("mean", True), ("sqrtn", False), ("none", False)],
 )
 @pytest.mark.parametrize("rows", [3, 20])
 def test_every_pooling_equals(name, pooling, weighted, rows):
@@ -112,7 +120,9 @@ def test_every_pooling_equals(name, pooling, weighted, rows):
             results = []
             for tables in (plain, cached):
                 own = None if weights is None else weights.clone().requires_grad_()
-                results.append((step(tables, (values, offsets, own)), None if own is None else own.grad))
+                results.append(
+                    (step(tables, (values, offsets, own)), None if own is None else own.grad)
+                )
             assert torch.equal(results[0][0], results[1][0])
             assert weights is None or torch.equal(results[0][1], results[1][1])
         assert_same(plain, cached)
@@ -163,7 +173,10 @@ def test_prefetching_changes_no_bit(name, rows):
 @backends
 def test_asking_for_pages_changes_no_bit(name):
     read = count(1)
-    with implementation(name), patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)):
+    with (
+        implementation(name),
+        patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)),
+    ):
         plain, cached = pair(group(), RULES[2], 5)
         with patch("tutorec._kernels.tbe_cached.ask_for_pages", wraps=ask_for_pages) as asked:
             for seed in range(6):
@@ -178,7 +191,9 @@ def test_pages_are_asked_for_only_while_the_thread_reads_from_the_disk():
     asked = []
     with (
         patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=[8, 8, 16, 16]),
-        patch("tutorec._kernels.tbe_cached.ask_for_pages", side_effect=lambda *_: asked.append(seed)),
+        patch(
+            "tutorec._kernels.tbe_cached.ask_for_pages", side_effect=lambda *_: asked.append(seed)
+        ),
         torch.no_grad(),
     ):
         for seed in range(4):
@@ -190,7 +205,10 @@ def test_a_batch_that_was_read_ahead_is_not_asked_for_again_by_its_lookup():
     _, cached = pair(group(), RULES[0], 1)
     given = batch(1, False, "sum")
     read = count(1)  # more each time: the thread has read from the disk
-    with patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)), torch.no_grad():
+    with (
+        patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)),
+        torch.no_grad(),
+    ):
         coming = cached.prefetch(*given[:2])
         assert coming is not None
         coming.result()
@@ -212,7 +230,10 @@ def test_prefetching_moves_and_counts_nothing():
 
 @backends
 def test_places_that_int32_cannot_number_are_int64(name):
-    with implementation(name), patch("tutorec._kernels.tbe_cached._INT32_ROWS", 50 + 40 + 7 + 3 * 5):
+    with (
+        implementation(name),
+        patch("tutorec._kernels.tbe_cached._INT32_ROWS", 50 + 40 + 7 + 3 * 5),
+    ):
         plain, cached = pair(group(), RULES[1], 5)
         operator = cached._operators[0]
         for seed in range(1, 7, 2):
@@ -225,7 +246,9 @@ def test_places_that_int32_cannot_number_are_int64(name):
 
 
 def trained(rule: OptimizerSpec = RULES[2]) -> tuple[TableBatch, CachedTableBatch]:
-    """The same tables after three batches; changed rows are in slots, and the file has not got them."""
+    """The same tables after three batches; changed rows are in slots, and the file has not got
+    them.
+    """
     plain, cached = pair(group(), rule, 20)
     for seed in range(1, 7, 2):
         given = batch(seed, False, "sum")
@@ -264,11 +287,14 @@ def test_what_is_asked_for_is_up_to_date():
 def test_rows_written_into_tensors_from_before_are_seen_and_others_stay_trained(name):
     with implementation(name):
         plain, cached = pair(group(), RULES[2], 20)
-        held = [(tables.table_weights()[0], tables.table_states()[0][0]) for tables in (plain, cached)]
+        held = [
+            (tables.table_weights()[0], tables.table_states()[0][0]) for tables in (plain, cached)
+        ]
         given = batch(1, False, "sum")
         step(plain, given), step(cached, given)
         one, other = given[0][:2].tolist()
-        assert cached._cache.find(torch.tensor([one, other])).min() >= TABLES[0].rows  # in slots, and changed there
+        # in slots, and changed there
+        assert cached._cache.find(torch.tensor([one, other])).min() >= TABLES[0].rows
         for weights, states in held:
             weights[one] = 5.0
             states[other] = 0.5
@@ -277,7 +303,8 @@ def test_rows_written_into_tensors_from_before_are_seen_and_others_stay_trained(
 
 
 def test_rows_written_while_a_lookup_waits_are_updated_by_its_backward():
-    with implementation("torch"):  # autograd refuses fbgemm's backward, of cached and of other tables
+    # autograd refuses fbgemm's backward, of cached and of other tables
+    with implementation("torch"):
         plain, cached = trained()
         given = batch(1, False, "sum")
         for tables in (plain, cached):
@@ -292,12 +319,15 @@ def test_rows_written_while_a_lookup_waits_are_updated_by_its_backward():
 def test_a_table_in_a_file_without_slots_trains_there():
     first = [torch.randn(table.rows, table.columns) for table in TABLES]
     plain = build_table_batch(group(), optimizer=RULES[1], device=CPU, weights=first)
-    mapped = build_table_batch(group(), optimizer=RULES[1], device=CPU, weights=first, cache=CacheSpec())
+    mapped = build_table_batch(
+        group(), optimizer=RULES[1], device=CPU, weights=first, cache=CacheSpec()
+    )
     for seed in range(4):
         given = batch(seed, False, "sum")
         assert torch.equal(step(plain, given), step(mapped, given))
     assert all(
-        torch.equal(one, other) for one, other in zip(plain.table_weights(), mapped.table_weights(), strict=True)
+        torch.equal(one, other)
+        for one, other in zip(plain.table_weights(), mapped.table_weights(), strict=True)
     )
 
 
@@ -305,7 +335,11 @@ def test_a_table_in_a_file_without_slots_trains_there():
     ("rule", "where", "message"),
     [
         (None, CPU, r"with dense gradients: give them a fused optimizer"),
-        (RULES[0], torch.device("meta"), r"on meta: put them on the CPU, or give them the compute kernel 'fused'"),
+        (
+            RULES[0],
+            torch.device("meta"),
+            r"on meta: put them on the CPU, or give them the compute kernel 'fused'",
+        ),
     ],
 )
 def test_what_cannot_be_stored_in_a_file_is_refused(rule, where, message):
@@ -315,7 +349,9 @@ def test_what_cannot_be_stored_in_a_file_is_refused(rule, where, message):
 
 
 def test_a_missing_folder_and_a_full_disk_are_named(tmp_path):
-    with pytest.raises(OSError, match=r"tables 'item' need 40 bytes in a folder that does not exist"):
+    with pytest.raises(
+        OSError, match=r"tables 'item' need 40 bytes in a folder that does not exist"
+    ):
         zeros_in_file(10, str(tmp_path / "nowhere"), "tables 'item'")
     full = OSError(errno.ENOSPC, "No space left on device")
     with (

@@ -1,4 +1,5 @@
-"""Tables in the memory of the host that a GPU looks up: what fbgemm is told, and what is read and written when.
+"""Tables in the memory of the host that a GPU looks up: what fbgemm is told, and what is read and
+written when.
 
 In CPU memory, with formulas and a cache of the tests in place of fbgemm's kernels.
 """
@@ -36,12 +37,16 @@ def cache_of_the_tests() -> Iterator[None]:
         yield
 
 
-def pair(spec: GroupSpec, rule: OptimizerSpec, cache: CacheSpec | None) -> tuple[TableBatch, TableBatch]:
+def pair(
+    spec: GroupSpec, rule: OptimizerSpec, cache: CacheSpec | None
+) -> tuple[TableBatch, TableBatch]:
     """The same tables, in the memory of the GPU and in that of the host."""
     plain = pretended_fbgemm.SplitTableBatchedEmbeddingBagsCodegen(spec, rule, CPU)
     managed = ManagedTableBatch(spec, rule, CPU)
     if cache is not None:
-        managed = ManagedCachingTableBatch(spec, rule, CPU, replace(cache, rows=cache.rows[: len(spec.tables)]))
+        managed = ManagedCachingTableBatch(
+            spec, rule, CPU, replace(cache, rows=cache.rows[: len(spec.tables)])
+        )
     first = [torch.randn(table.rows, table.columns) for table in spec.tables]
     for tables in (plain, managed):
         tables.load_table_weights(first)
@@ -102,7 +107,9 @@ def test_rows_written_over_newer_ones_in_the_cache_are_refused():
     weights = managed.table_weights()[0]
     step(managed, batch(1, False, "sum"))
     weights[3] = 1.0
-    with pytest.raises(ValueError, match=r"rows of tables \['user', 'item', 'shop'\].*call flush\(\) before"):
+    with pytest.raises(
+        ValueError, match=r"rows of tables \['user', 'item', 'shop'\].*call flush\(\) before"
+    ):
         managed(*batch(1, False, "sum"))
 
 
@@ -127,7 +134,9 @@ def test_a_backward_after_the_next_lookup_is_refused(between):
         managed.table_weights()[0].zero_()
     with torch.set_grad_enabled(between == "lookup"):
         managed(*batch(3, False, "sum"))
-    with pytest.raises(RuntimeError, match=r"'user', 'item', 'shop'.* before this backward.*'fused_uvm'"):
+    with pytest.raises(
+        RuntimeError, match=r"'user', 'item', 'shop'.* before this backward.*'fused_uvm'"
+    ):
         pooled.sum().backward()
 
 
@@ -163,7 +172,9 @@ def test_different_numbers_of_steps_are_refused():
     _, managed = pair(group(), RULES[3], CACHE)
     step(managed, batch(1, False, "sum"))
     managed.optimizer_state()[1]["step"].fill_(7)
-    with pytest.raises(ValueError, match=r"'user', 'item', 'shop'.* made \[1.0, 7.0, 1.0\] steps.*'fused_uvm'"):
+    with pytest.raises(
+        ValueError, match=r"'user', 'item', 'shop'.* made \[1.0, 7.0, 1.0\] steps.*'fused_uvm'"
+    ):
         managed(*batch(3, False, "sum"))
 
 
@@ -180,7 +191,9 @@ def test_fbgemm_is_told_of_places_and_cache(kind):
     cache = CacheSpec((15, 100, 3), "lfu", reserved_memory=2e9)
     built = fbgemm.SplitTableBatchedEmbeddingBagsCodegen
     for given, location in ((None, "MANAGED"), (cache, "MANAGED_CACHING")):
-        with patch.object(fbgemm, "SplitTableBatchedEmbeddingBagsCodegen", side_effect=built) as called:
+        with patch.object(
+            fbgemm, "SplitTableBatchedEmbeddingBagsCodegen", side_effect=built
+        ) as called:
             _, managed = pair(group(), OptimizerSpec(kind), given)
         words = called.call_args.kwargs
         places = {(str(spec[2].name), str(spec[3].name)) for spec in called.call_args.args[0]}
@@ -192,16 +205,26 @@ def test_fbgemm_is_told_of_places_and_cache(kind):
             continue
         assert words["cache_algorithm"] is fbgemm.CacheAlgorithm.LFU
         assert words["cache_load_factor"] == (15 + 40 + 3) / (50 + 40 + 7)
-        assert (words["cache_reserved_memory"], words["cache_precision"]) == (2e9, fbgemm.SparseType.FP32)
+        assert (words["cache_reserved_memory"], words["cache_precision"]) == (
+            2e9,
+            fbgemm.SparseType.FP32,
+        )
         assert words["prefetch_pipeline"] is False
 
 
-@pytest.mark.parametrize(("wheel", "columns", "reason"), [(False, 8, r"fbgemm"), (True, 4096, r"rows of these widths")])
+@pytest.mark.parametrize(
+    ("wheel", "columns", "reason"), [(False, 8, r"fbgemm"), (True, 4096, r"rows of these widths")]
+)
 def test_without_the_kernels_slower_memory_of_cuda_is_refused(wheel, columns, reason):
     spec = GroupSpec((TableSpec("item", 10, columns),), (0,))
-    message = rf"'item'.* cannot be stored in slower memory on cuda: .*wheel, fbgemm-gpu.*{reason}.*kernel 'fused'"
+    message = (
+        r"'item'.* cannot be stored in slower memory on cuda: .*wheel, "
+        rf"fbgemm-gpu.*{reason}.*kernel 'fused'"
+    )
     with (
         patch.object(BackendChoice, "serves", lambda choice, device: wheel or device == "cpu"),
         pytest.raises(ValueError, match=message),
     ):
-        build_table_batch(spec, optimizer=RULES[0], device=torch.device("cuda"), cache=CacheSpec((5,)))
+        build_table_batch(
+            spec, optimizer=RULES[0], device=torch.device("cuda"), cache=CacheSpec((5,))
+        )

@@ -38,7 +38,11 @@ def test_packed_and_plain_sort_give_the_same_groups():
     plain = tbe_update.sort_rows(ids, bags, None, rows=2**62)  # too many rows to pack
     assert packed.rows.tolist() == plain.rows.tolist() == [0, 2, 5]
     assert packed.starts.tolist() == plain.starts.tolist() == [0, 2, 3, 5]
-    assert [sorted(packed.bags[a:b].tolist()) for a, b in ((0, 2), (2, 3), (3, 5))] == [[0, 2], [2], [0, 1]]
+    assert [sorted(packed.bags[a:b].tolist()) for a, b in ((0, 2), (2, 3), (3, 5))] == [
+        [0, 2],
+        [2],
+        [0, 1],
+    ]
 
 
 def test_select_features_cuts_ids_offsets_and_weights():

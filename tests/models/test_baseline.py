@@ -13,7 +13,11 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 def _batch(users: list[list[int]], labels: list[float]) -> Batch:
     values = torch.tensor([user for bag in users for user in bag], dtype=torch.int64)
     lengths = torch.tensor([len(bag) for bag in users])
-    return Batch(torch.zeros(len(users), 1), KeyedJaggedTensor(["user"], values, lengths=lengths), torch.tensor(labels))
+    return Batch(
+        torch.zeros(len(users), 1),
+        KeyedJaggedTensor(["user"], values, lengths=lengths),
+        torch.tensor(labels),
+    )
 
 
 def _logit(p: float) -> float:
@@ -32,13 +36,17 @@ def test_keys_add_up() -> None:
     def two(batch: Batch) -> Batch:
         ids = batch.sparse_features.values()
         kjt = KeyedJaggedTensor(
-            ["user", "item"], torch.cat([ids, ids]), lengths=torch.ones(2 * len(ids), dtype=torch.int32)
+            ["user", "item"],
+            torch.cat([ids, ids]),
+            lengths=torch.ones(2 * len(ids), dtype=torch.int32),
         )
         return Batch(batch.dense_features, kjt, batch.labels)
 
     train, test = two(_batch([[0], [1]], [1.0, 0.0])), two(_batch([[0], [1]], [0.0, 0.0]))
     once = click_count_baseline([train], [test], keys=["user"])
-    torch.testing.assert_close(click_count_baseline([train], [test], keys=["user", "item"]), 2 * once)
+    torch.testing.assert_close(
+        click_count_baseline([train], [test], keys=["user", "item"]), 2 * once
+    )
 
 
 @pytest.mark.parametrize("labels", [[0.0, 0.0], [1.0, 1.0]])

@@ -17,14 +17,19 @@ from tutorec.sparse.keyed import KeyedTensor
 def _collection(*widths: int) -> EmbeddingBagCollection:
     features = [["user"], ["item", "user"]]
     return EmbeddingBagCollection(
-        [EmbeddingBagConfig(500, width, f"t{i}", feature_names=features[i]) for i, width in enumerate(widths)]
+        [
+            EmbeddingBagConfig(500, width, f"t{i}", feature_names=features[i])
+            for i, width in enumerate(widths)
+        ]
     )
 
 
 def test_the_factorization_machine_is_the_sum_of_all_products() -> None:
     parts = [torch.randn(5, 2, 3, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)]
     numbers = torch.cat([part.flatten(1) for part in parts], dim=1)
-    expected = sum(numbers[:, i] * numbers[:, j] for i, j in combinations(range(numbers.shape[1]), 2))
+    expected = sum(
+        numbers[:, i] * numbers[:, j] for i, j in combinations(range(numbers.shape[1]), 2)
+    )
     torch.testing.assert_close(FactorizationMachine()(parts), expected[:, None])
 
 

@@ -33,20 +33,29 @@ from tutorec.spmd import device
 def _collection(*widths: int, shared: bool = False) -> EmbeddingBagCollection:
     features = [["user"], ["item", "clicked"]]
     tables = [
-        EmbeddingBagConfig(500, width, f"t{i}", feature_names=[*features[i], *(["user"] if shared and i else [])])
+        EmbeddingBagConfig(
+            500, width, f"t{i}", feature_names=[*features[i], *(["user"] if shared and i else [])]
+        )
         for i, width in enumerate(widths)
     ]
     return EmbeddingBagCollection(tables)
 
 
 def _model(shared: bool = False) -> DLRM:
-    return DLRM(_collection(8, 8, shared=shared), 4, dense_arch_layer_sizes=[16, 8], over_arch_layer_sizes=[16, 1])
+    return DLRM(
+        _collection(8, 8, shared=shared),
+        4,
+        dense_arch_layer_sizes=[16, 8],
+        over_arch_layer_sizes=[16, 1],
+    )
 
 
 def _brute_force_interaction(dense: Tensor, sparse: Tensor) -> Tensor:
     vectors = torch.cat([dense[:, None], sparse], dim=1)
     n = vectors.shape[1]
-    products = [(vectors[:, i] * vectors[:, j]).sum(dim=1) for i in range(n) for j in range(i + 1, n)]
+    products = [
+        (vectors[:, i] * vectors[:, j]).sum(dim=1) for i in range(n) for j in range(i + 1, n)
+    ]
     return torch.cat([dense, torch.stack(products, dim=1)], dim=1)
 
 
@@ -101,7 +110,9 @@ def test_dlrm_equals_its_parts_in_plain_torch() -> None:
     batch = next(shop().batches(16))
     pooled = model.sparse_arch.embedding_bag_collection(batch.sparse_features).to_dict()
     sparse = torch.stack([pooled[name] for name in ("user", "item", "clicked")], dim=1)
-    expected = model.over_arch(_brute_force_interaction(model.dense_arch(batch.dense_features), sparse))
+    expected = model.over_arch(
+        _brute_force_interaction(model.dense_arch(batch.dense_features), sparse)
+    )
     torch.testing.assert_close(model(batch.dense_features, batch.sparse_features), expected)
 
 
@@ -156,14 +167,24 @@ def test_sparse_arch_takes_an_awaitable_of_pooled_rows() -> None:
 
 def test_sparse_arch_names_its_vectors_in_order() -> None:
     assert SparseArch(_collection(8, 8)).sparse_feature_names == ["user", "item", "clicked"]
-    assert SparseArch(_collection(8, 8, shared=True)).sparse_feature_names == ["user@t0", "item", "clicked", "user@t1"]
+    assert SparseArch(_collection(8, 8, shared=True)).sparse_feature_names == [
+        "user@t0",
+        "item",
+        "clicked",
+        "user@t1",
+    ]
 
 
 def test_a_collection_without_tables_is_refused_as_callers_of_torchrec_expect() -> None:
     empty = EmbeddingBagCollection(tables=[])
     for expected in (ValueError, AssertionError):
         with pytest.raises(expected, match="its collection has none"):
-            DLRM(empty, dense_in_features=4, dense_arch_layer_sizes=[4, 2], over_arch_layer_sizes=[2, 1])
+            DLRM(
+                empty,
+                dense_in_features=4,
+                dense_arch_layer_sizes=[4, 2],
+                over_arch_layer_sizes=[2, 1],
+            )
 
 
 def test_tables_of_different_widths_are_named() -> None:
@@ -205,13 +226,18 @@ def test_a_label_that_is_no_probability_is_named(label: float) -> None:
     batch = next(shop().batches(6))
     train, labels = DLRMTrain(_model()), batch.labels.float()
     labels[3] = label
-    with pytest.raises(ValueError, match=f"the label of sample 3 is {float(label)}; the log loss wants 1 for a click"):
+    with pytest.raises(
+        ValueError,
+        match=f"the label of sample 3 is {float(label)}; the log loss wants 1 for a click",
+    ):
         train(Batch(batch.dense_features, batch.sparse_features, labels))
     with tutorec.validation(False):
         train(Batch(batch.dense_features, batch.sparse_features, labels))
     labels[3] = 0.5
     assert train(Batch(batch.dense_features, batch.sparse_features, labels))[0].isfinite()
-    assert train(Batch(batch.dense_features, batch.sparse_features, batch.labels.bool()))[0].isfinite()
+    assert train(Batch(batch.dense_features, batch.sparse_features, batch.labels.bool()))[
+        0
+    ].isfinite()
 
 
 def test_a_traced_model_takes_other_batch_sizes() -> None:
@@ -255,13 +281,17 @@ def test_a_projection_is_all_inner_products_of_its_branches_vectors() -> None:
     dense, sparse = torch.randn(5, 4), torch.randn(5, 2, 4)
     columns = torch.cat([dense[:, None], sparse], dim=1).reshape(5, 12)
     one, other = branches[0](columns).reshape(5, 3, 4), branches[1](columns).reshape(5, 4, 2)
-    products = torch.stack([(one[:, i] * other[:, :, j]).sum(1) for i in range(3) for j in range(2)], dim=1)
+    products = torch.stack(
+        [(one[:, i] * other[:, :, j]).sum(1) for i in range(3) for j in range(2)], dim=1
+    )
     found = InteractionProjectionArch(2, *branches)(dense, sparse)
     torch.testing.assert_close(found, torch.cat([dense, products], dim=1))
 
 
 def test_a_branch_that_ends_beside_a_multiple_of_the_width_is_named() -> None:
-    with pytest.raises(ValueError, match=r"interaction_branch2_layer_sizes=\[12\] must end in a multiple of 8"):
+    with pytest.raises(
+        ValueError, match=r"interaction_branch2_layer_sizes=\[12\] must end in a multiple of 8"
+    ):
         _projected([12])
 
 
@@ -272,10 +302,14 @@ def test_all_dense_parts_are_made_on_their_device() -> None:
         DLRM_DCN(tables, 4, [8], [16, 1], 2, 3, dense_device=meta),
         DLRM_Projection(tables, 4, [8], [16, 1], [8], [8], dense_device=meta),
     ):
-        assert all(p.is_meta for name, p in model.named_parameters() if not name.startswith("sparse_arch."))
+        assert all(
+            p.is_meta for name, p in model.named_parameters() if not name.startswith("sparse_arch.")
+        )
 
 
-@pytest.mark.parametrize(("n", "k", "ways"), [(5, 2, 10), (5, 0, 1), (2, 3, 0), (3, -1, 0), (-1, 0, 0)])
+@pytest.mark.parametrize(
+    ("n", "k", "ways"), [(5, 2, 10), (5, 0, 1), (2, 3, 0), (3, -1, 0), (-1, 0, 0)]
+)
 def test_choose_counts_sets_and_none_where_there_are_none(n: int, k: int, ways: int) -> None:
     assert choose(n, k) == ways
 

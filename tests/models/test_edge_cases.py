@@ -1,4 +1,6 @@
-"""Edge cases of the loops around models: ranks without samples, loaders of unequal length, invalid arguments."""
+"""Edge cases of the loops around models: ranks without samples, loaders of unequal length, invalid
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def first_samples(batch: Batch, samples: int) -> Batch:
     bags = [batch.sparse_features[key] for key in batch.sparse_features.keys()]
     lengths = [bag.lengths()[:samples] for bag in bags]
     values = [bag.values()[: int(length.sum())] for bag, length in zip(bags, lengths, strict=True)]
-    features = KeyedJaggedTensor(batch.sparse_features.keys(), torch.cat(values), lengths=torch.cat(lengths))
+    features = KeyedJaggedTensor(
+        batch.sparse_features.keys(), torch.cat(values), lengths=torch.cat(lengths)
+    )
     return Batch(batch.dense_features[:samples], features, batch.labels[:samples])
 
 
@@ -53,7 +57,9 @@ def test_the_loss_of_a_traced_model_is_that_of_the_model() -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor, labels: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, dense: torch.Tensor, features: KeyedJaggedTensor, labels: torch.Tensor
+        ) -> torch.Tensor:
             return self.model(Batch(dense, features, labels))[0]
 
     model = _model()
@@ -62,7 +68,9 @@ def test_the_loss_of_a_traced_model_is_that_of_the_model() -> None:
         assert torch.equal(traced(batch)[0], model(batch)[0])
 
 
-def trained_with_an_empty_rank(empty: list[int], rank: int, world_size: int) -> tuple[list[float], int]:
+def trained_with_an_empty_rank(
+    empty: list[int], rank: int, world_size: int
+) -> tuple[list[float], int]:
     model, optimizer = _parallel(world_size)
     given = [
         first_samples(batch, 0) if step in empty and rank == world_size - 1 else batch
@@ -73,7 +81,9 @@ def trained_with_an_empty_rank(empty: list[int], rank: int, world_size: int) -> 
     return done.losses.tolist(), done.samples
 
 
-def test_a_rank_without_samples_takes_part_and_counts_for_nothing(ranks: Callable[..., Ranks]) -> None:
+def test_a_rank_without_samples_takes_part_and_counts_for_nothing(
+    ranks: Callable[..., Ranks],
+) -> None:
     whole = ranks(2).run(trained_with_an_empty_rank, [])
     one, other = ranks(2).run(trained_with_an_empty_rank, [1])
     assert one == other
@@ -97,7 +107,12 @@ class Mean(nn.Module):
 
 def test_a_step_without_samples_has_the_loss_0_whatever_the_model_says() -> None:
     model, full = Mean(), batches(1)[0]
-    done = train(model, [full, first_samples(full, 0)], torch.optim.SGD(model.parameters(), 0.1), progress=False)
+    done = train(
+        model,
+        [full, first_samples(full, 0)],
+        torch.optim.SGD(model.parameters(), 0.1),
+        progress=False,
+    )
     assert done.losses[1] == 0.0 and done.losses[0] > 0 and done.samples == 20
 
 
@@ -121,7 +136,13 @@ def uneven(what: str, rank: int, world_size: int) -> str:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("train", "train: ranks have different numbers of batches: rank 0 2, rank 1 3; give the others empty"),
+        (
+            "train",
+            (
+                "train: ranks have different numbers of batches: rank 0 2, rank 1 3; give the "
+                "others empty"
+            ),
+        ),
         ("steps", "train: ranks have different numbers of batches: rank 0 1, rank 1 2;"),
         ("none", "train: ranks have different numbers of batches: rank 0 0, rank 1 3;"),
         ("evaluate", "evaluate: ranks have different numbers of batches: rank 0 2, rank 1 3;"),
@@ -139,7 +160,9 @@ def test_batches_that_cannot_be_counted_are_trained_with() -> None:
         yield from batches(2)
 
     model = _model()
-    assert train(model, stream(), torch.optim.SGD(model.parameters(), 0.1), progress=False).steps == 2
+    assert (
+        train(model, stream(), torch.optim.SGD(model.parameters(), 0.1), progress=False).steps == 2
+    )
     assert train(model, [], torch.optim.SGD(model.parameters(), 0.1), progress=False).samples == 0
 
 
@@ -168,13 +191,25 @@ def towers(**options: Any) -> TwoTowerTrain:
     [
         (lambda index: index.retrieve(torch.zeros(2, 3), 0), "k=0 must be a whole number, 1 to 5"),
         (lambda index: index.retrieve(torch.zeros(2, 3), 6), "k=6 must be a whole number, 1 to 5"),
-        (lambda index: index.retrieve(torch.zeros(1, 3), 2, -1), "block=-1 must be a whole number, at least 1"),
-        (lambda index: CandidateIndex(torch.arange(4), torch.zeros(5, 3)), r"got ids \[4\] and vectors \[5, 3"),
+        (
+            lambda index: index.retrieve(torch.zeros(1, 3), 2, -1),
+            "block=-1 must be a whole number, at least 1",
+        ),
+        (
+            lambda index: CandidateIndex(torch.arange(4), torch.zeros(5, 3)),
+            r"got ids \[4\] and vectors \[5, 3",
+        ),
         (lambda index: build_index(towers().model, torch.arange(0)), "0 ids for 1 rank"),
         (lambda index: recall(ks=[0, 5]), "k=0 must be a whole number, at least 1"),
-        (lambda index: recall(items=torch.arange(20)), r"recall at 5 of \d+ samples: \[20\] items were retrieved"),
+        (
+            lambda index: recall(items=torch.arange(20)),
+            r"recall at 5 of \d+ samples: \[20\] items were retrieved",
+        ),
         (lambda index: recall(feature="clicked"), "feature 'clicked': sample .* ids and needs one"),
-        (lambda index: towers(negatives="random", rows=0), "rows=0 must be a whole number, at least 1"),
+        (
+            lambda index: towers(negatives="random", rows=0),
+            "rows=0 must be a whole number, at least 1",
+        ),
         (lambda index: towers(negatives="radom"), "did you mean 'random'"),
         (lambda index: towers(frequency=-torch.ones(20)), r"numbers from 0, got \[20\]"),
     ],
@@ -190,7 +225,9 @@ def clicks() -> Batch:
     return clicks_of(batches(1)[0])
 
 
-def recall(ks: Any = (5,), items: torch.Tensor | None = None, feature: str = "item") -> dict[int, float]:
+def recall(
+    ks: Any = (5,), items: torch.Tensor | None = None, feature: str = "item"
+) -> dict[int, float]:
     batch = clicks()
     whole = torch.arange(20).expand(len(batch.labels), -1) if items is None else items
     return recall_at(ks, [batch], lambda _: whole, feature)
@@ -206,9 +243,12 @@ def differing(what: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["ids", "batch_size", "ks"])
-def test_ranks_that_look_for_different_things_are_told(ranks: Callable[..., Ranks], what: str) -> None:
+def test_ranks_that_look_for_different_things_are_told(
+    ranks: Callable[..., Ranks], what: str
+) -> None:
     with pytest.raises(
-        RankError, match=rf"ranks disagree in (build_index|recall_at): .*{what}.* on rank 1 and .*rank 0"
+        RankError,
+        match=rf"ranks disagree in (build_index|recall_at): .*{what}.* on rank 1 and .*rank 0",
     ):
         ranks(2).run(differing, what)
 

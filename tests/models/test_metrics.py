@@ -46,7 +46,9 @@ def test_metrics_name_the_first_nan_and_unequal_lengths(metric) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.01, 0.99)), min_size=2, max_size=30))
-def test_normalized_entropy_is_the_ratio_of_two_log_losses(samples: list[tuple[bool, float]]) -> None:
+def test_normalized_entropy_is_the_ratio_of_two_log_losses(
+    samples: list[tuple[bool, float]],
+) -> None:
     labels = [float(label) for label, _ in samples]
     rate = sum(labels) / len(labels)
     if rate in (0.0, 1.0):
@@ -55,7 +57,9 @@ def test_normalized_entropy_is_the_ratio_of_two_log_losses(samples: list[tuple[b
         return
     loss = -sum(math.log(p if label else 1 - p) for label, p in samples)
     naive = -sum(math.log(rate if label else 1 - rate) for label, _ in samples)
-    found = normalized_entropy(torch.tensor(labels), torch.tensor([p for _, p in samples], dtype=torch.float64))
+    found = normalized_entropy(
+        torch.tensor(labels), torch.tensor([p for _, p in samples], dtype=torch.float64)
+    )
     assert found == pytest.approx(loss / naive, rel=1e-9)
 
 

@@ -59,7 +59,9 @@ def test_gradients_reach_the_rows_of_the_newest_items_alone() -> None:
 
 
 def _sharded(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    model = DistributedModelParallel(_tower(), device=device(), sharders=[EmbeddingCollectionSharder()])
+    model = DistributedModelParallel(
+        _tower(), device=device(), sharders=[EmbeddingCollectionSharder()]
+    )
     return tuple(part.detach().cpu() for part in model(_features(HISTORIES).to(device())))
 
 

@@ -44,12 +44,18 @@ def _parallel(world_size: int) -> tuple[DistributedModelParallel, CombinedOptimi
     cuts = {"t_user": row_wise(), "t_item": table_wise(rank=world_size - 1)}
     collection = model.model.sparse_arch.embedding_bag_collection
     plan = construct_module_sharding_plan(collection, cuts, world_size=world_size)
-    sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1})
-    parallel = DistributedModelParallel(model, plan=ShardingPlan({TABLES: plan}), sharders=[sharder])
+    sharder = EmbeddingBagCollectionSharder(
+        {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}
+    )
+    parallel = DistributedModelParallel(
+        model, plan=ShardingPlan({TABLES: plan}), sharders=[sharder]
+    )
     return parallel, combined_optimizer(parallel, lambda params: torch.optim.Adam(params, lr=0.01))
 
 
-def _trained(rank: int, world_size: int, together: int = 40) -> tuple[list[float], int, Metrics, bool]:
+def _trained(
+    rank: int, world_size: int, together: int = 40
+) -> tuple[list[float], int, Metrics, bool]:
     model, optimizer = _parallel(world_size)
     batches = STORE.batches(together // world_size, rank, world_size)
     done = train(model, batches, optimizer, progress=False)
@@ -90,7 +96,8 @@ def _labelled(labels: torch.Tensor) -> Batch:
 
 
 def _judged(rank: int, world_size: int, together: bool) -> tuple[Metrics, float, bool]:
-    # rank 0 ranks all of its clicks first, rank 1 too, but all of rank 1's scores are below rank 0's
+    # rank 0 ranks all of its clicks first, rank 1 too, but all of rank 1's scores are below rank
+    # 0's
     labels = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([1.0, 0.0])][rank]
     logits = [torch.tensor([3.0, 2.0, 1.0]), torch.tensor([-1.0, -2.0])][rank]
     model = _Known(logits)
@@ -99,7 +106,10 @@ def _judged(rank: int, world_size: int, together: bool) -> tuple[Metrics, float,
 
 
 def test_metrics_are_over_all_samples_and_no_mean_over_ranks(ranks: Callable[..., Ranks]) -> None:
-    labels, logits = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0]), torch.tensor([3.0, 2.0, 1.0, -1.0, -2.0])
+    labels, logits = (
+        torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0]),
+        torch.tensor([3.0, 2.0, 1.0, -1.0, -2.0]),
+    )
     loss = nn.functional.binary_cross_entropy_with_logits(logits.double(), labels.double()).item()
     expected = (auc(labels, logits), normalized_entropy(labels, logits.double().sigmoid()), loss, 5)
     for found, own_auc, training in ranks(2).run(_judged, together=False):
@@ -112,7 +122,9 @@ def test_confident_and_wrong_logits_have_a_finite_entropy() -> None:
     model = _Known(torch.tensor([200.0, -200.0]))
     found = evaluate(model, [_labelled(torch.tensor([0.0, 1.0]))])
     assert found.loss == 200.0 and found.auc == 0.0
-    assert str(found).startswith("AUC 0.0000, normalized entropy 288.5390, log loss 200.0000 over 2 samples")
+    assert str(found).startswith(
+        "AUC 0.0000, normalized entropy 288.5390, log loss 200.0000 over 2 samples"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +182,9 @@ def test_training_takes_as_many_batches_as_it_makes_steps_and_counts_on() -> Non
     model, called = _model(), []
     optimizer = combined_optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     batches = STORE.batches(50)
-    done = train(model, batches, optimizer, steps=3, first_step=10, progress=False, after_step=called.append)
+    done = train(
+        model, batches, optimizer, steps=3, first_step=10, progress=False, after_step=called.append
+    )
     assert (done.steps, done.samples, called, batches.position) == (3, 150, [11, 12, 13], 150)
     assert train(model, batches, optimizer, progress=False).steps == 9
     assert train(model, batches, optimizer, progress=False).losses.tolist() == []
@@ -191,7 +205,9 @@ def _diverged(rank: int, world_size: int) -> str:
 def test_a_loss_that_is_no_number_is_named_on_every_rank(ranks: Callable[..., Ranks]) -> None:
     first, second = ranks(2).run(_diverged)
     assert first == second
-    assert first.startswith("the loss of step 103 is nan, and 2 of 4 are not finite: lower the learning rate")
+    assert first.startswith(
+        "the loss of step 103 is nan, and 2 of 4 are not finite: lower the learning rate"
+    )
 
 
 def _names(rank: int, world_size: int) -> tuple[list[str], list[str]]:

@@ -27,11 +27,17 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks, device
 
 
-def _towers(users: int = 9, items: int = 6, columns: int = 4, layers: tuple[int, ...] = (5, 3)) -> TwoTower:
+def _towers(
+    users: int = 9, items: int = 6, columns: int = 4, layers: tuple[int, ...] = (5, 3)
+) -> TwoTower:
     torch.manual_seed(2)
     tables = [
-        EmbeddingBagConfig(users, columns, "t_user", feature_names=["user"], pooling=PoolingType.MEAN),
-        EmbeddingBagConfig(items, columns, "t_item", feature_names=["item", "clicked"], pooling=PoolingType.MEAN),
+        EmbeddingBagConfig(
+            users, columns, "t_user", feature_names=["user"], pooling=PoolingType.MEAN
+        ),
+        EmbeddingBagConfig(
+            items, columns, "t_item", feature_names=["item", "clicked"], pooling=PoolingType.MEAN
+        ),
     ]
     return TwoTower(EmbeddingBagCollection(tables), ["user", "clicked"], ["item"], list(layers))
 
@@ -41,7 +47,9 @@ def _batch(items: list[int]) -> Batch:
     features = KeyedJaggedTensor(
         ["user", "item", "clicked"],
         torch.tensor([*range(count), *items, *([1, 2] if count else [])], dtype=torch.long),
-        lengths=torch.tensor([1] * 2 * count + ([2] + [0] * (count - 1) if count else []), dtype=torch.int32),
+        lengths=torch.tensor(
+            [1] * 2 * count + ([2] + [0] * (count - 1) if count else []), dtype=torch.int32
+        ),
     )
     return Batch(torch.zeros(count, 1), features, torch.ones(count))
 
@@ -62,9 +70,14 @@ def test_in_batch_loss_leaves_out_the_same_item_and_corrects_for_frequency(corre
     queries, candidates = towers(_batch(items).sparse_features)
     scores: Any = (queries @ candidates.t()).tolist()
     if corrected:
-        scores = [[s - math.log(int(frequency[i]) + 1) for s, i in zip(row, items, strict=True)] for row in scores]
+        scores = [
+            [s - math.log(int(frequency[i]) + 1) for s, i in zip(row, items, strict=True)]
+            for row in scores
+        ]
     scores[0][2] = scores[2][0] = None
-    loss, (detached, _, own) = TwoTowerTrain(towers, frequency=frequency if corrected else None)(_batch(items))
+    loss, (detached, _, own) = TwoTowerTrain(towers, frequency=frequency if corrected else None)(
+        _batch(items)
+    )
     assert loss.item() == pytest.approx(_by_hand(scores, [0, 1, 2]), abs=1e-5)
     assert own.tolist() == [0, 1, 2]
     assert not detached.requires_grad and loss.requires_grad
@@ -80,7 +93,9 @@ def test_random_candidates_are_a_function_of_the_batch_and_the_own_one_is_first(
     others = TwoTowerTrain(towers, "random", rows=6, drawn=4)(_batch([3, 0, 4]))[1][1]
     assert not torch.equal(others[:2, 1:], scores[:2, 1:])
     queries, mine = towers(_batch(items).sparse_features)
-    every = towers.candidates(KeyedJaggedTensor(["item"], torch.arange(6), lengths=torch.ones(6, dtype=torch.int32)))
+    every = towers.candidates(
+        KeyedJaggedTensor(["item"], torch.arange(6), lengths=torch.ones(6, dtype=torch.int32))
+    )
     torch.testing.assert_close(scores[:, 0], (queries * mine).sum(1))
     of_all = (queries @ every.t()).detach()
     for row in range(3):
@@ -108,7 +123,9 @@ def test_a_tower_needs_its_own_features_only() -> None:
     of_query = KeyedJaggedTensor(
         ["clicked", "user"], torch.tensor([1, 2, 0, 1, 2]), lengths=torch.tensor([2, 0, 0, 1, 1, 1])
     )
-    of_candidate = KeyedJaggedTensor(["item"], torch.tensor([3, 0, 5]), lengths=torch.tensor([1, 1, 1]))
+    of_candidate = KeyedJaggedTensor(
+        ["item"], torch.tensor([3, 0, 5]), lengths=torch.tensor([1, 1, 1])
+    )
     torch.testing.assert_close(towers.queries(of_query), queries)
     torch.testing.assert_close(towers.candidates(of_candidate), candidates)
     assert with_empty_bags(batch.sparse_features, ["item"]) is batch.sparse_features
@@ -117,11 +134,21 @@ def test_a_tower_needs_its_own_features_only() -> None:
 @pytest.mark.parametrize(
     ("query", "candidate", "message"),
     [
-        ([], ["item"], r"query_features=\[\] must name at least one of \['clicked', 'item', 'user'\]"),
-        (["user"], ["itm"], r"candidate_features=\['itm'\] must name at least one of \['clicked', 'item'"),
+        (
+            [],
+            ["item"],
+            r"query_features=\[\] must name at least one of \['clicked', 'item', 'user'\]",
+        ),
+        (
+            ["user"],
+            ["itm"],
+            r"candidate_features=\['itm'\] must name at least one of \['clicked', 'item'",
+        ),
     ],
 )
-def test_towers_without_known_features_are_refused(query: list[str], candidate: list[str], message: str) -> None:
+def test_towers_without_known_features_are_refused(
+    query: list[str], candidate: list[str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         TwoTower(_towers().embedding_bag_collection, query, candidate, [3])
 
@@ -131,7 +158,10 @@ def test_towers_without_known_features_are_refused(query: list[str], candidate: 
     [
         ({"negatives": "hard"}, "negatives='hard' must be one of 'in_batch', 'random'"),
         ({"negatives": "random"}, "rows=None must be a whole number, at least 1"),
-        ({"negatives": "random", "rows": 6, "drawn": 0}, "drawn=0 must be a whole number, at least 1"),
+        (
+            {"negatives": "random", "rows": 6, "drawn": 0},
+            "drawn=0 must be a whole number, at least 1",
+        ),
     ],
 )
 def test_negatives_that_cannot_be_drawn_are_refused(options: dict[str, Any], message: str) -> None:
@@ -147,7 +177,9 @@ def test_random_candidates_of_two_features_are_refused() -> None:
 
 def test_a_sample_with_two_candidates_is_named() -> None:
     features = KeyedJaggedTensor(
-        ["user", "item", "clicked"], torch.tensor([0, 1, 3, 4, 5]), lengths=torch.tensor([1, 1, 1, 2, 0, 0])
+        ["user", "item", "clicked"],
+        torch.tensor([0, 1, 3, 4, 5]),
+        lengths=torch.tensor([1, 1, 1, 2, 0, 0]),
     )
     with pytest.raises(ValueError, match=r"feature 'item': sample 1 has 2 ids"):
         TwoTowerTrain(_towers())(Batch(torch.zeros(2, 1), features, torch.ones(2)))
@@ -162,7 +194,9 @@ def test_clicks_are_the_clicked_samples_with_their_bags_and_weights() -> None:
         ours, whole = clicks.sparse_features[key], batch.sparse_features[key]
         expected = [whole.to_dense()[row].tolist() for row in rows]
         assert [bag.tolist() for bag in ours.to_dense()] == expected
-        assert [w.tolist() for w in ours.to_dense_weights()] == [whole.to_dense_weights()[r].tolist() for r in rows]
+        assert [w.tolist() for w in ours.to_dense_weights()] == [
+            whole.to_dense_weights()[r].tolist() for r in rows
+        ]
 
 
 def _stepped(rank: int, negatives: Any) -> tuple[float, list[Tensor]]:
@@ -186,14 +220,20 @@ def test_a_rank_without_clicks_takes_part(ranks: Callable[..., Ranks], negatives
 
 def _explained(rank: int, negatives: Any) -> str:
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1})
-    model = DistributedModelParallel(TwoTowerTrain(_towers(), negatives, rows=6, drawn=4), sharders=[sharder])
+    model = DistributedModelParallel(
+        TwoTowerTrain(_towers(), negatives, rows=6, drawn=4), sharders=[sharder]
+    )
     optimizer = combined_optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     return TrainPipelineSparseDist(model, optimizer, device()).explain()
 
 
 @pytest.mark.parametrize("negatives", ["in_batch", "random"])
-def test_a_train_pipeline_starts_the_tables_early(ranks: Callable[..., Ranks], negatives: str) -> None:
-    assert ranks(2).run(_explained, negatives) == ["model.embedding_bag_collection: started early"] * 2
+def test_a_train_pipeline_starts_the_tables_early(
+    ranks: Callable[..., Ranks], negatives: str
+) -> None:
+    assert (
+        ranks(2).run(_explained, negatives) == ["model.embedding_bag_collection: started early"] * 2
+    )
 
 
 @pytest.mark.slow
@@ -212,7 +252,9 @@ def test_towers_find_more_than_what_is_popular_and_need_the_correction() -> None
 
     def trained(frequency: Tensor | None) -> TwoTowerTrain:
         towers = _towers(500, 200, 16, (32, 16))
-        apply_optimizer_in_backward(RowWiseAdagrad, towers.embedding_bag_collection.parameters(), {"lr": 0.1})
+        apply_optimizer_in_backward(
+            RowWiseAdagrad, towers.embedding_bag_collection.parameters(), {"lr": 0.1}
+        )
         model = TwoTowerTrain(towers, frequency=frequency)
         optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=0.003))
         train(model, map(clicks_of, store.batches(512, epochs=2)), optimizer, progress=False)

@@ -18,7 +18,9 @@ class Slot:
 
 @dataclass
 class Oracle:
-    """R rows, of which the last is shared by all ids without one; `policy` is lfu, lru or distance."""
+    """R rows, of which the last is shared by all ids without one; `policy` is lfu, lru
+    or distance.
+    """
 
     rows: int
     policy: str
@@ -52,10 +54,16 @@ class Oracle:
                 count, slot.last = new.pop(slot.id)
                 slot.count += count
         arrivals = sorted(new.items(), key=lambda item: (-item[1][0], item[0]))
-        scores = [self.score(slot.count, slot.last) for slot in self.slots] + [self.score(*one) for _, one in arrivals]
+        scores = [self.score(slot.count, slot.last) for slot in self.slots] + [
+            self.score(*one) for _, one in arrivals
+        ]
         order = sorted(range(len(scores)), key=lambda place: -scores[place])  # stable
         leave = [self.slots[place] for place in order[self.rows - 1 :] if place < self.rows - 1]
-        come = [arrivals[place - self.rows + 1] for place in order[: self.rows - 1] if place >= self.rows - 1]
+        come = [
+            arrivals[place - self.rows + 1]
+            for place in order[: self.rows - 1]
+            if place >= self.rows - 1
+        ]
         self.evictions += sum(slot.id is not None for slot in leave)
         for slot, (new_id, (count, last)) in zip(leave, come, strict=True):
             slot.id, slot.count, slot.last = new_id, count, last

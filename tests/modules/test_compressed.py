@@ -1,4 +1,6 @@
-"""Compressed tables against a few lines of plain torch: rows, gradients, poolings, weights, and what is refused."""
+"""Compressed tables against a few lines of plain torch: rows, gradients, poolings, weights, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_the_memory_of_the_three_bags_is_what_the_playground_printed() -> None:
 
 def whole_block(bag: BlockEmbeddingBag) -> Tensor:
     table = bag.embedding.weight
-    return table if isinstance(bag.linear, nn.Identity) else table @ bag.linear.get_parameter("weight").T
+    return (
+        table
+        if isinstance(bag.linear, nn.Identity)
+        else table @ bag.linear.get_parameter("weight").T
+    )
 
 
 def whole_qr(bag: QREmbeddingBag) -> Tensor:
@@ -74,7 +80,9 @@ def same_as_a_whole_table(bag: nn.Module, whole: Tensor, mode: str) -> None:
         assert_close(found, wanted)
         coefficients, own = torch.randn(found.shape), list(bag.parameters())
         got = torch.autograd.grad((found * coefficients).sum(), own)
-        assert_close(got, torch.autograd.grad((wanted * coefficients).sum(), own, retain_graph=True))
+        assert_close(
+            got, torch.autograd.grad((wanted * coefficients).sum(), own, retain_graph=True)
+        )
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -96,12 +104,15 @@ def test_a_block_bag_is_a_bag_of_a_table_of_low_rank(mode: str, columns: int) ->
 def test_a_block_bag_takes_the_largest_of_the_narrow_columns() -> None:
     bag = BlockEmbeddingBag(10, 2, 6, "max")
     found = bag(IDS.view(2, 3))
-    assert_close(found, bag.embedding.weight[IDS.view(2, 3)].amax(1) @ bag.linear.get_parameter("weight").T)
+    assert_close(
+        found, bag.embedding.weight[IDS.view(2, 3)].amax(1) @ bag.linear.get_parameter("weight").T
+    )
     found.sum().backward()
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: QREmbeddingBag(4, 3, device=META), lambda: BlockEmbeddingBag(9, 2, 4, device=META)]
+    "make",
+    [lambda: QREmbeddingBag(4, 3, device=META), lambda: BlockEmbeddingBag(9, 2, 4, device=META)],
 )
 def test_a_bag_on_the_meta_device_is_filled_later(make) -> None:
     bag = make()
@@ -115,7 +126,9 @@ def test_bags_name_what_is_wrong(capsys) -> None:
         QREmbeddingBag(4, 3)(torch.tensor([[1, 9]]))
     with pytest.raises(ValueError, match="ids 0 to 6, got ids from -1 to 2"):
         QREmbeddingBag(4, 3, 7)(torch.tensor([[-1, 2]]))
-    with pytest.raises(ValueError, match=r"block_embedding_dim=8 .* embedding_dim=4; store from 1 to 4"):
+    with pytest.raises(
+        ValueError, match=r"block_embedding_dim=8 .* embedding_dim=4; store from 1 to 4"
+    ):
         BlockEmbeddingBag(10, 8, 4)
     QREmbeddingBag(4, 3, verbose=True)
     assert capsys.readouterr().out == "QREmbeddingBag: 24 parameters instead of 36\n"
@@ -137,10 +150,14 @@ R = 11
 
 
 def tables(pooling: PoolingType = PoolingType.SUM) -> list[EmbeddingBagConfig]:
-    """One table for each compression and a plain one, in no order of theirs; features are shared."""
+    """One table for each compression and a plain one, in no order of theirs; features
+    are shared.
+    """
     names = ["plain", *HOW]
     return [
-        EmbeddingBagConfig(R, 6, name, feature_names=[f"f{index % 3}", f"f{(index + 1) % 3}"], pooling=pooling)
+        EmbeddingBagConfig(
+            R, 6, name, feature_names=[f"f{index % 3}", f"f{(index + 1) % 3}"], pooling=pooling
+        )
         for index, name in enumerate(names)
     ]
 
@@ -149,19 +166,28 @@ def batch(weighted: bool = False) -> KeyedJaggedTensor:
     """Three samples of f2, f0, f1; bags are empty, ids repeat."""
     lengths = torch.tensor([2, 0, 1, 0, 3, 1, 1, 1, 2])
     values = torch.tensor([10, 3, 7, 0, 0, 5, 9, 2, 10, 4, 4])
-    return KeyedJaggedTensor(["f2", "f0", "f1"], values, torch.arange(1, 12) / 4 if weighted else None, lengths)
+    return KeyedJaggedTensor(
+        ["f2", "f0", "f1"], values, torch.arange(1, 12) / 4 if weighted else None, lengths
+    )
 
 
 def whole_table(module: CompressedEmbeddingBagCollection, name: str) -> Tensor:
     """The table that the parts stand for, written out [R, D]."""
-    stored = {path.split(".")[-2]: weight for path, weight in module.named_parameters() if "projections" not in path}
+    stored = {
+        path.split(".")[-2]: weight
+        for path, weight in module.named_parameters()
+        if "projections" not in path
+    }
     ids, how = torch.arange(R), HOW.get(name, Whole())
     if isinstance(how, QR):
         buckets = how.num_buckets or 4
-        parts = [stored[f"{name}_quotient"][ids // buckets], stored[f"{name}_remainder"][ids % buckets]]
-        return {"multiply": parts[0].mul, "add": parts[0].add}.get(name, lambda x: torch.cat([parts[0], x], 1))(
-            parts[1]
-        )
+        parts = [
+            stored[f"{name}_quotient"][ids // buckets],
+            stored[f"{name}_remainder"][ids % buckets],
+        ]
+        return {"multiply": parts[0].mul, "add": parts[0].add}.get(
+            name, lambda x: torch.cat([parts[0], x], 1)
+        )(parts[1])
     if isinstance(how, Hash):
         rows = [stored[f"{name}_hashed"][mixing_hash(ids, 5, seed)] for seed in range(how.hashes)]
         own = stored[f"{name}_importance"] if how.importance else torch.ones(R, 2)
@@ -181,7 +207,9 @@ def expected(module: CompressedEmbeddingBagCollection, features: KeyedJaggedTens
             weights = features[feature].to_dense_weights() or [torch.ones(len(bag)) for bag in bags]
             rows = []
             for bag, weight in zip(bags, weights, strict=True):
-                by = {"MEAN": max(len(bag), 1), "SQRTN": max(float(weight.norm()), 1e-9)}.get(config.pooling.value, 1)
+                by = {"MEAN": max(len(bag), 1), "SQRTN": max(float(weight.norm()), 1e-9)}.get(
+                    config.pooling.value, 1
+                )
                 rows.append((table[bag] * weight[:, None]).sum(0) / by)
             columns.append(torch.stack(rows))
     return torch.cat(columns, 1)
@@ -192,13 +220,17 @@ CASES += [(PoolingType.SUM, True), (PoolingType.SQRTN, True)]
 
 
 @pytest.mark.parametrize(("pooling", "weighted"), CASES)
-def test_a_collection_pools_the_rows_that_its_tables_stand_for(pooling: PoolingType, weighted: bool) -> None:
+def test_a_collection_pools_the_rows_that_its_tables_stand_for(
+    pooling: PoolingType, weighted: bool
+) -> None:
     module = CompressedEmbeddingBagCollection(tables(pooling), HOW, weighted)
     with torch.no_grad():
         for weight in module.parameters():
             weight.copy_(torch.randn_like(weight))
     found, wanted = module(batch(weighted)), expected(module, batch(weighted))
-    assert found.keys() == [f"{feature}@{table.name}" for table in tables() for feature in table.feature_names]
+    assert found.keys() == [
+        f"{feature}@{table.name}" for table in tables() for feature in table.feature_names
+    ]
     assert found.length_per_key() == [6] * 18
     assert_close(found.values(), wanted)
     coefficients, own = torch.randn(wanted.shape), list(module.parameters())
@@ -212,13 +244,19 @@ def test_each_sample_of_a_variable_batch_gets_its_list() -> None:
     keys = ["f2", "f0", "f1"]
     means = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0]])
     lists = KeyedJaggedTensor(
-        keys, values, lengths=lengths, stride_per_key_per_rank=[[2], [2], [1]], inverse_indices=(keys, means)
+        keys,
+        values,
+        lengths=lengths,
+        stride_per_key_per_rank=[[2], [2], [1]],
+        inverse_indices=(keys, means),
     )
     bags = [[10, 3], [], [10, 3], [7], [7], [0, 0, 5], [9], [9], [9]]
     flat = torch.tensor([one for bag in bags for one in bag])
     spelt_out = KeyedJaggedTensor(keys, flat, lengths=torch.tensor([len(bag) for bag in bags]))
     assert_close(module(lists).values(), module(spelt_out).values())
-    no_inverse = KeyedJaggedTensor(keys, values, lengths=lengths, stride_per_key_per_rank=[[2], [2], [1]])
+    no_inverse = KeyedJaggedTensor(
+        keys, values, lengths=lengths, stride_per_key_per_rank=[[2], [2], [1]]
+    )
     with pytest.raises(ValueError, match="features have different numbers of samples"):
         module(no_inverse)
 
@@ -237,21 +275,30 @@ def test_two_tables_that_make_the_same_features_share_them() -> None:
 def test_no_ids_give_zeros_and_no_samples_an_empty_result() -> None:
     module = CompressedEmbeddingBagCollection(tables(), HOW)
     none = torch.tensor([], dtype=torch.int64)
-    found = module(KeyedJaggedTensor(["f2", "f0", "f1"], none, lengths=torch.zeros(6, dtype=torch.int64)))
+    found = module(
+        KeyedJaggedTensor(["f2", "f0", "f1"], none, lengths=torch.zeros(6, dtype=torch.int64))
+    )
     assert_close(found.values(), torch.zeros(2, 108))
     found.values().sum().backward()
-    assert module(KeyedJaggedTensor(["f2", "f0", "f1"], none, lengths=none)).values().shape == (0, 108)
+    assert module(KeyedJaggedTensor(["f2", "f0", "f1"], none, lengths=none)).values().shape == (
+        0,
+        108,
+    )
 
 
 def test_hashed_ids_may_be_any_and_others_are_refused() -> None:
     def ask(how: Compression, number: int) -> None:
-        module = CompressedEmbeddingBagCollection([EmbeddingBagConfig(R, 4, "t", feature_names=["f"])], {"t": how})
+        module = CompressedEmbeddingBagCollection(
+            [EmbeddingBagConfig(R, 4, "t", feature_names=["f"])], {"t": how}
+        )
         module(KeyedJaggedTensor(["f"], torch.tensor([number]), lengths=torch.tensor([1])))
 
     ask(Hash(5, 2), -(1 << 62))
     for how in (QR(4), QR(4, "add"), Block(2), Hash(5, 2, importance=True), Whole()):
         for number in (R, -1):
-            with pytest.raises(ValueError, match=rf"has 11 rows .*'f', sample 0, holds id {number}"):
+            with pytest.raises(
+                ValueError, match=rf"has 11 rows .*'f', sample 0, holds id {number}"
+            ):
                 ask(how, number)
 
 
@@ -262,7 +309,9 @@ def test_a_collection_names_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="table 't' has 4 columns, and Block stores 5"):
         CompressedEmbeddingBagCollection(one, {"t": Block(5)})
     narrow = [EmbeddingBagConfig(R, 1, "t")]
-    with pytest.raises(ValueError, match="table 't_quotient': embedding_dim must be a positive whole number, got 0"):
+    with pytest.raises(
+        ValueError, match="table 't_quotient': embedding_dim must be a positive whole number, got 0"
+    ):
         CompressedEmbeddingBagCollection(narrow, {"t": QR(operation="concatenate")})
     with pytest.raises(ValueError, match="num_buckets=0 must be at least 1"):
         QR(0)
@@ -275,7 +324,11 @@ def test_a_collection_names_what_is_wrong() -> None:
         with pytest.raises(ValueError, match="needs one weight per id"):
             module(KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1])))
         with pytest.raises(KeyError, match="'f'"):
-            module(KeyedJaggedTensor(["g"], torch.tensor([1]), torch.tensor([1.0]), lengths=torch.tensor([1])))
+            module(
+                KeyedJaggedTensor(
+                    ["g"], torch.tensor([1]), torch.tensor([1.0]), lengths=torch.tensor([1])
+                )
+            )
 
 
 def test_bytes_are_counted_with_the_matrix_and_in_the_tables_format() -> None:
@@ -296,9 +349,20 @@ def test_bytes_are_counted_with_the_matrix_and_in_the_tables_format() -> None:
 
 def test_a_made_row_is_drawn_as_large_as_a_row_of_the_table() -> None:
     wide = EmbeddingBagConfig(10_000, 64, "t", weight_init_min=-0.5, weight_init_max=0.5)
-    for how in (QR(), QR(50), QR(operation="concatenate"), QR(operation="add"), Hash(500), Hash(500, 2)):
+    for how in (
+        QR(),
+        QR(50),
+        QR(operation="concatenate"),
+        QR(operation="add"),
+        Hash(500),
+        Hash(500, 2),
+    ):
         module = CompressedEmbeddingBagCollection([wide], {"t": how})
-        rows = module(KeyedJaggedTensor(["t"], torch.arange(2000), lengths=torch.ones(2000, dtype=torch.int64)))
+        rows = module(
+            KeyedJaggedTensor(
+                ["t"], torch.arange(2000), lengths=torch.ones(2000, dtype=torch.int64)
+            )
+        )
         assert 0.4 < float(rows.values().detach().abs().max()) <= 0.5
     module = CompressedEmbeddingBagCollection([wide], {"t": Hash(500, 2, importance=True)})
     assert module.rows is not None
@@ -323,7 +387,10 @@ def test_quantized_tables_answer_almost_the_same(weighted: bool) -> None:
     quantized = tutorec.quantize(module, torch.int8)
     assert type(quantized.get_submodule("pooled")).__module__ == "tutorec.quant.embedding_modules"
     assert type(quantized.get_submodule("rows")).__module__ == "tutorec.quant.embedding_collection"
-    exact, close = module(batch(weighted)).values().detach(), quantized(batch(weighted)).values().detach()
+    exact, close = (
+        module(batch(weighted)).values().detach(),
+        quantized(batch(weighted)).values().detach(),
+    )
     assert 0 < float((exact - close).abs().max()) < 0.02 * float(exact.abs().max())
 
 

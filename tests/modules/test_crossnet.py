@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.fx import symbolic_trace
-from tutorec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
+from tutorec.modules.crossnet import (
+    CrossNet,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    VectorCrossNet,
+)
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "full": lambda: CrossNet(5, 3),
@@ -37,10 +42,16 @@ def _sample_by_sample(net: nn.Module, sample: Tensor) -> Tensor:
         elif isinstance(net, VectorCrossNet):
             x = sample * (net.kernels[layer].flatten() @ x) + bias + x
         else:
-            experts = zip(net.U_kernels[layer], net.C_kernels[layer], net.V_kernels[layer], strict=True)
+            experts = zip(
+                net.U_kernels[layer], net.C_kernels[layer], net.V_kernels[layer], strict=True
+            )
             g = net._activation
             crossed = [sample * (u @ g(c @ g(v @ x)) + bias) for u, c, v in experts]
-            gates = [1.0] if net.gates is None else torch.cat([gate(x) for gate in net.gates]).softmax(0)
+            gates = (
+                [1.0]
+                if net.gates is None
+                else torch.cat([gate(x) for gate in net.gates]).softmax(0)
+            )
             x = sum(gate * each for gate, each in zip(gates, crossed, strict=True)) + x
     return x
 
@@ -48,7 +59,9 @@ def _sample_by_sample(net: nn.Module, sample: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", NETS)
 def test_every_net_is_its_formula(name: str) -> None:
     net, batch = _with_random_weights(name), torch.randn(6, 5, dtype=torch.float64)
-    torch.testing.assert_close(net(batch), torch.stack([_sample_by_sample(net, sample) for sample in batch]))
+    torch.testing.assert_close(
+        net(batch), torch.stack([_sample_by_sample(net, sample) for sample in batch])
+    )
     assert net(batch[:0]).shape == (0, 5)
 
 

@@ -1,4 +1,6 @@
-"""EmbeddingCollection against plain lists: rows, gradients, names, every road, and every bad input."""
+"""EmbeddingCollection against plain lists: rows, gradients, names, every road, and
+every bad input.
+"""
 
 import copy
 from functools import partial
@@ -19,7 +21,12 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType, data_type_to_dtype
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 
 
@@ -36,7 +43,9 @@ def batch(*keys: str) -> KeyedJaggedTensor:
     lists = {"f1": [[0, 1], [2]], "f2": [[], [3]]}
     bags = [bag for key in keys or ("f1", "f2") for bag in lists.get(key, [[9], [9]])]
     values = torch.tensor([number for bag in bags for number in bag])
-    return KeyedJaggedTensor(list(keys or ("f1", "f2")), values, lengths=torch.tensor([len(bag) for bag in bags]))
+    return KeyedJaggedTensor(
+        list(keys or ("f1", "f2")), values, lengths=torch.tensor([len(bag) for bag in bags])
+    )
 
 
 def check_rows(
@@ -52,21 +61,31 @@ def check_rows(
 
 @both
 @given(data=st.data(), trains=st.booleans(), need_indices=st.booleans())
-def test_rows_and_gradients_equal_plain_loops(name: str, data: st.DataObject, trains: bool, need_indices: bool) -> None:
+def test_rows_and_gradients_equal_plain_loops(
+    name: str, data: st.DataObject, trains: bool, need_indices: bool
+) -> None:
     tables = data.draw(sequence_tables())
-    drawn = data.draw(jagged_batches({**rows_of(tables), **data.draw(st.sampled_from([{}, {"other": 50}]))}))
+    drawn = data.draw(
+        jagged_batches({**rows_of(tables), **data.draw(st.sampled_from([{}, {"other": 50}]))})
+    )
     with use_backend(name), torch.set_grad_enabled(trains):
         ec = EmbeddingCollection(tables, need_indices=need_indices)
         found = ec(drawn.kjt())
-    weights = {key: table.weight.detach().clone().requires_grad_() for key, table in ec.embeddings.items()}
+    weights = {
+        key: table.weight.detach().clone().requires_grad_() for key, table in ec.embeddings.items()
+    }
     expected, ids, lengths = rows_of_collection(tables, weights, drawn.ids)
     check_rows(found, {key: rows.detach() for key, rows in expected.items()}, lengths)
     for key, rows in found.items():
         indices = rows.weights_or_none()
-        assert (None if indices is None else indices.tolist()) == (ids[key] if need_indices else None)
+        assert (None if indices is None else indices.tolist()) == (
+            ids[key] if need_indices else None
+        )
     if not trains:
         return
-    scale = {key: torch.arange(1.0, rows.numel() + 1).view(rows.shape) for key, rows in expected.items()}
+    scale = {
+        key: torch.arange(1.0, rows.numel() + 1).view(rows.shape) for key, rows in expected.items()
+    }
     torch.stack([(found[key].values() * scale[key]).sum() for key in scale]).sum().backward()
     torch.stack([(expected[key] * scale[key]).sum() for key in scale]).sum().backward()
     for key, table in ec.embeddings.items():
@@ -76,7 +95,9 @@ def test_rows_and_gradients_equal_plain_loops(name: str, data: st.DataObject, tr
 @both
 @pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
 @pytest.mark.parametrize("trains", [False, True])
-def test_half_precision_tables_return_single_precision(name: str, data_type: DataType, trains: bool) -> None:
+def test_half_precision_tables_return_single_precision(
+    name: str, data_type: DataType, trains: bool
+) -> None:
     with use_backend(name), torch.set_grad_enabled(trains):
         ec = EmbeddingCollection(two_tables(data_type=data_type))
         found = ec(batch())
@@ -91,14 +112,18 @@ def test_half_precision_tables_return_single_precision(name: str, data_type: Dat
 @both
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
-def test_many_ids_give_the_same_rows_as_few(name: str, data_type: DataType, ids: torch.dtype) -> None:
+def test_many_ids_give_the_same_rows_as_few(
+    name: str, data_type: DataType, ids: torch.dtype
+) -> None:
     lengths = torch.tensor([2000, 1000, 3000, 500])
     numbers = torch.randint(0, 10, (6500,)).to(ids)
     with use_backend(name), torch.no_grad():
         ec = EmbeddingCollection(two_tables(data_type=data_type, embedding_dim=64))
         found = ec(KeyedJaggedTensor(["f1", "f2"], numbers, lengths=lengths))
     for key, table_name, own in [("f1", "t1", numbers[:3000]), ("f2@t2", "t2", numbers[3000:])]:
-        assert torch.equal(found[key].values(), ec.embeddings[table_name].weight.detach()[own].float())
+        assert torch.equal(
+            found[key].values(), ec.embeddings[table_name].weight.detach()[own].float()
+        )
     assert [found[key].lengths().tolist() for key in ("f1", "f2@t2")] == [[2000, 1000], [3000, 500]]
 
 
@@ -107,18 +132,26 @@ def test_results_are_named_as_torchrec_names_them() -> None:
     assert list(found) == ["f1", "f2@t1", "f2@t2"]
     assert isinstance(found["f1"], JaggedTensor)
     assert [found[key].values().shape for key in found] == [(3, 5), (1, 5), (1, 5)]
-    assert EmbeddingCollection(two_tables()).embedding_names_by_table() == get_embedding_names_by_table(two_tables())
+    assert EmbeddingCollection(
+        two_tables()
+    ).embedding_names_by_table() == get_embedding_names_by_table(two_tables())
 
 
 def test_widths_may_differ() -> None:
-    tables = [EmbeddingConfig(10, 3, "a", feature_names=["f1"]), EmbeddingConfig(10, 8, "b", feature_names=["f2"])]
+    tables = [
+        EmbeddingConfig(10, 3, "a", feature_names=["f1"]),
+        EmbeddingConfig(10, 8, "b", feature_names=["f2"]),
+    ]
     ec = EmbeddingCollection(tables)
     with torch.no_grad():
         found = ec(batch())
     assert (found["f1"].values().shape, found["f2"].values().shape) == ((3, 3), (1, 8))
     with pytest.raises(ValueError, match=r"no common embedding_dim: \{'a': 3, 'b': 8\}"):
         ec.embedding_dim()
-    assert (EmbeddingCollection(two_tables()).embedding_dim(), EmbeddingCollection([]).embedding_dim()) == (4, -1)
+    assert (
+        EmbeddingCollection(two_tables()).embedding_dim(),
+        EmbeddingCollection([]).embedding_dim(),
+    ) == (4, -1)
 
 
 def test_a_table_without_features_is_looked_up_by_its_name() -> None:
@@ -137,12 +170,16 @@ def test_the_order_of_the_batch_may_change_between_batches(name: str) -> None:
             found = ec(batch(*keys))
             assert set(found) == set(one)
             for key, rows in found.items():
-                assert torch.equal(rows.values(), one[key].values()) and torch.equal(rows.lengths(), one[key].lengths())
+                assert torch.equal(rows.values(), one[key].values()) and torch.equal(
+                    rows.lengths(), one[key].lengths()
+                )
 
 
 def test_weights_of_the_batch_are_not_used() -> None:
     ec = EmbeddingCollection(two_tables())
-    weighted = KeyedJaggedTensor(["f1", "f2"], torch.tensor([1, 2]), torch.tensor([5.0, 6.0]), torch.tensor([1, 1]))
+    weighted = KeyedJaggedTensor(
+        ["f1", "f2"], torch.tensor([1, 2]), torch.tensor([5.0, 6.0]), torch.tensor([1, 1])
+    )
     assert torch.equal(ec(weighted)["f1"].values()[0], ec.embeddings["t1"].weight[1])
     assert ec(weighted)["f1"].weights_or_none() is None
 
@@ -156,11 +193,15 @@ def test_no_tables_give_no_results() -> None:
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_batch_without_samples_gives_rows_of_the_right_width(trains: bool) -> None:
     none = KeyedJaggedTensor(
-        ["f1", "f2"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([], dtype=torch.int64)
+        ["f1", "f2"],
+        torch.tensor([], dtype=torch.int64),
+        lengths=torch.tensor([], dtype=torch.int64),
     )
     with torch.set_grad_enabled(trains):
         found = EmbeddingCollection(two_tables())(none)
-    assert [(rows.values().shape, rows.lengths().shape) for rows in found.values()] == [((0, 4), (0,))] * 3
+    assert [(rows.values().shape, rows.lengths().shape) for rows in found.values()] == [
+        ((0, 4), (0,))
+    ] * 3
 
 
 # --- what it shares with torch
@@ -173,7 +214,9 @@ def test_state_dict_has_torchrecs_names() -> None:
     other.load_state_dict(ec.state_dict())
     for same in (other, copy.deepcopy(ec)):
         assert torch.equal(same(batch())["f1"].values(), ec(batch())["f1"].values())
-    assert str(ec.embeddings) == "ModuleDict(\n  (t1): Embedding(10, 4)\n  (t2): Embedding(10, 4)\n)"
+    assert (
+        str(ec.embeddings) == "ModuleDict(\n  (t1): Embedding(10, 4)\n  (t2): Embedding(10, 4)\n)"
+    )
 
 
 def test_tables_that_move_in_memory_are_found_again() -> None:
@@ -204,12 +247,18 @@ def test_initial_values_follow_the_config() -> None:
     ec.reset_parameters()
     assert bool((ec.embeddings["t1"].weight == 2.0).all())
     bound = 10**-0.5
-    assert 0 < float(EmbeddingCollection(two_tables()).embeddings["t1"].weight.detach().abs().max()) <= bound
+    assert (
+        0
+        < float(EmbeddingCollection(two_tables()).embeddings["t1"].weight.detach().abs().max())
+        <= bound
+    )
 
 
 def test_the_meta_device_allocates_nothing_and_is_filled_later() -> None:
     huge = EmbeddingConfig(10**12, 64, "huge", feature_names=["f1"])
-    assert EmbeddingCollection([huge], device=torch.device("meta")).embeddings["huge"].weight.is_meta
+    assert (
+        EmbeddingCollection([huge], device=torch.device("meta")).embeddings["huge"].weight.is_meta
+    )
     with torch.device("meta"):
         small = EmbeddingCollection(two_tables())
     assert small.device == torch.device("meta") and small.embeddings["t1"].weight.is_meta
@@ -233,7 +282,9 @@ def test_accessors_say_what_was_asked_for() -> None:
 
 
 def table(name: str = "t", **parts: object) -> EmbeddingConfig:
-    return EmbeddingConfig(num_embeddings=10, embedding_dim=4, name=name, feature_names=["f1"], **parts)  # type: ignore[arg-type]
+    return EmbeddingConfig(
+        num_embeddings=10, embedding_dim=4, name=name, feature_names=["f1"], **parts
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -246,13 +297,17 @@ def table(name: str = "t", **parts: object) -> EmbeddingConfig:
         ([table(data_type=DataType.INT8)], "table 't': data_type INT8 cannot be trained"),
     ],
 )
-def test_tables_that_do_not_go_together_are_refused(tables: list[EmbeddingConfig], message: str) -> None:
+def test_tables_that_do_not_go_together_are_refused(
+    tables: list[EmbeddingConfig], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         EmbeddingCollection(tables)
 
 
 def test_pooled_tables_are_refused() -> None:
-    with pytest.raises(TypeError, match="takes tables of EmbeddingConfig, got EmbeddingBagConfig: "):
+    with pytest.raises(
+        TypeError, match="takes tables of EmbeddingConfig, got EmbeddingBagConfig: "
+    ):
         EmbeddingCollection([EmbeddingBagConfig(10, 4, "t")])  # type: ignore[list-item]
 
 
@@ -260,7 +315,10 @@ def test_pooled_tables_are_refused() -> None:
 @pytest.mark.parametrize("trains", [False, True])
 def test_an_id_outside_its_table_is_named_before_any_result(bad: int, trains: bool) -> None:
     features = KeyedJaggedTensor(["f1"], torch.tensor([3, bad]), lengths=torch.tensor([1, 0, 1]))
-    with torch.set_grad_enabled(trains), pytest.raises(ValueError, match=rf"'f1', sample 2, holds id {bad};"):
+    with (
+        torch.set_grad_enabled(trains),
+        pytest.raises(ValueError, match=rf"'f1', sample 2, holds id {bad};"),
+    ):
         EmbeddingCollection([table()])(features)
 
 
@@ -274,7 +332,9 @@ def test_without_checks_an_id_outside_its_table_is_still_an_error(name: str) -> 
 
 
 def test_a_missing_feature_is_named() -> None:
-    with pytest.raises(KeyError, match=r"table 't1' needs feature 'f2', and the batch has the keys \['f1'\]"):
+    with pytest.raises(
+        KeyError, match=r"table 't1' needs feature 'f2', and the batch has the keys \['f1'\]"
+    ):
         EmbeddingCollection(two_tables())(batch("f1"))
 
 
@@ -282,4 +342,6 @@ def test_what_is_no_batch_is_refused() -> None:
     with pytest.raises(TypeError, match="a KeyedJaggedTensor, got dict"):
         EmbeddingCollection([table()])({"f1": [1]})
     with pytest.raises(ValueError, match=r"batch's values are torch\.float32"):
-        EmbeddingCollection([table()])(KeyedJaggedTensor(["f1"], torch.tensor([3.0]), lengths=torch.tensor([1])))
+        EmbeddingCollection([table()])(
+            KeyedJaggedTensor(["f1"], torch.tensor([3.0]), lengths=torch.tensor([1]))
+        )

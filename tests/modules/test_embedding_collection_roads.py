@@ -1,4 +1,6 @@
-"""EmbeddingCollection where a graph is captured, where features have samples of their own, and where it is trained."""
+"""EmbeddingCollection where a graph is captured, where features have samples of their own, and
+where it is trained.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,31 +21,45 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
-TABLES = [EmbeddingConfig(10, 4, "t1", feature_names=["f1", "f2"]), EmbeddingConfig(10, 4, "t2", feature_names=["f2"])]
+TABLES = [
+    EmbeddingConfig(10, 4, "t1", feature_names=["f1", "f2"]),
+    EmbeddingConfig(10, 4, "t2", feature_names=["f2"]),
+]
 NAMES = ["f1", "f2@t1", "f2@t2"]
 
 
 @pytest.fixture(autouse=True)
 def _torchscript_is_deprecated() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", message=r".torch\.jit\.\w+. is deprecated", category=DeprecationWarning
+        )
         # torch.jit.script of torch's own GraphModule, about annotations in its __init__.
         warnings.filterwarnings(
-            "ignore", message="The TorchScript type system doesn't support instance-level annotations"
+            "ignore",
+            message="The TorchScript type system doesn't support instance-level annotations",
         )
         yield
 
 
 def batch(values: Tensor | None = None, lengths: Tensor | None = None) -> KeyedJaggedTensor:
     values = torch.tensor([0, 1, 2, 3]) if values is None else values
-    return KeyedJaggedTensor(["f1", "f2"], values, lengths=torch.tensor([2, 1, 0, 1]) if lengths is None else lengths)
+    return KeyedJaggedTensor(
+        ["f1", "f2"], values, lengths=torch.tensor([2, 1, 0, 1]) if lengths is None else lengths
+    )
 
 
 def same(one: dict[str, JaggedTensor], other: dict[str, JaggedTensor]) -> bool:
     return list(one) == list(other) and all(
-        torch.equal(one[key].values(), other[key].values()) and torch.equal(one[key].lengths(), other[key].lengths())
+        torch.equal(one[key].values(), other[key].values())
+        and torch.equal(one[key].lengths(), other[key].lengths())
         for key in one
     )
 
@@ -84,7 +100,9 @@ class Rows(nn.Module):
 def test_an_exported_collection_is_equal_and_checks_bounds() -> None:
     module, features = Rows(), batch()
     dynamic = {"values": {0: torch.export.Dim.AUTO}, "lengths": None}
-    exported = torch.export.export(module, (features.values(), features.lengths()), dynamic_shapes=dynamic).module()
+    exported = torch.export.export(
+        module, (features.values(), features.lengths()), dynamic_shapes=dynamic
+    ).module()
     longer = torch.tensor([4, 5, 6, 7, 8, 9]), torch.tensor([2, 1, 1, 2])
     for found, wanted in zip(exported(*longer), module(*longer), strict=True):
         assert torch.equal(found, wanted)
@@ -93,7 +111,9 @@ def test_an_exported_collection_is_equal_and_checks_bounds() -> None:
 
 
 def test_a_collection_on_the_meta_device_gives_shapes() -> None:
-    ec = EmbeddingCollection([EmbeddingConfig(10, 4, "t", feature_names=["f1"])], device=torch.device("meta"))
+    ec = EmbeddingCollection(
+        [EmbeddingConfig(10, 4, "t", feature_names=["f1"])], device=torch.device("meta")
+    )
     parts = torch.tensor([1, 2, 3], device="meta"), torch.tensor([2, 1], device="meta")
     features = KeyedJaggedTensor(["f1"], parts[0], lengths=parts[1], length_per_key=[3])
     found = ec(features)["f1"]
@@ -150,7 +170,9 @@ def test_inverse_indices_that_lack_a_feature_are_named() -> None:
         stride_per_key_per_rank=[[2]],
         inverse_indices=([], torch.zeros(0, 2).long()),
     )
-    with pytest.raises(KeyError, match=r"inverse_indices lack the features \['f1'\]; they have \[\]"):
+    with pytest.raises(
+        KeyError, match=r"inverse_indices lack the features \['f1'\]; they have \[\]"
+    ):
         ec(features)
 
 
@@ -158,7 +180,9 @@ def test_inverse_indices_that_lack_a_feature_are_named() -> None:
     lists=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_a_stored_list_stands_for_every_sample_that_means_it(lists: list[list[int]], data: st.DataObject) -> None:
+def test_a_stored_list_stands_for_every_sample_that_means_it(
+    lists: list[list[int]], data: st.DataObject
+) -> None:
     means = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=6))
     flat = [number for one in lists for number in one]
     stored = KeyedJaggedTensor(
@@ -178,11 +202,15 @@ def test_a_stored_list_stands_for_every_sample_that_means_it(lists: list[list[in
 def test_a_tensor_dict_is_a_batch() -> None:
     tensordict = pytest.importorskip("tensordict", reason="the extra tensordict is not installed")
     nested = {
-        key: torch.nested.nested_tensor([torch.tensor(ids, dtype=torch.int64) for ids in lists], layout=torch.jagged)
+        key: torch.nested.nested_tensor(
+            [torch.tensor(ids, dtype=torch.int64) for ids in lists], layout=torch.jagged
+        )
         for key, lists in {"f1": [[0, 1], [2]], "f2": [[], [3]]}.items()
     }
     ec = EmbeddingCollection(TABLES)
-    assert same(ec(tensordict.TensorDict(nested | {"label": torch.ones(2)}, batch_size=[2])), ec(batch()))
+    assert same(
+        ec(tensordict.TensorDict(nested | {"label": torch.ones(2)}, batch_size=[2])), ec(batch())
+    )
     with pytest.raises(KeyError, match="f2"):
         ec(tensordict.TensorDict({"f1": nested["f1"]}, batch_size=[2]))
 
@@ -202,20 +230,25 @@ def test_tables_move_in_backward_without_a_gradient(
         trained, plain = EmbeddingCollection(tables), EmbeddingCollection(tables)
         plain.load_state_dict(trained.state_dict())
         before = {key: weight.clone() for key, weight in trained.state_dict().items()}
-        # An eps that float16 can hold: the dense optimizer divides by it where a row is not in the batch.
+        # An eps that float16 can hold: the dense optimizer divides by it where a row is not in the
+        # batch.
         options = {"lr": 0.25} if rule is torch.optim.SGD else {"lr": 0.25, "eps": 1e-3}
         apply_optimizer_in_backward(rule, trained.parameters(), options)
         optimizer = rule(plain.parameters(), **options)  # type: ignore[call-arg]
         for _ in range(2):
             for one in (trained, plain):
                 found = one(features)
-                torch.stack([(rows.values() * rows.values()).sum() for rows in found.values()]).sum().backward()
+                torch.stack(
+                    [(rows.values() * rows.values()).sum() for rows in found.values()]
+                ).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
     for key, weight in trained.state_dict().items():
         close = 1e-5 if data_type is DataType.FP32 else 2e-3
         assert_close(weight, plain.state_dict()[key], rtol=close, atol=close)
-        assert torch.equal(weight[4:], before[key][4:]) and not torch.equal(weight[0], before[key][0])
+        assert torch.equal(weight[4:], before[key][4:]) and not torch.equal(
+            weight[0], before[key][0]
+        )
     assert all(weight.grad is None for weight in trained.parameters())
 
 

@@ -5,20 +5,31 @@ from typing import Any
 import pytest
 import torch
 
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType, pooling_type_to_str
+from tutorec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    pooling_type_to_str,
+)
 from tutorec.types import DataType
 
 
 def test_poolings_have_torchrecs_values_and_sqrtn() -> None:
     names = ["SUM", "MEAN", "SQRTN", "NONE"]
-    assert [pooling.name for pooling in PoolingType] == [pooling.value for pooling in PoolingType] == names
+    assert (
+        [pooling.name for pooling in PoolingType]
+        == [pooling.value for pooling in PoolingType]
+        == names
+    )
 
 
 def test_poolings_are_spelled_as_kernels_spell_them() -> None:
     kinds = (PoolingType.SUM, PoolingType.MEAN, PoolingType.SQRTN)
     assert [pooling_type_to_str(kind) for kind in kinds] == ["sum", "mean", "sqrtn"]
     for wrong in (PoolingType.NONE, "SUM"):
-        with pytest.raises(ValueError, match="pools nothing: a bag is pooled by SUM, MEAN or SQRTN"):
+        with pytest.raises(
+            ValueError, match="pools nothing: a bag is pooled by SUM, MEAN or SQRTN"
+        ):
             pooling_type_to_str(wrong)  # type: ignore[arg-type]
 
 
@@ -49,10 +60,22 @@ def test_initial_values_are_uniform_by_default() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"embedding_dim": 0}, "table 'users': embedding_dim must be a positive whole number, got 0"),
-        ({"num_embeddings": -2}, "table 'users': num_embeddings must be a positive whole number, got -2"),
-        ({"embedding_dim": 4.0}, "table 'users': embedding_dim must be a positive whole number, got 4.0"),
-        ({"feature_names": "item"}, r"feature_names must be a list of names, got the string 'item'; write \['item'\]"),
+        (
+            {"embedding_dim": 0},
+            "table 'users': embedding_dim must be a positive whole number, got 0",
+        ),
+        (
+            {"num_embeddings": -2},
+            "table 'users': num_embeddings must be a positive whole number, got -2",
+        ),
+        (
+            {"embedding_dim": 4.0},
+            "table 'users': embedding_dim must be a positive whole number, got 4.0",
+        ),
+        (
+            {"feature_names": "item"},
+            r"feature_names must be a list of names, got the string 'item'; write \['item'\]",
+        ),
         ({"feature_names": ["a", "a"]}, r"feature_names \['a', 'a'\] name a feature twice"),
     ],
 )
@@ -63,9 +86,13 @@ def test_a_table_that_cannot_be_is_refused(parts: dict[str, Any], message: str) 
 
 def test_an_init_fn_may_return_what_it_means() -> None:
     weight = torch.zeros(3, 2)
-    EmbeddingConfig(3, 2, "t", init_fn=lambda tensor: torch.full_like(tensor, 5.0)).init_weight(weight)
+    EmbeddingConfig(3, 2, "t", init_fn=lambda tensor: torch.full_like(tensor, 5.0)).init_weight(
+        weight
+    )
     assert bool((weight == 5.0).all())
-    with pytest.raises(ValueError, match=r"table 't': init_fn returned shape \[2\] for a weight of shape \[3, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"table 't': init_fn returned shape \[2\] for a weight of shape \[3, 2\]"
+    ):
         EmbeddingConfig(3, 2, "t", init_fn=lambda tensor: torch.zeros(2)).init_weight(weight)
 
 
@@ -80,14 +107,19 @@ def test_an_init_fn_may_return_what_it_means() -> None:
         ("stash_weights", True, "leave it out"),
     ],
 )
-def test_a_field_that_would_have_no_effect_is_refused(field: str, value: object, remedy: str) -> None:
-    with pytest.raises(NotImplementedError, match=rf"table 'users': {field}={value!r} is not supported; .*{remedy}"):
+def test_a_field_that_would_have_no_effect_is_refused(
+    field: str, value: object, remedy: str
+) -> None:
+    with pytest.raises(
+        NotImplementedError, match=rf"table 'users': {field}={value!r} is not supported; .*{remedy}"
+    ):
         EmbeddingConfig(10, 4, "users", **{field: value})  # type: ignore[arg-type]
 
 
 def test_fields_stand_in_torchrecs_order() -> None:
     assert [field.name for field in fields(EmbeddingBagConfig)] == (
-        "num_embeddings embedding_dim name data_type feature_names weight_init_max weight_init_min "
-        "num_embeddings_post_pruning init_fn need_pos input_dim total_num_buckets use_virtual_table "
-        "virtual_table_eviction_policy enable_embedding_update stash_weights pooling"
+        "num_embeddings embedding_dim name data_type feature_names weight_init_max "
+        "weight_init_min num_embeddings_post_pruning init_fn need_pos input_dim total_num_buckets "
+        "use_virtual_table virtual_table_eviction_policy enable_embedding_update stash_weights "
+        "pooling"
     ).split()

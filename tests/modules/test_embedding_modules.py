@@ -24,13 +24,22 @@ from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 
 
 def two_tables() -> list[EmbeddingBagConfig]:
     return [
-        EmbeddingBagConfig(name="product_table", embedding_dim=64, num_embeddings=4096, feature_names=["product"]),
-        EmbeddingBagConfig(name="user_table", embedding_dim=64, num_embeddings=4096, feature_names=["user"]),
+        EmbeddingBagConfig(
+            name="product_table", embedding_dim=64, num_embeddings=4096, feature_names=["product"]
+        ),
+        EmbeddingBagConfig(
+            name="user_table", embedding_dim=64, num_embeddings=4096, feature_names=["user"]
+        ),
     ]
 
 
@@ -44,17 +53,24 @@ def documents_batch() -> KeyedJaggedTensor:
 
 @pytest.mark.parametrize("name", BACKENDS)
 @given(data=st.data(), weighted=st.booleans())
-def test_pooled_rows_and_gradients_equal_plain_loops(name: str, data: st.DataObject, weighted: bool) -> None:
+def test_pooled_rows_and_gradients_equal_plain_loops(
+    name: str, data: st.DataObject, weighted: bool
+) -> None:
     tables = data.draw(table_sets(pooling=PoolingType.SUM if weighted else None))
     drawn = data.draw(jagged_batches(rows_of(tables), weighted=weighted))
     with use_backend(name):
         ebc = EmbeddingBagCollection(tables, is_weighted=weighted)
         pooled = ebc(drawn.kjt())
-    weights = {key: table.weight.detach().clone().requires_grad_() for key, table in ebc.embedding_bags.items()}
+    weights = {
+        key: table.weight.detach().clone().requires_grad_()
+        for key, table in ebc.embedding_bags.items()
+    }
     expected = pool_collection(tables, weights, drawn.ids, drawn.weights, drawn.samples)
     torch.testing.assert_close(pooled.values(), expected, rtol=1e-5, atol=1e-6)
     assert pooled.keys() == [key for keys in get_embedding_names_by_table(tables) for key in keys]
-    assert pooled.length_per_key() == [table.embedding_dim for table in tables for _ in table.feature_names]
+    assert pooled.length_per_key() == [
+        table.embedding_dim for table in tables for _ in table.feature_names
+    ]
     scale = torch.arange(1.0, expected.numel() + 1).view(expected.shape)
     if not drawn.flat_ids:
         return
@@ -79,7 +95,10 @@ def test_the_documents_batch_gives_its_shapes() -> None:
     assert isinstance(pooled, KeyedTensor)
     assert pooled.keys() == ["product", "user"]
     assert pooled.values().shape == (2, 128)
-    assert {key: value.shape for key, value in pooled.to_dict().items()} == {"product": (2, 64), "user": (2, 64)}
+    assert {key: value.shape for key, value in pooled.to_dict().items()} == {
+        "product": (2, 64),
+        "user": (2, 64),
+    }
 
 
 def test_forward_is_short_enough_to_be_printed() -> None:
@@ -103,8 +122,14 @@ def test_a_feature_of_two_tables_gets_two_names() -> None:
 
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
 def test_a_bag_without_ids_is_zeros(pooling: PoolingType) -> None:
-    ebc = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "t", feature_names=["item"], pooling=pooling)])
-    pooled = ebc(KeyedJaggedTensor(["item"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([0, 0])))
+    ebc = EmbeddingBagCollection(
+        [EmbeddingBagConfig(10, 4, "t", feature_names=["item"], pooling=pooling)]
+    )
+    pooled = ebc(
+        KeyedJaggedTensor(
+            ["item"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([0, 0])
+        )
+    )
     assert pooled.values().tolist() == [[0.0] * 4] * 2
 
 
@@ -122,26 +147,38 @@ def test_state_dict_has_torchrecs_names() -> None:
     other = EmbeddingBagCollection(two_tables())
     other.load_state_dict(ebc.state_dict())
     assert torch.equal(other(documents_batch()).values(), ebc(documents_batch()).values())
-    assert torch.equal(copy.deepcopy(ebc)(documents_batch()).values(), ebc(documents_batch()).values())
+    assert torch.equal(
+        copy.deepcopy(ebc)(documents_batch()).values(), ebc(documents_batch()).values()
+    )
 
 
 def test_the_meta_device_allocates_nothing_and_is_filled_later() -> None:
-    tables = [EmbeddingBagConfig(10**12, 64, "huge", feature_names=["item"], init_fn=lambda weight: weight.fill_(2.0))]
+    tables = [
+        EmbeddingBagConfig(
+            10**12, 64, "huge", feature_names=["item"], init_fn=lambda weight: weight.fill_(2.0)
+        )
+    ]
     ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
     assert ebc.embedding_bags["huge"].weight.is_meta
     assert ebc.device.type == "meta"
-    small = EmbeddingBagCollection([EmbeddingBagConfig(4, 2, "t")], device=torch.device("meta")).to_empty(device="cpu")
+    small = EmbeddingBagCollection(
+        [EmbeddingBagConfig(4, 2, "t")], device=torch.device("meta")
+    ).to_empty(device="cpu")
     small.reset_parameters()
     assert float(small.embedding_bags["t"].weight.detach().abs().max()) <= 0.5
 
 
 def test_initial_values_follow_the_config() -> None:
-    table = EmbeddingBagConfig(10, 4, "t", feature_names=["item"], init_fn=lambda weight: weight.fill_(2.0))
+    table = EmbeddingBagConfig(
+        10, 4, "t", feature_names=["item"], init_fn=lambda weight: weight.fill_(2.0)
+    )
     assert bool((EmbeddingBagCollection([table]).embedding_bags["t"].weight == 2.0).all())
     torch.manual_seed(3)
     one = EmbeddingBagCollection(two_tables()).embedding_bags["user_table"].weight
     torch.manual_seed(3)
-    assert torch.equal(one, EmbeddingBagCollection(two_tables()).embedding_bags["user_table"].weight)
+    assert torch.equal(
+        one, EmbeddingBagCollection(two_tables()).embedding_bags["user_table"].weight
+    )
 
 
 @pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
@@ -154,7 +191,9 @@ def test_half_precision_tables_return_single_precision(data_type: DataType) -> N
 
 
 def table(name: str = "t", **parts: object) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name=name, feature_names=["item"], **parts)  # type: ignore[arg-type]
+    return EmbeddingBagConfig(
+        num_embeddings=10, embedding_dim=4, name=name, feature_names=["item"], **parts
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -163,8 +202,16 @@ def table(name: str = "t", **parts: object) -> EmbeddingBagConfig:
         ([table(), table()], False, r"tables \['t'\] are named more than once in \['t', 't'\]"),
         ([table("")], False, "table name '' must not be empty"),
         ([table("a.b")], False, "table name 'a.b' must not .* contain a dot"),
-        ([table("items")], False, "table name 'items' is taken by an attribute .* call it 'items_table'"),
-        ([table(pooling=PoolingType.NONE)], False, "table 't': a bag is pooled by SUM, MEAN or SQRTN"),
+        (
+            [table("items")],
+            False,
+            "table name 'items' is taken by an attribute .* call it 'items_table'",
+        ),
+        (
+            [table(pooling=PoolingType.NONE)],
+            False,
+            "table 't': a bag is pooled by SUM, MEAN or SQRTN",
+        ),
         ([table(pooling=PoolingType.MEAN)], True, "table 't': weights go with SUM, not MEAN"),
         ([table(data_type=DataType.INT8)], False, "table 't': data_type INT8 cannot be trained"),
         ([table(data_type=DataType.NFP8)], False, "table 't': data_type NFP8 cannot be trained"),
@@ -181,7 +228,10 @@ def test_tables_that_do_not_go_together_are_refused(
 def test_an_id_outside_its_table_is_named_before_any_result(bad: int) -> None:
     ebc = EmbeddingBagCollection([table()])
     batch = KeyedJaggedTensor(["item"], torch.tensor([3, bad]), lengths=torch.tensor([1, 0, 1]))
-    with pytest.raises(ValueError, match=rf"table 't' has 10 rows \(ids 0 to 9\).*'item', sample 2, holds id {bad};"):
+    with pytest.raises(
+        ValueError,
+        match=rf"table 't' has 10 rows \(ids 0 to 9\).*'item', sample 2, holds id {bad};",
+    ):
         ebc(batch)
 
 
@@ -193,14 +243,18 @@ def test_an_id_is_checked_against_every_table_of_its_feature() -> None:
 
 
 def test_a_missing_feature_is_named() -> None:
-    with pytest.raises(KeyError, match=r"table 't' needs feature 'item', and the batch has the keys \['product'"):
+    with pytest.raises(
+        KeyError, match=r"table 't' needs feature 'item', and the batch has the keys \['product'"
+    ):
         EmbeddingBagCollection([table()])(documents_batch())
     with validation(False), pytest.raises(KeyError, match="needs feature 'item'"):
         EmbeddingBagCollection([table()])(documents_batch())
 
 
 def test_features_of_no_table_are_left_alone() -> None:
-    batch = KeyedJaggedTensor(["item", "other"], torch.tensor([3, 999]), lengths=torch.tensor([1, 1]))
+    batch = KeyedJaggedTensor(
+        ["item", "other"], torch.tensor([3, 999]), lengths=torch.tensor([1, 1])
+    )
     assert EmbeddingBagCollection([table()])(batch).keys() == ["item"]
 
 
@@ -212,8 +266,13 @@ def test_a_weighted_collection_wants_weights() -> None:
 
 
 def test_weights_for_a_collection_without_weights_are_not_used_and_named_once() -> None:
-    batch = KeyedJaggedTensor(["item"], torch.tensor([3]), torch.tensor([2.0]), lengths=torch.tensor([1]))
-    for made in (lambda: EmbeddingBagCollection([table()]), lambda: CompressedEmbeddingBagCollection([table()], {})):
+    batch = KeyedJaggedTensor(
+        ["item"], torch.tensor([3]), torch.tensor([2.0]), lengths=torch.tensor([1])
+    )
+    for made in (
+        lambda: EmbeddingBagCollection([table()]),
+        lambda: CompressedEmbeddingBagCollection([table()], {}),
+    ):
         ebc = made()
         with pytest.warns(
             UserWarning, match=r"EmbeddingBagCollection: the batch \(keys \['item'\]\) has weights"
@@ -221,14 +280,17 @@ def test_weights_for_a_collection_without_weights_are_not_used_and_named_once() 
             found = [ebc(batch).values() for _ in range(3)]
         assert [str(one.message) for one in said] == [str(said[0].message)]
         assert torch.equal(
-            found[0], ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))).values()
+            found[0],
+            ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))).values(),
         )
         with pytest.warns(UserWarning, match="is said once"):
             made()(batch)
 
 
 def test_weights_of_rows_that_are_not_pooled_are_the_callers() -> None:
-    batch = KeyedJaggedTensor(["item"], torch.tensor([3]), torch.tensor([2.0]), lengths=torch.tensor([1]))
+    batch = KeyedJaggedTensor(
+        ["item"], torch.tensor([3]), torch.tensor([2.0]), lengths=torch.tensor([1])
+    )
     ec = EmbeddingCollection([EmbeddingConfig(10, 4, "t", feature_names=["item"])])
     assert torch.equal(ec(batch)["item"].values(), ec.embeddings["t"].weight[[3]])
 
@@ -239,7 +301,9 @@ def test_a_batch_on_meta_is_refused_where_the_tables_are_not() -> None:
     bags, rows = [table()], [EmbeddingConfig(10, 4, "t", feature_names=["item"])]
     modules = [EmbeddingBagCollection(bags), EmbeddingCollection(rows)]
     for module in (*modules, *map(quantize, modules), CompressedEmbeddingBagCollection(bags, {})):
-        with pytest.raises(ValueError, match=r"\(keys \['item'\]\) is on meta and the tables are on cpu: use one"):
+        with pytest.raises(
+            ValueError, match=r"\(keys \['item'\]\) is on meta and the tables are on cpu: use one"
+        ):
             module(batch)
     meta = torch.device("meta")
     assert EmbeddingBagCollection(bags, device=meta)(batch).values().shape == (2, 4)

@@ -1,4 +1,6 @@
-"""EmbeddingBagCollection pools the same rows on every road: one call for all tables, one for each, traced, exported."""
+"""EmbeddingBagCollection pools the same rows on every road: one call for all tables, one for each,
+traced, exported.
+"""
 
 import copy
 import io
@@ -36,7 +38,9 @@ def collection(
 
 
 def batch(weighted: bool = False) -> KeyedJaggedTensor:
-    """Two samples; ``other`` belongs to no table, and keys stand in another order than the tables read them."""
+    """Two samples; ``other`` belongs to no table, and keys stand in another order than the tables
+    read them.
+    """
     ids = torch.tensor([1, 2, 99, 6, 6, 0])
     weights = torch.tensor([0.5, 1.0, 7.0, 2.0, -1.0, 0.25]) if weighted else None
     return KeyedJaggedTensor(KEYS, ids, weights, lengths=torch.tensor([2, 0, 0, 1, 2, 1]))
@@ -64,15 +68,23 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", BACKENDS)
 @given(data=st.data(), weighted=st.booleans())
-def test_rows_without_grad_equal_plain_loops(name: str, data: st.DataObject, weighted: bool) -> None:
+def test_rows_without_grad_equal_plain_loops(
+    name: str, data: st.DataObject, weighted: bool
+) -> None:
     pooling = data.draw(
-        st.sampled_from([PoolingType.SUM, PoolingType.SQRTN, *([] if weighted else [PoolingType.MEAN])])
+        st.sampled_from(
+            [PoolingType.SUM, PoolingType.SQRTN, *([] if weighted else [PoolingType.MEAN])]
+        )
     )
     tables = data.draw(table_sets(pooling=pooling))
     drawn = data.draw(jagged_batches(rows_of(tables), weighted=weighted))
     widened = [  # half of the examples get widths that fbgemm can address
         EmbeddingBagConfig(
-            one.num_embeddings, one.embedding_dim * 4, one.name, feature_names=one.feature_names, pooling=pooling
+            one.num_embeddings,
+            one.embedding_dim * 4,
+            one.name,
+            feature_names=one.feature_names,
+            pooling=pooling,
         )
         for one in tables
     ]
@@ -90,7 +102,9 @@ def test_rows_without_grad_equal_plain_loops(name: str, data: st.DataObject, wei
 @needs_fbgemm
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN, PoolingType.SQRTN])
 @torch.no_grad()
-def test_one_call_is_made_for_all_tables_and_equals_table_by_table(calls: list[int], pooling: PoolingType) -> None:
+def test_one_call_is_made_for_all_tables_and_equals_table_by_table(
+    calls: list[int], pooling: PoolingType
+) -> None:
     ebc = collection(pooling)
     pooled = ebc(batch())
     assert calls == [3]
@@ -114,7 +128,10 @@ def test_one_call_reads_tables_where_they_are_now(calls: list[int]) -> None:
             weight.data = torch.rand_like(weight)
 
     def assign() -> None:
-        ebc.load_state_dict({name: torch.rand_like(weight) for name, weight in ebc.state_dict().items()}, assign=True)
+        ebc.load_state_dict(
+            {name: torch.rand_like(weight) for name, weight in ebc.state_dict().items()},
+            assign=True,
+        )
 
     def in_place() -> None:
         weights()[0].mul_(2.0)
@@ -140,10 +157,14 @@ def test_one_call_reads_tables_where_they_are_now(calls: list[int]) -> None:
 @needs_fbgemm
 @torch.no_grad()
 def test_tied_tables_are_one_table(calls: list[int]) -> None:
-    tables = [EmbeddingBagConfig(5, 4, name, feature_names=[name + "_id"]) for name in ("a", "b", "c")]
+    tables = [
+        EmbeddingBagConfig(5, 4, name, feature_names=[name + "_id"]) for name in ("a", "b", "c")
+    ]
     ebc = EmbeddingBagCollection(tables)
     ebc.embedding_bags["c"].weight = ebc.embedding_bags["a"].weight
-    features = KeyedJaggedTensor(["a_id", "b_id", "c_id"], torch.tensor([4, 1, 4]), lengths=torch.tensor([1, 1, 1]))
+    features = KeyedJaggedTensor(
+        ["a_id", "b_id", "c_id"], torch.tensor([4, 1, 4]), lengths=torch.tensor([1, 1, 1])
+    )
     pooled = ebc(features)
     assert calls == [3]
     assert torch.equal(pooled["a_id"], pooled["c_id"])
@@ -185,7 +206,9 @@ def test_many_ids_on_several_threads_go_table_by_table(calls: list[int]) -> None
 @torch.no_grad()
 def test_hooks_and_replaced_bags_are_called() -> None:
     ebc, seen = collection(), []
-    handle = ebc.embedding_bags["t2"].register_forward_hook(lambda *parts: seen.append(parts[2].shape))
+    handle = ebc.embedding_bags["t2"].register_forward_hook(
+        lambda *parts: seen.append(parts[2].shape)
+    )
     ebc(batch())
     handle.remove()
     assert seen == [torch.Size([2, 4])]
@@ -218,7 +241,9 @@ def test_frozen_tables_make_one_call_and_weights_keep_their_gradient(calls: list
 def test_a_batch_without_samples_gives_no_rows(name: str) -> None:
     with use_backend(name):
         empty = KeyedJaggedTensor(
-            ["item", "user"], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64)
+            ["item", "user"],
+            torch.zeros(0, dtype=torch.int64),
+            lengths=torch.zeros(0, dtype=torch.int64),
         )
         assert collection()(empty).values().shape == (0, 20)
         assert EmbeddingBagCollection([])(batch()).values().shape == (2, 0)
@@ -244,7 +269,9 @@ def test_a_variable_batch_is_spread_by_its_inverse_indices(name: str, grad: bool
         inverse_indices=(["item", "user"], torch.tensor([[2, 0, 1, 2], [0, 0, 0, 0]])),
     )
     full = KeyedJaggedTensor(
-        ["user", "item"], torch.tensor([5] * 4 + [1, 2, 3, 1, 2]), lengths=torch.tensor([1, 1, 1, 1, 2, 1, 0, 2])
+        ["user", "item"],
+        torch.tensor([5] * 4 + [1, 2, 3, 1, 2]),
+        lengths=torch.tensor([1, 1, 1, 1, 2, 1, 0, 2]),
     )
     with use_backend(name), torch.set_grad_enabled(grad):
         pooled = ebc(stored)
@@ -254,9 +281,14 @@ def test_a_variable_batch_is_spread_by_its_inverse_indices(name: str, grad: bool
 
 def test_a_variable_batch_without_inverse_indices_is_refused() -> None:
     stored = KeyedJaggedTensor(
-        ["user", "item"], torch.tensor([5, 3]), lengths=torch.tensor([1, 1, 0]), stride_per_key_per_rank=[[1], [2]]
+        ["user", "item"],
+        torch.tensor([5, 3]),
+        lengths=torch.tensor([1, 1, 0]),
+        stride_per_key_per_rank=[[1], [2]],
     )
-    with pytest.raises(ValueError, match=r"numbers of samples, \{'item': 2, 'user': 1\}.*inverse_indices"):
+    with pytest.raises(
+        ValueError, match=r"numbers of samples, \{'item': 2, 'user': 1\}.*inverse_indices"
+    ):
         collection()(stored)
     inverse = (["item"], torch.tensor([[0, 1]]))
     lacking = KeyedJaggedTensor(
@@ -266,7 +298,10 @@ def test_a_variable_batch_without_inverse_indices_is_refused() -> None:
         stride_per_key_per_rank=[[1], [2]],
         inverse_indices=inverse,
     )
-    with validation(False), pytest.raises(KeyError, match=r"inverse_indices lack the features \['user'\]"):
+    with (
+        validation(False),
+        pytest.raises(KeyError, match=r"inverse_indices lack the features \['user'\]"),
+    ):
         collection()(lacking)
 
 
@@ -348,7 +383,9 @@ def test_a_scripted_collection_pools_the_same_rows(pooling: PoolingType, weighte
     ]
     ebc = EmbeddingBagCollection(tables, is_weighted=weighted)
     weights = torch.tensor([0.5, 2.0, 1.0, 3.0]) if weighted else None
-    features = KeyedJaggedTensor(["f1", "f2"], torch.tensor([0, 1, 2, 3]), weights, torch.tensor([2, 1, 0, 1]))
+    features = KeyedJaggedTensor(
+        ["f1", "f2"], torch.tensor([0, 1, 2, 3]), weights, torch.tensor([2, 1, 0, 1])
+    )
     pooled = torch.jit.script(ebc)(features)
     assert pooled.keys() == ["f2", "f1@t1", "f1@t2"]
     torch.testing.assert_close(pooled.values(), ebc(features).values())

@@ -1,4 +1,6 @@
-"""Tables that grow: which id has which row after every batch, against the policy written out with dicts."""
+"""Tables that grow: which id has which row after every batch, against the policy written out with
+dicts.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,15 @@ POLICIES: dict[str, type[MCHEvictionPolicy]] = {
 class Oracle:
     """Which id has which row: the policy of the module, id by id."""
 
-    def __init__(self, max_rows: int, policy: str, interval: int, admit_after: int, buckets: int) -> None:
-        self.policy, self.interval, self.admit_after, self.buckets = policy, interval, admit_after, buckets
+    def __init__(
+        self, max_rows: int, policy: str, interval: int, admit_after: int, buckets: int
+    ) -> None:
+        self.policy, self.interval, self.admit_after, self.buckets = (
+            policy,
+            interval,
+            admit_after,
+            buckets,
+        )
         self.per = max_rows // buckets
         self.rows: dict[int, int] = {}
         self.counts: dict[int, int] = {}
@@ -56,7 +65,9 @@ class Oracle:
                 self.counts[id], self.last[id] = self.counts[id] + 1, self.iteration
         self.appeared.update(new)
         given: set[int] = set()
-        for id in self.by_count({id: self.appeared[id] for id in new if self.appeared[id] >= self.admit_after}):
+        for id in self.by_count(
+            {id: self.appeared[id] for id in new if self.appeared[id] >= self.admit_after}
+        ):
             bucket = mixed(id) % self.buckets
             if self.used[bucket] < self.per - 1:
                 given.add(self.give(id, bucket * self.per + self.used[bucket], self.appeared[id]))
@@ -70,15 +81,27 @@ class Oracle:
         return self.look_up(ids), given
 
     def compete(self, bucket: int) -> set[int]:
-        held = sorted((id for id in self.rows if mixed(id) % self.buckets == bucket), key=lambda id: self.rows[id])
-        waiting = {id: count for id, (count, _) in self.waiting.items() if mixed(id) % self.buckets == bucket}
+        held = sorted(
+            (id for id in self.rows if mixed(id) % self.buckets == bucket),
+            key=lambda id: self.rows[id],
+        )
+        waiting = {
+            id: count
+            for id, (count, _) in self.waiting.items()
+            if mixed(id) % self.buckets == bucket
+        }
         if not waiting:
             return set()
-        facts = {id: (self.counts[id], self.last[id]) for id in held} | {id: self.waiting[id] for id in waiting}
+        facts = {id: (self.counts[id], self.last[id]) for id in held} | {
+            id: self.waiting[id] for id in waiting
+        }
         ranked = sorted([*held, *self.by_count(waiting)], key=lambda id: -self.score(*facts[id]))
         leaving = [id for id in ranked[self.per - 1 :] if id in self.rows]
         coming = [id for id in ranked[: self.per - 1] if id not in self.rows]
-        return {self.give(new, self.rows.pop(old), waiting[new]) for old, new in zip(leaving, coming, strict=True)}
+        return {
+            self.give(new, self.rows.pop(old), waiting[new])
+            for old, new in zip(leaving, coming, strict=True)
+        }
 
     def score(self, count: int, last: int) -> float:
         age = self.iteration + 1 - last
@@ -156,7 +179,10 @@ def test_state_goes_to_another_module_and_to_shards() -> None:
     other = GrowingManagedCollisionModule(256, admit_after=2, buckets=4)
     other.load_state_dict(whole.state_dict())
     assert int(other.open_slots()) == int(whole.open_slots())
-    shards = [whole.rebuild_with_output_id_range((first, first + 128), [0, 128, 256]) for first in (0, 128)]
+    shards = [
+        whole.rebuild_with_output_id_range((first, first + 128), [0, 128, 256])
+        for first in (0, 128)
+    ]
     for shard in shards:  # counts of ids without a row are not part of the state
         shard._sketch = copy.deepcopy(whole._sketch)
     copied = copy.deepcopy(whole)
@@ -176,7 +202,9 @@ def test_state_of_other_buckets_is_refused(buckets: int) -> None:
     growing = GrowingManagedCollisionModule(64, buckets=2)
     train(growing, torch.arange(20))
     other = GrowingManagedCollisionModule(64, buckets=buckets)
-    with pytest.raises(ValueError, match=f"rows of other buckets than the {buckets} of this mapping"):
+    with pytest.raises(
+        ValueError, match=f"rows of other buckets than the {buckets} of this mapping"
+    ):
         other.load_state_dict(growing.state_dict())
 
 
@@ -187,7 +215,9 @@ def test_state_of_another_cap_is_refused_with_both(max_rows: int, tmp_path: Path
     with pytest.raises(RuntimeError, match=rf"size mismatch for _row_ids.*\[64\].*\[{max_rows}\]"):
         other.load_state_dict(growing.state_dict())
     save_checkpoint(tmp_path / "saved", growing)
-    with pytest.raises(CheckpointError, match=rf"_row_ids' is \[{max_rows}\] here and \[64\] in the checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=rf"_row_ids' is \[{max_rows}\] here and \[64\] in the checkpoint"
+    ):
         load_checkpoint(tmp_path / "saved", other)
 
 
@@ -199,7 +229,9 @@ def test_buckets_that_do_not_divide_the_rows_are_refused(max_rows: int, buckets:
 
 def test_a_shard_of_a_part_of_a_bucket_is_refused() -> None:
     with pytest.raises(ValueError, match="rows 0 to 16 cut a bucket of 32 rows"):
-        GrowingManagedCollisionModule(64, buckets=2).rebuild_with_output_id_range((0, 16), [0, 16, 32, 48, 64])
+        GrowingManagedCollisionModule(64, buckets=2).rebuild_with_output_id_range(
+            (0, 16), [0, 16, 32, 48, 64]
+        )
 
 
 def test_mixed_bits_are_a_permutation_without_a_pattern() -> None:
@@ -208,7 +240,8 @@ def test_mixed_bits_are_a_permutation_without_a_pattern() -> None:
     for block in ids.view(5, -1):
         for bits in (mix_bits(block) & 63, (mix_bits(block) >> 58) & 63):
             counts = bits.bincount(minlength=64).float()
-            assert float((counts - 256).square().sum() / 256) < 130  # chi-square of 63 degrees, p = 2e-6
+            # chi-square of 63 degrees, p = 2e-6
+            assert float((counts - 256).square().sum() / 256) < 130
 
 
 @pytest.mark.parametrize("spread", [1, 1 << 40])

@@ -1,4 +1,6 @@
-"""Collections with growing tables: initial rows, memory in use, reports, and exports that a replica follows."""
+"""Collections with growing tables: initial rows, memory in use, reports, and exports that a replica
+follows.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,21 @@ def pooled_model(
 ) -> ManagedCollisionEmbeddingBagCollection:
     """One growing table, trained in backward."""
     rows = growing.output_size()
-    tables = [EmbeddingBagConfig(rows, columns, "t", feature_names=["item"], use_virtual_table=True)]
+    tables = [
+        EmbeddingBagConfig(rows, columns, "t", feature_names=["item"], use_virtual_table=True)
+    ]
     tables[0].weight_init_min, tables[0].weight_init_max = 0.5, 1.0
     collection = EmbeddingBagCollection(tables)
     apply_optimizer_in_backward(OPTIMIZERS[optimizer], collection.parameters(), {"lr": 0.1})
-    return ManagedCollisionEmbeddingBagCollection(collection, ManagedCollisionCollection({"t": growing}, tables), True)
+    return ManagedCollisionEmbeddingBagCollection(
+        collection, ManagedCollisionCollection({"t": growing}, tables), True
+    )
 
 
 def train(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    pooled, rows = model(KeyedJaggedTensor(["item"], ids, lengths=torch.ones(len(ids), dtype=torch.int64)))
+    pooled, rows = model(
+        KeyedJaggedTensor(["item"], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
+    )
     (pooled.values() * torch.linspace(-1, 1, pooled.values().shape[1])).sum().backward()
     return rows.values()
 
@@ -57,7 +65,8 @@ def test_rows_get_initial_values_and_new_state_with_their_ids() -> None:
     rows = train(model, torch.tensor([300]))
     assert rows.tolist() == [4]  # of the least recently used the last
     gradient = torch.linspace(-1, 1, 8)
-    torch.testing.assert_close(state[4], gradient.square().mean().view(1))  # the sum of squares began anew
+    # the sum of squares began anew
+    torch.testing.assert_close(state[4], gradient.square().mean().view(1))
     others = torch.arange(8) != 4
     torch.testing.assert_close(state[others], before[others], rtol=0, atol=0)
     torch.testing.assert_close(weight[others], values[others], rtol=0, atol=0)
@@ -77,7 +86,9 @@ def test_a_replica_fed_with_increments_equals_the_table(max_rows: int) -> None:
         if number % 5 == 4:
             version, changes = changed_rows(model, version)
             rows, row_ids, values, shared = changes["t"]
-            for row, id, value, is_shared in zip(rows.tolist(), row_ids.tolist(), values, shared.tolist(), strict=True):
+            for row, id, value, is_shared in zip(
+                rows.tolist(), row_ids.tolist(), values, shared.tolist(), strict=True
+            ):
                 replica[row] = None if is_shared else id, value
             sizes.append(len(rows))
             assert version == number + 1
@@ -96,7 +107,9 @@ def test_a_replica_fed_with_increments_equals_the_table(max_rows: int) -> None:
 
 def test_a_mapping_that_records_no_changes_is_refused() -> None:
     tables = [EmbeddingBagConfig(4, 2, "t", feature_names=["item"])]
-    mapping = MCHManagedCollisionModule(4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
+    mapping = MCHManagedCollisionModule(
+        4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1
+    )
     model = ManagedCollisionEmbeddingBagCollection(
         EmbeddingBagCollection(tables), ManagedCollisionCollection({"t": mapping}, tables)
     )
@@ -107,7 +120,8 @@ def test_a_mapping_that_records_no_changes_is_refused() -> None:
 def test_rows_that_are_not_pooled_grow_too() -> None:
     tables = [EmbeddingConfig(100, 4, "t", feature_names=["item"], use_virtual_table=True)]
     model = ManagedCollisionEmbeddingCollection(
-        EmbeddingCollection(tables), ManagedCollisionCollection({"t": GrowingManagedCollisionModule(100)}, tables)
+        EmbeddingCollection(tables),
+        ManagedCollisionCollection({"t": GrowingManagedCollisionModule(100)}, tables),
     )
     ids = torch.tensor([5, 10**15, 5])
     rows = model(KeyedJaggedTensor(["item"], ids, lengths=torch.tensor([3])))[0]["item"].values()
@@ -131,11 +145,15 @@ def test_a_report_counts_rows_lookups_and_evictions() -> None:
 
 
 def peak_per_row(optimizer: str, rows: int) -> int:
-    """Bytes that training takes for each row of a table that grows to so many, with room for 2 million."""
+    """Bytes that training takes for each row of a table that grows to so many, with room for 2
+    million.
+    """
     torch.set_num_threads(1)
 
     def grow(rows: int) -> list[torch.nn.Module]:
-        model = pooled_model(GrowingManagedCollisionModule(2_000_000), columns=64, optimizer=optimizer)
+        model = pooled_model(
+            GrowingManagedCollisionModule(2_000_000), columns=64, optimizer=optimizer
+        )
         for ids in torch.randint(-(2**63), 2**63 - 1, (rows,)).split(1000):
             train(model, ids)
         return [model]

@@ -1,4 +1,6 @@
-"""Hash mappings against lists and loops: streams, shards, times to live, evaluation, ids without a row."""
+"""Hash mappings against lists and loops: streams, shards, times to live, evaluation, ids without a
+row.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ import tutorec
 from tutorec._kernels.backend import use_backend
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName, HashZchSingleTtlScorer
+from tutorec.modules.hash_mc_evictions import (
+    HashZchEvictionConfig,
+    HashZchEvictionPolicyName,
+    HashZchSingleTtlScorer,
+)
 from tutorec.modules.hash_mc_joint import JointMappings
 from tutorec.modules.hash_mc_metrics import ScalarLoggerBackend
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
@@ -31,7 +37,10 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 CPU = torch.device("cpu")
 POLICIES = {
     "never": (None, None),
-    "first": (HashZchEvictionPolicyName.SINGLE_TTL_EVICTION, HashZchEvictionConfig(["f"], single_ttl=2)),
+    "first": (
+        HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
+        HashZchEvictionConfig(["f"], single_ttl=2),
+    ),
     "oldest": (HashZchEvictionPolicyName.LRU_EVICTION, HashZchEvictionConfig(["f"], single_ttl=2)),
 }
 
@@ -48,14 +57,18 @@ def hour(number: int) -> Iterator[None]:
         yield
 
 
-def mapping(rows: int, buckets: int = 1, evicts: str = "never", **settings: Any) -> HashZchManagedCollisionModule:
+def mapping(
+    rows: int, buckets: int = 1, evicts: str = "never", **settings: Any
+) -> HashZchManagedCollisionModule:
     policy, config = POLICIES[evicts]
     given = {"eviction_policy_name": policy, "eviction_config": config, **settings}
     return HashZchManagedCollisionModule(rows, CPU, buckets, **given)
 
 
 def table(name: str, rows: int, features: list[str], **settings: Any) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=rows, feature_names=features, **settings)
+    return EmbeddingBagConfig(
+        name=name, embedding_dim=4, num_embeddings=rows, feature_names=features, **settings
+    )
 
 
 def lists(ids: list[int] | Tensor, weights: Tensor | None = None) -> JaggedTensor:
@@ -94,8 +107,12 @@ def test_a_stream_gives_the_rows_the_evictions_and_the_report_of_the_oracle(
 
 
 @pytest.mark.parametrize("input_hash_size", [0, 90])
-@pytest.mark.parametrize("ranges", [[(0, 12), (12, 24)], [(0, 6), (6, 12), (12, 24)], [(0, 6), (6, 24)]])
-def test_shards_hold_what_the_whole_mapping_holds(input_hash_size: int, ranges: list[tuple[int, int]]):
+@pytest.mark.parametrize(
+    "ranges", [[(0, 12), (12, 24)], [(0, 6), (6, 12), (12, 24)], [(0, 6), (6, 24)]]
+)
+def test_shards_hold_what_the_whole_mapping_holds(
+    input_hash_size: int, ranges: list[tuple[int, int]]
+):
     whole = mapping(24, 4, "first", max_probe=3, input_hash_size=input_hash_size)
     shards = [whole.rebuild_with_output_id_range(rows) for rows in ranges]
     draw = random.Random(7)
@@ -111,13 +128,19 @@ def test_shards_hold_what_the_whole_mapping_holds(input_hash_size: int, ranges: 
         assert torch.equal(found, expected)
         gone = [rows for shard in shards if (rows := shard.evict()) is not None]
         evicted = whole.evict()
-        assert [row for rows in gone for row in rows.tolist()] == ([] if evicted is None else evicted.tolist())
+        assert [row for rows in gone for row in rows.tolist()] == (
+            [] if evicted is None else evicted.tolist()
+        )
     for name in (whole.IDENTITY_BUFFER, whole.METADATA_BUFFER):
-        assert torch.equal(torch.cat([shard.state_dict()[name] for shard in shards]), whole.state_dict()[name])
+        assert torch.equal(
+            torch.cat([shard.state_dict()[name] for shard in shards]), whole.state_dict()[name]
+        )
 
 
 def test_cutting_a_bucket_names_the_rows_where_buckets_begin():
-    with pytest.raises(ValueError, match=r"rows 0 to 9 of a shard are no whole buckets; .* \[0, 6, 12, 18, 24\]"):
+    with pytest.raises(
+        ValueError, match=r"rows 0 to 9 of a shard are no whole buckets; .* \[0, 6, 12, 18, 24\]"
+    ):
         mapping(24, 4).rebuild_with_output_id_range((0, 9))
 
 
@@ -137,7 +160,11 @@ def test_an_id_leaves_its_row_when_its_features_time_to_live_is_over():
     def learn(now: int, short: list[int], long: list[int]) -> list[int]:
         with hour(now):
             ids, lengths = torch.tensor([*short, *long]), torch.tensor([len(short), len(long)])
-            return collection(KeyedJaggedTensor(["short", "long"], ids, lengths=lengths)).values().tolist()
+            return (
+                collection(KeyedJaggedTensor(["short", "long"], ids, lengths=lengths))
+                .values()
+                .tolist()
+            )
 
     first = learn(10, [5, 6], [7, 8])
     assert sorted(first) == [0, 1, 2, 3]
@@ -194,7 +221,10 @@ def test_ids_that_are_not_opted_in_share_the_reserved_rows():
 
 
 def test_a_scripted_mapping_gives_the_rows_of_evaluation():
-    modules = {"t": mapping(24, 4, "first", input_hash_size=70), "u": mapping(8, disable_fallback=True)}
+    modules = {
+        "t": mapping(24, 4, "first", input_hash_size=70),
+        "u": mapping(8, disable_fallback=True),
+    }
     configs = [table("t", 24, ["a", "b"]), table("u", 8, ["c"])]
     collection = ManagedCollisionCollection(dict(modules), configs)
     ids, lengths = torch.arange(2, 32), torch.tensor([3, 7, 0, 10, 4, 6])
@@ -210,7 +240,10 @@ def test_a_scripted_mapping_gives_the_rows_of_evaluation():
 def test_a_state_is_loaded_into_training_and_into_inference_and_not_into_other_buckets():
     module = mapping(24, 4, "first")
     rows = rows_of(module, [5, 6, 7])
-    again, served = mapping(24, 4, "first"), torch.nn.ModuleDict({"t": mapping(24, 4, "first", is_inference=True)})
+    again, served = (
+        mapping(24, 4, "first"),
+        torch.nn.ModuleDict({"t": mapping(24, 4, "first", is_inference=True)}),
+    )
     again.load_state_dict(module.state_dict())
     assert rows_of(again, [5, 6, 7]) == rows
     served.load_state_dict({f"t.{name}": value for name, value in module.state_dict().items()})
@@ -245,7 +278,10 @@ def test_uses_of_ids_are_counted_until_they_leave():
 def test_numbers_of_a_caller_are_kept_with_ids_until_they_leave():
     module = mapping(1, evicts="first", write_runtime_meta_dim=2)
     with hour(1):
-        module.remap({"f": lists([5, 6])}, write_weights=torch.tensor([[1.5, 2.5], [7.0, 7.0]], dtype=torch.float64))
+        module.remap(
+            {"f": lists([5, 6])},
+            write_weights=torch.tensor([[1.5, 2.5], [7.0, 7.0]], dtype=torch.float64),
+        )
     kept = module.lookup_custom_runtime_meta(torch.tensor([0]))
     assert kept.view(torch.float64).tolist() == [[1.5, 2.5]]
     with hour(5):
@@ -257,7 +293,9 @@ def test_a_row_that_another_id_has_taken_starts_anew():
     config = table("t", 1, ["f"], init_fn=lambda rows: rows.fill_(0.5))
     tables = EmbeddingBagCollection(tables=[config])
     module = mapping(1, evicts="first")
-    model = ManagedCollisionEmbeddingBagCollection(tables, ManagedCollisionCollection({"t": module}, [config]))
+    model = ManagedCollisionEmbeddingBagCollection(
+        tables, ManagedCollisionCollection({"t": module}, [config])
+    )
     with torch.no_grad():
         tables.embedding_bags["t"].weight.fill_(9.0)
 
@@ -275,7 +313,14 @@ def test_reports_come_every_so_many_batches_with_their_shares():
     reports = []
 
     class Kept(ScalarLoggerBackend):
-        def report(self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]) -> None:
+        def report(
+            self,
+            log_message: str,
+            name: str,
+            run_type: str,
+            step: int,
+            rate_metrics: dict[str, float],
+        ) -> None:
             reports.append((name, run_type, step, rate_metrics))
 
     module = mapping(2, evicts="first", name="t", tb_logging_frequency=2)
@@ -285,7 +330,13 @@ def test_reports_come_every_so_many_batches_with_their_shares():
         with hour(now):
             rows_of(module, ids)
     assert [report[:3] for report in reports] == [("t", "train", 2), ("t", "train", 4)]
-    expected = {"hit_rate": 0.25, "insert_rate": 0.5, "collision_rate": 0.25, "eviction_rate": 0.0, "opt_in_rate": 1.0}
+    expected = {
+        "hit_rate": 0.25,
+        "insert_rate": 0.5,
+        "collision_rate": 0.25,
+        "eviction_rate": 0.0,
+        "opt_in_rate": 1.0,
+    }
     assert reports[0][3] == {**expected, "avg_eviction_age": 0.0, "table_usage_ratio": 1.0}
     assert (reports[1][3]["eviction_rate"], reports[1][3]["avg_eviction_age"]) == (0.5, 8.0)
 
@@ -293,13 +344,20 @@ def test_reports_come_every_so_many_batches_with_their_shares():
 def test_the_mapper_numbers_ids_inside_their_buckets():
     mapper = TrainInputMapper(10, 3, torch.tensor([4, 2, 3]), torch.tensor([0, 4, 6]), True)
     ids, sizes, offsets = mapper(torch.tensor([3, 4, 11, 13]), torch.tensor([4]))
-    assert (ids.tolist(), sizes.tolist(), offsets.tolist()) == ([3, 0, 3, 4], [4, 2, 3, 2], [-4, 0, 2, 0])
+    assert (ids.tolist(), sizes.tolist(), offsets.tolist()) == (
+        [3, 0, 3, 4],
+        [4, 2, 3, 2],
+        [-4, 0, 2, 0],
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"zch_size": 10, "total_num_buckets": 3}, "10 rows are not a multiple of total_num_buckets=3"),
+        (
+            {"zch_size": 10, "total_num_buckets": 3},
+            "10 rows are not a multiple of total_num_buckets=3",
+        ),
         ({"percent_reserved_slots": 100}, "percent_reserved_slots=100 is not from 0"),
         ({"opt_in_prob": 50}, "opt_in_prob=50 with 0 reserved rows"),
         ({"track_id_freq": True, "write_runtime_meta_dim": 1}, "choose one"),
@@ -318,7 +376,9 @@ def test_the_mapper_numbers_ids_inside_their_buckets():
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        HashZchManagedCollisionModule(**{"zch_size": 8, "device": CPU, "total_num_buckets": 1, **settings})
+        HashZchManagedCollisionModule(
+            **{"zch_size": 8, "device": CPU, "total_num_buckets": 1, **settings}
+        )
 
 
 def test_a_policy_without_a_time_to_live_says_so_at_the_first_batch():
@@ -346,14 +406,19 @@ def test_tables_that_are_remapped_in_one_call_get_the_rows_of_each_mapping(
         ids = torch.tensor([draw.randrange(3 * now) for _ in range(sum(lengths))])
         if now == 15:  # its tensors are no longer where they were
             collection.load_state_dict(collection.state_dict())
-            joint[configs[0].name]._hash_zch_identities.data = joint[configs[0].name]._hash_zch_identities.data.clone()
+            joint[configs[0].name]._hash_zch_identities.data = joint[
+                configs[0].name
+            ]._hash_zch_identities.data.clone()
         for module in (*alone.values(), *joint.values()):
             module.train(now % 5 > 0)
         batch = KeyedJaggedTensor(names, ids, lengths=torch.tensor(lengths))
         with hour(now):
             rows = collection(batch)
             parts = zip(configs, batch.split([2] * len(configs)), strict=True)
-            given = [(config.name, JaggedTensor(part.values(), lengths=part.lengths())) for config, part in parts]
+            given = [
+                (config.name, JaggedTensor(part.values(), lengths=part.lengths()))
+                for config, part in parts
+            ]
             expected = [alone[name]({name: part})[name].values() for name, part in given]
         assert torch.equal(rows.values(), torch.cat(expected))
         assert torch.equal(rows.lengths(), batch.lengths())
@@ -363,7 +428,10 @@ def test_tables_that_are_remapped_in_one_call_get_the_rows_of_each_mapping(
             assert (evicted is None) == (same is None)
             assert evicted is None or torch.equal(evicted, same)
             assert module.report(name) == joint[name].report(name)
-            assert all(torch.equal(value, joint[name].state_dict()[key]) for key, value in module.state_dict().items())
+            assert all(
+                torch.equal(value, joint[name].state_dict()[key])
+                for key, value in module.state_dict().items()
+            )
     first = joint[configs[0].name]
     assert isinstance(collection._together, JointMappings), "they were remapped in one call"
     copied = copy.deepcopy(collection)
@@ -372,4 +440,8 @@ def test_tables_that_are_remapped_in_one_call_get_the_rows_of_each_mapping(
     held = copied._managed_collision_modules[configs[0].name].get_parameter("_hash_zch_identities")
     assert torch.equal(held, alone[configs[0].name]._hash_zch_identities)
     with pytest.raises(ValueError, match=f"'t{settings[-1][0]}': an id is -1"):
-        collection(KeyedJaggedTensor(names, torch.tensor([-1]), lengths=torch.tensor([0] * (len(names) - 1) + [1])))
+        collection(
+            KeyedJaggedTensor(
+                names, torch.tensor([-1]), lengths=torch.tensor([0] * (len(names) - 1) + [1])
+            )
+        )

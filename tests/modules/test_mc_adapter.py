@@ -1,4 +1,6 @@
-"""Adapters: collections of raw ids that are built from configs and answer like plain collections."""
+"""Adapters: collections of raw ids that are built from configs and answer like plain
+collections.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 CPU = torch.device("cpu")
 METHODS = {"sort_zch": MCHManagedCollisionModule, "mpzch": HashZchManagedCollisionModule}
-BATCH = KeyedJaggedTensor(["item", "user"], torch.tensor([10**9, 5, 10**9, 8]), lengths=torch.tensor([2, 1, 0, 1]))
+BATCH = KeyedJaggedTensor(
+    ["item", "user"], torch.tensor([10**9, 5, 10**9, 8]), lengths=torch.tensor([2, 1, 0, 1])
+)
 
 
 def build(pooled: bool, method: str, buckets: int | None = 2, probes: int | None = 100) -> Any:
@@ -28,7 +32,9 @@ def build(pooled: bool, method: str, buckets: int | None = 2, probes: int | None
         kind(num_embeddings=rows, embedding_dim=4, name=f"{name}_table", feature_names=[name])
         for name, rows in (("item", 8), ("user", 12))
     ]
-    return adapter(tables, 2**40, CPU, 1, zch_method=method, mpzch_num_buckets=buckets, mpzch_max_probe=probes)
+    return adapter(
+        tables, 2**40, CPU, 1, zch_method=method, mpzch_num_buckets=buckets, mpzch_max_probe=probes
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -39,7 +45,9 @@ def test_adapter_answers_with_the_rows_of_its_mappings(method: str, pooled: bool
     model.eval()
     [inner] = model.children()
     mappings = inner._managed_collision_collection
-    assert {type(each) for each in mappings._managed_collision_modules.values()} == {METHODS[method]}
+    assert {type(each) for each in mappings._managed_collision_modules.values()} == {
+        METHODS[method]
+    }
     weights = dict(zip(["item", "user"], model.parameters(), strict=True))
     rows, result = mappings(BATCH), model(BATCH)
     for name, weight in weights.items():
@@ -55,12 +63,18 @@ def test_adapter_answers_with_the_rows_of_its_mappings(method: str, pooled: bool
 
 
 def test_hash_mapping_probes_no_further_than_its_part_of_the_rows():
-    modules = build(True, "mpzch", buckets=4).mc_embedding_bag_collection._managed_collision_collection
+    modules = build(
+        True, "mpzch", buckets=4
+    ).mc_embedding_bag_collection._managed_collision_collection
     assert [each._max_probe for each in modules._managed_collision_modules.values()] == [2, 3]
-    modules = build(True, "mpzch", buckets=None, probes=5).mc_embedding_bag_collection._managed_collision_collection
+    modules = build(
+        True, "mpzch", buckets=None, probes=5
+    ).mc_embedding_bag_collection._managed_collision_collection
     assert [each._max_probe for each in modules._managed_collision_modules.values()] == [5, 5]
 
 
 def test_another_method_is_refused():
-    with pytest.raises(NotImplementedError, match="zch_method='' is not supported; use 'mpzch' or 'sort_zch'"):
+    with pytest.raises(
+        NotImplementedError, match="zch_method='' is not supported; use 'mpzch' or 'sort_zch'"
+    ):
         build(True, "")

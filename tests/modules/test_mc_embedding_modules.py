@@ -1,4 +1,6 @@
-"""Tables behind managed collisions: what is looked up, and what an eviction leaves of the id before."""
+"""Tables behind managed collisions: what is looked up, and what an eviction leaves of the id
+before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from tutorec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingCollection,
     evict,
 )
-from tutorec.modules.mc_modules import LRU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
+from tutorec.modules.mc_modules import (
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -37,10 +43,14 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 def build(pooled: bool, init_fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
     kind = EmbeddingBagConfig if pooled else EmbeddingConfig
     tables: list[Any] = [kind(ROWS, COLUMNS, "t", feature_names=["item"], init_fn=init_fn)]
-    mapping = MCHManagedCollisionModule(ROWS, torch.device("cpu"), LRU_EvictionPolicy(), eviction_interval=1)
+    mapping = MCHManagedCollisionModule(
+        ROWS, torch.device("cpu"), LRU_EvictionPolicy(), eviction_interval=1
+    )
     mappings = ManagedCollisionCollection({"t": mapping}, tables)
     if pooled:
-        return ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(tables), mappings, **kwargs)
+        return ManagedCollisionEmbeddingBagCollection(
+            EmbeddingBagCollection(tables), mappings, **kwargs
+        )
     return ManagedCollisionEmbeddingCollection(EmbeddingCollection(tables), mappings, **kwargs)
 
 
@@ -49,7 +59,9 @@ def weight_of(model: Any) -> torch.nn.Parameter:
 
 
 def batch(*ids: int) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["item"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
+    return KeyedJaggedTensor(
+        ["item"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64)
+    )
 
 
 def loss_of(result: Any, scale: float) -> torch.Tensor:
@@ -61,7 +73,9 @@ def loss_of(result: Any, scale: float) -> torch.Tensor:
 @pytest.mark.parametrize("in_backward", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_evicted_row_trains_like_a_new_one(name: str, in_backward: bool, pooled: bool):
-    """One step of the new id moves its row as the first step of an id moves a row that was never used."""
+    """One step of the new id moves its row as the first step of an id moves a row that was never
+    used.
+    """
     kind, arguments = OPTIMIZERS[name]
 
     def trained(batches: list[KeyedJaggedTensor]) -> torch.Tensor:
@@ -81,7 +95,10 @@ def test_evicted_row_trains_like_a_new_one(name: str, in_backward: bool, pooled:
         return weight.detach()[rows.values()]
 
     new = batch(100, 101)
-    used, fresh = trained([batch(1, 2, 3, 4), batch(1, 2, 3, 4), new]), trained([batch(1), batch(1), new])
+    used, fresh = (
+        trained([batch(1, 2, 3, 4), batch(1, 2, 3, 4), new]),
+        trained([batch(1), batch(1), new]),
+    )
     torch.testing.assert_close(used, fresh, rtol=1e-6, atol=1e-7)
     assert not torch.equal(used, torch.full_like(used, 0.5))
 
@@ -98,7 +115,9 @@ def test_rows_that_keep_their_id_keep_values_and_state():
     given = model._managed_collision_collection._managed_collision_modules["t"]
     rows = given.eval()({"t": batch(3, 4)["item"]})["t"].values()
     lost = given({"t": batch(100)["item"]})["t"].values()
-    assert torch.equal(weight.detach()[rows], values[rows]) and torch.equal(sums[rows], before[rows])
+    assert torch.equal(weight.detach()[rows], values[rows]) and torch.equal(
+        sums[rows], before[rows]
+    )
     assert bool((weight.detach()[lost] != values[lost]).all()) and bool((sums[lost] == 0).all())
     assert bool((before[lost] > 0).all())
     assert bool((weight.detach()[lost].abs() <= ROWS**-0.5).all())
@@ -172,7 +191,9 @@ def test_quantized_model_remaps_in_front_of_packed_rows(pooled: bool):
     result, served_rows = served(batch(7, 10**12, 99))
     assert torch.equal(served_rows.values(), rows.values())
     values, close = (
-        (result.values(), expected.values()) if pooled else (result["item"].values(), expected["item"].values())
+        (result.values(), expected.values())
+        if pooled
+        else (result["item"].values(), expected["item"].values())
     )
     torch.testing.assert_close(values, close, rtol=0, atol=2 * ROWS**-0.5 / 255)
     assert values.unique(dim=0).shape[0] == 3

@@ -40,7 +40,10 @@ FILTERS: dict[str, tuple[Any, Callable[[int, list[int]], bool]]] = {
         lambda counts: dynamic_threshold_filter(counts, 0.5),
         lambda count, counts: 2 * count * len(counts) > sum(counts),
     ),
-    "certain": (lambda counts: probabilistic_threshold_filter(counts, 1.0), lambda count, counts: True),
+    "certain": (
+        lambda counts: probabilistic_threshold_filter(counts, 1.0),
+        lambda count, counts: True,
+    ),
 }
 
 
@@ -49,7 +52,9 @@ def lists(ids: list[int], dtype: torch.dtype = torch.int64) -> dict[str, JaggedT
 
 
 def drawn_stream(batches: int, ids: int, seed: int) -> list[list[int]]:
-    """Ids of which few are frequent; which ones changes from batch to batch. Large, and some are negative."""
+    """Ids of which few are frequent; which ones changes from batch to batch. Large, and some are
+    negative.
+    """
     draw = torch.Generator().manual_seed(seed)
     stream = []
     for batch in range(batches):
@@ -61,8 +66,12 @@ def drawn_stream(batches: int, ids: int, seed: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("filter_name", FILTERS)
 @pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize(("policy", "decay"), [("lfu", 1.0), ("lru", 1.0), ("distance", 1.0), ("distance", 2.5)])
-def test_mapping_equals_a_dictionary_in_train_and_eval_mode(policy: str, decay: float, interval: int, filter_name: str):
+@pytest.mark.parametrize(
+    ("policy", "decay"), [("lfu", 1.0), ("lru", 1.0), ("distance", 1.0), ("distance", 2.5)]
+)
+def test_mapping_equals_a_dictionary_in_train_and_eval_mode(
+    policy: str, decay: float, interval: int, filter_name: str
+):
     admits, in_python = FILTERS[filter_name]
     rows = 17
     module = MCHManagedCollisionModule(rows, CPU, POLICIES[policy](decay, admits), interval)
@@ -79,14 +88,20 @@ def test_mapping_equals_a_dictionary_in_train_and_eval_mode(policy: str, decay: 
         lookups += len(ids)
         collisions += remapped.count(rows - 1)
     report = module.report("t")
-    assert (report.lookups, report.collisions, report.evictions) == (lookups, collisions, oracle.evictions)
+    assert (report.lookups, report.collisions, report.evictions) == (
+        lookups,
+        collisions,
+        oracle.evictions,
+    )
     assert oracle.evictions > 0 and 0 < collisions < lookups
     assert report.occupied == rows - int(module.open_slots())
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_one_shard_maps_to_its_own_range_of_rows(dtype: torch.dtype):
-    whole = MCHManagedCollisionModule(12, CPU, LFU_EvictionPolicy(), 1, input_hash_size=100, name="t")
+    whole = MCHManagedCollisionModule(
+        12, CPU, LFU_EvictionPolicy(), 1, input_hash_size=100, name="t"
+    )
     shard = whole.rebuild_with_output_id_range((6, 12), [0, 6, 12])
     oracle = Oracle(6, "lfu", 1)
     for ids in [[1, 2, 2], [3, 3, 9, 9, 8, 7], [1, 1, 1, 2, 2, 50]]:
@@ -113,7 +128,9 @@ def test_state_is_loaded_and_goes_on_as_before():
     copied = MCHManagedCollisionModule(9, CPU, DistanceLFU_EvictionPolicy(), 2)
     copied.load_state_dict(module.state_dict())
     for ids in stream[6:]:
-        assert copied(lists(ids))["t"].values().tolist() == module(lists(ids))["t"].values().tolist()
+        assert (
+            copied(lists(ids))["t"].values().tolist() == module(lists(ids))["t"].values().tolist()
+        )
 
 
 def test_state_of_other_segments_is_refused():
@@ -121,7 +138,9 @@ def test_state_of_other_segments_is_refused():
     stored = MCHManagedCollisionModule(8, CPU, policy, 1, output_segments=[0, 4, 8]).state_dict()
     part = {key: value[:4] if key.startswith("_mch") else value for key, value in stored.items()}
     MCHManagedCollisionModule(4, CPU, policy, 1, output_global_offset=4).load_state_dict(part)
-    with pytest.raises(ValueError, match=r"rows 2 to 6 cannot be built from the stored segments \[0, 4, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"rows 2 to 6 cannot be built from the stored segments \[0, 4, 8\]"
+    ):
         MCHManagedCollisionModule(4, CPU, policy, 1, output_global_offset=2).load_state_dict(part)
 
 
@@ -136,7 +155,9 @@ def test_a_copy_and_rows_written_by_hand_are_looked_up():
 
 
 def test_hash_function_runs_first():
-    module = MCHManagedCollisionModule(5, CPU, LFU_EvictionPolicy(), 1, 10, lambda ids, size: ids % size)
+    module = MCHManagedCollisionModule(
+        5, CPU, LFU_EvictionPolicy(), 1, 10, lambda ids, size: ids % size
+    )
     module(lists([13, 23, 4]))
     assert module._mch_sorted_raw_ids[:2].tolist() == [3, 4]
     one, other = module.eval()(lists([33, 44]))["t"].values().tolist()
@@ -164,7 +185,8 @@ def two_tables() -> tuple[list[EmbeddingBagConfig], dict[str, Any]]:
         EmbeddingBagConfig(5, 4, "user_table", feature_names=["user"]),
     ]
     modules = {
-        table.name: MCHManagedCollisionModule(table.num_embeddings, CPU, LRU_EvictionPolicy(), 2) for table in tables
+        table.name: MCHManagedCollisionModule(table.num_embeddings, CPU, LRU_EvictionPolicy(), 2)
+        for table in tables
     }
     return tables, modules
 
@@ -172,7 +194,9 @@ def two_tables() -> tuple[list[EmbeddingBagConfig], dict[str, Any]]:
 @pytest.mark.parametrize("keys", [["item", "seen", "user"], ["user", "other", "item", "seen"]])
 def test_collection_remaps_each_table_by_its_own_mapping(keys: list[str]):
     tables, modules = two_tables()
-    collection = ManagedCollisionCollection({name: modules[name] for name in ("user_table", "item_table")}, tables)
+    collection = ManagedCollisionCollection(
+        {name: modules[name] for name in ("user_table", "item_table")}, tables
+    )
     oracles = {table.name: Oracle(table.num_embeddings, "lru", 2) for table in tables}
     draw = torch.Generator().manual_seed(3)
     for _ in range(8):
@@ -218,16 +242,23 @@ def test_collection_keeps_inverse_indices():
 def test_collection_refuses_tables_and_mappings_that_do_not_fit():
     tables, modules = two_tables()
     with pytest.raises(
-        ValueError, match=r"tables \['item_table', 'user_table'\] and managed collision modules \['item_table'\]"
+        ValueError,
+        match=(
+            r"tables \['item_table', 'user_table'\] and managed collision modules "
+            r"\['item_table'\]"
+        ),
     ):
         ManagedCollisionCollection({"item_table": modules["item_table"]}, tables)
     wrong = {**modules, "user_table": modules["item_table"]}
     with pytest.raises(
-        ValueError, match="table 'user_table' has 5 rows, and its managed collision module maps ids to 7"
+        ValueError,
+        match="table 'user_table' has 5 rows, and its managed collision module maps ids to 7",
     ):
         ManagedCollisionCollection(wrong, tables)
     shared = [tables[0], EmbeddingBagConfig(5, 4, "user_table", feature_names=["user", "item"])]
-    with pytest.raises(ValueError, match="feature 'item' is looked up in tables 'item_table' and 'user_table'"):
+    with pytest.raises(
+        ValueError, match="feature 'item' is looked up in tables 'item_table' and 'user_table'"
+    ):
         ManagedCollisionCollection(modules, shared)
     with pytest.raises(KeyError, match=r"lacks the features \['seen', 'user'\]; it has \['item'\]"):
         ManagedCollisionCollection(modules, tables)(
@@ -239,7 +270,9 @@ def test_module_without_rows_or_interval_is_refused():
     with pytest.raises(ValueError, match="zch_size=0, eviction_interval=1; both must be above 0"):
         MCHManagedCollisionModule(0, CPU, LFU_EvictionPolicy(), 1)
     with pytest.raises(ValueError, match="1025 output segments, and there may be 1024"):
-        MCHManagedCollisionModule(2000, CPU, LFU_EvictionPolicy(), 1, output_segments=[*range(1026)])
+        MCHManagedCollisionModule(
+            2000, CPU, LFU_EvictionPolicy(), 1, output_segments=[*range(1026)]
+        )
     with pytest.warns(UserWarning, match="mch_size and mch_hash_func have no effect"):
         MCHManagedCollisionModule(3, CPU, LFU_EvictionPolicy(), 1, mch_size=4)
 
@@ -248,7 +281,9 @@ def test_probability_of_an_id_grows_with_its_count():
     counts = torch.tensor([1, 10, 100]).repeat(4000)
     admitted, drawn = probabilistic_threshold_filter(counts, 0.02)
     shares = admitted.view(-1, 3).double().mean(0)
-    torch.testing.assert_close(shares, 1 - 0.98 ** torch.tensor([1.0, 10, 100]).double(), rtol=0, atol=0.03)
+    torch.testing.assert_close(
+        shares, 1 - 0.98 ** torch.tensor([1.0, 10, 100]).double(), rtol=0, atol=0.03
+    )
     assert drawn.shape == counts.shape
 
 
@@ -262,7 +297,14 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
     together, called = (
         ManagedCollisionCollection(
             {
-                one.name: kind(one.num_embeddings, CPU, LFU_EvictionPolicy(), 2, 9, lambda ids, size: ids % size)
+                one.name: kind(
+                    one.num_embeddings,
+                    CPU,
+                    LFU_EvictionPolicy(),
+                    2,
+                    9,
+                    lambda ids, size: ids % size,
+                )
                 for one in tables
             },
             tables,
@@ -273,7 +315,9 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
     for number in range(9):
         if number == 5:
             together, before = copy.deepcopy(together), together
-            assert (before._together is not None) == (backend().name == "fbgemm") and together._together is None
+            assert (before._together is not None) == (
+                backend().name == "fbgemm"
+            ) and together._together is None
         together.train(number % 3 != 1)
         called.train(number % 3 != 1)
         lengths = torch.randint(0, 4, (9,), generator=draw)
@@ -282,7 +326,9 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
         one, other = together(batch).values(), called(batch).values()
         assert torch.equal(one, other) and one.dtype is dtype
     assert str(together.report()) == str(called.report())
-    assert all(torch.equal(value, called.state_dict()[key]) for key, value in together.state_dict().items())
+    assert all(
+        torch.equal(value, called.state_dict()[key]) for key, value in together.state_dict().items()
+    )
 
 
 def test_index_is_filled_anew_when_its_slots_are_used_up():
@@ -296,7 +342,9 @@ def test_index_is_filled_anew_when_its_slots_are_used_up():
 
 @pytest.mark.parametrize("filled", [0, 5])
 def test_torch_and_fbgemm_find_the_same_rows(filled: int):
-    """Also ids that mark a free slot in fbgemm's table, and the largest id, which has no row in either."""
+    """Also ids that mark a free slot in fbgemm's table, and the largest id, which has no row in
+    either.
+    """
     ids = [-1, -(2**63), 0, 2**63 - 1, 7, 2**62]
     rows = []
     for name in {"torch", backend().name}:

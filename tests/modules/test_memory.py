@@ -33,11 +33,13 @@ with open("/proc/self/status") as status:
     used = next(int(line.split()[1]) for line in status if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (used + int(float(sys.argv[1]) * weights), hard))
 train(rows)
-"""
+"""  # noqa: E501
 
 
 def trains_within(share: float, kind: str) -> subprocess.CompletedProcess[str]:
-    """Train 200 MiB of tables where a process may have ``share`` times the weights more memory than before."""
+    """Train 200 MiB of tables where a process may have ``share`` times the weights more memory than
+    before.
+    """
     environment = {"TUTOREC_BACKEND": kind, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
         [sys.executable, "-c", _STEP, str(share)],
@@ -48,13 +50,17 @@ def trains_within(share: float, kind: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and needs RLIMIT_DATA of Linux")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc and needs RLIMIT_DATA of Linux"
+)
 @pytest.mark.parametrize("kind", ["auto", "torch"])
 def test_a_step_with_rowwise_adagrad_needs_a_tenth_more_than_the_weights(kind: str) -> None:
     done = trains_within(1.10, kind)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and needs RLIMIT_DATA of Linux")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc and needs RLIMIT_DATA of Linux"
+)
 def test_the_limit_of_memory_is_one() -> None:
     assert "alloc" in trains_within(0.98, "auto").stderr.lower()

@@ -8,7 +8,10 @@ from tutorec.modules.mlp import MLP, Perceptron
 
 def test_perceptron_is_a_linear_layer_and_its_activation() -> None:
     layer, rows = Perceptron(3, 2), torch.randn(5, 3)
-    assert torch.equal(layer(rows), torch.relu(nn.functional.linear(rows, layer._linear.weight, layer._linear.bias)))
+    assert torch.equal(
+        layer(rows),
+        torch.relu(nn.functional.linear(rows, layer._linear.weight, layer._linear.bias)),
+    )
     assert list(Perceptron(3, 2, bias=False).state_dict()) == ["_linear.weight"]
 
 
@@ -38,28 +41,45 @@ def test_makers_of_activations_are_called_for_each_layer() -> None:
 
 
 def test_an_unknown_activation_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'tanh' is not known; use one of \['relu', 'sigmoid', 'swish_layernorm'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"'tanh' is not known; use one of \['relu', 'sigmoid', 'swish_layernorm'\]",
+    ):
         MLP(3, [4], activation="tanh")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_layers_may_be_normalized_before_they_are_gated(dtype: torch.dtype) -> None:
-    mlp, rows = MLP(3, [4, 2], activation="swish_layernorm", dtype=dtype), torch.randn(5, 3, dtype=dtype)
+    mlp, rows = (
+        MLP(3, [4, 2], activation="swish_layernorm", dtype=dtype),
+        torch.randn(5, 3, dtype=dtype),
+    )
     state, expected = mlp.state_dict(), rows
     for index, size in enumerate([4, 2]):
         state[f"_mlp.{index}._activation_fn.norm.0.weight"].normal_()
         linear = (state[f"_mlp.{index}._linear.weight"], state[f"_mlp.{index}._linear.bias"])
-        norm = (state[f"_mlp.{index}._activation_fn.norm.0.weight"], state[f"_mlp.{index}._activation_fn.norm.0.bias"])
+        norm = (
+            state[f"_mlp.{index}._activation_fn.norm.0.weight"],
+            state[f"_mlp.{index}._activation_fn.norm.0.bias"],
+        )
         expected = nn.functional.linear(expected, *linear)
         expected = expected * torch.sigmoid(nn.functional.layer_norm(expected, (size,), *norm))
     torch.testing.assert_close(mlp(rows), expected)
-    logits = MLP(3, [4, 1], activation="swish_layernorm", activation_on_last=False, device=torch.device("meta"))
+    logits = MLP(
+        3,
+        [4, 1],
+        activation="swish_layernorm",
+        activation_on_last=False,
+        device=torch.device("meta"),
+    )
     assert isinstance(logits._mlp[1]._activation_fn, nn.Identity)  # type: ignore[index]
     assert {weight.device.type for weight in logits.parameters()} == {"meta"}
 
 
 def test_a_normalized_gate_is_the_number_times_the_sigmoid_of_its_normal_form() -> None:
     gate, rows = SwishLayerNorm([3, 2]), torch.randn(5, 3, 2)
-    normal = (rows - rows.mean((1, 2), keepdim=True)) / (rows.var((1, 2), keepdim=True, correction=0) + 1e-5).sqrt()
+    normal = (rows - rows.mean((1, 2), keepdim=True)) / (
+        rows.var((1, 2), keepdim=True, correction=0) + 1e-5
+    ).sqrt()
     torch.testing.assert_close(gate(rows), rows * torch.sigmoid(normal))
     assert list(gate.state_dict()) == ["norm.0.weight", "norm.0.bias"]

@@ -1,4 +1,6 @@
-"""The pooling SQRTN of EmbeddingBagCollection on every road: with and without grad, trained in backward, 16 bits."""
+"""The pooling SQRTN of EmbeddingBagCollection on every road: with and without grad, trained in
+backward, 16 bits.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,12 @@ from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwar
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 
 
@@ -39,7 +46,9 @@ def ones(weight: torch.Tensor) -> None:
 @both
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_sum_is_divided_by_the_root_of_the_number(name: str, trains: bool) -> None:
-    batch = KeyedJaggedTensor(["item"], torch.tensor([1, 2, 3, 4, 5]), lengths=torch.tensor([4, 0, 1]))
+    batch = KeyedJaggedTensor(
+        ["item"], torch.tensor([1, 2, 3, 4, 5]), lengths=torch.tensor([4, 0, 1])
+    )
     with use_backend(name), torch.set_grad_enabled(trains):
         pooled = EmbeddingBagCollection([table(init_fn=ones)])(batch)
     assert pooled.values()[:, 0].tolist() == [2.0, 0.0, 1.0]
@@ -49,7 +58,10 @@ def test_a_sum_is_divided_by_the_root_of_the_number(name: str, trains: bool) -> 
 @pytest.mark.parametrize("trains", [False, True])
 def test_weights_enter_the_root(name: str, trains: bool) -> None:
     batch = KeyedJaggedTensor(
-        ["item"], torch.tensor([1, 2, 3, 4]), torch.tensor([3.0, 4.0, 0.0, 0.0]), lengths=torch.tensor([2, 2])
+        ["item"],
+        torch.tensor([1, 2, 3, 4]),
+        torch.tensor([3.0, 4.0, 0.0, 0.0]),
+        lengths=torch.tensor([2, 2]),
     )
     with use_backend(name), torch.set_grad_enabled(trains):
         pooled = EmbeddingBagCollection([table(init_fn=ones)], is_weighted=True)(batch)
@@ -63,7 +75,10 @@ def test_every_road_equals_plain_loops(name: str, data: st.DataObject, weighted:
     drawn = data.draw(jagged_batches(rows_of(tables), weighted=weighted))
     with use_backend(name):
         ebc = EmbeddingBagCollection(tables, is_weighted=weighted)
-        weights = {key: bag.weight.detach().clone().requires_grad_() for key, bag in ebc.embedding_bags.items()}
+        weights = {
+            key: bag.weight.detach().clone().requires_grad_()
+            for key, bag in ebc.embedding_bags.items()
+        }
         with torch.no_grad():
             at_once = ebc(drawn.kjt()).values()
         pooled = ebc(drawn.kjt()).values()
@@ -105,7 +120,9 @@ def test_tables_of_16_bits_pool_to_float32(
         lengths=torch.tensor([4, 0, 1]),
     )
     with use_backend(name):
-        ebc = EmbeddingBagCollection([table(pooling=pooling, data_type=data_type)], is_weighted=weighted)
+        ebc = EmbeddingBagCollection(
+            [table(pooling=pooling, data_type=data_type)], is_weighted=weighted
+        )
         single = EmbeddingBagCollection([table(pooling=pooling)], is_weighted=weighted)
         single.load_state_dict({key: weight.float() for key, weight in ebc.state_dict().items()})
         with torch.no_grad():

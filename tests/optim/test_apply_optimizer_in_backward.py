@@ -1,4 +1,6 @@
-"""Unsharded tables updated during backward: rows of the batch move as a dense optimizer moves them, others do not."""
+"""Unsharded tables updated during backward: rows of the batch move as a dense optimizer moves them,
+others do not.
+"""
 
 import copy
 import warnings
@@ -37,7 +39,8 @@ AGREEING: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (RowWiseAdagrad, {"lr": RATE, "lr_decay": 0.5, "eps": 0.1, "initial_accumulator_value": 0.3}),
     (torch.optim.Adagrad, {"lr": RATE, "initial_accumulator_value": 0.1}),
 ]
-# In these it moves or its state does, so that they are compared where every batch touches the same rows.
+# In these it moves or its state does, so that they are compared where every batch touches the same
+# rows.
 DECAYING: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (torch.optim.Adam, {"lr": RATE}),
     (torch.optim.AdamW, {"lr": RATE, "weight_decay": 0.1, "amsgrad": True}),
@@ -57,7 +60,9 @@ def name_of(case: object) -> str:
     return case.__name__ if isinstance(case, type) else ""
 
 
-def two_tables(weighted: bool = False, data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
+def two_tables(
+    weighted: bool = False, data_type: DataType = DataType.FP32
+) -> EmbeddingBagCollection:
     tables = [
         EmbeddingBagConfig(6, 8, "t1", data_type, feature_names=["item", "user"]),
         EmbeddingBagConfig(5, 4, "t2", data_type, feature_names=["item"]),
@@ -66,7 +71,9 @@ def two_tables(weighted: bool = False, data_type: DataType = DataType.FP32) -> E
 
 
 def batch(ids: list[int] | None = None, weights: Tensor | None = None) -> KeyedJaggedTensor:
-    """Item: [1, 2], []; user: [2], [2, 0]. Row 2 of t1 is there three times, through two features."""
+    """Item: [1, 2], []; user: [2], [2, 0]. Row 2 of t1 is there three times, through
+    two features.
+    """
     values = torch.tensor([1, 2, 2, 2, 0] if ids is None else ids)
     return KeyedJaggedTensor(["item", "user"], values, weights, lengths=torch.tensor([2, 0, 1, 2]))
 
@@ -88,7 +95,9 @@ def train_densely(
 
 
 def loss_of(pooled: Tensor) -> Tensor:
-    """Gradients of one sign: a sum near 0, which rounding turns round, would turn Adam's whole step round."""
+    """Gradients of one sign: a sum near 0, which rounding turns round, would turn Adam's whole step
+    round.
+    """
     return (pooled * torch.linspace(0.5, 2.0, pooled.numel()).view(pooled.shape)).sum()
 
 
@@ -98,7 +107,8 @@ def test_two_steps_equal_dense_steps(
     name: str, data: st.DataObject, weighted: bool, case: tuple[type[Optimizer], dict[str, Any]]
 ) -> None:
     kind, arguments = case
-    if kind is not torch.optim.SGD:  # where weights cancel, it would turn what rounding leaves into a whole step
+    # where weights cancel, it would turn what rounding leaves into a whole step
+    if kind is not torch.optim.SGD:
         arguments = {**arguments, "eps": 0.1}
     pooling = data.draw(st.sampled_from([PoolingType.SUM, PoolingType.SQRTN, None]))
     tables = data.draw(table_sets(pooling=PoolingType.SUM if weighted else pooling))
@@ -127,7 +137,13 @@ def test_two_steps_equal_dense_steps(
     for table in tables:
         moved = ebc.embedding_bags[table.name].weight
         assert moved.grad is None
-        present = {i for one in drawn for feature in table.feature_names for bag in one.ids[feature] for i in bag}
+        present = {
+            i
+            for one in drawn
+            for feature in table.feature_names
+            for bag in one.ids[feature]
+            for i in bag
+        }
         for row in set(range(table.num_embeddings)) - present:
             assert torch.equal(moved[row], start[table.name][row])
         torch.testing.assert_close(moved, dense[table.name], rtol=1e-3, atol=1e-3)
@@ -180,7 +196,9 @@ def test_schedulers_change_the_rate_through_param_groups(name: str, kind: type[O
         twin.load_state_dict(ebc.state_dict())
         apply_optimizer_in_backward(kind, ebc.parameters(), {"lr": 1.0})
         optimizers = [optimizer_of(table) for table in ebc.embedding_bags.values()]
-        schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5) for optimizer in optimizers]
+        schedulers = [
+            torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5) for optimizer in optimizers
+        ]
         dense = kind(list(twin.parameters()), lr=1.0)  # type: ignore[call-arg]
         slower = torch.optim.lr_scheduler.StepLR(dense, 1, gamma=0.5)
         for _ in range(3):
@@ -188,7 +206,8 @@ def test_schedulers_change_the_rate_through_param_groups(name: str, kind: type[O
             dense.zero_grad()
             loss_of(twin(batch()).values()).backward()
             dense.step()
-            for scheduler in (*schedulers, slower):  # torch would warn of a step before the optimizer's
+            # torch would warn of a step before the optimizer's
+            for scheduler in (*schedulers, slower):
                 scheduler.step()
     for own, expected in zip(ebc.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
@@ -210,18 +229,23 @@ def test_the_rate_is_that_of_the_backward_and_tables_may_differ_in_it(name: str)
 
 
 @both
-@pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad, torch.optim.Adam], ids=name_of)
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad, torch.optim.Adam], ids=name_of
+)
 def test_optimizer_state_is_stored_and_loaded(name: str, kind: type[Optimizer]) -> None:
     with use_backend(name):
         ebc = two_tables()
         apply_optimizer_in_backward(kind, ebc.parameters(), {"lr": RATE})
         loss_of(ebc(batch()).values()).backward()
-        stored = [copy.deepcopy(optimizer_of(table).state_dict()) for table in ebc.embedding_bags.values()]
+        stored = [
+            copy.deepcopy(optimizer_of(table).state_dict()) for table in ebc.embedding_bags.values()
+        ]
         twin = two_tables()
         twin.load_state_dict(ebc.state_dict())
         apply_optimizer_in_backward(kind, twin.parameters(), {"lr": 99.0})
         for table, state in zip(twin.embedding_bags.values(), stored, strict=True):
-            optimizer_of(table).load_state_dict(copy.deepcopy(state))  # torch would share the tensors
+            # torch would share the tensors
+            optimizer_of(table).load_state_dict(copy.deepcopy(state))
         for one in (ebc, twin):
             loss_of(one(batch([0, 0, 4, 1, 2])).values()).backward()
     for own, expected in zip(ebc.parameters(), twin.parameters(), strict=True):
@@ -274,7 +298,8 @@ def test_weights_of_ids_get_the_gradient_of_the_rows_that_were_looked_up(name: s
         own = torch.tensor([0.5, 2.0, -1.0, 1.0, 3.0], requires_grad=True)
         plain = own.detach().clone().requires_grad_()
         waiting = loss_of(ebc(batch(weights=own)).values())
-        loss_of(ebc(batch(weights=own.detach())).values()).backward()  # rows move before the other's backward
+        # rows move before the other's backward
+        loss_of(ebc(batch(weights=own.detach())).values()).backward()
         waiting.backward()
         loss_of(dense(batch(weights=plain)).values()).backward()
     torch.testing.assert_close(own.grad, plain.grad)
@@ -288,7 +313,9 @@ def test_unmarked_and_frozen_tables_are_left_to_others(name: str) -> None:
     with use_backend(name):
         ebc = two_tables()
         start = copy.deepcopy(ebc.state_dict())
-        apply_optimizer_in_backward(torch.optim.SGD, [ebc.embedding_bags["t1"].weight], {"lr": RATE})
+        apply_optimizer_in_backward(
+            torch.optim.SGD, [ebc.embedding_bags["t1"].weight], {"lr": RATE}
+        )
         loss_of(ebc(batch()).values()).backward()
         assert ebc.embedding_bags["t1"].weight.grad is None
         assert ebc.embedding_bags["t2"].weight.grad is not None
@@ -303,7 +330,9 @@ def test_unmarked_and_frozen_tables_are_left_to_others(name: str) -> None:
 @both
 def test_tied_tables_move_once(name: str) -> None:
     tables = [EmbeddingBagConfig(5, 4, key, feature_names=[key + "_id"]) for key in ("a", "b", "c")]
-    features = KeyedJaggedTensor(["a_id", "b_id", "c_id"], torch.tensor([4, 1, 4]), lengths=torch.tensor([1, 1, 1]))
+    features = KeyedJaggedTensor(
+        ["a_id", "b_id", "c_id"], torch.tensor([4, 1, 4]), lengths=torch.tensor([1, 1, 1])
+    )
     with use_backend(name):
         ebc = EmbeddingBagCollection(tables)
         ebc.embedding_bags["c"].weight = ebc.embedding_bags["a"].weight
@@ -327,7 +356,9 @@ def test_a_variable_batch_is_updated_through_its_inverse_indices(name: str) -> N
         inverse_indices=(["item", "user"], torch.tensor([[2, 0, 1, 2], [0, 0, 0, 0]])),
     )
     full = KeyedJaggedTensor(
-        ["user", "item"], torch.tensor([5] * 4 + [1, 2, 3, 1, 2]), lengths=torch.tensor([1, 1, 1, 1, 2, 1, 0, 2])
+        ["user", "item"],
+        torch.tensor([5] * 4 + [1, 2, 3, 1, 2]),
+        lengths=torch.tensor([1, 1, 1, 1, 2, 1, 0, 2]),
     )
     with use_backend(name):
         ebc, twin = two_tables(), two_tables()
@@ -340,7 +371,9 @@ def test_a_variable_batch_is_updated_through_its_inverse_indices(name: str) -> N
 
 
 @needs_fbgemm
-@pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad], ids=name_of)
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad], ids=name_of
+)
 @pytest.mark.parametrize(
     ("pooling", "weights"),
     [
@@ -370,14 +403,20 @@ def test_fbgemm_and_torch_move_rows_alike(
         with use_backend(name):
             for _ in range(2):
                 loss_of(one(features()).values()).backward()
-    for own, expected in zip(ebc.embedding_bags.values(), twin.embedding_bags.values(), strict=True):
+    for own, expected in zip(
+        ebc.embedding_bags.values(), twin.embedding_bags.values(), strict=True
+    ):
         torch.testing.assert_close(own.weight, expected.weight)
-        torch.testing.assert_close(optimizer_of(own).state[own.weight], optimizer_of(expected).state[expected.weight])
+        torch.testing.assert_close(
+            optimizer_of(own).state[own.weight], optimizer_of(expected).state[expected.weight]
+        )
 
 
 @both
 def test_gradients_that_cancel_move_no_row_far(name: str) -> None:
-    """A row whose gradients cancel but for rounding moves by at most the rate times the root of D, as every row."""
+    """A row whose gradients cancel but for rounding moves by at most the rate times the root of D,
+    as every row.
+    """
     # Rows 0 to 39 are in the batch four times, with factors a, b, -a, -b; rows 40 to 239 once.
     ids = torch.cat([torch.arange(40).repeat(4), torch.arange(40, 240)])
     one, two = torch.rand(40) + 0.1, torch.rand(40) + 0.1
@@ -387,7 +426,9 @@ def test_gradients_that_cancel_move_no_row_far(name: str) -> None:
         ebc = EmbeddingBagCollection([EmbeddingBagConfig(240, 8, "t", feature_names=["item"])])
         start = ebc.embedding_bags["t"].weight.detach().clone()
         apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": RATE})
-        (ebc(features).values() * factors.unsqueeze(1) * torch.linspace(0.1, 0.7, 8)).sum().backward()
+        (
+            ebc(features).values() * factors.unsqueeze(1) * torch.linspace(0.1, 0.7, 8)
+        ).sum().backward()
     moved = (ebc.embedding_bags["t"].weight - start).detach().abs()
     assert float(moved.max()) <= RATE * 8**0.5 + 1e-4
     assert float(moved[40:].min()) > 0.0
@@ -449,7 +490,9 @@ def test_two_optimizers_on_one_table_step_one_after_the_other() -> None:
 def test_hooks_of_an_optimizer_are_called() -> None:
     ebc, seen = two_tables(), []
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": RATE})
-    optimizer_of(ebc.embedding_bags["t2"]).register_step_post_hook(lambda *parts: seen.append("stepped"))
+    optimizer_of(ebc.embedding_bags["t2"]).register_step_post_hook(
+        lambda *parts: seen.append("stepped")
+    )
     loss_of(ebc(batch()).values()).backward()
     assert seen == ["stepped"]
 
@@ -457,7 +500,9 @@ def test_hooks_of_an_optimizer_are_called() -> None:
 @both
 def test_rows_without_pooling_are_updated_too(name: str) -> None:
     config = EmbeddingConfig(4, 2, "t", feature_names=["one", "two"], init_fn=nn.init.ones_)
-    features = KeyedJaggedTensor(["one", "two"], torch.tensor([3, 3, 0, 0]), lengths=torch.tensor([3, 1]))
+    features = KeyedJaggedTensor(
+        ["one", "two"], torch.tensor([3, 3, 0, 0]), lengths=torch.tensor([3, 1])
+    )
     with use_backend(name):
         ec = EmbeddingCollection([config])
         apply_optimizer_in_backward(torch.optim.SGD, ec.parameters(), {"lr": RATE})
@@ -472,7 +517,11 @@ def test_rows_without_pooling_are_updated_too(name: str) -> None:
 def test_ids_that_change_before_backward_are_noticed(name: str, pooled: bool) -> None:
     with use_backend(name):
         bags = EmbeddingBagCollection([EmbeddingBagConfig(6, 8, "t", feature_names=["item"])])
-        collection = bags if pooled else EmbeddingCollection([EmbeddingConfig(6, 8, "t", feature_names=["item"])])
+        collection = (
+            bags
+            if pooled
+            else EmbeddingCollection([EmbeddingConfig(6, 8, "t", feature_names=["item"])])
+        )
         apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": RATE})
         ids = torch.tensor([1, 2])
         features = KeyedJaggedTensor(["item"], ids, lengths=torch.tensor([1, 1]))
@@ -490,19 +539,27 @@ def test_what_cannot_be_applied_is_refused() -> None:
         )
     ebc = two_tables()
     apply_optimizer_in_backward(torch.optim.Adafactor, ebc.parameters(), {"lr": 1.0})
-    with pytest.raises(TypeError, match="Adafactor does not treat each row by itself, and a table of 6 rows"):
+    with pytest.raises(
+        TypeError, match="Adafactor does not treat each row by itself, and a table of 6 rows"
+    ):
         loss_of(ebc(batch()).values()).backward()
     ebc = two_tables()
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
     optimizer_of(ebc.embedding_bags["t1"]).param_groups[0]["params"] = []
-    with pytest.raises(ValueError, match=r"SGD in backward no longer holds its table of shape \[6, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"SGD in backward no longer holds its table of shape \[6, 8\]"
+    ):
         loss_of(ebc(batch()).values()).backward()
 
 
 def test_sharding_reads_the_marks() -> None:
     for kind, arguments, expected in (
         (torch.optim.SGD, {"lr": 0.5}, OptimizerSpec("sgd", 0.5)),
-        (RowWiseAdagrad, {"lr": 0.5, "lr_decay": 0.0}, OptimizerSpec("rowwise_adagrad", 0.5, eps=1e-8)),
+        (
+            RowWiseAdagrad,
+            {"lr": 0.5, "lr_decay": 0.0},
+            OptimizerSpec("rowwise_adagrad", 0.5, eps=1e-8),
+        ),
         (RowWiseAdagrad, {"eps": 0.1}, OptimizerSpec("rowwise_adagrad", 0.01, eps=0.1)),
     ):
         table = two_tables().embedding_bags["t1"].weight
@@ -515,7 +572,9 @@ def test_sharding_reads_the_marks() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adam])
-def test_a_deep_copy_trains_as_the_original_and_apart_from_it(kind: type[torch.optim.Optimizer]) -> None:
+def test_a_deep_copy_trains_as_the_original_and_apart_from_it(
+    kind: type[torch.optim.Optimizer],
+) -> None:
     model = nn.ModuleList([two_tables(), nn.Linear(3, 2, bias=False)])
     apply_optimizer_in_backward(kind, model.parameters(), {"lr": RATE})
 
@@ -534,10 +593,15 @@ def test_a_deep_copy_trains_as_the_original_and_apart_from_it(kind: type[torch.o
     assert not any(torch.equal(*pair) for pair in zip(moved, start, strict=True))
     assert all(torch.equal(*pair) for pair in zip(moved, step(model), strict=True))
     for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
-        [its_own], [own] = cast(Any, its)._in_backward_optimizers, cast(Any, mine)._in_backward_optimizers
+        [its_own], [own] = (
+            cast(Any, its)._in_backward_optimizers,
+            cast(Any, mine)._in_backward_optimizers,
+        )
         assert its_own is not own
         assert its_own.param_groups[0]["params"][0] is its
-    assert all(torch.equal(*pair) for pair in zip(step(copy.deepcopy(twin)), step(model), strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(step(copy.deepcopy(twin)), step(model), strict=True)
+    )
 
 
 def test_a_deep_copy_of_a_tensor_and_of_tied_tables_carries_its_optimizer() -> None:

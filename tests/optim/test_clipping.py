@@ -9,11 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tutorec.optim import CombinedOptimizer, GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
+from tutorec.optim import (
+    CombinedOptimizer,
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizerWrapper,
+)
 from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
-def clipped(grads: list[Tensor | None], **options: Any) -> tuple[list[Tensor | None], GradientClippingOptimizer]:
+def clipped(
+    grads: list[Tensor | None], **options: Any
+) -> tuple[list[Tensor | None], GradientClippingOptimizer]:
     """What one step makes of gradients."""
     parameters = [nn.Parameter(torch.zeros(3 if grad is None else grad.shape)) for grad in grads]
     named = {f"p{index}": parameter for index, parameter in enumerate(parameters)}
@@ -28,13 +35,19 @@ def clipped(grads: list[Tensor | None], **options: Any) -> tuple[list[Tensor | N
 
 @pytest.mark.parametrize("norm_type", [1, 2.0, 3, "inf"])
 @pytest.mark.parametrize("bound", [0.0, 0.5, 5.0, 100.0])
-def test_the_norm_of_all_is_bounded_as_torch_bounds_it(norm_type: float | str, bound: float) -> None:
+def test_the_norm_of_all_is_bounded_as_torch_bounds_it(
+    norm_type: float | str, bound: float
+) -> None:
     grads = [torch.tensor([3.0, -4.0]), torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor(2.0)]
     reference = [nn.Parameter(torch.zeros_like(grad)) for grad in grads]
     for parameter, grad in zip(reference, grads, strict=True):
         parameter.grad = grad.clone()
     norm = nn.utils.clip_grad_norm_(reference, bound, float(norm_type))
-    options: dict[str, Any] = {"clipping": GradientClipping.NORM, "max_gradient": bound, "norm_type": norm_type}
+    options: dict[str, Any] = {
+        "clipping": GradientClipping.NORM,
+        "max_gradient": bound,
+        "norm_type": norm_type,
+    }
     found, optimizer = clipped([grad.clone() for grad in grads], **options)
     for own, other in zip(found, reference, strict=True):
         torch.testing.assert_close(own, other.grad)
@@ -43,13 +56,17 @@ def test_the_norm_of_all_is_bounded_as_torch_bounds_it(norm_type: float | str, b
 
 
 def test_gradients_within_the_bound_keep_every_bit() -> None:
-    [found], _ = clipped([torch.tensor([0.3, 0.7])], clipping=GradientClipping.NORM, max_gradient=1.0)
+    [found], _ = clipped(
+        [torch.tensor([0.3, 0.7])], clipping=GradientClipping.NORM, max_gradient=1.0
+    )
     assert found is not None and found.tolist() == torch.tensor([0.3, 0.7]).tolist()
 
 
 def test_values_are_cut_one_by_one() -> None:
     found, optimizer = clipped(
-        [torch.tensor([2.0, -4.0, 0.5]), torch.tensor([1.5])], clipping=GradientClipping.VALUE, max_gradient=1
+        [torch.tensor([2.0, -4.0, 0.5]), torch.tensor([1.5])],
+        clipping=GradientClipping.VALUE,
+        max_gradient=1,
     )
     assert [None if grad is None else grad.tolist() for grad in found] == [[1.0, -1.0, 0.5], [1.0]]
     assert optimizer.last_total_grad_norm is None
@@ -57,7 +74,9 @@ def test_values_are_cut_one_by_one() -> None:
 
 @pytest.mark.parametrize("clipping", [GradientClipping.VALUE, GradientClipping.NONE, "none"])
 def test_the_norm_before_clipping_is_tracked_where_asked(clipping: Any) -> None:
-    found, optimizer = clipped([torch.tensor([3.0, 4.0])], clipping=clipping, max_gradient=1.0, track_grad_norm=True)
+    found, optimizer = clipped(
+        [torch.tensor([3.0, 4.0])], clipping=clipping, max_gradient=1.0, track_grad_norm=True
+    )
     assert float(optimizer.last_total_grad_norm) == 5.0  # type: ignore[arg-type]
     assert found[0] is not None
     assert found[0].tolist() == ([1.0, 1.0] if clipping is GradientClipping.VALUE else [3.0, 4.0])
@@ -65,7 +84,11 @@ def test_the_norm_before_clipping_is_tracked_where_asked(clipping: Any) -> None:
 
 def test_parameters_without_a_gradient_and_empty_ones_are_passed_over() -> None:
     for norm_type in (2.0, "inf"):
-        options: dict[str, Any] = {"clipping": GradientClipping.NORM, "max_gradient": 1.0, "norm_type": norm_type}
+        options: dict[str, Any] = {
+            "clipping": GradientClipping.NORM,
+            "max_gradient": 1.0,
+            "norm_type": norm_type,
+        }
         found, _ = clipped([None, torch.zeros(0, 4), torch.tensor([2.0])], **options)
         assert found[0] is None and found[2] is not None
         assert found[2].tolist() == pytest.approx([1.0], abs=1e-5)
@@ -84,7 +107,9 @@ def test_a_sparse_gradient_counts_once_for_each_row() -> None:
     table(torch.tensor([3, 3, 3, 1])).sum().backward()
     optimizer.step()
     moved = (before - table.weight.detach()).flatten()
-    torch.testing.assert_close(moved, torch.tensor([0.0, 1.0, 0.0, 3.0]) / math.sqrt(10.0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        moved, torch.tensor([0.0, 1.0, 0.0, 3.0]) / math.sqrt(10.0), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_meta_parameters_are_left_alone() -> None:
@@ -97,7 +122,9 @@ def test_meta_parameters_are_left_alone() -> None:
 
 
 def test_the_parts_that_can_be_called_alone_agree_with_the_step() -> None:
-    _, optimizer = clipped([torch.tensor([3.0, 4.0])], clipping=GradientClipping.NONE, max_gradient=1.0)
+    _, optimizer = clipped(
+        [torch.tensor([3.0, 4.0])], clipping=GradientClipping.NONE, max_gradient=1.0
+    )
     norm, grads = optimizer.compute_total_grad_norm()
     assert (float(norm), [grad.tolist() for grad in grads]) == (5.0, [[3.0, 4.0]])
     assert float(optimizer.clip_grad_norm_()) == 5.0  # type: ignore[arg-type]
@@ -106,8 +133,12 @@ def test_the_parts_that_can_be_called_alone_agree_with_the_step() -> None:
 
 def test_what_was_wrapped_steps_with_what_is_left() -> None:
     layer = nn.Linear(1, 1, bias=False)
-    dense = KeyedOptimizerWrapper({"weight": layer.weight}, lambda params: torch.optim.SGD(params, lr=1.0))
-    optimizer = GradientClippingOptimizer(CombinedOptimizer([("over", dense)]), GradientClipping.VALUE, 0.5)
+    dense = KeyedOptimizerWrapper(
+        {"weight": layer.weight}, lambda params: torch.optim.SGD(params, lr=1.0)
+    )
+    optimizer = GradientClippingOptimizer(
+        CombinedOptimizer([("over", dense)]), GradientClipping.VALUE, 0.5
+    )
     before = layer.weight.item()
     layer(torch.tensor([7.0])).sum().backward()
     optimizer.step()
@@ -128,8 +159,12 @@ class TwoRanks:
         return part.clamp(min=self.other) if largest else part + self.other
 
 
-@pytest.mark.parametrize(("norm_type", "other", "norm"), [(2, 16.0, 5.0), (1, 4.0, 7.0), ("inf", 4.0, 4.0)])
-def test_the_norm_takes_in_what_other_ranks_have(norm_type: float | str, other: float, norm: float) -> None:
+@pytest.mark.parametrize(
+    ("norm_type", "other", "norm"), [(2, 16.0, 5.0), (1, 4.0, 7.0), ("inf", 4.0, 4.0)]
+)
+def test_the_norm_takes_in_what_other_ranks_have(
+    norm_type: float | str, other: float, norm: float
+) -> None:
     whole, part = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     inner = DummyKeyedOptimizer({"whole": whole, "part": part}, {}, [{"params": [whole, part]}])
     optimizer = GradientClippingOptimizer(
@@ -161,7 +196,12 @@ def test_bounds_that_cannot_be_are_refused(options: dict[str, Any], said: str) -
 def test_two_ways_to_other_ranks_are_one_too_many() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     inner = DummyKeyedOptimizer({"p": parameter}, {}, [{"params": [parameter]}])
-    with pytest.raises(ValueError, match="param_to_pgs and reduce_norm both say how to reach other ranks"):
+    with pytest.raises(
+        ValueError, match="param_to_pgs and reduce_norm both say how to reach other ranks"
+    ):
         GradientClippingOptimizer(
-            inner, param_to_pgs={parameter: [object()]}, reduce_norm=TwoRanks([], 0.0), enable_global_grad_clip=True
+            inner,
+            param_to_pgs={parameter: [object()]},
+            reduce_norm=TwoRanks([], 0.0),
+            enable_global_grad_clip=True,
         )

@@ -1,4 +1,6 @@
-"""The gradients that backward uses up, seen in one process: against dense ones, and without a trace."""
+"""The gradients that backward uses up, seen in one process: against dense ones, and without a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -47,22 +49,36 @@ def rows() -> EmbeddingCollection:
 
 
 def batch(weights: Tensor | None = None) -> KeyedJaggedTensor:
-    """Item: [1, 2], []; user: [2], [2, 0]; seen: nothing. Row 2 of t1 is there three times, through two features."""
+    """Item: [1, 2], []; user: [2], [2, 0]; seen: nothing. Row 2 of t1 is there three times, through
+    two features.
+    """
     values = torch.tensor([1, 2, 2, 2, 0])
-    return KeyedJaggedTensor(["item", "user", "seen"], values, weights, lengths=torch.tensor([2, 0, 1, 2, 0, 0]))
+    return KeyedJaggedTensor(
+        ["item", "user", "seen"], values, weights, lengths=torch.tensor([2, 0, 1, 2, 0, 0])
+    )
 
 
 def loss_of(model: nn.Module, features: KeyedJaggedTensor) -> Tensor:
     found = model(features)
     if hasattr(found, "wait"):
         found = found.wait()
-    parts = [found.values()] if hasattr(found, "keys") and not isinstance(found, dict) else list(found.values())
-    flat = torch.cat([(part if isinstance(part, Tensor) else part.values()).flatten() for part in parts])
+    parts = (
+        [found.values()]
+        if hasattr(found, "keys") and not isinstance(found, dict)
+        else list(found.values())
+    )
+    flat = torch.cat(
+        [(part if isinstance(part, Tensor) else part.values()).flatten() for part in parts]
+    )
     return (flat * torch.linspace(0.5, 2.0, flat.numel())).sum()
 
 
 def sharded(model: nn.Module, **fused_params: Any) -> nn.Module:
-    kind = EmbeddingBagCollectionSharder if isinstance(model, EmbeddingBagCollection) else EmbeddingCollectionSharder
+    kind = (
+        EmbeddingBagCollectionSharder
+        if isinstance(model, EmbeddingBagCollection)
+        else EmbeddingCollectionSharder
+    )
     path = "embedding_bags" if isinstance(model, EmbeddingBagCollection) else "embeddings"
     words = {name: table_wise(rank=0) for name, _ in model.get_submodule(path).named_children()}
     plan = construct_module_sharding_plan(model, words)
@@ -79,7 +95,9 @@ def dense_gradients(model: nn.Module, features: KeyedJaggedTensor) -> dict[str, 
 
 
 @both
-@pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adam], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adam], ids=lambda kind: kind.__name__
+)
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
 def test_unsharded_tables_show_the_gradient_that_a_dense_one_would_have(
     name: str, kind: type[torch.optim.Optimizer], pooling: PoolingType
@@ -105,8 +123,12 @@ def test_unsharded_tables_show_the_gradient_that_a_dense_one_would_have(
 
 @both
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
-@pytest.mark.parametrize("build", [bags, rows, lambda: bags(PoolingType.SQRTN), lambda: bags(PoolingType.MEAN)])
-def test_fused_tables_show_the_gradient_that_a_dense_one_would_have(name: str, optimizer: str, build: Any) -> None:
+@pytest.mark.parametrize(
+    "build", [bags, rows, lambda: bags(PoolingType.SQRTN), lambda: bags(PoolingType.MEAN)]
+)
+def test_fused_tables_show_the_gradient_that_a_dense_one_would_have(
+    name: str, optimizer: str, build: Any
+) -> None:
     with use_backend(name):
         model = build()
         expected = dense_gradients(model, batch())
@@ -163,8 +185,14 @@ def test_afterwards_the_model_holds_nothing() -> None:
         del grads
         gc.collect()
         assert [each() for each in held] == [None] * 3
-    assert all(optimizer.operator.gradient_listener is None for _, optimizer in model.fused_optimizer.optimizers)
-    assert all(getattr(parameter, "_gradient_listener", None) is None for parameter in unsharded.parameters())
+    assert all(
+        optimizer.operator.gradient_listener is None
+        for _, optimizer in model.fused_optimizer.optimizers
+    )
+    assert all(
+        getattr(parameter, "_gradient_listener", None) is None
+        for parameter in unsharded.parameters()
+    )
     copy.deepcopy(unsharded)
 
 
@@ -184,18 +212,22 @@ def test_names_that_are_not_there_say_why() -> None:
         early.backward()
     assert (dict(grads), repr(grads)) == ({}, "{}")
     with pytest.raises(
-        KeyError, match=r"no gradient of 'embedding_bags.t1.weight' was seen: forward and backward both"
+        KeyError,
+        match=r"no gradient of 'embedding_bags.t1.weight' was seen: forward and backward both",
     ):
         grads["embedding_bags.t1.weight"]
     with pytest.raises(
-        KeyError, match=r"'t1' is not a table that backward updates; there are \['embedding_bags.t1.weight'"
+        KeyError,
+        match=r"'t1' is not a table that backward updates; there are \['embedding_bags.t1.weight'",
     ):
         grads["t1"]
 
 
 def test_where_there_is_nothing_to_watch_it_says_what_there_is() -> None:
     with (
-        pytest.raises(ValueError, match=r"no table of this EmbeddingBagCollection is updated during backward"),
+        pytest.raises(
+            ValueError, match=r"no table of this EmbeddingBagCollection is updated during backward"
+        ),
         debug_grads(bags()),
     ):
         pass
@@ -204,7 +236,10 @@ def test_where_there_is_nothing_to_watch_it_says_what_there_is() -> None:
 def test_a_model_is_watched_once() -> None:
     model = sharded(bags(), optimizer="exact_sgd")
     with debug_grads(model) as grads:
-        with pytest.raises(ValueError, match=r"watches .embedding_bags.t1.weight. already"), debug_grads(model):
+        with (
+            pytest.raises(ValueError, match=r"watches .embedding_bags.t1.weight. already"),
+            debug_grads(model),
+        ):
             pass
         loss_of(model, batch()).backward()
     assert len(grads) == 3
@@ -228,8 +263,12 @@ def test_a_part_that_is_called_module_keeps_its_name() -> None:
 
 
 @both
-@pytest.mark.parametrize("build", [bags, rows, lambda: bags(PoolingType.MEAN), lambda: bags(PoolingType.SQRTN)])
-def test_it_is_the_gradient_that_the_step_is_made_with_clipped_where_that_is(name: str, build: Any) -> None:
+@pytest.mark.parametrize(
+    "build", [bags, rows, lambda: bags(PoolingType.MEAN), lambda: bags(PoolingType.SQRTN)]
+)
+def test_it_is_the_gradient_that_the_step_is_made_with_clipped_where_that_is(
+    name: str, build: Any
+) -> None:
     with use_backend(name):
         model = sharded(build(), learning_rate=1.0, gradient_clipping=True, max_gradient=0.75)
         before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
@@ -237,4 +276,6 @@ def test_it_is_the_gradient_that_the_step_is_made_with_clipped_where_that_is(nam
             loss_of(model, batch()).backward()
     for key, parameter in model.named_parameters():
         torch.testing.assert_close(grads[key].to_dense(), before[key] - parameter.detach())
-    assert build is not bags or any(gradient.to_dense().eq(0.75).any() for gradient in grads.values())
+    assert build is not bags or any(
+        gradient.to_dense().eq(0.75).any() for gradient in grads.values()
+    )

@@ -27,7 +27,9 @@ from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
 def adam(layer: nn.Module, lr: float = 0.1) -> KeyedOptimizerWrapper:
-    return KeyedOptimizerWrapper(dict(layer.named_parameters()), lambda params: torch.optim.Adam(params, lr=lr))
+    return KeyedOptimizerWrapper(
+        dict(layer.named_parameters()), lambda params: torch.optim.Adam(params, lr=lr)
+    )
 
 
 def train(layer: nn.Module, optimizer: KeyedOptimizer, steps: int = 2) -> None:
@@ -124,13 +126,16 @@ def test_combined_optimizer_prefixes_names_and_shares_groups():
     fresh.load_state_dict(state)
     assert fresh.state_dict()["param_groups"][1]["lr"] == 0.3
     assert torch.equal(
-        fresh.state_dict()["state"]["a.weight"]["exp_avg"], combined.state_dict()["state"]["a.weight"]["exp_avg"]
+        fresh.state_dict()["state"]["a.weight"]["exp_avg"],
+        combined.state_dict()["state"]["a.weight"]["exp_avg"],
     )
 
 
 def test_combining_two_optimizers_of_one_name_is_refused():
     layer = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=r"Duplicate param key weight: .* give one of them a prefix"):
+    with pytest.raises(
+        ValueError, match=r"Duplicate param key weight: .* give one of them a prefix"
+    ):
         CombinedOptimizer([adam(layer), adam(layer)])
 
 
@@ -139,7 +144,9 @@ def test_an_empty_combination_is_legitimate_and_an_empty_wrapper_explained():
     nothing.step()
     nothing.zero_grad()
     assert (repr(nothing), nothing.params, nothing.state_dict()) == ("", {}, {"state": {}})
-    with pytest.raises(ValueError, match=r"no parameters to optimize: fused tables are updated during backward"):
+    with pytest.raises(
+        ValueError, match=r"no parameters to optimize: fused tables are updated during backward"
+    ):
         KeyedOptimizerWrapper({}, lambda params: torch.optim.SGD(params, lr=0.1))
 
 
@@ -149,14 +156,18 @@ def test_state_that_does_not_fit_is_refused_by_name():
     train(layer, optimizer)
     state = copy.deepcopy(optimizer.state_dict())
     bad = {"state": {**state["state"], "other": {}}}
-    with pytest.raises(ValueError, match=r"parameter count: 2 vs 3: \[\] are here only, \['other'\] are in what"):
+    with pytest.raises(
+        ValueError, match=r"parameter count: 2 vs 3: \[\] are here only, \['other'\] are in what"
+    ):
         optimizer.load_state_dict(bad)
     del state["state"]["bias"]
     with pytest.raises(ValueError, match=r"\['bias'\] are here only"):
         optimizer.load_state_dict(state)
     short = copy.deepcopy(optimizer.state_dict())
     short["state"]["weight"]["exp_avg"] = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"state 'weight / exp_avg' is \[1, 2\] here and \[3\] in what is loaded"):
+    with pytest.raises(
+        ValueError, match=r"state 'weight / exp_avg' is \[1, 2\] here and \[3\] in what is loaded"
+    ):
         optimizer.load_state_dict(short)
 
 
@@ -192,24 +203,34 @@ def test_fused_state_loads_into_another_operator():
 def test_filter_leaves_out_what_backward_updates():
     layer = nn.Linear(2, 1)
     layer.bias._in_backward_optimizers = []  # type: ignore[attr-defined]
-    assert [name for name, _ in in_backward_optimizer_filter(layer.named_parameters())] == ["weight"]
-    assert [name for name, _ in in_backward_optimizer_filter(layer.named_parameters(), include=True)] == ["bias"]
+    assert [name for name, _ in in_backward_optimizer_filter(layer.named_parameters())] == [
+        "weight"
+    ]
+    assert [
+        name for name, _ in in_backward_optimizer_filter(layer.named_parameters(), include=True)
+    ] == ["bias"]
 
 
 @pytest.mark.parametrize(
-    "optimizer", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.ROWWISE_ADAGRAD, "exact_row_wise_adagrad"]
+    "optimizer",
+    [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.ROWWISE_ADAGRAD, "exact_row_wise_adagrad"],
 )
 def test_all_spellings_of_an_optimizer_mean_the_same(optimizer):
     spec = optimizer_spec({"optimizer": optimizer, "lr": 0.02, "eps": 0.002})
     assert (spec.kind, spec.learning_rate, spec.eps) == ("rowwise_adagrad", 0.02, 0.002)
-    assert optimizer_spec(None) == optimizer_spec({"optimizer": EmbOptimType.SGD, "learning_rate": 0.01})
+    assert optimizer_spec(None) == optimizer_spec(
+        {"optimizer": EmbOptimType.SGD, "learning_rate": 0.01}
+    )
 
 
 def test_names_and_values_are_fbgemms_and_its_members_are_accepted():
     configs = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
     theirs = {member.name: member.value for member in configs.EmbOptimType}
     assert {member.name: member.value for member in EmbOptimType} == theirs
-    assert optimizer_spec({"optimizer": configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD}).kind == "rowwise_adagrad"
+    assert (
+        optimizer_spec({"optimizer": configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD}).kind
+        == "rowwise_adagrad"
+    )
     assert str(EmbOptimType.EXACT_SGD) == str(configs.EmbOptimType.EXACT_SGD)
 
 
@@ -242,7 +263,11 @@ class Counter:
 def two_parameters() -> tuple[KeyedOptimizer, list[torch.Tensor]]:
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
     state = {
-        one: {"number": 1.0, "tensor": torch.tensor([5.0, 6.0]), "parts": Halves(torch.ones(2), torch.ones(3))},
+        one: {
+            "number": 1.0,
+            "tensor": torch.tensor([5.0, 6.0]),
+            "parts": Halves(torch.ones(2), torch.ones(3)),
+        },
         two: {"deep": {"tensor": torch.zeros(2), "own": Counter(3)}},
     }
     groups = [{"params": [one], "a": 3.0, "b": 4.0}, {"params": [two], "a": 5.0, "b": 6.0}]
@@ -270,7 +295,10 @@ def test_every_kind_of_state_is_loaded_into_what_is_there():
     optimizer, (one, two) = two_parameters()
     before = optimizer.state_dict()
     tensor, parts = optimizer.state[one]["tensor"], optimizer.state[one]["parts"]
-    assert before["param_groups"] == [{"params": ["one"], "a": 3.0, "b": 4.0}, {"params": ["two"], "a": 5.0, "b": 6.0}]
+    assert before["param_groups"] == [
+        {"params": ["one"], "a": 3.0, "b": 4.0},
+        {"params": ["two"], "a": 5.0, "b": 6.0},
+    ]
     assert before["state"]["two"]["deep"]["own"] == {"count": 3}
     groups = optimizer.param_groups
     optimizer.load_state_dict(changed(before))
@@ -310,11 +338,21 @@ def broken(name: str, state_dict):
     ("name", "said"),
     [
         ("count", r"Different parameter count: 2 vs 1: \['two'\] are here only"),
-        ("name", r"Parameter two not found: \['two'\] are here only, \['three'\] are in what is loaded only"),
+        (
+            "name",
+            (
+                r"Parameter two not found: \['two'\] are here only, \['three'\] are in what is "
+                r"loaded "
+                r"only"
+            ),
+        ),
         ("size", r"Different state size: 3 vs 2 of 'one': \['number'\] are here only"),
         ("key", r"State number of 'one' not found: .*\['other'\] are in what is loaded only"),
         ("shape", r"optimizer state 'one / tensor' is \[2\] here and \[3\] in what is loaded"),
-        ("deep", r"optimizer state 'two / deep / tensor' is \[2\] here and \[1\] in what is loaded"),
+        (
+            "deep",
+            r"optimizer state 'two / deep / tensor' is \[2\] here and \[1\] in what is loaded",
+        ),
         ("shards", r"Different number of shards 2 vs 1 for the path of 'one / parts'"),
         ("shard", r"optimizer state 'one / parts' is \[3\] here and \[2\] in what is loaded"),
         ("kind", r"optimizer state 'one / parts' is a Halves here and a Tensor in what is loaded"),
@@ -345,7 +383,10 @@ def test_what_does_not_fit_is_refused_before_anything_moves(name, said, combined
 
 def test_state_of_what_is_no_parameter_is_refused():
     one = torch.tensor([1.0])
-    with pytest.raises(ValueError, match=r"All state keys must be params. The following keys are not: \['stranger'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"All state keys must be params. The following keys are not: \['stranger'\]",
+    ):
         KeyedOptimizer({"one": one}, {one: 1.0, "stranger": 2.0}, [{"params": [one]}])  # type: ignore[dict-item]
 
 
@@ -374,7 +415,9 @@ def test_init_state_makes_the_state_and_moves_nothing(build):
 
 def test_init_state_gives_the_named_ones_sparse_gradients():
     dense, sparse = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(1, 4))
-    inner = KeyedOptimizerWrapper({"d": dense, "s": sparse}, lambda params: torch.optim.SGD(params, lr=0.1))
+    inner = KeyedOptimizerWrapper(
+        {"d": dense, "s": sparse}, lambda params: torch.optim.SGD(params, lr=0.1)
+    )
     for outer, name in ((inner, "s"), (OptimizerWrapper(CombinedOptimizer([("x", inner)])), "x.s")):
         dense.grad = sparse.grad = None
         outer.init_state({name})
@@ -389,7 +432,9 @@ def test_init_state_of_fused_tables_makes_no_gradient():
     assert EmptyFusedOptimizer().init_state() is None
 
 
-@pytest.mark.parametrize("wrap", [lambda one: one, OptimizerWrapper, lambda one: CombinedOptimizer([("x", one)])])
+@pytest.mark.parametrize(
+    "wrap", [lambda one: one, OptimizerWrapper, lambda one: CombinedOptimizer([("x", one)])]
+)
 def test_optimizers_are_pickled_whole(wrap):
     layer = nn.Linear(2, 1)
     optimizer = wrap(adam(layer))
@@ -429,7 +474,8 @@ def test_a_combination_names_strangers_and_steps_its_closure_once():
     state = copy.deepcopy(combined.state_dict())
     state["state"]["weight"] = state["state"]["a.weight"]
     with pytest.raises(
-        ValueError, match=r"Different parameter count: 2 vs 3: .*\['weight'\] are in what is loaded only"
+        ValueError,
+        match=r"Different parameter count: 2 vs 3: .*\['weight'\] are in what is loaded only",
     ):
         combined.load_state_dict(state)
     assert CombinedOptimizer.prepend_opt_key("", "key") == "key"
@@ -473,9 +519,13 @@ def test_sharded_tensors_of_torch_are_loaded_shard_by_shard(ranks):
 def load_sharded(rank: int, world_size: int) -> list[float]:
     from torch.distributed._shard import sharded_tensor, sharding_spec
 
-    spec = sharding_spec.ChunkShardingSpec(dim=0, placements=[f"rank:{each}/cpu" for each in range(world_size)])
+    spec = sharding_spec.ChunkShardingSpec(
+        dim=0, placements=[f"rank:{each}/cpu" for each in range(world_size)]
+    )
     one = torch.tensor([1.0])
     state = {one: {"momentum": sharded_tensor.full(spec, (4,), fill_value=1.0)}}
     optimizer = KeyedOptimizer({"one": one}, state, [{"params": [one]}])
-    optimizer.load_state_dict({"state": {"one": {"momentum": sharded_tensor.full(spec, (4,), fill_value=9.0)}}})
+    optimizer.load_state_dict(
+        {"state": {"one": {"momentum": sharded_tensor.full(spec, (4,), fill_value=9.0)}}}
+    )
     return optimizer.state_dict()["state"]["one"]["momentum"].local_shards()[0].tensor.tolist()

@@ -21,7 +21,9 @@ needs_fbgemm = pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"
 both = pytest.mark.parametrize("name", ["torch", pytest.param("fbgemm", marks=needs_fbgemm)])
 
 
-def by_hand(row: list[float], grads: list[list[float]], lr: float, eps: float, decay: float) -> list[float]:
+def by_hand(
+    row: list[float], grads: list[list[float]], lr: float, eps: float, decay: float
+) -> list[float]:
     """Partial row-wise Adam for one row, number by number."""
     beta1, beta2 = 0.8, 0.9
     mean, spread = [0.0] * len(row), 0.0
@@ -29,7 +31,10 @@ def by_hand(row: list[float], grads: list[list[float]], lr: float, eps: float, d
         mean = [beta1 * m + (1 - beta1) * g for m, g in zip(mean, grad, strict=True)]
         spread = beta2 * spread + (1 - beta2) * sum(g * g for g in grad) / len(grad)
         root = math.sqrt(spread / (1 - beta2**step)) + eps
-        row = [w - lr * (m / (1 - beta1**step) / root + decay * w) for w, m in zip(row, mean, strict=True)]
+        row = [
+            w - lr * (m / (1 - beta1**step) / root + decay * w)
+            for w, m in zip(row, mean, strict=True)
+        ]
     return row
 
 
@@ -44,7 +49,9 @@ def test_partial_rowwise_adam_follows_its_formula(decay: float) -> None:
         optimizer.step()
     for row, sign in ((0, 1.0), (1, -1.0)):
         signed = [[sign * each for each in grad] for grad in grads]
-        assert weight[row].tolist() == pytest.approx(by_hand(start[row].tolist(), signed, 0.1, 0.01, decay), rel=1e-5)
+        assert weight[row].tolist() == pytest.approx(
+            by_hand(start[row].tolist(), signed, 0.1, 0.01, decay), rel=1e-5
+        )
     state = optimizer.state[weight]
     assert (float(state["step"]), list(state["exp_avg_sq"].shape)) == (3.0, [2, 1])
 
@@ -96,7 +103,9 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, Any], said: str) 
 
 def test_it_is_fused_where_its_table_is_sharded() -> None:
     weight = nn.Parameter(torch.ones(3, 2))
-    apply_optimizer_in_backward(PartialRowWiseAdam, [weight], {"lr": 0.5, "betas": (0.8, 0.9), "weight_decay": 0.1})
+    apply_optimizer_in_backward(
+        PartialRowWiseAdam, [weight], {"lr": 0.5, "betas": (0.8, 0.9), "weight_decay": 0.1}
+    )
     spec = optimizer_spec_of_parameter("t", weight)
     assert spec is not None
     assert (spec.kind, spec.learning_rate, spec.beta1, spec.beta2, spec.weight_decay) == (
@@ -136,13 +145,25 @@ def two() -> list[nn.Parameter]:
 @pytest.mark.parametrize(
     ("kind", "arguments", "error", "said"),
     [
-        (torch.optim.SGD, {"learning_rate": 0.1}, TypeError, "unexpected keyword argument 'learning_rate'"),
-        (RowWiseAdagrad, {"learning_rate": 0.1}, TypeError, r"RowWiseAdagrad does not take \['learning_rate'\]"),
+        (
+            torch.optim.SGD,
+            {"learning_rate": 0.1},
+            TypeError,
+            "unexpected keyword argument 'learning_rate'",
+        ),
+        (
+            RowWiseAdagrad,
+            {"learning_rate": 0.1},
+            TypeError,
+            r"RowWiseAdagrad does not take \['learning_rate'\]",
+        ),
         (torch.optim.SGD, {"lr": -0.1}, ValueError, "Invalid learning rate: -0.1"),
         (torch.optim.Adam, {"lr": math.nan}, ValueError, "Invalid learning rate: nan"),
     ],
 )
-def test_bad_arguments_leave_every_parameter_as_it_is(kind: Any, arguments: Any, error: Any, said: str) -> None:
+def test_bad_arguments_leave_every_parameter_as_it_is(
+    kind: Any, arguments: Any, error: Any, said: str
+) -> None:
     parameters = two()
     with pytest.raises(error, match=said):
         apply_optimizer_in_backward(kind, parameters, arguments)
@@ -169,8 +190,12 @@ def test_optimizers_that_take_any_word_may_have_it() -> None:
 
 
 @both
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam], ids=lambda kind: kind.__name__)
-def test_a_rate_that_becomes_bad_is_told_with_the_table(name: str, kind: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, torch.optim.Adam], ids=lambda kind: kind.__name__
+)
+def test_a_rate_that_becomes_bad_is_told_with_the_table(
+    name: str, kind: type[torch.optim.Optimizer]
+) -> None:
     with use_backend(name):
         ebc = EmbeddingBagCollection([EmbeddingBagConfig(4, 4, "t", feature_names=["f"])])
         layer = nn.Linear(4, 1)
@@ -179,7 +204,9 @@ def test_a_rate_that_becomes_bad_is_told_with_the_table(name: str, kind: type[to
         before = ebc.embedding_bags["t"].weight.detach().clone()
         batch = KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
         ebc.embedding_bags["t"].weight._in_backward_optimizers[0].param_groups[0]["lr"] = math.nan  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match=r"in backward, for a table \[4, 4\]: the learning rate is nan"):
+        with pytest.raises(
+            ValueError, match=r"in backward, for a table \[4, 4\]: the learning rate is nan"
+        ):
             ebc(batch).values().sum().backward()
         assert torch.equal(ebc.embedding_bags["t"].weight, before)
         layer.bias._in_backward_optimizers[0].param_groups[0]["lr"] = -1.0  # type: ignore[union-attr]

@@ -15,7 +15,9 @@ def test_steps_follow_the_formula(rows: int, columns: int, seed: int) -> None:
     optimizer = RowWiseAdagrad([weight], lr=0.5, eps=1e-3)
     for _ in range(3):
         weight.grad = torch.randn(rows, columns, generator=generator)
-        expected, state = rowwise_adagrad_update(expected, state, torch.arange(rows), weight.grad, 0.5, 1e-3)
+        expected, state = rowwise_adagrad_update(
+            expected, state, torch.arange(rows), weight.grad, 0.5, 1e-3
+        )
         optimizer.step()
     torch.testing.assert_close(weight.detach(), expected)
     torch.testing.assert_close(optimizer.state[weight]["sum"], state.view(-1, 1))
@@ -23,7 +25,9 @@ def test_steps_follow_the_formula(rows: int, columns: int, seed: int) -> None:
 
 def test_rates_decay_with_the_steps_and_weights_with_the_gradient() -> None:
     weight = torch.nn.Parameter(torch.full((1, 2), 4.0))
-    optimizer = RowWiseAdagrad([weight], lr=1.0, lr_decay=1.0, weight_decay=0.5, eps=0.0, maximize=True)
+    optimizer = RowWiseAdagrad(
+        [weight], lr=1.0, lr_decay=1.0, weight_decay=0.5, eps=0.0, maximize=True
+    )
     weight.grad = torch.full((1, 2), -1.0)
     optimizer.step()  # gradient 1 + 0.5 * 4 = 3, state 9, moved by 3 / 3
     assert weight.tolist() == [[3.0, 3.0]]
@@ -54,7 +58,9 @@ def test_rows_of_16_bits_have_a_state_of_32() -> None:
     assert weight.tolist() == [[0.0, 0.0]] * 3
 
 
-@pytest.mark.parametrize("name", ["lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"])
+@pytest.mark.parametrize(
+    "name", ["lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"]
+)
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_a_negative_number_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value} must be a number of at least 0"):

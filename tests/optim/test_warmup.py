@@ -1,4 +1,6 @@
-"""Rates that follow a schedule: at which step they are what, through every wrapper, down to the kernels."""
+"""Rates that follow a schedule: at which step they are what, through every wrapper, down to the
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
 def plain(lr: float = 9.0) -> KeyedOptimizerWrapper:
-    return KeyedOptimizerWrapper({"w": nn.Parameter(torch.ones(2))}, lambda params: torch.optim.SGD(params, lr=lr))
+    return KeyedOptimizerWrapper(
+        {"w": nn.Parameter(torch.ones(2))}, lambda params: torch.optim.SGD(params, lr=lr)
+    )
 
 
 def adam(layer: nn.Module) -> KeyedOptimizerWrapper:
-    return KeyedOptimizerWrapper(dict(layer.named_parameters()), lambda params: torch.optim.Adam(params, lr=9.0))
+    return KeyedOptimizerWrapper(
+        dict(layer.named_parameters()), lambda params: torch.optim.Adam(params, lr=9.0)
+    )
 
 
 def rates(stages: list[WarmupStage], steps: int, lr: float = 1.0) -> list[float]:
@@ -54,8 +60,14 @@ P = WarmupPolicy
         (WarmupStage(P.LINEAR, max_iters=4, value=0.2), [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]),
         (WarmupStage(P.CONSTANT, max_iters=2, value=0.5, lr_scale=3.0), [1.5, 1.5, 1.5, 1.0]),
         (WarmupStage(P.POLY, max_iters=4, value=2.0), [1.0, 0.5625, 0.25, 0.0625, 0.0, 1.0]),
-        (WarmupStage(P.POLY, max_iters=4, value=0.5, decay_iters=2), [1.0, math.sqrt(0.5), 0.0, 0.0, 0.0, 1.0]),
-        (WarmupStage(P.STEP, max_iters=4, value=0.5, decay_iters=2), [1.0, 1.0, 0.5, 0.5, 0.25, 1.0]),
+        (
+            WarmupStage(P.POLY, max_iters=4, value=0.5, decay_iters=2),
+            [1.0, math.sqrt(0.5), 0.0, 0.0, 0.0, 1.0],
+        ),
+        (
+            WarmupStage(P.STEP, max_iters=4, value=0.5, decay_iters=2),
+            [1.0, 1.0, 0.5, 0.5, 0.25, 1.0],
+        ),
         (WarmupStage(P.STEP, max_iters=2, value=0.5), [1.0, 0.5, 0.25, 1.0]),
         (WarmupStage(P.INVSQRT, max_iters=4), [1.0, 1.0, 0.5**0.5, 3**-0.5, 0.5, 1.0]),
         (WarmupStage(P.NONE, max_iters=1, value=7.0), [1.0, 1.0]),
@@ -64,19 +76,28 @@ P = WarmupPolicy
             [1.0, 0.75, 1.0, 0.75, 1.0, 1.0],
         ),
         (
-            WarmupStage(P.INTERPOLATE, max_iters=4, value=1.0, start_interpolating_iters=0, end_value=3.0),
+            WarmupStage(
+                P.INTERPOLATE, max_iters=4, value=1.0, start_interpolating_iters=0, end_value=3.0
+            ),
             [1.0, 1.5, 2.0, 2.5, 3.0, 1.0],
         ),
     ],
     ids=lambda case: case.policy.value if isinstance(case, WarmupStage) else "",
 )
-def test_rates_follow_the_policy_and_are_the_given_one_afterwards(stage: WarmupStage, expected: list[float]) -> None:
+def test_rates_follow_the_policy_and_are_the_given_one_afterwards(
+    stage: WarmupStage, expected: list[float]
+) -> None:
     assert rates([stage], len(expected) - 1) == pytest.approx(expected)
-    assert rates([stage], len(expected) - 1, lr=0.1) == pytest.approx([0.1 * rate for rate in expected])
+    assert rates([stage], len(expected) - 1, lr=0.1) == pytest.approx(
+        [0.1 * rate for rate in expected]
+    )
 
 
 def test_stages_follow_one_another_by_the_number_of_all_steps() -> None:
-    stages = [WarmupStage(P.LINEAR, max_iters=2, value=0.0), WarmupStage(P.STEP, max_iters=5, value=0.5, decay_iters=3)]
+    stages = [
+        WarmupStage(P.LINEAR, max_iters=2, value=0.0),
+        WarmupStage(P.STEP, max_iters=5, value=0.5, decay_iters=3),
+    ]
     assert rates(stages, 7) == pytest.approx([0.0, 0.5, 1.0, 0.5, 0.5, 0.5, 1.0, 1.0])
     assert stages[0].decay_iters == -1, "the caller's stages stay as they are"
 
@@ -87,7 +108,9 @@ def test_without_stages_the_rate_is_the_given_one() -> None:
 
 def test_a_group_without_a_rate_gets_one() -> None:
     parameter = torch.tensor([1.0])
-    warm = WarmupOptimizer(DummyKeyedOptimizer({"p": parameter}, {}, [{"params": [parameter]}]), [], lr=0.5)
+    warm = WarmupOptimizer(
+        DummyKeyedOptimizer({"p": parameter}, {}, [{"params": [parameter]}]), [], lr=0.5
+    )
     assert warm.param_groups == [{"params": [parameter], "lr": 0.5}]
 
 
@@ -95,8 +118,16 @@ def test_a_group_without_a_rate_gets_one() -> None:
     ("stages", "options", "said"),
     [
         ([WarmupStage(max_iters=0)], {}, r"must be greater than the previous max iter 0"),
-        ([WarmupStage(max_iters=5), WarmupStage(max_iters=5)], {}, r"must be greater than the previous max iter 5"),
-        ([WarmupStage(P.INTERPOLATE, max_iters=5)], {}, r"start_interpolating_iters must be set for INTERPOLATE"),
+        (
+            [WarmupStage(max_iters=5), WarmupStage(max_iters=5)],
+            {},
+            r"must be greater than the previous max iter 5",
+        ),
+        (
+            [WarmupStage(P.INTERPOLATE, max_iters=5)],
+            {},
+            r"start_interpolating_iters must be set for INTERPOLATE",
+        ),
         (
             [WarmupStage(P.INTERPOLATE, max_iters=5, start_interpolating_iters=1)],
             {},
@@ -112,14 +143,20 @@ def test_a_group_without_a_rate_gets_one() -> None:
             {},
             r"sgdr_period=0 .* at least 1",
         ),
-        ([WarmupStage(P.CONSTANT, max_iters=5, value=-0.5)], {}, r"at step 0 in .*: the learning rate is -0.05"),
+        (
+            [WarmupStage(P.CONSTANT, max_iters=5, value=-0.5)],
+            {},
+            r"at step 0 in .*: the learning rate is -0.05",
+        ),
         ([], {"lr": -1.0}, r"WarmupOptimizer: the learning rate is -1.0"),
         ([], {"lr": math.nan}, r"WarmupOptimizer: the learning rate is nan"),
         ([], {"lr_param": "rate"}, r"lr_param='rate' is in no parameter group"),
         ([], {"param_name": "w"}, r"param_name='w' is the name of a parameter"),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(stages: list[WarmupStage], options: dict[str, Any], said: str) -> None:
+def test_schedules_that_cannot_be_are_refused(
+    stages: list[WarmupStage], options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         WarmupOptimizer(plain(), stages, **options)
 
@@ -137,14 +174,20 @@ def test_the_position_is_state_and_brings_its_rate_along() -> None:
     assert one.state_dict()["state"]["__warmup"]["warmup"].tolist() == [10, 0]
     two.step()
     two.load_state_dict(copy.deepcopy(one.state_dict()))
-    assert two.param_groups[0]["lr"] == one.param_groups[0]["lr"] == pytest.approx(0.1 * (0.01 + 0.99 * 0.1))
+    assert (
+        two.param_groups[0]["lr"]
+        == one.param_groups[0]["lr"]
+        == pytest.approx(0.1 * (0.01 + 0.99 * 0.1))
+    )
     one.step()
     two.step()
     assert two.param_groups[0]["lr"] == one.param_groups[0]["lr"]
     assert two.state_dict()["state"]["__warmup"]["warmup"].tolist() == [11, 0]
 
 
-@pytest.mark.parametrize("around", [lambda one: one, lambda one: CombinedOptimizer([("dense", one)])])
+@pytest.mark.parametrize(
+    "around", [lambda one: one, lambda one: CombinedOptimizer([("dense", one)])]
+)
 def test_a_fresh_optimizer_takes_the_position_before_its_first_step(around: Any) -> None:
     layer, twin = nn.Linear(2, 1), nn.Linear(2, 1)
     one, two = warm(around(adam(layer))), warm(around(adam(twin)))
@@ -164,10 +207,14 @@ def test_a_position_that_does_not_fit_is_refused_and_nothing_moves() -> None:
     state = copy.deepcopy(one.state_dict())
     state["state"]["__warmup"]["warmup"] = torch.tensor([4000, 2])
     with pytest.raises(
-        ValueError, match=r"__warmup in what is loaded is at step 4000 in stage 2, and there are 1 stages"
+        ValueError,
+        match=r"__warmup in what is loaded is at step 4000 in stage 2, and there are 1 stages",
     ):
         one.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"Parameter __warmup not found: what is loaded was stored without a Warmup"):
+    with pytest.raises(
+        ValueError,
+        match=r"Parameter __warmup not found: what is loaded was stored without a Warmup",
+    ):
         one.load_state_dict({"state": {}})
     assert one.state_dict()["state"]["__warmup"]["warmup"].tolist() == [1, 0]
 
@@ -178,7 +225,9 @@ def test_two_schedules_in_one_optimizer_need_two_names() -> None:
         CombinedOptimizer([warm(adam(one)), warm(plain())])
     both = CombinedOptimizer([("a", warm(adam(one))), ("b", warm(adam(two), lr=0.5))])
     both.step()
-    assert [group["lr"] for group in both.param_groups] == pytest.approx([0.1 * 0.0199, 0.5 * 0.0199])
+    assert [group["lr"] for group in both.param_groups] == pytest.approx(
+        [0.1 * 0.0199, 0.5 * 0.0199]
+    )
     state = both.state_dict()["state"]
     assert {"a.__warmup", "b.__warmup"} <= set(state)
     both.load_state_dict(copy.deepcopy(both.state_dict()))
@@ -187,7 +236,10 @@ def test_two_schedules_in_one_optimizer_need_two_names() -> None:
 def fused(rate: float = 1.0) -> tuple[EmbeddingFusedOptimizer, nn.Module]:
     group = GroupSpec((TableSpec("item", 3, 4),), feature_tables=(0,))
     batch = build_table_batch(
-        group, optimizer=OptimizerSpec("sgd", rate), device=torch.device("cpu"), weights=[torch.zeros(3, 4)]
+        group,
+        optimizer=OptimizerSpec("sgd", rate),
+        device=torch.device("cpu"),
+        weights=[torch.zeros(3, 4)],
     )
     parameters = [nn.Parameter(rows) for rows in batch.table_weights()]
     return EmbeddingFusedOptimizer(batch, ["item.weight"], parameters), batch
@@ -216,7 +268,9 @@ KINDS = ["itself", "wrapper", "combined", "nested"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_warmup_reaches_fused_tables_through_every_wrapper(kind: str) -> None:
     inner, batch = fused()
-    outer = WarmupOptimizer(wrapped(kind, inner), [WarmupStage(P.LINEAR, max_iters=4, value=0.0)], lr=1.0)
+    outer = WarmupOptimizer(
+        wrapped(kind, inner), [WarmupStage(P.LINEAR, max_iters=4, value=0.0)], lr=1.0
+    )
     found = []
     for _ in range(5):
         found.append(moved_by(inner, batch))
@@ -259,16 +313,22 @@ def test_a_scheduler_on_a_warmup_reaches_fused_tables_at_the_next_forward(build:
 def test_a_rate_that_cannot_be_is_refused_by_name_at_the_next_forward(bad: Any) -> None:
     inner, batch = fused()
     OptimizerWrapper(inner).param_groups[0]["lr"] = bad
-    with pytest.raises(ValueError, match=rf"fused optimizer of 'item.weight': the learning rate is {bad}, and must be"):
+    with pytest.raises(
+        ValueError,
+        match=rf"fused optimizer of 'item.weight': the learning rate is {bad}, and must be",
+    ):
         moved_by(inner, batch)
     dense = plain()
     dense.param_groups[0]["lr"] = bad
     with pytest.raises(
-        ValueError, match=rf"param_groups\[0\] of SGD: the learning rate is {bad}, and must be a finite"
+        ValueError,
+        match=rf"param_groups\[0\] of SGD: the learning rate is {bad}, and must be a finite",
     ):
         dense.step()
     with pytest.raises(ValueError, match=r"param_groups\[0\] of SGD: the learning rate"):
-        KeyedOptimizerWrapper({"w": nn.Parameter(torch.ones(2))}, lambda params: with_rate(params, bad))
+        KeyedOptimizerWrapper(
+            {"w": nn.Parameter(torch.ones(2))}, lambda params: with_rate(params, bad)
+        )
 
 
 def with_rate(params: Any, rate: Any) -> torch.optim.Optimizer:
@@ -280,7 +340,9 @@ def with_rate(params: Any, rate: Any) -> torch.optim.Optimizer:
 def test_printing_shows_what_is_wrapped() -> None:
     inner, _ = fused(0.5)
     assert (
-        repr(OptimizerWrapper(inner)) == repr(inner) == "EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.5\n)"
+        repr(OptimizerWrapper(inner))
+        == repr(inner)
+        == "EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.5\n)"
     )
     assert repr(warm(CombinedOptimizer([("x", inner)]), lr=1.0)) == (
         "x: EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.01\n)"

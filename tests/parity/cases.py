@@ -1,4 +1,6 @@
-"""What both libraries compute: `python tests/parity/cases.py tutorec` prints the results of every case as JSON."""
+"""What both libraries compute: `python tests/parity/cases.py tutorec` prints the results of every
+case as JSON.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def results(root: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1
+        )
         found = {}
         for name, run in CASES.items():
             try:

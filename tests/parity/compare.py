@@ -26,7 +26,9 @@ def run(root: str, script: Path = CASES, **environment: str) -> dict[str, Any]:
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | environment,
     )
     if done.returncode:
-        raise RuntimeError(f"the cases in {root} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"the cases in {root} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -34,12 +36,18 @@ def differences(where: str, theirs: Any, ours: Any) -> list[str]:
     """Where two results differ: structure and text exactly, numbers within the tolerance."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         if theirs.keys() != ours.keys():
-            return [f"{where}: keys {sorted(theirs)}, here {ours if 'error' in ours else sorted(ours)}"]
+            return [
+                f"{where}: keys {sorted(theirs)}, here {ours if 'error' in ours else sorted(ours)}"
+            ]
         return [d for key in theirs for d in differences(f"{where}.{key}", theirs[key], ours[key])]
     if isinstance(theirs, list) and isinstance(ours, list):
         if len(theirs) != len(ours):
             return [f"{where}: {len(theirs)} entries, here {len(ours)}"]
-        return [d for i, pair in enumerate(zip(theirs, ours, strict=True)) for d in differences(f"{where}[{i}]", *pair)]
+        return [
+            d
+            for i, pair in enumerate(zip(theirs, ours, strict=True))
+            for d in differences(f"{where}[{i}]", *pair)
+        ]
     if isinstance(theirs, float) and isinstance(ours, float):
         close = math.isclose(theirs, ours, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         return [] if close else [f"{where}: {theirs!r}, here {ours!r}"]

@@ -1,4 +1,6 @@
-"""JaggedTensor, KeyedJaggedTensor and KeyedTensor: construction, operations, printed forms, equality."""
+"""JaggedTensor, KeyedJaggedTensor and KeyedTensor: construction, operations, printed forms,
+equality.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def parts_of(kjt: Any) -> Any:
         "keys": kjt.keys(),
         "values": kjt.values().tolist(),
         "lengths": kjt.lengths().tolist(),
-        "offsets": kjt.offsets().tolist() if kjt.keys() else [],  # of no features torchrec has [], tutorec [0]
+        # of no features torchrec has [], tutorec [0]
+        "offsets": kjt.offsets().tolist() if kjt.keys() else [],
         "weights": None if weights is None else numbers(weights),
         "stride": kjt.stride(),
         "stride_per_key": kjt.stride_per_key(),
@@ -67,7 +70,11 @@ def jagged_tensor_lists(root: str) -> Any:
     jt = of(root, "sparse.jagged_tensor").JaggedTensor(
         values=torch.tensor([1.0, 2.0, 3.0]), lengths=torch.tensor([2, 0, 1])
     )
-    return {"dense": [x.tolist() for x in jt.to_dense()], "offsets": jt.offsets().tolist(), "text": str(jt)}
+    return {
+        "dense": [x.tolist() for x in jt.to_dense()],
+        "offsets": jt.offsets().tolist(),
+        "text": str(jt),
+    }
 
 
 @case
@@ -77,7 +84,10 @@ def jagged_tensor_padded(root: str) -> Any:
     jt = of(root, "sparse.jagged_tensor").JaggedTensor(
         values=torch.tensor([1.0, 2.0, 3.0]), lengths=torch.tensor([2, 0, 1])
     )
-    return [jt.to_padded_dense().tolist(), jt.to_padded_dense(desired_length=3, padding_value=9.0).tolist()]
+    return [
+        jt.to_padded_dense().tolist(),
+        jt.to_padded_dense(desired_length=3, padding_value=9.0).tolist(),
+    ]
 
 
 @case
@@ -89,7 +99,8 @@ def keyed_jagged_parts(root: str) -> Any:
         "offset_per_key": kjt.offset_per_key(),
         "offsets": kjt.offsets().tolist(),
         "features": {
-            k: [v.values().tolist(), v.lengths().tolist(), v.weights().tolist()] for k, v in kjt.to_dict().items()
+            k: [v.values().tolist(), v.lengths().tolist(), v.weights().tolist()]
+            for k, v in kjt.to_dict().items()
         },
         "text": str(jagged(root)),
     }
@@ -99,7 +110,9 @@ def keyed_jagged_parts(root: str) -> Any:
 def keyed_jagged_split_and_permute(root: str) -> Any:
     kjt = jagged(root, weighted=True)
     parts = [*kjt.split([1, 1]), kjt.permute([1, 0]), kjt.permute([1, 0, 1])]
-    return [[p.keys(), p.values().tolist(), p.lengths().tolist(), numbers(p.weights())] for p in parts]
+    return [
+        [p.keys(), p.values().tolist(), p.lengths().tolist(), numbers(p.weights())] for p in parts
+    ]
 
 
 @case
@@ -107,7 +120,9 @@ def keyed_jagged_concat(root: str) -> Any:
     import torch
 
     made = of(root, "sparse.jagged_tensor").KeyedJaggedTensor
-    more = made.from_lengths_sync(keys=["shop"], values=torch.tensor([3, 3]), lengths=torch.tensor([0, 1, 1]))
+    more = made.from_lengths_sync(
+        keys=["shop"], values=torch.tensor([3, 3]), lengths=torch.tensor([0, 1, 1])
+    )
     both = made.concat([jagged(root), more])
     return [both.keys(), both.values().tolist(), both.lengths().tolist(), both.stride()]
 
@@ -118,7 +133,11 @@ def keyed_tensor_regrouped(root: str) -> Any:
     a = keyed.from_tensor_list(["x", "y"], [filled(2, 3), filled(2, 2, 5)])
     b = keyed.from_tensor_list(["z"], [filled(2, 1, 9)])
     groups = keyed.regroup([a, b], [["z", "x"], ["y"]])
-    return {"y": numbers(a["y"]), "lengths": a.length_per_key(), "groups": [numbers(g) for g in groups]}
+    return {
+        "y": numbers(a["y"]),
+        "lengths": a.length_per_key(),
+        "groups": [numbers(g) for g in groups],
+    }
 
 
 @case
@@ -130,13 +149,18 @@ def jagged_tensor_built(root: str) -> Any:
     rows, lengths = filled(3, 4, 1), torch.tensor([2, 0, 4])
     lists = [torch.tensor([1.0]), torch.tensor([]), torch.tensor([7.0, 8.0])]
     like = made.empty_like(
-        jagged_tensor(root, values=torch.tensor([1.0]), lengths=torch.tensor([1]), weights=rows[0, :1])
+        jagged_tensor(
+            root, values=torch.tensor([1.0]), lengths=torch.tensor([1]), weights=rows[0, :1]
+        )
     )
     return {
         "lengths": numbers(made.from_dense_lengths(rows, lengths, weights=-rows).weights()),
         "rows": jagged_parts(made.from_dense_lengths(rows, lengths)),
         "lists": jagged_parts(made.from_dense(lists, weights=lists)),
-        "empty": [str(made.empty(values_dtype=torch.int64).values().dtype), made.empty().weights_or_none() is None],
+        "empty": [
+            str(made.empty(values_dtype=torch.int64).values().dtype),
+            made.empty().weights_or_none() is None,
+        ],
         "weighted": made.empty(is_weighted=True).weights().tolist(),
         "like": [like.values().tolist(), like.lengths().tolist(), like.weights().tolist()],
     }
@@ -151,7 +175,10 @@ def jagged_tensor_weights(root: str) -> Any:
     plain = jagged_tensor(root, values=values, lengths=lengths)
     return {
         "dense": [numbers(x) for x in jt.to_dense_weights()],
-        "padded": [numbers(jt.to_padded_dense_weights()), numbers(jt.to_padded_dense_weights(3, padding_value=1.0))],
+        "padded": [
+            numbers(jt.to_padded_dense_weights()),
+            numbers(jt.to_padded_dense_weights(3, padding_value=1.0)),
+        ],
         "none": [plain.to_dense_weights(), plain.to_padded_dense_weights()],
     }
 
@@ -185,7 +212,9 @@ def jagged_tensor_sizes(root: str) -> Any:
     made = jagged_tensor(root, values=values, lengths=lengths)
     return [
         made.size_in_bytes(),
-        jagged_tensor(root, values=values, lengths=lengths, weights=values.double()).size_in_bytes(),
+        jagged_tensor(
+            root, values=values, lengths=lengths, weights=values.double()
+        ).size_in_bytes(),
         jagged_tensor(root, values=values, offsets=torch.tensor([0, 3])).size_in_bytes(),
         jagged(root, weighted=True).size_in_bytes(),
     ]
@@ -224,7 +253,9 @@ def keyed_jagged_lengths_and_offsets(root: str) -> Any:
 
     made = of(root, "sparse.jagged_tensor").KeyedJaggedTensor
     offsets = torch.tensor([0, 2, 2, 3, 4, 5, 7])
-    kjt = made.from_offsets_sync(keys=["item", "user"], values=torch.tensor([7, 8, 7, 4, 5, 1, 1]), offsets=offsets)
+    kjt = made.from_offsets_sync(
+        keys=["item", "user"], values=torch.tensor([7, 8, 7, 4, 5, 1, 1]), offsets=offsets
+    )
     fresh = made(keys=["item", "user"], values=kjt.values(), offsets=offsets)
     synced = [fresh.sync().length_per_key_or_none(), fresh.offset_per_key_or_none()]
     after = [fresh.unsync().length_per_key_or_none(), fresh.offset_per_key_or_none()]
@@ -235,7 +266,11 @@ def keyed_jagged_lengths_and_offsets(root: str) -> Any:
 def keyed_jagged_lookup(root: str) -> Any:
     kjt = jagged(root, weighted=True)
     without = jagged(root).to_dict(compute_offsets=False)
-    return [jagged_parts(kjt["item"]), jagged_parts(kjt["user"]), without["user"].offsets_or_none() is None]
+    return [
+        jagged_parts(kjt["item"]),
+        jagged_parts(kjt["user"]),
+        without["user"].offsets_or_none() is None,
+    ]
 
 
 @case
@@ -249,7 +284,11 @@ def keyed_jagged_flattened(root: str) -> Any:
     import torch
 
     made = of(root, "sparse.jagged_tensor").KeyedJaggedTensor
-    kjt = made(keys=["item", "user"], values=torch.tensor([7, 8, 4]), lengths=torch.tensor([[2, 0], [1, 0]]))
+    kjt = made(
+        keys=["item", "user"],
+        values=torch.tensor([7, 8, 4]),
+        lengths=torch.tensor([[2, 0], [1, 0]]),
+    )
     return [kjt.flatten_lengths().lengths().tolist(), kjt.stride(), parts_of(kjt.flatten_lengths())]
 
 
@@ -287,7 +326,10 @@ def keyed_jagged_copied(root: str) -> Any:
 def keyed_jagged_from_dict(root: str) -> Any:
     """Equal numbers of samples give a plain batch, different ones a variable batch."""
     made = of(root, "sparse.jagged_tensor").KeyedJaggedTensor
-    plain, many = made.from_jt_dict(jagged(root, weighted=True).to_dict()), made.from_jt_dict(variable(root).to_dict())
+    plain, many = (
+        made.from_jt_dict(jagged(root, weighted=True).to_dict()),
+        made.from_jt_dict(variable(root).to_dict()),
+    )
     return [parts_of(plain), parts_of(many), many.stride_per_key_per_rank()]
 
 
@@ -348,7 +390,10 @@ def variable_batch_joined(root: str) -> Any:
         lengths=torch.tensor([2]),
         stride_per_key_per_rank=[[1]],
     )
-    return [parts_of(made.concat([variable(root), more])), variable(root).to(torch.device("cpu")).stride_per_key()]
+    return [
+        parts_of(made.concat([variable(root), more])),
+        variable(root).to(torch.device("cpu")).stride_per_key(),
+    ]
 
 
 @case
@@ -357,7 +402,11 @@ def variable_batch_of_two_ranks(root: str) -> Any:
     import torch
 
     made = of(root, "sparse.jagged_tensor").KeyedJaggedTensor
-    parts = {"keys": ["item", "user"], "values": torch.arange(8), "offsets": torch.tensor([0, 2, 2, 3, 4, 5, 8])}
+    parts = {
+        "keys": ["item", "user"],
+        "values": torch.arange(8),
+        "offsets": torch.tensor([0, 2, 2, 3, 4, 5, 8]),
+    }
     found = []
     for strides in ([[1, 1], [1, 3]], torch.tensor([[1, 1], [1, 3]], dtype=torch.int32)):
         kjt = made(**parts, stride_per_key_per_rank=strides)
@@ -372,16 +421,24 @@ def inverse_indices_kept(root: str) -> Any:
     kjt = shared(root, ["user", "item"])
     joined = type(kjt).concat([kjt, shared(root, ["shop", "city"])]).inverse_indices()
     moved = kjt.to(torch.device("cpu")).inverse_indices()
-    return [kjt.stride(), *([keys, indices.tolist()] for keys, indices in (kjt.inverse_indices(), moved, joined))]
+    return [
+        kjt.stride(),
+        *([keys, indices.tolist()] for keys, indices in (kjt.inverse_indices(), moved, joined)),
+    ]
 
 
 @case
 def tensor_dict_converted(root: str) -> Any:
-    """Nested tensors with offsets and with lengths, in the order asked for; a batch passes through."""
+    """Nested tensors with offsets and with lengths, in the order asked for; a batch
+    passes through.
+    """
     import torch
     from tensordict import TensorDict
 
-    convert, nested = of(root, "sparse.tensor_dict").maybe_td_to_kjt, torch.nested.nested_tensor_from_jagged
+    convert, nested = (
+        of(root, "sparse.tensor_dict").maybe_td_to_kjt,
+        torch.nested.nested_tensor_from_jagged,
+    )
     entries = {
         "user": nested(torch.tensor([2, 3]), lengths=torch.tensor([1, 1])),
         "item": nested(torch.tensor([7, 8]), offsets=torch.tensor([0, 2, 2])),
@@ -399,7 +456,11 @@ def keyed_tensor_parts(root: str) -> Any:
     rows = made.from_tensor_list(["x", "y"], [filled(1, 2), filled(2, 2, 5)], cat_dim=0, key_dim=0)
     return {
         "columns": [columns.offset_per_key(), columns.key_dim(), columns.size_in_bytes()],
-        "rows": [rows.key_dim(), numbers(rows["y"]), {key: numbers(part) for key, part in rows.to_dict().items()}],
+        "rows": [
+            rows.key_dim(),
+            numbers(rows["y"]),
+            {key: numbers(part) for key, part in rows.to_dict().items()},
+        ],
         "texts": [str(columns), str(rows), str(made([], [], torch.tensor([])))],
     }
 

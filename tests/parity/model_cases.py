@@ -13,7 +13,9 @@ def with_known_weights(module: Any) -> Any:
 
     with torch.no_grad():
         for index, parameter in enumerate(module.parameters()):
-            parameter.copy_(torch.sin(torch.arange(parameter.numel()) + index).view_as(parameter) / 2)
+            parameter.copy_(
+                torch.sin(torch.arange(parameter.numel()) + index).view_as(parameter) / 2
+            )
     return module
 
 
@@ -32,7 +34,10 @@ def cross_nets(root: str) -> Any:
     for name, make in nets.items():
         torch.manual_seed(7)
         net = make()
-        drawn = {weight: [list(value.shape), numbers(value.sum())] for weight, value in net.state_dict().items()}
+        drawn = {
+            weight: [list(value.shape), numbers(value.sum())]
+            for weight, value in net.state_dict().items()
+        }
         found[name] = [drawn, numbers(with_known_weights(net)(filled(3, 4) / 4))]
     return found
 
@@ -77,7 +82,10 @@ def fused_collection(root: str) -> Any:
     """Tables after three steps, under every optimizer that TorchRec's runs with on a CPU."""
     import torch
 
-    fused, row_wise = of(root, "modules.fused_embedding_modules"), of(root, "optim.rowwise_adagrad").RowWiseAdagrad
+    fused, row_wise = (
+        of(root, "modules.fused_embedding_modules"),
+        of(root, "optim.rowwise_adagrad").RowWiseAdagrad,
+    )
     found = {}
     for name, kind, arguments in (
         ("sgd", torch.optim.SGD, {"lr": 0.1}),

@@ -1,4 +1,6 @@
-"""Collections of tables: outputs, names, dtypes, and steps with the optimizer in the backward pass."""
+"""Collections of tables: outputs, names, dtypes, and steps with the optimizer in the
+backward pass.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,17 @@ def pooled_weighted(root: str) -> Any:
 def names_of_shared_features(root: str) -> Any:
     configs, modules = of(root, "modules.embedding_configs"), of(root, "modules.embedding_modules")
     tables = [
-        configs.EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=10, feature_names=features)
+        configs.EmbeddingBagConfig(
+            name=name, embedding_dim=4, num_embeddings=10, feature_names=features
+        )
         for name, features in (("a", ["item", "user"]), ("b", ["item"]))
     ]
     made = modules.EmbeddingBagCollection(tables=tables)
-    return [modules.get_embedding_names_by_table(tables), sorted(made.state_dict()), str(made.embedding_bags)]
+    return [
+        modules.get_embedding_names_by_table(tables),
+        sorted(made.state_dict()),
+        str(made.embedding_bags),
+    ]
 
 
 @case
@@ -48,7 +56,9 @@ def click_model(root: str) -> Any:
     )
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.sin(torch.arange(parameter.numel()) + index).view_as(parameter) + 0.2)
+            parameter.copy_(
+                torch.sin(torch.arange(parameter.numel()) + index).view_as(parameter) + 0.2
+            )
     return [numbers(model(filled(3, 3), jagged(root))), sorted(model.state_dict())]
 
 
@@ -58,7 +68,9 @@ def sequences(root: str, **arguments: Any) -> Any:
 
     configs, modules = of(root, "modules.embedding_configs"), of(root, "modules.embedding_modules")
     tables = [
-        configs.EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=10, feature_names=features)
+        configs.EmbeddingConfig(
+            name=name, embedding_dim=4, num_embeddings=10, feature_names=features
+        )
         for name, features in (("t_both", ["item", "user"]), ("t_user", ["user"]))
     ]
     made = modules.EmbeddingCollection(tables=tables, **arguments)
@@ -86,7 +98,9 @@ def sequences_of_rows(root: str) -> Any:
         "rows": sequence_parts(made(jagged(root))),
         "weighted": sequence_parts(made(jagged(root, weighted=True))),
         "indices": sequence_parts(indices(jagged(root))),
-        "variable": {name: jt.lengths().tolist() for name, jt in made(variable(root, weighted=False)).items()},
+        "variable": {
+            name: jt.lengths().tolist() for name, jt in made(variable(root, weighted=False)).items()
+        },
         "names": [
             made.embedding_names_by_table(),
             made.need_indices(),
@@ -113,19 +127,29 @@ def half_precision_tables(root: str) -> Any:
         (configs.EmbeddingBagConfig, modules.EmbeddingBagCollection, "embedding_bags"),
         (configs.EmbeddingConfig, modules.EmbeddingCollection, "embeddings"),
     ):
-        one = made(tables=[config(name="t", feature_names=["item"], **common)], device=torch.device("cpu"))
+        one = made(
+            tables=[config(name="t", feature_names=["item"], **common)], device=torch.device("cpu")
+        )
         weight = getattr(one, tables)["t"].weight
         with torch.no_grad():
             weight.copy_(filled(*weight.shape))
         out = one(jagged(root))
         values = (out if tables == "embedding_bags" else out["item"]).values()
-        found.append([str(weight.dtype), str(values.dtype), [[round(x, 2) for x in row] for row in values.tolist()]])
+        found.append(
+            [
+                str(weight.dtype),
+                str(values.dtype),
+                [[round(x, 2) for x in row] for row in values.tolist()],
+            ]
+        )
     return found
 
 
 @case
 def pooled_variable_batch(root: str) -> Any:
-    """Each feature's samples are looked up once; the indices say which of them a sample of the batch has."""
+    """Each feature's samples are looked up once; the indices say which of them a sample of the
+    batch has.
+    """
     out = collection(root)(shared(root, ["user", "item"]))
     return [out.keys(), numbers(out.values())]
 
@@ -137,7 +161,9 @@ def names_of_parameters(root: str) -> Any:
 
 
 def steps_in_backward(root: str, optimizer: Any, arguments: dict[str, Any], steps: int = 3) -> Any:
-    """Tables after steps; a pooled number's gradient is its column's number. One id comes twice, most never."""
+    """Tables after steps; a pooled number's gradient is its column's number. One id comes twice,
+    most never.
+    """
     import torch
 
     made = collection(root)
@@ -149,7 +175,10 @@ def steps_in_backward(root: str, optimizer: Any, arguments: dict[str, Any], step
         values = made(jagged(root)).values()
         values.backward(torch.arange(1.0, values.shape[1] + 1).expand_as(values))
     gradients = [parameter.grad is None for parameter in made.parameters()]
-    return {"tables": {name: numbers(t) for name, t in sorted(made.state_dict().items())}, "no gradient": gradients}
+    return {
+        "tables": {name: numbers(t) for name, t in sorted(made.state_dict().items())},
+        "no gradient": gradients,
+    }
 
 
 @case
@@ -176,10 +205,16 @@ def in_backward_rowwise_adagrad(root: str) -> Any:
 def rowwise_adagrad_on_dense_gradients(root: str) -> Any:
     import torch
 
-    kind, weight = of(root, "optim.rowwise_adagrad").RowWiseAdagrad, torch.nn.Parameter(filled(3, 4))
+    kind, weight = (
+        of(root, "optim.rowwise_adagrad").RowWiseAdagrad,
+        torch.nn.Parameter(filled(3, 4)),
+    )
     optimizer = kind([weight], lr=0.1, weight_decay=0.01, eps=1e-8)
     for _ in range(2):
         weight.grad = torch.tensor([[1.0, 2, 3, 4], [0, 0, 0, 0], [1, 1, 1, 1]])
         optimizer.step()
     [state] = optimizer.state_dict()["state"].values()
-    return [numbers(weight), {key: [list(value.shape), numbers(value)] for key, value in sorted(state.items())}]
+    return [
+        numbers(weight),
+        {key: [list(value.shape), numbers(value)] for key, value in sorted(state.items())},
+    ]

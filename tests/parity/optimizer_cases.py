@@ -34,7 +34,9 @@ def optimizers_combined(root: str) -> Any:
     keyed, one, two = of(root, "optim.keyed"), layer(), torch.nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         two.weight.fill_(0.5)
-    adam = keyed.KeyedOptimizerWrapper(dict(one.named_parameters()), lambda params: torch.optim.Adam(params, lr=0.25))
+    adam = keyed.KeyedOptimizerWrapper(
+        dict(one.named_parameters()), lambda params: torch.optim.Adam(params, lr=0.25)
+    )
     sgd = keyed.KeyedOptimizerWrapper(
         {"last": two.weight}, lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5)
     )
@@ -47,7 +49,13 @@ def optimizers_combined(root: str) -> Any:
     combined.save_param_groups(True)
     found = combined.state_dict()
     groups = [{name: group[name] for name in ("params", "lr")} for group in found["param_groups"]]
-    return [without_groups, sorted(combined.params), stored(found["state"]), groups, numbers(one.weight)]
+    return [
+        without_groups,
+        sorted(combined.params),
+        stored(found["state"]),
+        groups,
+        numbers(one.weight),
+    ]
 
 
 @case
@@ -55,9 +63,16 @@ def optimizers_printed(root: str) -> Any:
     import torch
 
     keyed = of(root, "optim.keyed")
-    sgd = keyed.KeyedOptimizerWrapper({"w": layer().weight}, lambda params: torch.optim.SGD(params, lr=0.5))
+    sgd = keyed.KeyedOptimizerWrapper(
+        {"w": layer().weight}, lambda params: torch.optim.SGD(params, lr=0.5)
+    )
     combined = keyed.CombinedOptimizer([("a", sgd)])
-    return [repr(sgd), repr(combined), repr(keyed.OptimizerWrapper(combined)), repr(keyed.CombinedOptimizer([]))]
+    return [
+        repr(sgd),
+        repr(combined),
+        repr(keyed.OptimizerWrapper(combined)),
+        repr(keyed.CombinedOptimizer([])),
+    ]
 
 
 @case
@@ -76,13 +91,20 @@ def warmup(root: str) -> Any:
             (policies.STEP, {"max_iters": 7, "value": 0.5, "decay_iters": 2}),
             (policies.INVSQRT, {"max_iters": 12}),
         ],
-        [(policies.COSINE_ANNEALING_WARM_RESTARTS, {"max_iters": 9, "value": 0.2, "sgdr_period": 4})],
+        [
+            (
+                policies.COSINE_ANNEALING_WARM_RESTARTS,
+                {"max_iters": 9, "value": 0.2, "sgdr_period": 4},
+            )
+        ],
         [],
     ]
     found = []
     for plan in plans:
         weight = layer().weight
-        inner = keyed.KeyedOptimizerWrapper({"w": weight}, lambda params: torch.optim.SGD(params, lr=9.0))
+        inner = keyed.KeyedOptimizerWrapper(
+            {"w": weight}, lambda params: torch.optim.SGD(params, lr=9.0)
+        )
         stages = [schedules.WarmupStage(policy, **options) for policy, options in plan]
         optimizer = schedules.WarmupOptimizer(inner, stages, lr=0.25)
         rates = [optimizer.param_groups[0]["lr"]]
@@ -101,7 +123,9 @@ def clipping(root: str) -> Any:
 
     keyed, module = of(root, "optim.keyed"), of(root, "optim.clipping")
     found = []
-    for mode, bound, norm in itertools.product(("NORM", "VALUE", "NONE"), (0.0, 0.5, 3.0, 50.0), (1, 2.0, "inf")):
+    for mode, bound, norm in itertools.product(
+        ("NORM", "VALUE", "NONE"), (0.0, 0.5, 3.0, 50.0), (1, 2.0, "inf")
+    ):
         made = layer()
         inner = keyed.KeyedOptimizerWrapper(
             dict(made.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.5)
@@ -111,5 +135,7 @@ def clipping(root: str) -> Any:
         )
         made(filled(4, 3)).square().mean().backward()
         optimizer.step()
-        found.append([numbers(made.weight), numbers(made.bias), float(optimizer.last_total_grad_norm)])
+        found.append(
+            [numbers(made.weight), numbers(made.bias), float(optimizer.last_total_grad_norm)]
+        )
     return found

@@ -9,7 +9,9 @@ from registry import case, jagged, numbers, of
 FORMATS = ("qint8", "quint4x2", "quint2x4", "float16")
 
 
-def quant_config(root: str, dtype: str, per_table: dict[str, str] | None = None, output: str = "float") -> Any:
+def quant_config(
+    root: str, dtype: str, per_table: dict[str, str] | None = None, output: str = "float"
+) -> Any:
     import torch
     from torch.ao.quantization import PlaceholderObserver
 
@@ -22,19 +24,31 @@ def quant_config(root: str, dtype: str, per_table: dict[str, str] | None = None,
     )
 
 
-def float_tables(root: str, kind: str, columns: int, pooling: str | None = None, weighted: bool = False) -> Any:
+def float_tables(
+    root: str, kind: str, columns: int, pooling: str | None = None, weighted: bool = False
+) -> Any:
     """Two tables whose rows span different ranges, one of them constant."""
     import torch
 
     configs, modules = of(root, "modules.embedding_configs"), of(root, "modules.embedding_modules")
-    more: dict[str, Any] = {} if pooling is None else {"pooling": getattr(configs.PoolingType, pooling)}
+    more: dict[str, Any] = (
+        {} if pooling is None else {"pooling": getattr(configs.PoolingType, pooling)}
+    )
     config = configs.EmbeddingBagConfig if kind == "bags" else configs.EmbeddingConfig
     tables = [
-        config(name=f"t_{name}", embedding_dim=columns, num_embeddings=rows, feature_names=[name], **more)
+        config(
+            name=f"t_{name}",
+            embedding_dim=columns,
+            num_embeddings=rows,
+            feature_names=[name],
+            **more,
+        )
         for name, rows in (("item", 10), ("user", 6))
     ]
     made = (
-        modules.EmbeddingBagCollection(tables=tables, is_weighted=weighted, device=torch.device("cpu"))
+        modules.EmbeddingBagCollection(
+            tables=tables, is_weighted=weighted, device=torch.device("cpu")
+        )
         if kind == "bags"
         else modules.EmbeddingCollection(tables=tables, device=torch.device("cpu"))
     )
@@ -72,7 +86,9 @@ def quantized_pooled(root: str) -> Any:
 
 @case
 def quantized_bytes(root: str) -> Any:
-    """Payload, scale and bias of int8 rows as the module keeps them: packed by one library, read by the other."""
+    """Payload, scale and bias of int8 rows as the module keeps them: packed by one library, read by
+    the other.
+    """
     found = {}
     for columns in (4, 12, 64):
         made = float_tables(root, "bags", columns)
@@ -96,7 +112,11 @@ def quantized_formats_per_table(root: str) -> Any:
     made = quantized(root, "bags", float_tables(root, "bags", 8), config)
     out = made(jagged(root))
     kinds = [[table.name, str(table.data_type)] for table in made.embedding_bag_configs()]
-    return [kinds, str(out.values().dtype), [[round(x, 2) for x in row] for row in out.values().float().tolist()]]
+    return [
+        kinds,
+        str(out.values().dtype),
+        [[round(x, 2) for x in row] for row in out.values().float().tolist()],
+    ]
 
 
 @case
@@ -105,6 +125,7 @@ def quantized_sequences(root: str) -> Any:
     for dtype in ("qint8", "float16"):
         made = quantized(root, "rows", float_tables(root, "rows", 8), quant_config(root, dtype))
         found[dtype] = {
-            name: [numbers(one.values()), one.lengths().tolist()] for name, one in sorted(made(jagged(root)).items())
+            name: [numbers(one.values()), one.lengths().tolist()]
+            for name, one in sorted(made(jagged(root)).items())
         }
     return found

@@ -1,7 +1,8 @@
-"""Sharded collections on two processes: `python tests/parity/rank_cases.py tutorec` prints what both ranks found.
+"""Sharded collections on two processes: `python tests/parity/rank_cases.py tutorec` prints what
+both ranks found.
 
-Every case makes three steps with the same plan, weights and batches in either library; rank 1 brings fewer samples
-where torchrec allows it, bags are empty and ids repeat.
+Every case makes three steps with the same plan, weights and batches in either library; rank 1
+brings fewer samples where torchrec allows it, bags are empty and ids repeat.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ TABLES = (("t_item", 10, 8, ("item",)), ("t_user", 7, 8, ("user", "friend")))
 # Features in an order that is no table's; lengths of rank 0 and of rank 1.
 LENGTHS = {"friend": ((1, 0, 2), (0, 2)), "item": ((2, 1, 0), (3, 1)), "user": ((0, 1, 1), (1, 0))}
 # Over gloo torchrec brings row-wise outputs home only where ranks have equally many samples.
-EQUAL_LENGTHS = {"friend": ((1, 0, 2), (0, 2, 1)), "item": ((2, 1, 0), (3, 1, 0)), "user": ((0, 1, 1), (1, 0, 0))}
+EQUAL_LENGTHS = {
+    "friend": ((1, 0, 2), (0, 2, 1)),
+    "item": ((2, 1, 0), (3, 1, 0)),
+    "user": ((0, 1, 1), (1, 0, 0)),
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,11 @@ class RankCase:
 
     @property
     def lengths(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        return EQUAL_LENGTHS if self.sharding in ("row_wise", "table_row_wise", "grid_shard") else LENGTHS
+        return (
+            EQUAL_LENGTHS
+            if self.sharding in ("row_wise", "table_row_wise", "grid_shard")
+            else LENGTHS
+        )
 
 
 def _cases() -> list[RankCase]:
@@ -58,8 +67,8 @@ def _cases() -> list[RankCase]:
         cases += [RankCase(sharding, pooling="MEAN"), RankCase(sharding, weighted=True)]
     for sharding in ("table_row_wise", "grid_shard", "table_column_wise"):
         cases += [RankCase(sharding, optimizer) for optimizer in exact]
-    # torchrec steps data-parallel tables with a dense optimizer: only SGD leaves other rows where they are. Those of
-    # an EmbeddingCollection it pools on a CPU, and raises.
+    # torchrec steps data-parallel tables with a dense optimizer: only SGD leaves other rows where
+    # they are. Those of an EmbeddingCollection it pools on a CPU, and raises.
     return [*cases, RankCase("data_parallel")]
 
 
@@ -87,7 +96,9 @@ def collection(root: str, case: RankCase) -> Any:
     cpu = torch.device("cpu")
     if case.pooling == "NONE":
         tables = [
-            configs.EmbeddingConfig(num_embeddings=rows, embedding_dim=columns, name=name, feature_names=list(features))
+            configs.EmbeddingConfig(
+                num_embeddings=rows, embedding_dim=columns, name=name, feature_names=list(features)
+            )
             for name, rows, columns, features in TABLES
         ]
         return of(root, "modules.embedding_modules").EmbeddingCollection(tables=tables, device=cpu)
@@ -106,29 +117,41 @@ def collection(root: str, case: RankCase) -> Any:
 
 
 def sharded(root: str, case: RankCase) -> tuple[Any, Any]:
-    """The sharded collection with known rows, and the optimizer that its caller steps, if there is one."""
+    """The sharded collection with known rows, and the optimizer that its caller steps, if there is
+    one.
+    """
     import torch
 
     module = collection(root, case)
     fused = {"optimizer": exact_optimizer(root, case.optimizer), "learning_rate": RATE, "eps": 1e-8}
-    kind = ("embedding.EmbeddingCollection" if case.pooling == "NONE" else "embeddingbag.EmbeddingBagCollection").split(
-        "."
-    )
+    kind = (
+        "embedding.EmbeddingCollection"
+        if case.pooling == "NONE"
+        else "embeddingbag.EmbeddingBagCollection"
+    ).split(".")
     sharder = getattr(of(root, f"distributed.{kind[0]}"), f"{kind[1]}Sharder")(fused_params=fused)
     words = {name: word(root, case, index) for index, (name, *_) in enumerate(TABLES)}
     plan = of(root, "distributed.sharding_plan").construct_module_sharding_plan(
         module, words, sharder, local_size=WORLD, world_size=WORLD, device_type="cpu"
     )
     for entry in plan.values():
-        entry.sharding_type = case.sharding  # table-column-wise is column-wise on the ranks of one host
+        # table-column-wise is column-wise on the ranks of one host
+        entry.sharding_type = case.sharding
         if case.sharding != "data_parallel":
             entry.compute_kernel = "fused"  # torchrec's hand-written plans say dense
-    environment = of(root, "distributed.types").ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    environment = of(root, "distributed.types").ShardingEnv.from_process_group(
+        torch.distributed.group.WORLD
+    )
     made = sharder.shard(module, plan, environment, torch.device("cpu"))
-    rows_of = {name: filled(rows, columns, index) / 10 for index, (name, rows, columns, _) in enumerate(TABLES)}
+    rows_of = {
+        name: filled(rows, columns, index) / 10
+        for index, (name, rows, columns, _) in enumerate(TABLES)
+    }
     with torch.no_grad():
         for table, row, column, piece in pieces(made):
-            piece.copy_(rows_of[table][row : row + piece.shape[0], column : column + piece.shape[1]])
+            piece.copy_(
+                rows_of[table][row : row + piece.shape[0], column : column + piece.shape[1]]
+            )
     by_caller = case.sharding == "data_parallel" and root == "torchrec"
     return made, torch.optim.SGD(made.parameters(), lr=RATE) if by_caller else None
 
@@ -140,7 +163,14 @@ def pieces(module: Any) -> list[tuple[str, int, int, Any]]:
         shards = value.local_shards() if hasattr(value, "local_shards") else [None]
         for shard in shards:
             row, column = shard.metadata.shard_offsets if shard is not None else (0, 0)
-            found.append((name.split(".")[-2], row, column, (shard.tensor if shard is not None else value).detach()))
+            found.append(
+                (
+                    name.split(".")[-2],
+                    row,
+                    column,
+                    (shard.tensor if shard is not None else value).detach(),
+                )
+            )
     return found
 
 
@@ -167,16 +197,22 @@ def short(tensor: Any) -> Any:
 
 
 def found(root: str, case: RankCase, rank: int) -> dict[str, Any]:
-    """Outputs of the last step, which show the steps before it, weights after it, and the optimizer's state."""
+    """Outputs of the last step, which show the steps before it, weights after it, and the
+    optimizer's state.
+    """
     import torch
 
     module, optimizer = sharded(root, case)
     out: dict[str, Any] = {}
     for step in range(STEPS):
         result = module(batch(root, case, rank, step)).wait()
-        out = {key: result[key].values() if case.pooling == "NONE" else result[key] for key in sorted(case.lengths)}
+        out = {
+            key: result[key].values() if case.pooling == "NONE" else result[key]
+            for key in sorted(case.lengths)
+        }
         loss = sum(
-            (part * (1 + index + torch.arange(part.shape[1]) / 10)).sum() for index, part in enumerate(out.values())
+            (part * (1 + index + torch.arange(part.shape[1]) / 10)).sum()
+            for index, part in enumerate(out.values())
         )
         if optimizer is not None:
             optimizer.zero_grad()
@@ -185,7 +221,9 @@ def found(root: str, case: RankCase, rank: int) -> dict[str, Any]:
             optimizer.step()
     return {
         "outputs": {key: short(part.detach()) for key, part in out.items()},
-        "weights": {f"{table} {row} {column}": short(piece) for table, row, column, piece in pieces(module)},
+        "weights": {
+            f"{table} {row} {column}": short(piece) for table, row, column, piece in pieces(module)
+        },
         "state": state(module) if optimizer is None and case.sharding != "data_parallel" else {},
     }
 
@@ -195,8 +233,14 @@ def state(module: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for of_table in module.fused_optimizer.state_dict()["state"].values():
         for name, value in of_table.items():
-            shards = [s.tensor for s in value.local_shards()] if hasattr(value, "local_shards") else [value]
-            kept.setdefault(name, []).extend(number for shard in shards for number in short(shard.detach().flatten()))
+            shards = (
+                [s.tensor for s in value.local_shards()]
+                if hasattr(value, "local_shards")
+                else [value]
+            )
+            kept.setdefault(name, []).extend(
+                number for shard in shards for number in short(shard.detach().flatten())
+            )
     return kept
 
 
@@ -205,7 +249,9 @@ def one_rank(root: str, rank: int, folder: str) -> dict[str, Any]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD
+    )
     results: dict[str, Any] = {}
     for name, case in RANK_CASES.items():
         try:
@@ -222,7 +268,9 @@ def main(root: str) -> None:
         for rank in range(WORLD):
             local = {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
             words = [sys.executable, str(Path(__file__)), root, str(rank), folder]
-            started.append(subprocess.Popen(words, env=os.environ | local, stdout=subprocess.PIPE, text=True))
+            started.append(
+                subprocess.Popen(words, env=os.environ | local, stdout=subprocess.PIPE, text=True)
+            )
         written = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit(f"ranks ended with {[process.returncode for process in started]}")

@@ -1,7 +1,7 @@
 """The cases that both libraries run, and the inputs that they share.
 
-A case takes the library's root name and returns plain values. Inputs are written out or follow from a formula, so that
-no generator stands between the two runs.
+A case takes the library's root name and returns plain values. Inputs are written out or follow from
+a formula, so that no generator stands between the two runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def of(root: str, path: str) -> Any:
 
 
 def print_and_end(results: Any) -> NoReturn:
-    """Print as JSON, and end before Python takes itself down: gloo's threads may still hold tensors, and then abort."""
+    """Print as JSON, and end before Python takes itself down: gloo's threads may still hold
+    tensors, and then abort.
+    """
     print(json.dumps(results), flush=True)
     os._exit(0)
 
@@ -70,7 +72,9 @@ def collection(root: str, pooling: str = "SUM", weighted: bool = False) -> Any:
             name="t_user", embedding_dim=8, num_embeddings=6, feature_names=["user"], pooling=pool
         ),
     ]
-    made = modules.EmbeddingBagCollection(tables=tables, is_weighted=weighted, device=torch.device("cpu"))
+    made = modules.EmbeddingBagCollection(
+        tables=tables, is_weighted=weighted, device=torch.device("cpu")
+    )
     with torch.no_grad():
         for index, bag in enumerate(made.embedding_bags.values()):
             bag.weight.copy_(filled(*bag.weight.shape, first=index))
@@ -82,7 +86,9 @@ def same_width(root: str) -> Any:
 
     configs, modules = of(root, "modules.embedding_configs"), of(root, "modules.embedding_modules")
     tables = [
-        configs.EmbeddingBagConfig(name=f"t_{f}", embedding_dim=4, num_embeddings=10, feature_names=[f])
+        configs.EmbeddingBagConfig(
+            name=f"t_{f}", embedding_dim=4, num_embeddings=10, feature_names=[f]
+        )
         for f in ("item", "user")
     ]
     return modules.EmbeddingBagCollection(tables=tables, device=torch.device("cpu"))

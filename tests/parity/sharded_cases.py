@@ -27,7 +27,9 @@ def printed_plan(root: str) -> Any:
 
 
 def fused_steps(root: str, optimizer: str, steps: int = 3) -> Any:
-    """Weights of both tables after steps on one sharded rank; a pooled number's gradient is its column's number."""
+    """Weights of both tables after steps on one sharded rank; a pooled number's gradient is its
+    column's number.
+    """
     import torch
 
     sharders, types = of(root, "distributed.embeddingbag"), of(root, "distributed.types")
@@ -36,7 +38,9 @@ def fused_steps(root: str, optimizer: str, steps: int = 3) -> Any:
     fused = {"optimizer": exact_optimizer(root, optimizer), "learning_rate": 0.1, "eps": 1e-8}
     sharder = sharders.EmbeddingBagCollectionSharder(fused_params=fused)
     environment = types.ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    sharded = sharder.shard(module, hand_written_plan(root, module), environment, torch.device("cpu"))
+    sharded = sharder.shard(
+        module, hand_written_plan(root, module), environment, torch.device("cpu")
+    )
     for name, tensor in sharded.state_dict().items():
         on_this_rank(tensor).copy_(start[name])
     for _ in range(steps):

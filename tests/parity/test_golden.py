@@ -1,4 +1,6 @@
-"""tutorec returns what torchrec returned: stored results in every run, torchrec itself in `make parity`."""
+"""tutorec returns what torchrec returned: stored results in every run, torchrec itself in `make
+parity`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,22 @@ import pytest
 from parity.compare import differences, run
 from policy.tree import assert_none
 
-GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("cases.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    Path(__file__).with_name("golden").joinpath("cases.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_results_equal_torchrecs(backend):
     """One test for all cases: two workers would run them twice."""
     ours = run("tutorec", TUTOREC_BACKEND=backend)
-    assert_none([each for name, case in GOLDEN["cases"].items() for each in differences(name, case, ours.get(name))])
+    assert_none(
+        [
+            each
+            for name, case in GOLDEN["cases"].items()
+            for each in differences(name, case, ours.get(name))
+        ]
+    )
 
 
 def test_golden_results_are_those_of_the_pinned_release():

@@ -1,4 +1,6 @@
-"""On two processes tutorec trains as torchrec does: stored results in every run, torchrec itself in `make parity`."""
+"""On two processes tutorec trains as torchrec does: stored results in every run, torchrec itself in
+`make parity`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,22 @@ from policy.tree import assert_none
 
 from tutorec.distributed.plan import ShardingType
 
-GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("ranks.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    Path(__file__).with_name("golden").joinpath("ranks.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_outputs_weights_and_state_of_both_ranks_equal_torchrecs(backend):
     """One test for all cases: two workers would run them twice."""
     ours = run("tutorec", RANK_CASES, TUTOREC_BACKEND=backend)
-    assert_none([each for name, case in GOLDEN["cases"].items() for each in differences(name, case, ours.get(name))])
+    assert_none(
+        [
+            each
+            for name, case in GOLDEN["cases"].items()
+            for each in differences(name, case, ours.get(name))
+        ]
+    )
 
 
 def test_every_sharding_type_is_compared():

@@ -1,4 +1,6 @@
-"""The path manifest: TorchRec's names import under tutorec once their line says so, and not before."""
+"""The path manifest: TorchRec's names import under tutorec once their line says so, and
+not before.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NOT_IN_1_8 = {"torchrec.sparse.jagged_tensor.td_to_kjt"}
 
 def entries(text: str) -> list[tuple[str, str]]:
     """Pairs of `now`, `later` or `never` and a dotted name."""
-    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [
+        line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")
+    ]
     return [(line[0], line[-1]) for line in lines]
 
 
@@ -45,8 +49,14 @@ def path_violations(text: str, root: str = "tutorec") -> list[str]:
 
 def form_violations(text: str) -> list[str]:
     names = [name for _, name in entries(text)]
-    found = [f"{name}: {when!r} is not one of {sorted(WHEN)}" for when, name in entries(text) if when not in WHEN]
-    found += [f"{name}: not a name of torchrec" for name in names if not name.startswith("torchrec.")]
+    found = [
+        f"{name}: {when!r} is not one of {sorted(WHEN)}"
+        for when, name in entries(text)
+        if when not in WHEN
+    ]
+    found += [
+        f"{name}: not a name of torchrec" for name in names if not name.startswith("torchrec.")
+    ]
     return found + [f"{name}: out of order or twice" for a, name in pairwise(names) if name <= a]
 
 
@@ -71,6 +81,8 @@ def test_path_policy_rejects_a_missing_and_an_early_name():
     assert path_violations("later torchrec.no.module.X") == []
 
 
-@pytest.mark.parametrize("text", ["soon torchrec.a.B", "now other.a.B", "now torchrec.b.B\nnow torchrec.a.B"])
+@pytest.mark.parametrize(
+    "text", ["soon torchrec.a.B", "now other.a.B", "now torchrec.b.B\nnow torchrec.a.B"]
+)
 def test_manifest_form_rejects(text):
     assert len(form_violations(text)) == 1

@@ -1,4 +1,6 @@
-"""Run every case in torchrec and store what it returned; run by `make parity`, in its own environment."""
+"""Run every case in torchrec and store what it returned; run by `make parity`, in its own
+environment.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ def errors(results: dict[str, Any]) -> list[str]:
     found = []
     for name, result in results.items():
         of_ranks = result if isinstance(result, list) else [result]
-        found += [f"{name}: {part['error']}" for part in of_ranks if isinstance(part, dict) and "error" in part]
+        found += [
+            f"{name}: {part['error']}"
+            for part in of_ranks
+            if isinstance(part, dict) and "error" in part
+        ]
     return found
 
 
 def main() -> None:
-    versions = {name: importlib.metadata.version(name) for name in ("torchrec", "torch", "fbgemm-gpu-cpu")}
+    versions = {
+        name: importlib.metadata.version(name) for name in ("torchrec", "torch", "fbgemm-gpu-cpu")
+    }
     theirs = {script: run("torchrec", script) for script in GOLDEN}
     failed = [failure for results in theirs.values() for failure in errors(results)]
     if failed:
@@ -41,10 +49,15 @@ def main() -> None:
         path.write_text(json.dumps(golden, indent=None, sort_keys=True) + "\n", encoding="utf-8")
         ours = run("tutorec", script)
         found |= {
-            name: differences(name, result, ours.get(name)) or ["equal"] for name, result in theirs[script].items()
+            name: differences(name, result, ours.get(name)) or ["equal"]
+            for name, result in theirs[script].items()
         }
     FOR_THE_BOOK.parent.mkdir(parents=True, exist_ok=True)
-    summary = {"versions": versions | {"tutorec": importlib.metadata.version("tutorec")}, "date": date, "cases": found}
+    summary = {
+        "versions": versions | {"tutorec": importlib.metadata.version("tutorec")},
+        "date": date,
+        "cases": found,
+    }
     FOR_THE_BOOK.write_text(json.dumps(summary, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for name, said in found.items():
         print(f"{name:34} {said[0]}" + (f" (and {len(said) - 1} more)" if len(said) > 1 else ""))

@@ -34,7 +34,11 @@ class Cell:
 
     @property
     def headings(self) -> list[str]:
-        return re.findall(r"^#{1,6} +(.*)$", self.text, re.MULTILINE) if self.kind == "markdown" else []
+        return (
+            re.findall(r"^#{1,6} +(.*)$", self.text, re.MULTILINE)
+            if self.kind == "markdown"
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Chapter:
     @cached_property
     def cells(self) -> list[Cell]:
         return [
-            Cell(i, c["cell_type"], "".join(c["source"]), frozenset(c["metadata"].get("tags", ())), c)
+            Cell(
+                i, c["cell_type"], "".join(c["source"]), frozenset(c["metadata"].get("tags", ())), c
+            )
             for i, c in enumerate(self.raw["cells"])
         ]
 
@@ -66,7 +72,10 @@ class Chapter:
 
 def chapters() -> list[Chapter]:
     """Every chapter of the repository, in order."""
-    return [Chapter(p.stem, json.loads(p.read_text(encoding="utf-8"))) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
+    return [
+        Chapter(p.stem, json.loads(p.read_text(encoding="utf-8")))
+        for p in sorted(NOTEBOOKS.glob("*.ipynb"))
+    ]
 
 
 def chapter_of(*cells: tuple[str, str, list[str]], name: str = "99_fixture", **raw: Any) -> Chapter:
@@ -81,4 +90,6 @@ def chapter_of(*cells: tuple[str, str, list[str]], name: str = "99_fixture", **r
         }
         made.append(cell | ({"outputs": [], "execution_count": None} if kind == "code" else {}))
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return Chapter(name, {"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5} | raw)
+    return Chapter(
+        name, {"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5} | raw
+    )

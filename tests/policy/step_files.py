@@ -1,8 +1,10 @@
-"""How much one has to read to follow a step: `python tests/policy/step_files.py` writes it into CONTRIBUTING.md.
+"""How much one has to read to follow a step: `python tests/policy/step_files.py` writes it into
+CONTRIBUTING.md.
 
-One training step of a table-wise collection runs on two ranks under a tracer. The table lists the files that run a
-line, of the layers of distributed training; all their lines of code count, whether they ran or not. The totals below
-it count the files of all packages, for the step and for one call of the planner.
+One training step of a table-wise collection runs on two ranks under a tracer. The table lists the
+files that run a line, of the layers of distributed training; all their lines of code count, whether
+they ran or not. The totals below it count the files of all packages, for the step and for one call
+of the planner.
 """
 
 from __future__ import annotations
@@ -36,16 +38,24 @@ def traced(rank: int, world_size: int, folder: str) -> list[str]:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
     from tutorec.teach.trace import lines_run
 
-    tables = [EmbeddingBagConfig(8, 4, name, feature_names=[f"f_{name}"]) for name in ("item", "user")]
+    tables = [
+        EmbeddingBagConfig(8, 4, name, feature_names=[f"f_{name}"]) for name in ("item", "user")
+    ]
     ebc = EmbeddingBagCollection(tables)
-    plan = construct_module_sharding_plan(ebc, {"item": table_wise(rank=1), "user": table_wise(rank=0)})
+    plan = construct_module_sharding_plan(
+        ebc, {"item": table_wise(rank=1), "user": table_wise(rank=0)}
+    )
     group = dist.group.WORLD
     assert group is not None, "a pool's ranks have a group"
-    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, ShardingEnv.from_process_group(group))
+    sharded = EmbeddingBagCollectionSharder().shard(
+        ebc, plan, ShardingEnv.from_process_group(group)
+    )
 
     def step() -> None:
         ids, lengths = torch.tensor([1, 2, 7, 3]), torch.tensor([2, 0, 1, 1])
-        sharded(KeyedJaggedTensor(["f_item", "f_user"], ids, lengths=lengths)).values().sum().backward()
+        sharded(
+            KeyedJaggedTensor(["f_item", "f_user"], ids, lengths=lengths)
+        ).values().sum().backward()
 
     step()
     step()
@@ -53,14 +63,18 @@ def traced(rank: int, world_size: int, folder: str) -> list[str]:
 
 
 def planning_files(folder: str) -> list[str]:
-    """Paths below ``folder`` that run a line in the second planning call; by then all modules are imported."""
+    """Paths below ``folder`` that run a line in the second planning call; by then all modules are
+    imported.
+    """
     from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
     from tutorec.modules.embedding_configs import EmbeddingBagConfig
     from tutorec.modules.embedding_modules import EmbeddingBagCollection
     from tutorec.teach.trace import lines_run
 
-    tables = [EmbeddingBagConfig(8, 4, name, feature_names=[f"f_{name}"]) for name in ("item", "user")]
+    tables = [
+        EmbeddingBagConfig(8, 4, name, feature_names=[f"f_{name}"]) for name in ("item", "user")
+    ]
     ebc = EmbeddingBagCollection(tables)
 
     def plan() -> None:
@@ -73,12 +87,16 @@ def planning_files(folder: str) -> list[str]:
 
 def modules_of(paths: list[str], tree: Tree) -> list[SourceFile]:
     """The traced files, each once."""
-    names = (f"{PACKAGE}." + path.removesuffix(".py").replace("/", ".") for path in dict.fromkeys(paths))
+    names = (
+        f"{PACKAGE}." + path.removesuffix(".py").replace("/", ".") for path in dict.fromkeys(paths)
+    )
     return [tree.modules[name.removesuffix(".__init__")] for name in names]
 
 
 def totals(step: list[str], planning: list[str], tree: Tree) -> str:
-    """Files and tokens of a step and of a planning call, all packages counted, between their markers."""
+    """Files and tokens of a step and of a planning call, all packages counted, between their
+    markers.
+    """
     lines = ["| all packages | files | tokens |", "|---|---|---|"]
     for title, paths in (("one training step", step), ("one planning call", planning)):
         files = modules_of(paths, tree)
@@ -122,14 +140,20 @@ def stale(rows: list[tuple[str, str, int]], text: str) -> list[str]:
     """What is wrong with the table in a text."""
     if as_text(rows) in text:
         return []
-    return [f"{REPORT.name} says something else: run `python tests/policy/step_files.py` and commit it"]
+    return [
+        f"{REPORT.name} says something else: run `python tests/policy/step_files.py` and commit it"
+    ]
 
 
 def main() -> None:
     with Ranks(2) as ranks:
-        paths = [path for of_rank in ranks.run(traced, folder=str(SRC / PACKAGE)) for path in of_rank]
+        paths = [
+            path for of_rank in ranks.run(traced, folder=str(SRC / PACKAGE)) for path in of_rank
+        ]
     if not paths:
-        raise SystemExit(f"no file of {SRC / PACKAGE} ran: another tutorec is imported; set PYTHONPATH to {SRC}")
+        raise SystemExit(
+            f"no file of {SRC / PACKAGE} ran: another tutorec is imported; set PYTHONPATH to {SRC}"
+        )
     tree = Tree.of_repository()
     rows = as_text(report(paths, tree))
     sums = totals(paths, planning_files(str(SRC / PACKAGE)), tree)

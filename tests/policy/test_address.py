@@ -18,7 +18,9 @@ def repository_url() -> str:
 
 
 def address_violations(name: str, text: str, url: str) -> list[str]:
-    return [f"{name}: {found}, expected {url}" for found in sorted(set(ADDRESS.findall(text)) - {url})]
+    return [
+        f"{name}: {found}, expected {url}" for found in sorted(set(ADDRESS.findall(text)) - {url})
+    ]
 
 
 def test_pyproject_has_the_address():
@@ -33,15 +35,21 @@ def test_readme_has_the_address():
 def test_every_mention_is_the_same():
     files = [p for pattern in ("*.md", "*.toml", "*.yml") for p in ROOT.glob(pattern)]
     files += [
-        p for folder in ("book", "notebooks", "src", ".github") for p in (ROOT / folder).rglob("*.*") if p.is_file()
+        p
+        for folder in ("book", "notebooks", "src", ".github")
+        for p in (ROOT / folder).rglob("*.*")
+        if p.is_file()
     ]
-    texts = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8", errors="ignore") for p in files}
+    texts = {
+        str(p.relative_to(ROOT)): p.read_text(encoding="utf-8", errors="ignore") for p in files
+    }
     url = repository_url()
     assert_none([v for name, text in texts.items() for v in address_violations(name, text, url)])
 
 
 @pytest.mark.parametrize(
-    "text", ["git+https://github.com/example/tutorec", "https://github.com/tutorec-org/tutorec/blob/main"]
+    "text",
+    ["git+https://github.com/example/tutorec", "https://github.com/tutorec-org/tutorec/blob/main"],
 )
 def test_address_policy_rejects(text):
     assert len(address_violations("README.md", text, repository_url())) == 1

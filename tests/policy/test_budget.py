@@ -1,4 +1,6 @@
-"""Sizes: a file, a function and a parameter list that outgrow their ceiling are missing a concept."""
+"""Sizes: a file, a function and a parameter list that outgrow their ceiling are missing
+a concept.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,12 @@ def test_files_functions_and_signatures_stay_small():
 
 def test_allowed_long_signatures_exist_and_are_long():
     tree = Tree.of_repository()
-    long = {f"{f.module}.{n}" for f in tree.files for n, node in f.functions() if parameters(node) > PARAMETERS}
+    long = {
+        f"{f.module}.{n}"
+        for f in tree.files
+        for n, node in f.functions()
+        if parameters(node) > PARAMETERS
+    }
     assert_none(sorted(LONG_SIGNATURES - long))
 
 
@@ -98,6 +105,7 @@ def test_budget_policy_rejects(text, words):
 
 def test_docstrings_comments_and_blank_lines_are_not_tokens():
     text = (
-        '"""One.\n\nTwo.\n"""\n\n# why\nx = """a\nb"""\n\n\ndef f(self, a):\n    """Doc."""\n    return a  # because\n'
+        '"""One.\n\nTwo.\n"""\n\n# why\nx = """a\nb"""\n\n\ndef f(self, a):\n    """Doc."""\n   '
+        " return a  # because\n"
     )
     assert SourceFile("tutorec.x", text).tokens() == 13

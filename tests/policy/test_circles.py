@@ -6,12 +6,16 @@ from policy.tree import Tree, assert_none
 
 
 def imports_of(tree: Tree) -> dict[str, set[str]]:
-    """Module -> the modules of this package that it imports. Package fronts re-export, and are not counted."""
+    """Module -> the modules of this package that it imports. Package fronts re-export, and are not
+    counted.
+    """
     graph: dict[str, set[str]] = {}
     for file in tree.files:
         if not file.is_package:
             targets = {tree.target(imported) for imported in file.imports()}
-            graph[file.module] = {target for target in targets if target in tree.modules} - {file.module}
+            graph[file.module] = {target for target in targets if target in tree.modules} - {
+                file.module
+            }
     return graph
 
 
@@ -54,7 +58,9 @@ def test_no_module_imports_itself_by_way_of_others():
 def test_circle_policy_rejects_a_circle_closed_by_a_type_and_by_an_import_in_a_function():
     tree = Tree.of(
         {
-            "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tutorec.b import B\n",
+            "a": (
+                "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tutorec.b import B\n"
+            ),
             "b": "def f():\n    from tutorec import c\n",
             "c": "import tutorec.a\n",
             "d": "from tutorec.a import x\n",

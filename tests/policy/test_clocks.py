@@ -1,4 +1,6 @@
-"""No test depends on a clock or on luck: one profile draws for all (`tests/conftest.py`), no assert reads the time."""
+"""No test depends on a clock or on luck: one profile draws for all (`tests/conftest.py`), no assert
+reads the time.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ PROFILE_FILE = "tests/conftest.py"
 
 
 def reads_clock(node: ast.AST) -> bool:
-    """A call of a clock by its name: ``time.monotonic()``, ``perf_counter()``, ``time.time_ns()``."""
+    """A call of a clock by its name: ``time.monotonic()``, ``perf_counter()``,
+    ``time.time_ns()``.
+    """
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func)
     module, _, function = name.rpartition(".")
-    return function.removesuffix("_ns") in CLOCKS and (module == "time" or (not module and function != "time"))
+    return function.removesuffix("_ns") in CLOCKS and (
+        module == "time" or (not module and function != "time")
+    )
 
 
 def clock_violations(file: SourceFile) -> list[str]:
@@ -29,7 +35,10 @@ def clock_violations(file: SourceFile) -> list[str]:
             violations.append(f"{where}: an assert reads a clock: {ast.unparse(node.test)[:60]}")
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "settings":
             given = PROFILE_SETTINGS & {keyword.arg for keyword in node.keywords}
-            violations += [f"{where}: {name}= belongs to the profile in {PROFILE_FILE}" for name in sorted(given)]
+            violations += [
+                f"{where}: {name}= belongs to the profile in {PROFILE_FILE}"
+                for name in sorted(given)
+            ]
     return violations
 
 
@@ -38,7 +47,9 @@ def test_no_test_sets_a_deadline_or_asserts_a_clock():
     for path in sorted(Path(ROOT / "tests").rglob("*.py")):
         label = path.relative_to(ROOT).as_posix()
         if label != PROFILE_FILE:
-            violations += clock_violations(SourceFile(path.stem, path.read_text(encoding="utf-8"), label=label))
+            violations += clock_violations(
+                SourceFile(path.stem, path.read_text(encoding="utf-8"), label=label)
+            )
     assert_none(violations)
 
 
@@ -51,6 +62,9 @@ def test_a(number):
     assert time.perf_counter() - start < 1
     assert monotonic() < 3, "late"
 """
-    good = "limit = time.monotonic() + 60\n@settings(max_examples=5)\ndef test_b():\n    assert seconds('time') == 2\n"
+    good = (
+        "limit = time.monotonic() + 60\n@settings(max_examples=5)\ndef test_b():\n    assert "
+        "seconds('time') == 2\n"
+    )
     assert len(clock_violations(SourceFile("bad", bad))) == 3
     assert clock_violations(SourceFile("good", good)) == []

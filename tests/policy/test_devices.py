@@ -27,7 +27,9 @@ ABOUT_A_DEVICE = {
     "tests/distributed/planner/test_topology.py": "a topology is of a kind of device",
     "tests/bench/test_calibration.py": "the processor is what is measured",
     "tests/distributed/test_sharding_plan.py": "a plan is for a kind of device",
-    "tests/distributed/test_bad_inputs.py": "a plan for another device; an id found at once, on the CPU",
+    "tests/distributed/test_bad_inputs.py": (
+        "a plan for another device; an id found at once, on the CPU"
+    ),
     "tests/distributed/test_model_parallel.py": "a device that is not here",
     "tests/distributed/test_model_memory.py": "memory of the CPU is measured",
     "tests/distributed/checkpoint/test_memory.py": "memory of the CPU is measured",
@@ -47,17 +49,36 @@ def device_violations(label: str, text: str) -> list[str]:
 
 
 def test_tests_leave_the_device_to_the_rank():
-    files = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
-    assert_none([violation for label, text in sorted(files.items()) for violation in device_violations(label, text)])
+    files = {
+        path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert_none(
+        [
+            violation
+            for label, text in sorted(files.items())
+            for violation in device_violations(label, text)
+        ]
+    )
     unused = [
-        place for place in ABOUT_A_DEVICE if not any(NAMED.search(files[f]) for f in files if f.startswith(place))
+        place
+        for place in ABOUT_A_DEVICE
+        if not any(NAMED.search(files[f]) for f in files if f.startswith(place))
     ]
     assert not unused, f"these name no device any more: {unused}"
 
 
 @pytest.mark.parametrize(
-    "code", ['x.to(torch.device("cpu"))', "Ebc(device='cuda')", 'm.to("cuda:0")', 'Ranks(4, backend="gloo")']
+    "code",
+    [
+        'x.to(torch.device("cpu"))',
+        "Ebc(device='cuda')",
+        'm.to("cuda:0")',
+        'Ranks(4, backend="gloo")',
+    ],
 )
 def test_the_rule_rejects_what_it_is_there_for(code):
     assert device_violations("tests/distributed/test_new.py", code)
-    assert not device_violations("tests/distributed/test_new.py", 'x.to(device()); Topology(2, "cpu")')
+    assert not device_violations(
+        "tests/distributed/test_new.py", 'x.to(device()); Topology(2, "cpu")'
+    )

@@ -1,4 +1,5 @@
-"""Docstrings: public classes and functions have one, free functions name their arguments and what they raise.
+"""Docstrings: public classes and functions have one, free functions name their arguments and what
+they raise.
 
 ruff's D rules check presence and form of what they see; these checks add what ruff has no rule for.
 """
@@ -19,13 +20,20 @@ def public(name: str) -> bool:
 
 
 def raised_names(node: ast.AST) -> set[str]:
-    """Names of the exceptions that a function's own statements raise (nested functions are not looked into)."""
+    """Names of the exceptions that a function's own statements raise (nested functions are not
+    looked into).
+    """
     names = set()
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
-        if isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call) and isinstance(child.exc.func, ast.Name):
-            names |= {child.exc.func.id} if child.exc.func.id[0].isupper() else set()  # not a helper that builds one
+        if (
+            isinstance(child, ast.Raise)
+            and isinstance(child.exc, ast.Call)
+            and isinstance(child.exc.func, ast.Name)
+        ):
+            # not a helper that builds one
+            names |= {child.exc.func.id} if child.exc.func.id[0].isupper() else set()
         names |= raised_names(child)
     return names
 
@@ -44,7 +52,9 @@ def doc_violations(file: SourceFile) -> list[str]:
     return found
 
 
-def function_violations(where: str, node: ast.FunctionDef | ast.AsyncFunctionDef, brief: bool) -> list[str]:
+def function_violations(
+    where: str, node: ast.FunctionDef | ast.AsyncFunctionDef, brief: bool
+) -> list[str]:
     overloaded = any(ast.unparse(d).endswith(("overload", ".setter")) for d in node.decorator_list)
     if overloaded:
         return []
@@ -78,7 +88,10 @@ def test_public_names_are_documented():
         ),
         ('"""M."""\n\n\ndef cut(a, b, c, d):\n    """Cut it."""\n', "no Args section"),
         (
-            '"""M."""\n\n\ndef cut(a):\n    """Cut."""\n    if a:\n        raise ValueError(f"{a}")\n',
+            (
+                '"""M."""\n\n\ndef cut(a):\n    """Cut."""\n    if a:\n        raise '
+                'ValueError(f"{a}")\n'
+            ),
             "raises ValueError",
         ),
     ],

@@ -33,18 +33,26 @@ def facade_violations(file: SourceFile) -> list[str]:
                 imported |= set(names) if getattr(node, "module", "") != "__future__" else set()
                 if "*" in names:
                     found.append(f"{file.where}:{node.lineno}: star import")
-            case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
+            case (
+                ast.Assign(targets=[ast.Name(id="__all__")])
+                | ast.AnnAssign(target=ast.Name(id="__all__"))
+            ):
                 exported = exported_names(node.value)
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name in {
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name))
+            ) if name in {
                 LAZY_TABLE,
                 "__version__",
             }:
                 lazy = lazy or name == LAZY_TABLE
-            case ast.Assign(targets=[ast.Tuple()], value=value) if ast.unparse(value).startswith(LAZY):
+            case ast.Assign(targets=[ast.Tuple()], value=value) if ast.unparse(value).startswith(
+                LAZY
+            ):
                 pass
             case _:
                 found.append(
-                    f"{file.where}:{node.lineno}: {type(node).__name__}; a facade holds imports and __all__ only"
+                    f"{file.where}:{node.lineno}: {type(node).__name__}; a facade holds "
+                    "imports and __all__ only"
                 )
     if imported and exported is None and not lazy:
         found.append(f"{file.where}: no __all__")
@@ -66,12 +74,25 @@ def flattened(body: list[ast.stmt]) -> list[ast.stmt]:
 
 def exported_names(value: ast.expr | None) -> list[str]:
     return (
-        [e.value for e in ast.walk(value) if isinstance(e, ast.Constant) and isinstance(e.value, str)] if value else []
+        [
+            e.value
+            for e in ast.walk(value)
+            if isinstance(e, ast.Constant) and isinstance(e.value, str)
+        ]
+        if value
+        else []
     )
 
 
 def test_facades_hold_imports_and_all_only():
-    assert_none([v for file in Tree.of_repository().files if is_facade(file) for v in facade_violations(file)])
+    assert_none(
+        [
+            v
+            for file in Tree.of_repository().files
+            if is_facade(file)
+            for v in facade_violations(file)
+        ]
+    )
 
 
 def test_every_folder_of_the_library_is_a_package():

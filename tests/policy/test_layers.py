@@ -1,4 +1,6 @@
-"""Imports point down: the layers of the design, and who alone may touch fbgemm and torch.distributed."""
+"""Imports point down: the layers of the design, and who alone may touch fbgemm and
+torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import ast
 import pytest
 from policy.tree import PACKAGE, SourceFile, Tree, assert_none
 
-# Bottom first. A line is a list of groups: modules of one group may import one another, modules of two groups may not.
+# Bottom first. A line is a list of groups: modules of one group may import one another, modules of
+# two groups may not.
 LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     (
         "ground",
@@ -40,9 +43,9 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "plan plan_diff plan_json env tables placed_pieces initial_rows sharded_module "
-                    "shard_geometry traffic layout grouping grouped_configs cache_params hit_rate fused_params "
-                    "comm qcomm agreement"
+                    "plan plan_diff plan_json env tables placed_pieces initial_rows "
+                    "sharded_module shard_geometry traffic layout grouping grouped_configs "
+                    "cache_params hit_rate fused_params comm qcomm agreement"
                 ).split()
             ),
         ),
@@ -55,10 +58,10 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharded_tensor state_dict optimizer_state sharders embedding_base embeddingbag embedding "
-                    "fused_embeddingbag fused_embedding "
-                    "mc_modules mc_resharding mc_embedding_modules mc_embedding mc_embeddingbag "
-                    "quant_state quant_embeddingbag quant_embedding mix_vocab"
+                    "sharded_tensor state_dict optimizer_state sharders embedding_base "
+                    "embeddingbag embedding fused_embeddingbag fused_embedding mc_modules "
+                    "mc_resharding mc_embedding_modules mc_embedding mc_embeddingbag quant_state "
+                    "quant_embeddingbag quant_embedding mix_vocab"
                 ).split()
             ),
             ("distributed.planner",),
@@ -70,8 +73,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard utils data_parallel gradient_norm embedding_sharding planner.planners "
-                    "replicas model_parallel checkpoint"
+                    "sharding_plan shard utils data_parallel gradient_norm embedding_sharding "
+                    "planner.planners replicas model_parallel checkpoint"
                 ).split()
             ),
         ),
@@ -99,7 +102,12 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ),
 )
 # They gather names of every layer and hold nothing else; nobody inside the library imports them.
-FACADES = ("distributed.types", "distributed.embedding_types", "distributed.dist_data", "distributed.planner.types")
+FACADES = (
+    "distributed.types",
+    "distributed.embedding_types",
+    "distributed.dist_data",
+    "distributed.planner.types",
+)
 FACADES += (
     "distributed.embedding_lookup",
     "distributed.comm_ops",
@@ -108,25 +116,36 @@ FACADES += (
 )
 FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
 
-SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())
+SHARDING_TYPES = tuple(
+    f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split()
+)
 COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd")
-COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")  # they start groups as TorchRec's tests do
+# they start groups as TorchRec's tests do
+COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")
 COLLECTIVES = frozenset(
     """all_gather all_gather_into_tensor all_gather_object all_gather_single all_reduce all_to_all all_to_all_single
     barrier batch_isend_irecv broadcast broadcast_object_list destroy_process_group gather gather_object
     init_process_group irecv isend monitored_barrier new_group recv reduce reduce_scatter reduce_scatter_single
     reduce_scatter_tensor scatter
-    scatter_object_list send""".split()
+    scatter_object_list send""".split()  # noqa: E501
 )
 
 
 def covers(entry: str, name: str) -> bool:
-    """Whether a layer's entry stands for a module: itself, what is inside it, a private part (`_x`: `_x_y`)."""
-    return name == entry or name.startswith(entry + ".") or (entry.startswith("_") and name.startswith(entry + "_"))
+    """Whether a layer's entry stands for a module: itself, what is inside it, a private part (`_x`:
+    `_x_y`).
+    """
+    return (
+        name == entry
+        or name.startswith(entry + ".")
+        or (entry.startswith("_") and name.startswith(entry + "_"))
+    )
 
 
 def place(name: str) -> tuple[int, int] | None:
-    """Layer and group of a module, named below the package; None when the table has no place for it."""
+    """Layer and group of a module, named below the package; None when the table has no place for
+    it.
+    """
     best: tuple[int, tuple[int, int]] | None = None
     for level, (_, groups) in enumerate(LAYERS):
         for index, group in enumerate(groups):
@@ -154,7 +173,8 @@ def layer_violations(tree: Tree) -> list[str]:
         here = place(name)
         if here is None:
             found.append(
-                f"{file.where}: no layer; give it a place in LAYERS of tests/policy/test_layers.py and in the design"
+                f"{file.where}: no layer; give it a place in LAYERS of "
+                "tests/policy/test_layers.py and in the design"
             )
             continue
         for imported in file.imports():
@@ -186,7 +206,9 @@ def import_problem(tree: Tree, name: str, here: tuple[int, int], target: str) ->
 
 
 def foreign_violations(tree: Tree) -> list[str]:
-    """fbgemm outside _kernels, collectives outside the three places that may call them, torchrec anywhere."""
+    """fbgemm outside _kernels, collectives outside the three places that may call them, torchrec
+    anywhere.
+    """
     found = []
     for file in tree.files:
         name = below(file.module)
@@ -195,9 +217,14 @@ def foreign_violations(tree: Tree) -> list[str]:
             top = imported.base.partition(".")[0]
             if top == "torchrec" or (top == "fbgemm_gpu" and not kernels):
                 found.append(f"{file.where}:{imported.line}: imports {imported.base}")
-            if not allowed_collectives(name) and imported.base == "torch.distributed" and imported.name in COLLECTIVES:
+            if (
+                not allowed_collectives(name)
+                and imported.base == "torch.distributed"
+                and imported.name in COLLECTIVES
+            ):
                 found.append(
-                    f"{file.where}:{imported.line}: imports torch.distributed.{imported.name}; use distributed/comm.py"
+                    f"{file.where}:{imported.line}: imports torch.distributed.{imported.name}; "
+                    "use distributed/comm.py"
                 )
         if not any(word in file.text for word in ("fbgemm", *COLLECTIVES)):
             continue
@@ -209,7 +236,8 @@ def foreign_violations(tree: Tree) -> list[str]:
                 found.append(f"{file.where}:{node.lineno}: {dotted}; only _kernels calls fbgemm")
             if not allowed_collectives(name) and is_collective(dotted):
                 found.append(
-                    f"{file.where}:{node.lineno}: {dotted}; use distributed/comm.py or distributed/collectives"
+                    f"{file.where}:{node.lineno}: {dotted}; use distributed/comm.py or "
+                    "distributed/collectives"
                 )
     return sorted(set(found))
 
@@ -220,15 +248,26 @@ def allowed_collectives(name: str) -> bool:
 
 def is_collective(dotted: str) -> bool:
     base, _, attribute = dotted.rpartition(".")
-    return attribute in COLLECTIVES and base in {"dist", "torch.distributed", "distributed", "c10d", "dist_nn"}
+    return attribute in COLLECTIVES and base in {
+        "dist",
+        "torch.distributed",
+        "distributed",
+        "c10d",
+        "dist_nn",
+    }
 
 
 def cycles(tree: Tree) -> list[str]:
-    """Cycles among module-level imports (an import inside a function breaks a cycle, and is the last resort)."""
+    """Cycles among module-level imports (an import inside a function breaks a cycle, and is the
+    last resort).
+    """
     graph: dict[str, set[str]] = {}
     for file in tree.files:
         top = SourceFile(
-            file.module, "\n".join(ast.unparse(n) for n in file.ast.body if isinstance(n, ast.Import | ast.ImportFrom))
+            file.module,
+            "\n".join(
+                ast.unparse(n) for n in file.ast.body if isinstance(n, ast.Import | ast.ImportFrom)
+            ),
         )
         targets = {tree.target(imported) for imported in top.imports()}
         graph[file.module] = {t for t in targets if t in tree.modules and t != file.module}
@@ -268,9 +307,26 @@ CW_IMPORT = "from tutorec.distributed.sharding import cw_sharding"
     [
         (("sparse.keyed", "from tutorec.modules.mlp import MLP", "modules.mlp"), "lies above"),
         (("sparse.keyed", "def f():\n    from tutorec.cli import main", "cli"), "lies above"),
-        (("distributed.embeddingbag", "import tutorec.distributed.planner.cost", "distributed.planner.cost"), "a bar"),
-        (("distributed.sharding.tw_sharding", CW_IMPORT, "distributed.sharding.cw_sharding"), "final"),
-        (("modules.mlp", "from tutorec.sparse.jagged_tensor import KeyedTensor", "sparse.jagged_tensor"), "facade"),
+        (
+            (
+                "distributed.embeddingbag",
+                "import tutorec.distributed.planner.cost",
+                "distributed.planner.cost",
+            ),
+            "a bar",
+        ),
+        (
+            ("distributed.sharding.tw_sharding", CW_IMPORT, "distributed.sharding.cw_sharding"),
+            "final",
+        ),
+        (
+            (
+                "modules.mlp",
+                "from tutorec.sparse.jagged_tensor import KeyedTensor",
+                "sparse.jagged_tensor",
+            ),
+            "facade",
+        ),
         (("modules.mlp", "from tutorec.sparse import KeyedTensor", "sparse/"), "package front"),
         (("bench.x", "from tutorec.teach.draw import draw", "teach.draw"), "teach"),
         (("helpers", "", "cli"), "no layer"),
@@ -298,9 +354,15 @@ def test_foreign_policy_rejects(text):
 
 
 def test_cycle_policy_rejects():
-    tree = Tree.of({"sparse.a": "from tutorec.sparse.b import x", "sparse.b": "from tutorec.sparse.a import y"})
+    tree = Tree.of(
+        {"sparse.a": "from tutorec.sparse.b import x", "sparse.b": "from tutorec.sparse.a import y"}
+    )
     assert cycles(tree) == ["tutorec.sparse.a -> tutorec.sparse.b -> tutorec.sparse.a"]
 
 
 def test_ground_modules_may_use_torch_distributed():
-    assert_none(foreign_violations(Tree.of({"spmd.child": "import torch.distributed as dist\ndist.barrier()"})))
+    assert_none(
+        foreign_violations(
+            Tree.of({"spmd.child": "import torch.distributed as dist\ndist.barrier()"})
+        )
+    )

@@ -18,7 +18,9 @@ if importlib.util.find_spec("tutorec") is None:
 import tutorec
 tutorec.doctor()"""
 
-NAMED_CPU = re.compile(r"torch\.device\(\s*\"cpu|\bdevice(_type)?=\"cpu|backend=\"gloo|compute_device=\"cpu")
+NAMED_CPU = re.compile(
+    r"torch\.device\(\s*\"cpu|\bdevice(_type)?=\"cpu|backend=\"gloo|compute_device=\"cpu"
+)
 # Cells of which the CPU is the subject, or that are the document's own.
 ABOUT_THE_CPU = {
     ("00_setup", "backends"): "what runs on the CPU, by each backend",
@@ -53,7 +55,10 @@ def stored_violations(chapter: Chapter) -> list[str]:
     if None in ids or len(set(ids)) != len(ids):
         found.append(f"{chapter.name}: cells need stable, distinct ids (nbformat 4.5)")
     if not chapter.code or squeezed(chapter.code[0].text) != squeezed(FIRST_CELL):
-        found.append(f"{chapter.name}: the first code cell differs from FIRST_CELL in tests/policy/test_notebooks.py")
+        found.append(
+            f"{chapter.name}: the first code cell differs from FIRST_CELL in "
+            "tests/policy/test_notebooks.py"
+        )
     return found
 
 
@@ -70,13 +75,16 @@ def markdown_violations(chapter: Chapter) -> list[str]:
         match = MYST.search(text)
         if match:
             found.append(
-                f"{chapter.name}: cell {cell.index} holds MyST, which Jupyter and Colab do not render: {match[0]!r}"
+                f"{chapter.name}: cell {cell.index} holds MyST, which Jupyter and Colab do not "
+                f"render: {match[0]!r}"
             )
     return found
 
 
 def form_violations(chapter: Chapter) -> list[str]:
-    """Title, what for, time, what first; a question with a number; a prediction; exercises; an answer."""
+    """Title, what for, time, what first; a question with a number; a prediction; exercises; an
+    answer.
+    """
     found = []
     title = chapter.cells[0] if chapter.cells else None
     if title is None or title.kind != "markdown" or not title.text.startswith("# "):
@@ -94,7 +102,9 @@ def form_violations(chapter: Chapter) -> list[str]:
     shown = [cell for cell in chapter.cells if cell.is_shown]
     if len(shown) > VISIBLE_CELLS:
         found.append(f"{len(shown)} visible cells, at most {VISIBLE_CELLS}")
-    calls = [(cell.index, *match) for cell in chapter.code for match in FOUND_CODE.findall(cell.text)]
+    calls = [
+        (cell.index, *match) for cell in chapter.code for match in FOUND_CODE.findall(cell.text)
+    ]
     found += prediction_problems(calls) + exercise_problems(chapter)
     headings = [heading for cell in chapter.prose for heading in cell.headings]
     if not any(re.search(r"answer", heading, re.IGNORECASE) for heading in headings):
@@ -105,9 +115,13 @@ def form_violations(chapter: Chapter) -> list[str]:
 def prediction_problems(calls: list[tuple[int, str, str]]) -> list[str]:
     guessed = {key: index for index, call, key in reversed(calls) if call == "predict"}
     measured = {key: index for index, call, key in calls if call == "reveal"}
-    found = [] if guessed else ["no prediction (check.predict in a cell, check.reveal in a later one)"]
+    found = (
+        [] if guessed else ["no prediction (check.predict in a cell, check.reveal in a later one)"]
+    )
     return found + [
-        f"prediction {k} is not revealed in a later cell" for k in guessed if measured.get(k, -1) <= guessed[k]
+        f"prediction {k} is not revealed in a later cell"
+        for k in guessed
+        if measured.get(k, -1) <= guessed[k]
     ]
 
 
@@ -124,37 +138,56 @@ def exercise_problems(chapter: Chapter) -> list[str]:
         if solution is None or solution.index <= stub.index:
             found.append(f"exercise {key} has no solution cell (tag hide-cell) after its stub")
         elif not solution.text.startswith('# @title Solution {display-mode: "form"}'):
-            found.append(f'the solution of {key} does not start with # @title Solution {{display-mode: "form"}}')
+            found.append(
+                f"the solution of {key} does not start with # @title Solution {{display-mode: "
+                f'"form"}}'
+            )
     return found
 
 
 def figure_violations(chapter: Chapter) -> list[str]:
-    """A cell shows the value of its last expression only: a figure drawn before that is never seen."""
+    """A cell shows the value of its last expression only: a figure drawn before that is
+    never seen.
+    """
     found = []
     for cell in chapter.code:
         try:
             body = ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", cell.text, flags=re.MULTILINE)).body
         except SyntaxError:
             continue
-        lost = [node for node in body[:-1] if isinstance(node, ast.Expr) and ast.unparse(node).startswith("draw.show(")]
-        found += [f"{chapter.name}: cell {cell.raw.get('id')!r} draws a figure that is not its last line" for _ in lost]
+        lost = [
+            node
+            for node in body[:-1]
+            if isinstance(node, ast.Expr) and ast.unparse(node).startswith("draw.show(")
+        ]
+        found += [
+            f"{chapter.name}: cell {cell.raw.get('id')!r} draws a figure that is not its last line"
+            for _ in lost
+        ]
     return found
 
 
 def device_violations(chapter: Chapter) -> list[str]:
-    """Tables and batches live on the rank's own device: a cell that names the CPU runs on no GPU."""
+    """Tables and batches live on the rank's own device: a cell that names the CPU runs
+    on no GPU.
+    """
     return [
-        f"{chapter.name}: cell {cell.raw.get('id')!r} names the CPU: leave the device out, or use tutorec.spmd.device()"
+        (
+            f"{chapter.name}: cell {cell.raw.get('id')!r} names the CPU: leave the device out, or "
+            "use tutorec.spmd.device()"
+        )
         for cell in chapter.code
         if NAMED_CPU.search(cell.text) and (chapter.name, cell.raw.get("id")) not in ABOUT_THE_CPU
     ]
 
 
 def alt_violations(chapter: Chapter) -> list[str]:
-    """The page takes a figure's words from the metadata of its cell; without them it gives the name of a file."""
+    """The page takes a figure's words from the metadata of its cell; without them it gives the name
+    of a file.
+    """
     return [
-        f"{chapter.name}: cell {cell.raw.get('id')!r} shows a figure and has no metadata mystnb.image.alt, the words "
-        "that the page gives to those who do not see it"
+        f"{chapter.name}: cell {cell.raw.get('id')!r} shows a figure and has no metadata "
+        "mystnb.image.alt, the words that the page gives to those who do not see it"
         for cell in chapter.code
         if re.search(r"^draw\.show\(", cell.text, re.MULTILINE)
         and not cell.raw.get("metadata", {}).get("mystnb", {}).get("image", {}).get("alt")
@@ -162,7 +195,9 @@ def alt_violations(chapter: Chapter) -> list[str]:
 
 
 def definitions(text: str) -> dict[str, str]:
-    """Functions and classes of a few statements or more, by what they do: dump of the body -> name."""
+    """Functions and classes of a few statements or more, by what they do: dump of the
+    body -> name.
+    """
     try:
         body = ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", text, flags=re.MULTILINE))
     except SyntaxError:
@@ -171,7 +206,10 @@ def definitions(text: str) -> dict[str, str]:
     for node in ast.walk(body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            if sum(isinstance(n, ast.stmt) for s in statements for n in ast.walk(s)) >= SMALLEST_HELPER:
+            if (
+                sum(isinstance(n, ast.stmt) for s in statements for n in ast.walk(s))
+                >= SMALLEST_HELPER
+            ):
                 found["\n".join(ast.dump(s) for s in statements)] = node.name
     return found
 
@@ -191,7 +229,10 @@ def duplicate_violations(all_chapters: list[Chapter], tree: Tree) -> list[str]:
                 names[dump] = name
     books = {chapter.name for chapter in all_chapters}
     return [
-        f"{names[dump]} is defined in {', '.join(sorted(where))}; keep it in the library, with a test"
+        (
+            f"{names[dump]} is defined in {', '.join(sorted(where))}; keep it in the library, with "
+            "a test"
+        )
         for dump, where in places.items()
         if len(where) > 1 and where & books
     ]
@@ -206,7 +247,9 @@ def test_notebooks_use_plain_markdown():
 
 
 def test_chapters_have_their_form():
-    assert_none([v for chapter in chapters() if chapter.name[0].isdigit() for v in form_violations(chapter)])
+    assert_none(
+        [v for chapter in chapters() if chapter.name[0].isdigit() for v in form_violations(chapter)]
+    )
 
 
 def test_figures_are_the_last_line_of_their_cells():
@@ -214,7 +257,10 @@ def test_figures_are_the_last_line_of_their_cells():
 
 
 def test_figure_policy_rejects_a_figure_before_the_last_line():
-    chapter = chapter_of(("code", 'draw.show(chart, alt="a")\nprint(1)', []), ("code", 'draw.show(chart, alt="a")', []))
+    chapter = chapter_of(
+        ("code", 'draw.show(chart, alt="a")\nprint(1)', []),
+        ("code", 'draw.show(chart, alt="a")', []),
+    )
     assert len(figure_violations(chapter)) == 1
 
 
@@ -235,7 +281,13 @@ def test_cells_leave_the_device_to_the_rank():
 
 
 @pytest.mark.parametrize(
-    "code", ['x.to(torch.device("cpu"))', 'plan(device_type="cpu")', 'Ebc(device="cpu")', 'Ranks(4, backend="gloo")']
+    "code",
+    [
+        'x.to(torch.device("cpu"))',
+        'plan(device_type="cpu")',
+        'Ebc(device="cpu")',
+        'Ranks(4, backend="gloo")',
+    ],
 )
 def test_device_policy_rejects_a_cell_that_names_the_cpu(code):
     assert device_violations(chapter_of(("code", code, [])))
@@ -253,9 +305,19 @@ def test_names_carry_number_and_title():
 
 def test_every_notebook_and_page_is_in_the_contents():
     toc = (ROOT / "book/_toc.yml").read_text(encoding="utf-8")
-    pages = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / "book").rglob("*.md") if "_" not in p.parent.name[:1]]
+    pages = [
+        p.relative_to(ROOT).with_suffix("")
+        for p in (ROOT / "book").rglob("*.md")
+        if "_" not in p.parent.name[:1]
+    ]
     files = [str(page) for page in pages] + [f"notebooks/{chapter.name}" for chapter in chapters()]
-    assert_none([file for file in files if not re.search(rf"(file|root): {re.escape(file)}$", toc, re.MULTILINE)])
+    assert_none(
+        [
+            file
+            for file in files
+            if not re.search(rf"(file|root): {re.escape(file)}$", toc, re.MULTILINE)
+        ]
+    )
 
 
 STUB = ("code", 'answer = ...\ncheck.exercise("99.1", answer)', [])
@@ -276,20 +338,33 @@ def test_stored_policy_rejects_outputs_kernel_and_first_cell():
 
 
 @pytest.mark.parametrize(
-    "text", ["```{note}\nx\n```", ":::{tip}\nx\n:::", "see {term}`bag`", "(label)=\n# T", "% comment"]
+    "text",
+    ["```{note}\nx\n```", ":::{tip}\nx\n:::", "see {term}`bag`", "(label)=\n# T", "% comment"],
 )
 def test_markdown_policy_rejects(text):
     assert len(markdown_violations(chapter_of(("markdown", text, [])))) == 1
 
 
 def test_markdown_policy_accepts_what_jupyter_renders():
-    text = "$$\\frac{a}{b}$$ a `dict` such as {'a': 1}\n\n```python\nx = {1}\n```\n<details>x</details>"
+    text = (
+        "$$\\frac{a}{b}$$ a `dict` such as {'a': 1}\n\n```python\nx = "
+        "{1}\n```\n<details>x</details>"
+    )
     assert_none(markdown_violations(chapter_of(("markdown", text, []))))
 
 
 def test_form_policy_rejects_an_empty_chapter():
     violations = "\n".join(form_violations(chapter_of(("markdown", "Hello", []))))
-    for words in ("title", "able to", "the time", "know first", "question", "prediction", "0 exercises", "answers"):
+    for words in (
+        "title",
+        "able to",
+        "the time",
+        "know first",
+        "question",
+        "prediction",
+        "0 exercises",
+        "answers",
+    ):
         assert words in violations
 
 
@@ -307,6 +382,9 @@ def test_form_policy_rejects_too_many_cells():
 
 def test_duplicate_policy_rejects_a_copied_helper():
     text = "def helper(x):\n    y = x + 1\n    z = y * 2\n    return z"
-    pair = [chapter_of(("code", text, []), name="98_a"), chapter_of(("code", text, []), name="99_b")]
+    pair = [
+        chapter_of(("code", text, []), name="98_a"),
+        chapter_of(("code", text, []), name="99_b"),
+    ]
     assert len(duplicate_violations(pair, Tree([]))) == 1
     assert len(duplicate_violations(pair[:1], Tree.of({"models.x": text}))) == 1

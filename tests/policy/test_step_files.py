@@ -37,24 +37,43 @@ def test_the_report_is_of_today(rows):
 
 def test_the_trace_sees_every_part_of_a_step(rows):
     files = {path for _, path, _ in rows}
-    assert {"distributed/embeddingbag.py", "distributed/comm.py", "distributed/collectives/kjt.py"} <= files
+    assert {
+        "distributed/embeddingbag.py",
+        "distributed/comm.py",
+        "distributed/collectives/kjt.py",
+    } <= files
     assert {"distributed/collectives/autograd.py", "distributed/collectives/rows.py"} <= files
     assert any(path.startswith("distributed/lookup/") for path in files)
     assert any(path.startswith("distributed/sharding/") for path in files)
-    assert not any(path.startswith(("sparse/", "_kernels/", "modules/", "optim/")) for path in files)
+    assert not any(
+        path.startswith(("sparse/", "_kernels/", "modules/", "optim/")) for path in files
+    )
 
 
 def test_the_trace_sees_every_part_of_a_planning_call():
     files = set(planning_files(str(SRC / PACKAGE)))
-    planner = {path.removeprefix("distributed/planner/") for path in files if path.startswith("distributed/planner/")}
-    assert {"planners.py", "enumerators.py", "shard_estimators.py", "cost.py", "topology.py"} <= planner
+    planner = {
+        path.removeprefix("distributed/planner/")
+        for path in files
+        if path.startswith("distributed/planner/")
+    }
+    assert {
+        "planners.py",
+        "enumerators.py",
+        "shard_estimators.py",
+        "cost.py",
+        "topology.py",
+    } <= planner
     assert "distributed/sharders.py" in files
 
 
 def test_totals_count_each_file_of_every_package_once():
     tree = Tree(
         [
-            SourceFile("tutorec.a", '"""Doc."""\n\n\ndef f(a):\n    """Doc."""\n    # why\n    return a + 1\n'),
+            SourceFile(
+                "tutorec.a",
+                '"""Doc."""\n\n\ndef f(a):\n    """Doc."""\n    # why\n    return a + 1\n',
+            ),
             SourceFile("tutorec.sparse.b", "x = 1\n"),
         ]
     )
@@ -74,7 +93,9 @@ def test_step_policy_rejects_a_stale_report():
     rows = [("moves", "distributed/collectives/kjt.py", 1)]
     assert stale(rows, as_text(rows)) == []
     [said] = stale(rows, as_text(rows).replace("| 1 |", "| 2 |", 1))
-    assert said.startswith("CONTRIBUTING.md says something else: run `python tests/policy/step_files.py`")
+    assert said.startswith(
+        "CONTRIBUTING.md says something else: run `python tests/policy/step_files.py`"
+    )
 
 
 def test_the_report_stands_between_its_markers_once():

@@ -1,4 +1,6 @@
-"""Words that do not belong into the project: codes of working papers, paths of one machine; and ASCII in code."""
+"""Words that do not belong into the project: codes of working papers, paths of one machine; and
+ASCII in code.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,49 @@ import pytest
 from policy.chapters import chapters
 from policy.tree import ROOT, assert_none
 
-# The documents have public names (book/sources.md). Codes and folders of their working copies mean nothing to a reader.
+# The documents have public names (book/sources.md). Codes and folders of their working copies mean
+# nothing to a reader.
 FORBIDDEN = {
     "a code of a working paper": re.compile(r"\bS[0-4]-\d+"),
     "a working copy of a document": re.compile(
         r"\bseeds/|\bseed[ _]?(document|00\d)|\bthe seed (document|notebook)s?\b"
     ),
     "a path of one machine": re.compile(r"(?<![\w.])/(?:(?:work|root|opt|mnt)/|home/(?!me/))[\w.]"),
-    "a package index": re.compile(r"(extra-)?index-url\b|--find-links\b|download\.pytorch\.org|pypi\.org|pythonhosted"),
+    "a package index": re.compile(
+        r"(extra-)?index-url\b|--find-links\b|download\.pytorch\.org|pypi\.org|pythonhosted"
+    ),
 }
-TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".ipynb", ".bib", ".css", ".svg", ".json", ".cfg", ""}
+TEXT = {
+    ".py",
+    ".md",
+    ".toml",
+    ".yml",
+    ".yaml",
+    ".txt",
+    ".ipynb",
+    ".bib",
+    ".css",
+    ".svg",
+    ".json",
+    ".cfg",
+    "",
+}
 # This file has to spell what it forbids.
 EXEMPT = {"tests/policy/test_words.py"}
 
 
 def tracked_files() -> list[Path]:
-    """Files that git tracks or would track; every file outside a git clone (an unpacked archive)."""
+    """Files that git tracks or would track; every file outside a git clone (an unpacked
+    archive).
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         return [
-            p for folder in ("src", "tests", "book", "notebooks") for p in (ROOT / folder).rglob("*") if p.is_file()
+            p
+            for folder in ("src", "tests", "book", "notebooks")
+            for p in (ROOT / folder).rglob("*")
+            if p.is_file()
         ]
     return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
 
@@ -39,7 +63,9 @@ def word_violations(name: str, text: str) -> list[str]:
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         found += [
-            f"{name}:{number}: {what}: {match[0]!r}" for what, p in FORBIDDEN.items() if (match := p.search(line))
+            f"{name}:{number}: {what}: {match[0]!r}"
+            for what, p in FORBIDDEN.items()
+            if (match := p.search(line))
         ]
     return found
 

@@ -1,7 +1,8 @@
 """What every policy reads: the Python files of a source tree, parsed, and the imports they make.
 
-A policy is a function from a tree to a list of violations; its test asserts that the list is empty for the repository
-and not empty for a small bad tree, so that a rule which stopped working is noticed.
+A policy is a function from a tree to a list of violations; its test asserts that the list is empty
+for the repository and not empty for a small bad tree, so that a rule which stopped working is
+noticed.
 """
 
 from __future__ import annotations
@@ -87,14 +88,22 @@ class SourceFile:
         }
         docstrings: set[int] = set()
         for node in ast.walk(self.ast):
-            holder = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            holder = isinstance(
+                node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            )
             if holder and ast.get_docstring(node, clean=False) is not None:
                 docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        return [token for token in tokens if token.type not in skipped and token.start[0] not in docstrings]
+        return [
+            token
+            for token in tokens
+            if token.type not in skipped and token.start[0] not in docstrings
+        ]
 
 
-def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(
+    node: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield prefix + child.name, child
@@ -121,14 +130,23 @@ class Tree:
             parts = path.relative_to(SRC).with_suffix("").parts
             package = parts[-1] == "__init__"
             module = ".".join(parts[:-1] if package else parts)
-            files.append(SourceFile(module, path.read_text(encoding="utf-8"), package, str(path.relative_to(ROOT))))
+            files.append(
+                SourceFile(
+                    module, path.read_text(encoding="utf-8"), package, str(path.relative_to(ROOT))
+                )
+            )
         return cls(files)
 
     @classmethod
     def of(cls, modules: dict[str, str]) -> Tree:
-        """A small tree for a negative fixture: names below the package, those that end in `/` are packages."""
+        """A small tree for a negative fixture: names below the package, those that end in `/` are
+        packages.
+        """
         return cls(
-            [SourceFile(f"{PACKAGE}.{name.rstrip('/')}", text, name.endswith("/")) for name, text in modules.items()]
+            [
+                SourceFile(f"{PACKAGE}.{name.rstrip('/')}", text, name.endswith("/"))
+                for name, text in modules.items()
+            ]
         )
 
     def target(self, found: Import) -> str | None:

@@ -1,8 +1,9 @@
-"""Runs programs on a pretended GPU box, each in a fork of this process, which has imported torch and the library once.
+"""Runs programs on a pretended GPU box, each in a fork of this process, which has imported torch
+and the library once.
 
-A program finds what it would find in an interpreter of its own: its arguments, folder, environment and ``__main__``.
-So do its fork server of ranks and the workers of torchrun: forks of another fork, made before the program starts.
-Requests and answers are JSON lines.
+A program finds what it would find in an interpreter of its own: its arguments, folder, environment
+and ``__main__``. So do its fork server of ranks and the workers of torchrun: forks of another fork,
+made before the program starts. Requests and answers are JSON lines.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 IMPORTED = (
-    "IPython.core.interactiveshell matplotlib.pyplot pytest scipy.optimize torch._dynamo torch.distributed.checkpoint "
-    "tutorec.spmd.worker tutorec.spmd.start tutorec.bench.harness tutorec.distributed.checkpoint "
-    "tutorec.distributed.planner.planners tutorec.distributed.train_pipeline.train_pipelines "
-    "tutorec.distributed.model_parallel tutorec.inference.modules tutorec.models.dlrm tutorec.teach.draw"
+    "IPython.core.interactiveshell matplotlib.pyplot pytest scipy.optimize torch._dynamo "
+    "torch.distributed.checkpoint tutorec.spmd.worker tutorec.spmd.start tutorec.bench.harness "
+    "tutorec.distributed.checkpoint tutorec.distributed.planner.planners "
+    "tutorec.distributed.train_pipeline.train_pipelines tutorec.distributed.model_parallel "
+    "tutorec.inference.modules tutorec.models.dlrm tutorec.teach.draw"
 ).split()
 
 
@@ -52,7 +54,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     server = _forked(lambda: _serve_ranks(theirs), [theirs.fileno()])
     theirs.close()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error, mine:
-        program = _forked(lambda: _run(request, mine, server), [mine.fileno()], out.fileno(), error.fileno())
+        program = _forked(
+            lambda: _run(request, mine, server), [mine.fileno()], out.fileno(), error.fileno()
+        )
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
         with contextlib.suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
@@ -65,7 +69,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forked(run: Any, keep: list[int], out: int = 2, error: int = 2) -> int:
-    """The id of a fork that calls ``run`` and exits as an interpreter does; of the open files it has only ``keep``."""
+    """The id of a fork that calls ``run`` and exits as an interpreter does; of the open files it
+    has only ``keep``.
+    """
     pid = os.fork()
     if pid:
         return pid
@@ -92,7 +98,8 @@ def _forked(run: Any, keep: list[int], out: int = 2, error: int = 2) -> int:
         os._exit(code)
 
 
-# ------------------------------------------------------------------------------------------------ the ranks' server
+# ------------------------------------------------------------------------------------------------
+# the ranks' server
 
 
 def _serve_ranks(connection: socket.socket) -> None:
@@ -164,7 +171,9 @@ class _Worker:
 
 
 class _Server:
-    """Stands for ``subprocess.Popen`` of the ranks' server: the first one was forked before the program started."""
+    """Stands for ``subprocess.Popen`` of the ranks' server: the first one was forked before the
+    program started.
+    """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -192,7 +201,8 @@ class _Server:
         return None
 
 
-# ------------------------------------------------------------------------------------------------ the program
+# ------------------------------------------------------------------------------------------------
+# the program
 
 
 def _become(environment: dict[str, str], folder: str) -> None:
@@ -207,7 +217,9 @@ def _run(request: dict[str, Any], connection: socket.socket, server: int) -> Non
 
     known = {"Popen": _Server(connection, server).start}
     names = ("DEVNULL", "PIPE", "TimeoutExpired")
-    spmd_start.subprocess = SimpleNamespace(**known, **{name: getattr(subprocess, name) for name in names})
+    spmd_start.subprocess = SimpleNamespace(
+        **known, **{name: getattr(subprocess, name) for name in names}
+    )
     _become(request["environment"], request["cwd"])
     if "torch.distributed.run" in request["arguments"]:
         name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
@@ -233,9 +245,11 @@ def _run_program(arguments: list[str]) -> None:
 
 
 def _run_cells(notebook: Path, *replaced: str) -> None:
-    """Run a notebook's cells until one fails, with texts of its code replaced: a text, what stands for it, and so on.
+    """Run a notebook's cells until one fails, with texts of its code replaced: a text, what stands
+    for it, and so on.
 
-    Where texts are replaced, an assertion of a cell that the page leaves out may fail: it is about the whole run.
+    Where texts are replaced, an assertion of a cell that the page leaves out may fail: it is about
+    the whole run.
     """
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
@@ -251,7 +265,9 @@ def _run_cells(notebook: Path, *replaced: str) -> None:
     for number, (cell, text) in enumerate(zip(cells, texts, strict=True)):
         result = shell.run_cell(text)
         of_whole_run = replaced and "remove-cell" in cell["metadata"].get("tags", ())
-        if not result.success and not (of_whole_run and isinstance(result.error_in_exec, AssertionError)):
+        if not result.success and not (
+            of_whole_run and isinstance(result.error_in_exec, AssertionError)
+        ):
             sys.exit(f"cell {number} of {notebook.name} failed")
 
 

@@ -22,11 +22,18 @@ def environment_of(gpus: int) -> dict[str, str]:
     paths = [str(HERE / "site"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     numbers = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     path = os.pathsep.join(filter(None, paths))
-    return {**kept, **numbers, "PYTHONPATH": path, "TUTOREC_PRETEND_GPUS": str(gpus), "MPLBACKEND": "Agg"}
+    return {
+        **kept,
+        **numbers,
+        "PYTHONPATH": path,
+        "TUTOREC_PRETEND_GPUS": str(gpus),
+        "MPLBACKEND": "Agg",
+    }
 
 
 def on_box(gpus: int, arguments: Sequence[str | Path]) -> str:
-    """What ``python ARGUMENTS`` prints on a machine with so many pretended GPUs; a notebook's cells are run in order.
+    """What ``python ARGUMENTS`` prints on a machine with so many pretended GPUs; a notebook's cells
+    are run in order.
 
     It runs in a fork of an interpreter that has imported torch: see ``box_server.py``.
 
@@ -39,7 +46,11 @@ def on_box(gpus: int, arguments: Sequence[str | Path]) -> str:
         _servers.append(subprocess.Popen(command, env=environment_of(0), **options))
     server = _servers[0]
     assert server.stdin is not None and server.stdout is not None, "pipes were asked for"
-    request = {"arguments": [*map(str, arguments)], "environment": environment_of(gpus), "cwd": str(ROOT)}
+    request = {
+        "arguments": [*map(str, arguments)],
+        "environment": environment_of(gpus),
+        "cwd": str(ROOT),
+    }
     try:
         print(json.dumps(request), file=server.stdin, flush=True)
         answer = json.loads(server.stdout.readline())
@@ -61,7 +72,9 @@ def end_server() -> None:
 def in_an_interpreter(gpus: int, arguments: Sequence[str | Path]) -> str:
     """The same as :func:`on_box` by a fresh interpreter, as a reader starts it."""
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment_of(gpus), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment_of(gpus), capture_output=True, text=True, check=False
+    )
     return _printed(gpus, done.returncode, done.stdout, done.stderr)
 
 
@@ -72,4 +85,6 @@ def _printed(gpus: int, code: int, out: str, error: str) -> str:
 
 def pytest_on_box(gpus: int, *arguments: str | Path) -> str:
     """What ``pytest ARGUMENTS`` prints there."""
-    return on_box(gpus, ["-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *arguments])
+    return on_box(
+        gpus, ["-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *arguments]
+    )

@@ -43,7 +43,9 @@ def _collection() -> EmbeddingBagCollection:
 
 
 def _batch(device: torch.device) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["item"], torch.tensor([1, 2, 1]), lengths=torch.tensor([2, 1])).to(device)
+    return KeyedJaggedTensor(["item"], torch.tensor([1, 2, 1]), lengths=torch.tensor([2, 1])).to(
+        device
+    )
 
 
 def case_interaction_made_on_a_gpu_or_moved_there() -> None:
@@ -56,7 +58,10 @@ def case_interaction_made_on_a_gpu_or_moved_there() -> None:
 def case_strides_of_a_batch_stay_on_the_host() -> None:
     strides = torch.tensor([[1], [2]], dtype=torch.int32).to(GPU)
     batch = KeyedJaggedTensor(
-        ["a", "b"], torch.arange(3).to(GPU), lengths=torch.ones(3).long().to(GPU), stride_per_key_per_rank=strides
+        ["a", "b"],
+        torch.arange(3).to(GPU),
+        lengths=torch.ones(3).long().to(GPU),
+        stride_per_key_per_rank=strides,
     )
     assert batch.stride_per_key() == [1, 2] and batch["b"].values().tolist() == [1, 2]
 
@@ -80,9 +85,15 @@ class _Group:
 
 def case_a_norm_without_gradients_travels_from_the_device_of_the_parameters() -> None:
     weight, group = nn.Parameter(torch.ones(2).to(GPU)), _Group()
-    dense = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+    dense = KeyedOptimizerWrapper(
+        {"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0)
+    )
     GradientClippingOptimizer(
-        dense, GradientClipping.NORM, 1.0, enable_global_grad_clip=True, param_to_pgs={weight: [group]}
+        dense,
+        GradientClipping.NORM,
+        1.0,
+        enable_global_grad_clip=True,
+        param_to_pgs={weight: [group]},
     ).step()
     assert group.devices == [GPU]
 
@@ -116,8 +127,12 @@ def case_state_that_was_made_before_its_table_was_moved_follows_it() -> None:
 
 def _sharded(device: torch.device) -> Any:
     collection = _collection()
-    plan = construct_module_sharding_plan(collection, {"item": table_wise(rank=0)}, world_size=1, local_size=1)
-    return EmbeddingBagCollectionSharder().shard(collection, plan, ShardingEnv.from_local(1, 0), device)
+    plan = construct_module_sharding_plan(
+        collection, {"item": table_wise(rank=0)}, world_size=1, local_size=1
+    )
+    return EmbeddingBagCollectionSharder().shard(
+        collection, plan, ShardingEnv.from_local(1, 0), device
+    )
 
 
 def case_a_batch_on_another_device_than_the_tables_is_refused() -> None:
@@ -143,7 +158,11 @@ def case_candidates_may_be_named_by_ids_of_the_host() -> None:
 def case_numbers_of_the_host_reach_a_device() -> None:
     for device in (torch.device("cpu"), GPU):
         found = ints_on_device([[1, 2], [3, 4]], torch.int32, device)
-        assert (found.device, found.dtype, found.tolist()) == (device, torch.int32, [[1, 2], [3, 4]])
+        assert (found.device, found.dtype, found.tolist()) == (
+            device,
+            torch.int32,
+            [[1, 2], [3, 4]],
+        )
 
 
 class _Clicks(nn.Module):

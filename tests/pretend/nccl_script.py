@@ -1,4 +1,6 @@
-"""A script with a group of NCCL alone: its tables are on the GPUs, and then, by mistake, on the CPU."""
+"""A script with a group of NCCL alone: its tables are on the GPUs, and then, by mistake, on the
+CPU.
+"""
 
 import os
 
@@ -15,9 +17,13 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 def train(device: torch.device) -> str:
     """The loss before and after a step on the documents' batch."""
-    configs = [EmbeddingBagConfig(4096, 64, name, feature_names=[name]) for name in ("item", "user")]
+    configs = [
+        EmbeddingBagConfig(4096, 64, name, feature_names=[name]) for name in ("item", "user")
+    ]
     ebc = EmbeddingBagCollection(configs)
-    plan = construct_module_sharding_plan(ebc, {"item": table_wise(rank=0), "user": table_wise(rank=1)})
+    plan = construct_module_sharding_plan(
+        ebc, {"item": table_wise(rank=0), "user": table_wise(rank=1)}
+    )
     fused = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     sharded = EmbeddingBagCollectionSharder(fused).shard(ebc, plan, env, device)

@@ -56,7 +56,10 @@ def an_id_outside() -> None:
 
 
 def gradients() -> list[str]:
-    on_cpu, on_gpu = torch.ones(2, requires_grad=True), torch.ones(2, device=cuda, requires_grad=True)
+    on_cpu, on_gpu = (
+        torch.ones(2, requires_grad=True),
+        torch.ones(2, device=cuda, requires_grad=True),
+    )
     (on_cpu.to(cuda) * on_gpu).sum().backward()
     return [str(on_cpu.grad.device), str(on_gpu.grad.device)]
 
@@ -74,10 +77,18 @@ def moved_module() -> list[Any]:
 
 CASES: dict[str, Callable[[], Any]] = {
     # refused
-    "an operator with a GPU's and the CPU's tensor": lambda: torch.ones(2, device=cuda) + torch.ones(2),
-    "an operator with tensors of two GPUs": lambda: torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1"),
-    "a layer on the CPU, its input on a GPU": lambda: nn.Linear(2, 2)(torch.ones(1, 2, device=cuda)),
-    "index_select by the CPU's index": lambda: torch.ones(2, device=cuda).index_select(0, torch.tensor([1])),
+    "an operator with a GPU's and the CPU's tensor": lambda: (
+        torch.ones(2, device=cuda) + torch.ones(2)
+    ),
+    "an operator with tensors of two GPUs": lambda: (
+        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+    ),
+    "a layer on the CPU, its input on a GPU": lambda: nn.Linear(2, 2)(
+        torch.ones(1, 2, device=cuda)
+    ),
+    "index_select by the CPU's index": lambda: torch.ones(2, device=cuda).index_select(
+        0, torch.tensor([1])
+    ),
     "a CPU tensor indexed by a GPU's": lambda: torch.ones(2)[torch.tensor([1], device=cuda)],
     "numpy of a GPU's tensor": lambda: torch.ones(2, device=cuda).numpy(),
     "an array of GPU's numbers": lambda: np.array([torch.ones((), device=cuda)]),
@@ -85,18 +96,23 @@ CASES: dict[str, Callable[[], Any]] = {
     "a pinned tensor made on a GPU": lambda: torch.empty(2, device=cuda, pin_memory=True),
     "a GPU that is not there": lambda: torch.ones(2, device="cuda:2"),
     "the CPU's tensor over NCCL": lambda: all_reduce_over("nccl", torch.ones(2)),
-    "a GPU's tensor over gloo for the CPU": lambda: all_reduce_over("cpu:gloo", torch.ones(2, device=cuda)),
+    "a GPU's tensor over gloo for the CPU": lambda: all_reduce_over(
+        "cpu:gloo", torch.ones(2, device=cuda)
+    ),
     "another rank's GPU over NCCL": lambda: all_reduce_over("nccl", torch.ones(2, device="cuda:1")),
     "a GPU used in a fork": in_a_fork,
     "an id that is no row of a GPU's table": an_id_outside,
     "a stream that is a number": lambda: torch.ones(2, device=cuda).record_stream(0),
     "events without timing": lambda: torch.cuda.Event().elapsed_time(torch.cuda.Event()),
     # allowed
-    "a GPU's tensor indexed by the CPU's": lambda: str(torch.ones(2, device=cuda)[torch.tensor([1])].device),
+    "a GPU's tensor indexed by the CPU's": lambda: str(
+        torch.ones(2, device=cuda)[torch.tensor([1])].device
+    ),
     "a number of the CPU": lambda: str((torch.ones(2, device=cuda) * torch.tensor(2.0)).device),
     "a list of a GPU's tensor": lambda: torch.arange(2, device=cuda).tolist(),
     "both over one group": lambda: [
-        all_reduce_over("cpu:gloo,cuda:nccl", tensor) for tensor in (torch.ones(2), torch.ones(2, device=cuda))
+        all_reduce_over("cpu:gloo,cuda:nccl", tensor)
+        for tensor in (torch.ones(2), torch.ones(2, device=cuda))
     ],
     "gradients arrive where their tensors are": gradients,
     "a module moves and keeps its parameters": moved_module,

@@ -1,16 +1,18 @@
-"""A GPU box without a GPU: tensors in CPU memory that say ``cuda:k``, and the error that a GPU box would raise.
+"""A GPU box without a GPU: tensors in CPU memory that say ``cuda:k``, and the error that a GPU box
+would raise.
 
     install(count=2)
     x = torch.randn(4, 3, device="cuda")
     x + torch.ones(4, 3)        # RuntimeError: Expected all tensors to be on the same device ...
 
-An :class:`OnDevice` wraps a CPU tensor. Python code sees its ``device`` and ``is_cuda``; C++ (autograd, views,
-operators) sees a tensor of the CPU, because a CPU build of torch has no autograd for CUDA tensors. Every operator
-passes :func:`_dispatch`, which refuses what a GPU box refuses: tensors of several devices in one operator, and a
-collective of a process group that has no backend for the tensor's device.
+An :class:`OnDevice` wraps a CPU tensor. Python code sees its ``device`` and ``is_cuda``; C++
+(autograd, views, operators) sees a tensor of the CPU, because a CPU build of torch has no autograd
+for CUDA tensors. Every operator passes :func:`_dispatch`, which refuses what a GPU box refuses:
+tensors of several devices in one operator, and a collective of a process group that has no backend
+for the tensor's device.
 
-What it cannot show: wrong numbers from a missing synchronization (streams and events do nothing), CUDA kernels of
-fbgemm, nested tensors, lazy layers, time, and memory.
+What it cannot show: wrong numbers from a missing synchronization (streams and events do nothing),
+CUDA kernels of fbgemm, nested tensors, lazy layers, time, and memory.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# ------------------------------------------------------------------------------------------------ devices
+# ------------------------------------------------------------------------------------------------
+# devices
 
 
 class _Devices:
@@ -47,8 +50,8 @@ def _use_device() -> None:
         _Devices.owner = os.getpid()
     if _Devices.owner != os.getpid():
         raise RuntimeError(
-            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
-            "'spawn' start method"
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+            "you must use the 'spawn' start method"
         )
 
 
@@ -62,11 +65,14 @@ def _device(given: Any) -> torch.device | None:
     _use_device()
     index = _Devices.current if device.index is None else device.index
     if index >= _Devices.count:
-        raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{index} of {_Devices.count} devices")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: cuda:{index} of {_Devices.count} devices"
+        )
     return torch.device("cuda", index)
 
 
-# ------------------------------------------------------------------------------------------------ tensors
+# ------------------------------------------------------------------------------------------------
+# tensors
 
 
 class OnDevice(Tensor):
@@ -119,8 +125,8 @@ class OnDevice(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
             raise TypeError(
-                f"can't convert {self.where} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
-                "memory first."
+                f"can't convert {self.where} device type tensor to numpy. Use Tensor.cpu() to copy "
+                "the tensor to host memory first."
             )
         return self.inner.detach().numpy()
 
@@ -146,17 +152,23 @@ class OnDevice(Tensor):
         return False
 
     def pin_memory(self, *_: Any) -> Tensor:
-        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+        raise RuntimeError(
+            "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+        )
 
     def record_stream(self, stream: Any) -> None:
         if not isinstance(stream, _Stream):
-            raise TypeError(f"record_stream takes a torch.cuda.Stream, not a {type(stream).__name__}")
+            raise TypeError(
+                f"record_stream takes a torch.cuda.Stream, not a {type(stream).__name__}"
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if self.grad_fn is not None:
-            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol"
+            )
         copy = _wrapped(self.inner.detach().clone(), self.where, self.requires_grad, self)
         memo[id(self)] = copy
         if self.grad is not None:
@@ -174,7 +186,9 @@ class OnDevice(Tensor):
 
 
 class _TypeOnABox(type):
-    """``type`` in the modules of tutorec: there, too, ``type(x) is Tensor`` for a tensor of a GPU."""
+    """``type`` in the modules of tutorec: there, too, ``type(x) is Tensor`` for a
+    tensor of a GPU.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], OnDevice):
@@ -222,10 +236,16 @@ _map_location: list[Any] = []  # of the torch.load in progress
 
 
 def _rebuild(inner: Tensor, where: str, requires_grad: bool) -> Tensor:
-    """What unpickling makes: on the device where it was saved, or where ``torch.load`` is told to put it."""
+    """What unpickling makes: on the device where it was saved, or where ``torch.load`` is told to
+    put it.
+    """
     target = _map_location[-1] if _map_location else None
-    device = _device(where if target is None or callable(target) or isinstance(target, dict) else target)
-    return (OnDevice(inner, device) if device.type == "cuda" else inner).requires_grad_(requires_grad)
+    device = _device(
+        where if target is None or callable(target) or isinstance(target, dict) else target
+    )
+    return (OnDevice(inner, device) if device.type == "cuda" else inner).requires_grad_(
+        requires_grad
+    )
 
 
 class _Move(torch.autograd.Function):
@@ -246,7 +266,8 @@ def _moved(x: Tensor, device: torch.device) -> Tensor:
     return OnDevice(inner, device) if device.type == "cuda" else inner
 
 
-# ------------------------------------------------------------------------------------------------ operators
+# ------------------------------------------------------------------------------------------------
+# operators
 
 # May read one device and write another.
 _COPIES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"}
@@ -287,7 +308,9 @@ def _base_name(func: Any) -> str:
 
 
 def _opened(value: Any, tensors: list[Tensor]) -> Any:
-    """The value with the CPU tensors inside; the tensors that it held are appended to ``tensors``."""
+    """The value with the CPU tensors inside; the tensors that it held are appended to
+    ``tensors``.
+    """
     if isinstance(value, OnDevice):
         tensors.append(value)
         return value.inner
@@ -299,7 +322,9 @@ def _opened(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _closed(value: Any, where: torch.device, given: Sequence[OnDevice]) -> Any:
-    """The result on the device; what an operator wrote in place and returns is the tensor that was given."""
+    """The result on the device; what an operator wrote in place and returns is the tensor that was
+    given.
+    """
     if isinstance(value, Tensor):
         if isinstance(value, OnDevice):
             return value
@@ -313,22 +338,33 @@ def _closed(value: Any, where: torch.device, given: Sequence[OnDevice]) -> Any:
 
 
 def _check_devices(name: str, tensors: list[Tensor]) -> None:
-    """A tensor with a dimension takes part only where all others are; a single number of the CPU may come along."""
-    devices = {each.where if isinstance(each, OnDevice) else None for each in tensors if _counts(each)}
+    """A tensor with a dimension takes part only where all others are; a single number of the CPU
+    may come along.
+    """
+    devices = {
+        each.where if isinstance(each, OnDevice) else None for each in tensors if _counts(each)
+    }
     if len(devices) > 1 and not _zeros_of_autograd(devices, tensors):
         among = " and ".join(sorted(str(device or "cpu") for device in devices))
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {among}! (in {name})"
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{among}! (in {name})"
         )
 
 
 def _zeros_of_autograd(devices: set[torch.device | None], tensors: list[Tensor]) -> bool:
-    """Whether autograd's C++ calls, and the CPU's are zeros that it made: it takes all tensors for the CPU's."""
+    """Whether autograd's C++ calls, and the CPU's are zeros that it made: it takes all tensors for
+    the CPU's.
+    """
     frame = sys._getframe()
     while frame is not None and frame.f_globals is globals():
         frame = frame.f_back
     called_by_engine = frame is not None and frame.f_code.co_name == "_engine_run_backward"
-    return called_by_engine and len(devices - {None}) == 1 and not any(map(_has_numbers_of_cpu, tensors))
+    return (
+        called_by_engine
+        and len(devices - {None}) == 1
+        and not any(map(_has_numbers_of_cpu, tensors))
+    )
 
 
 def _has_numbers_of_cpu(tensor: Any) -> bool:
@@ -339,10 +375,13 @@ def _counts(tensor: Tensor) -> bool:
     return isinstance(tensor, OnDevice) or tensor.dim() > 0
 
 
-# ------------------------------------------------------------------------------------------------ process groups
+# ------------------------------------------------------------------------------------------------
+# process groups
 
-_real: dict[str, Callable[..., Any]] = {}  # functions of torch.distributed before they were replaced
-# Group name -> (what the caller asked for; the gloo group that carries the tensors where it asked for NCCL alone).
+# functions of torch.distributed before they were replaced
+_real: dict[str, Callable[..., Any]] = {}
+# Group name -> (what the caller asked for; the gloo group that carries the tensors where it asked
+# for NCCL alone).
 _groups: dict[str, tuple[str, Any]] = {}
 _BOTH = "cpu:gloo,cuda:nccl"
 
@@ -362,7 +401,8 @@ def _real_backend(name: str) -> str:
 
 def _register(group: Any, name: str, ranks: list[int] | None, options: dict[str, Any]) -> None:
     if isinstance(group, dist.ProcessGroup):
-        # The group itself refuses tensors of the CPU; those that say cuda, and are of the CPU, go through another one.
+        # The group itself refuses tensors of the CPU; those that say cuda, and are of the CPU, go
+        # through another one.
         carrier = _real["new_group"](ranks, backend="gloo", **options) if name == "nccl" else None
         _groups[group.group_name] = (name, carrier)
 
@@ -374,7 +414,9 @@ def _init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
     _register(dist.group.WORLD, name, None, {})
 
 
-def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _new_group(
+    ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     name = _groups[dist.group.WORLD.group_name][0] if backend is None else _asked(backend)
     group = _real["new_group"](ranks, timeout, _real_backend(name), *args, **kwargs)
     local = {key: kwargs[key] for key in ("use_local_synchronization",) if key in kwargs}
@@ -403,15 +445,19 @@ def _checked_collective(name: str, args: Any) -> Any:
     plain = [each for each in given if not isinstance(each, OnDevice)]
     if plain or len(tensors) > 1:
         devices = sorted(tensors | {"cpu" for _ in plain})
-        raise RuntimeError(f"Tensors must be CUDA and dense, and on one device, but {name} got {devices}")
-    position, group = next((i, _unboxed(arg)) for i, arg in enumerate(args) if _unboxed(arg) is not None)
+        raise RuntimeError(
+            f"Tensors must be CUDA and dense, and on one device, but {name} got {devices}"
+        )
+    position, group = next(
+        (i, _unboxed(arg)) for i, arg in enumerate(args) if _unboxed(arg) is not None
+    )
     backend, carrier = _groups.get(group.group_name, ("gloo", None))
     if "cuda" not in _get_backend_config(group):
         raise RuntimeError("No backend type associated with device type cuda")
     if "nccl" in backend and tensors != {f"cuda:{_Devices.current}"}:
         raise RuntimeError(
-            f"{name} over NCCL got tensors of {', '.join(sorted(tensors))} on a rank whose device is "
-            f"cuda:{_Devices.current}: Duplicate GPU detected"
+            f"{name} over NCCL got tensors of {', '.join(sorted(tensors))} on a rank whose device "
+            f"is cuda:{_Devices.current}: Duplicate GPU detected"
         )
     if carrier is None:
         return args
@@ -425,17 +471,21 @@ def _unboxed(value: Any) -> Any:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ functions of torch
+# ------------------------------------------------------------------------------------------------
+# functions of torch
 
 
 class _PretendMode(TorchFunctionMode):
-    """Factories with ``device=``, moves between devices, and what a subclass cannot see of a tensor."""
+    """Factories with ``device=``, moves between devices, and what a subclass cannot see of a
+    tensor.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         special = _SPECIAL.get(func)
         if special is not None:
             return special(func, args, dict(kwargs or {}))
-        if args and isinstance(args[0], OnDevice) and args[0].inner.is_sparse:  # C++ sees a dense tensor
+        # C++ sees a dense tensor
+        if args and isinstance(args[0], OnDevice) and args[0].inner.is_sparse:
             return _inside(func, args, kwargs or {})
         if not kwargs:
             return func(*args)
@@ -488,7 +538,11 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
     if device is not None and device.type == "meta":
         return Tensor.to(x.inner if isinstance(x, OnDevice) else x, "meta", *rest, **kwargs)
     if device is not None and device != x.device and not x.is_meta:
-        x = _Move.apply(x, device) if x.requires_grad and torch.is_grad_enabled() else _moved_leaf(x, device)
+        x = (
+            _Move.apply(x, device)
+            if x.requires_grad and torch.is_grad_enabled()
+            else _moved_leaf(x, device)
+        )
     elif device is not None and x.is_meta and device.type != "meta":
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     elif copy:
@@ -515,12 +569,17 @@ def _set_data(func: Any, args: Any, kwargs: Any) -> None:
         elif parameter:
             y = torch.nn.Parameter(y, False)
         y.__dict__.update(
-            {key: value for key, value in x.__dict__.items() if key not in ("inner", "where", "_is_param")}
+            {
+                key: value
+                for key, value in x.__dict__.items()
+                if key not in ("inner", "where", "_is_param")
+            }
         )
         gradient, x.grad = x.grad, None
         torch.utils.swap_tensors(x, y)
         x.requires_grad_(grad)
-        # On a GPU box it stays behind until it is moved, too; here that cannot be done to one that a tensor holds.
+        # On a GPU box it stays behind until it is moved, too; here that cannot be done to one that
+        # a tensor holds.
         x.grad = None if gradient is None else _moved_leaf(gradient, x.device)
     else:
         func(x, y)
@@ -532,7 +591,9 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _detached(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """In inference mode C++ gives what it makes of a subclass no version counter, and then asks for it."""
+    """In inference mode C++ gives what it makes of a subclass no version counter, and then asks for
+    it.
+    """
     x = args[0]
     if isinstance(x, OnDevice) and torch.is_inference_mode_enabled():
         return OnDevice(x.inner.detach(), x.where)
@@ -540,9 +601,14 @@ def _detached(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def _inside(func: Any, args: Any, kwargs: Any) -> Any:
-    """A function whose C++ makes tensors on the device that C++ sees: run it on the tensors inside."""
+    """A function whose C++ makes tensors on the device that C++ sees: run it on the
+    tensors inside.
+    """
     tensors: list[Tensor] = []
-    inner_args, inner_kwargs = _opened(args, tensors), {key: _opened(kwargs[key], tensors) for key in kwargs}
+    inner_args, inner_kwargs = (
+        _opened(args, tensors),
+        {key: _opened(kwargs[key], tensors) for key in kwargs},
+    )
     _check_devices(func.__name__, tensors)
     devices = [each.where for each in tensors if isinstance(each, OnDevice)]
     out = func(*inner_args, **inner_kwargs)
@@ -560,7 +626,9 @@ def _as_on_class(name: str) -> Callable[..., Any]:
 
 
 def _keeps_identity(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether ``x.data = y`` may change the memory of x, as ``Module.to`` asks: on a GPU box it may."""
+    """Whether ``x.data = y`` may change the memory of x, as ``Module.to`` asks: on a GPU box it
+    may.
+    """
     return any(isinstance(arg, OnDevice) for arg in args) or func(*args, **kwargs)
 
 
@@ -575,12 +643,15 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: _inside,
     **{
         getattr(Tensor, name): _as_on_class(name)
-        for name in "tolist numpy get_device data_ptr storage_offset untyped_storage is_pinned pin_memory".split()
+        for name in (
+            "tolist numpy get_device data_ptr storage_offset untyped_storage is_pinned pin_memory"
+        ).split()
     },
 }
 
 
-# ------------------------------------------------------------------------------------------------ torch.cuda
+# ------------------------------------------------------------------------------------------------
+# torch.cuda
 
 
 class _Stream:
@@ -708,18 +779,23 @@ def _cuda_functions() -> dict[str, Any]:
 
 
 def _accelerator_functions() -> dict[str, Any]:
-    """Of ``torch.accelerator``, by which an optimizer of torch 2.15 asks whether a graph is being captured."""
+    """Of ``torch.accelerator``, by which an optimizer of torch 2.15 asks whether a graph is being
+    captured.
+    """
     return {
         "is_available": lambda: _Devices.count > 0,
         "device_count": lambda: _Devices.count,
-        "current_accelerator": lambda check_available=False: torch.device("cuda") if _Devices.count else None,
+        "current_accelerator": lambda check_available=False: (
+            torch.device("cuda") if _Devices.count else None
+        ),
         "current_device_index": _current_device,
         "current_stream": lambda device=None: _Stream(device),
         "synchronize": lambda device=None: _use_device(),
     }
 
 
-# ------------------------------------------------------------------------------------------------ all together
+# ------------------------------------------------------------------------------------------------
+# all together
 
 
 def set_count(count: int) -> None:
@@ -774,7 +850,9 @@ def install(count: int) -> None:
 
 
 def _enter_every_backward() -> None:
-    """A mode leaves while it serves a call, ``backward`` too, in which functions in Python make tensors: enter it."""
+    """A mode leaves while it serves a call, ``backward`` too, in which functions in Python make
+    tensors: enter it.
+    """
     run = torch.autograd.graph._engine_run_backward
 
     def run_in_mode(*args: Any, **kwargs: Any) -> Any:
@@ -787,9 +865,14 @@ def _enter_every_backward() -> None:
 
 
 def _give_zeros_a_device() -> None:
-    """Zero and empty gradients that C++ makes for a function in Python say the CPU, which is what C++ sees."""
+    """Zero and empty gradients that C++ makes for a function in Python say the CPU, which is what
+    C++ sees.
+    """
     # The class method itself, in Python or, from torch 2.15 on, in C++.
-    forward, node = vars(torch.autograd.Function)["apply"], torch.autograd.function.BackwardCFunction
+    forward, node = (
+        vars(torch.autograd.Function)["apply"],
+        torch.autograd.function.BackwardCFunction,
+    )
     backward = node.apply
 
     def forward_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -809,7 +892,11 @@ def _give_zeros_a_device() -> None:
 
 
 def _zeros_there(gradient: Any, where: torch.device | None) -> Any:
-    zeros = isinstance(gradient, Tensor) and not isinstance(gradient, OnDevice) and not _has_numbers_of_cpu(gradient)
+    zeros = (
+        isinstance(gradient, Tensor)
+        and not isinstance(gradient, OnDevice)
+        and not _has_numbers_of_cpu(gradient)
+    )
     return OnDevice(gradient, where) if zeros and where is not None else gradient
 
 

@@ -1,6 +1,8 @@
-"""The quick start, every chapter, the examples and the tests of sharded modules on pretended GPU boxes.
+"""The quick start, every chapter, the examples and the tests of sharded modules on pretended GPU
+boxes.
 
-With 2 GPUs all of it runs by default, with 1 and 8 the short part; `pytest -m full tests/pretend` runs the rest.
+With 2 GPUs all of it runs by default, with 1 and 8 the short part; `pytest -m full tests/pretend`
+runs the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ BY_DEFAULT = ("test_bad_inputs.py", "test_exchanges.py")
 # What makes a chapter shorter and runs no other line of it: fewer samples, steps, seeds or tables.
 SHORTER = {
     "01_recommender.ipynb": {"store = shop()": "store = shop(rows=20_000, test_rows=4_000)"},
-    "05_first_training.ipynb": {"seed in (0, 1, 2)": "seed in (0,)", "shop(seed=seed)": "shop(seed=seed, rows=9000)"},
+    "05_first_training.ipynb": {
+        "seed in (0, 1, 2)": "seed in (0,)",
+        "shop(seed=seed)": "shop(seed=seed, rows=9000)",
+    },
     "06_anatomy.ipynb": {"range(80)": "range(10)"},
     "09_planner.ipynb": {"(25, 50, 100), (1, 64)": "(25,), (1, 64)"},
     "10_dmp.ipynb": {
@@ -36,7 +41,10 @@ SHORTER = {
         "store = shop()": "store = shop(rows=8_000, test_rows=2_000)",
         "26, 20_000, 512, 10, 8": "26, 2_000, 64, 10, 1",
     },
-    "14_serving.ipynb": {"store = shop()": "store = shop(rows=8_000)", "repeat=40, rounds=15": "repeat=2, rounds=2"},
+    "14_serving.ipynb": {
+        "store = shop()": "store = shop(rows=8_000)",
+        "repeat=40, rounds=15": "repeat=2, rounds=2",
+    },
     "15_train_pipelines.ipynb": {
         **{f"rounds={rounds}": "rounds=1" for rounds in (2, 3, 4, 5)},
         "steps=6": "steps=4",
@@ -62,27 +70,40 @@ SHORTER = {
 
 def files_of_ranks() -> list[Any]:
     """Tests of sharded modules, most of them in the full run; the planner touches no device."""
-    paths = [path for path in sorted(DISTRIBUTED.rglob("test_*.py")) if path.parent.name != "planner"]
+    paths = [
+        path for path in sorted(DISTRIBUTED.rglob("test_*.py")) if path.parent.name != "planner"
+    ]
     marks = [() if path.name in BY_DEFAULT else pytest.mark.full for path in paths]
     names = [path.relative_to(DISTRIBUTED).as_posix() for path in paths]
     return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
-@pytest.mark.parametrize(("gpus", "run"), [(1, on_box), (2, in_an_interpreter), (8, on_box)], ids=["1", "2", "8"])
+@pytest.mark.parametrize(
+    ("gpus", "run"), [(1, on_box), (2, in_an_interpreter), (8, on_box)], ids=["1", "2", "8"]
+)
 def test_the_quick_start_runs(gpus, run, tmp_path):
-    """On 2 GPUs by an interpreter and a fork server of ranks that are started for it, as a reader's are."""
+    """On 2 GPUs by an interpreter and a fork server of ranks that are started for it, as a reader's
+    are.
+    """
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code, shown = (re.search(rf"```{kind}\n(.*?)```", readme, flags=re.DOTALL).group(1) for kind in ("python", "text"))
+    code, shown = (
+        re.search(rf"```{kind}\n(.*?)```", readme, flags=re.DOTALL).group(1)
+        for kind in ("python", "text")
+    )
     (tmp_path / "quick_start.py").write_text(code, encoding="utf-8")
     printed = run(gpus, [tmp_path / "quick_start.py"])
     number = re.compile(r"\d+\.\d+")
     assert number.sub("x", printed) == number.sub("x", shown)
-    assert [float(n) for n in number.findall(printed)] == pytest.approx([10.222113, 10.222113], abs=1e-4)
+    assert [float(n) for n in number.findall(printed)] == pytest.approx(
+        [10.222113, 10.222113], abs=1e-4
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
-@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "gpus", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(8, marks=pytest.mark.full)]
+)
 def test_a_chapter_runs(notebook, gpus):
     on_box(gpus, [ROOT / "notebooks" / notebook, *chain(*SHORTER.get(notebook, {}).items())])
 
@@ -115,10 +136,20 @@ def test_the_examples_run_under_torchrun(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_on_gpus_goes_on_where_ranks_share_one(tmp_path):
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tutorec.examples.two_tower"]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tutorec.examples.two_tower",
+    ]
     assert "3 steps, " in on_box(2, [*launch, *SMALL, "--steps", "3", "--checkpoints", tmp_path])
     gone_on = on_box(1, [*launch, *SMALL, "--checkpoints", tmp_path])
-    assert "goes on from step-3, saved by 2 rank(s) after 300 samples" in gone_on and "9 steps, " in gone_on
+    assert (
+        "goes on from step-3, saved by 2 rank(s) after 300 samples" in gone_on
+        and "9 steps, " in gone_on
+    )
 
 
 def test_a_model_made_on_a_gpu_computes_there_and_after_a_move():
@@ -162,7 +193,8 @@ def test_a_rank_finds_its_gpu_whatever_the_launcher_shows_it(gpus, shows, places
     script = tmp_path / "place.py"
     script.write_text(
         "import torch\nimport torch.distributed as dist\nfrom tutorec import spmd\n\nspmd.init()\n"
-        "total = torch.ones(1, device=spmd.device())\ndist.all_reduce(total)\nassert total.item() == 2\n"
+        "total = torch.ones(1, device=spmd.device())\ndist.all_reduce(total)\nassert total.item() "
+        "== 2\n"
         "places = [None] * 2\ndist.all_gather_object(places, str(spmd.device()))\n"
         "if dist.get_rank() == 0:\n    print(*places)\n"
     )

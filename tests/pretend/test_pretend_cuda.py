@@ -22,12 +22,18 @@ REFUSED = {
     "a pinned tensor made on a GPU": "RuntimeError: Only dense CPU tensors can be pinned",
     "a GPU that is not there": "RuntimeError: CUDA error: invalid device ordinal",
     "the CPU's tensor over NCCL": "RuntimeError: No backend type associated with device type cpu",
-    "a GPU's tensor over gloo for the CPU": "RuntimeError: No backend type associated with device type cuda",
+    (
+        "a GPU's tensor over gloo for the CPU"
+    ): "RuntimeError: No backend type associated with device type cuda",
     "another rank's GPU over NCCL": "RuntimeError: .*Duplicate GPU",
     "a GPU used in a fork": "RuntimeError: Cannot re-initialize CUDA in forked subprocess",
-    "an id that is no row of a GPU's table": "ValueError: table 'items' has 8 rows .* sample 1, holds id 9",
+    (
+        "an id that is no row of a GPU's table"
+    ): "ValueError: table 'items' has 8 rows .* sample 1, holds id 9",
     "a stream that is a number": "TypeError: record_stream takes a torch.cuda.Stream",
-    "events without timing": "RuntimeError: Both events must be created with argument 'enable_timing=True'",
+    (
+        "events without timing"
+    ): "RuntimeError: Both events must be created with argument 'enable_timing=True'",
 }
 ALLOWED = {
     "a GPU's tensor indexed by the CPU's": "cuda:0",

@@ -1,4 +1,6 @@
-"""The float collection that holds what a quantized one reads: the reference of everything that is looked up."""
+"""The float collection that holds what a quantized one reads: the reference of everything that is
+looked up.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from dataclasses import replace
 import torch
 
 from tutorec.modules.embedding_collection import EmbeddingCollection
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, QuantConfig
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    QuantConfig,
+)
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from tutorec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
@@ -20,7 +27,9 @@ DTYPES = (torch.int8, torch.quint4x2, torch.quint2x4, torch.float16, torch.float
 
 
 def bags(
-    tables: Sequence[EmbeddingBagConfig], weight: torch.dtype | dict[str, torch.dtype], weighted: bool = False
+    tables: Sequence[EmbeddingBagConfig],
+    weight: torch.dtype | dict[str, torch.dtype],
+    weighted: bool = False,
 ) -> tuple[EmbeddingBagCollection, QuantEmbeddingBagCollection]:
     """A float collection of values of very different size, and its quantized form."""
     ebc = EmbeddingBagCollection(list(tables), is_weighted=weighted)
@@ -28,7 +37,9 @@ def bags(
 
 
 def rows(
-    tables: Sequence[EmbeddingConfig], weight: torch.dtype | dict[str, torch.dtype], need_indices: bool = False
+    tables: Sequence[EmbeddingConfig],
+    weight: torch.dtype | dict[str, torch.dtype],
+    need_indices: bool = False,
 ) -> tuple[EmbeddingCollection, QuantEmbeddingCollection]:
     ec = EmbeddingCollection(list(tables), need_indices=need_indices)
     return ec, QuantEmbeddingCollection.from_float(_spread(ec, weight))
@@ -58,6 +69,8 @@ def dequantized(quantized: PackedTables):
     held = collection.embedding_bags if pooled else collection.embeddings
     with torch.no_grad():
         for config in configs:
-            numbers = unpack_rows(quantized.packed_rows(config.name), config.embedding_dim, config.data_type)
+            numbers = unpack_rows(
+                quantized.packed_rows(config.name), config.embedding_dim, config.data_type
+            )
             held[config.name].weight.copy_(numbers)
     return collection.requires_grad_(False)

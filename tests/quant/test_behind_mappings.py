@@ -15,7 +15,11 @@ from tutorec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from tutorec.modules.mc_modules import LFU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
+from tutorec.modules.mc_modules import (
+    LFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from tutorec.quant.embedding_modules import (
     QuantManagedCollisionEmbeddingBagCollection,
     QuantManagedCollisionEmbeddingCollection,
@@ -23,7 +27,9 @@ from tutorec.quant.embedding_modules import (
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 DEVICE = torch.get_default_device()
-BATCH = KeyedJaggedTensor(["item", "user"], torch.tensor([10**9, 5, 10**9, 8]), lengths=torch.tensor([2, 1, 0, 1]))
+BATCH = KeyedJaggedTensor(
+    ["item", "user"], torch.tensor([10**9, 5, 10**9, 8]), lengths=torch.tensor([2, 1, 0, 1])
+)
 QUANTIZED = {
     ManagedCollisionEmbeddingBagCollection: QuantManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection: QuantManagedCollisionEmbeddingCollection,
@@ -33,7 +39,10 @@ QUANTIZED = {
 def trained(pooled: bool, hashed: bool) -> Any:
     """A collection of two tables, both of which have seen the batch."""
     kind = EmbeddingBagConfig if pooled else EmbeddingConfig
-    tables: Any = [kind(rows, 8, f"{name}_table", feature_names=[name]) for name, rows in (("item", 8), ("user", 12))]
+    tables: Any = [
+        kind(rows, 8, f"{name}_table", feature_names=[name])
+        for name, rows in (("item", 8), ("user", 12))
+    ]
     mappings = ManagedCollisionCollection(
         {
             table.name: HashZchManagedCollisionModule(table.num_embeddings, DEVICE, 1)
@@ -53,7 +62,11 @@ def trained(pooled: bool, hashed: bool) -> Any:
 
 
 def values_of(result: Any) -> torch.Tensor:
-    return torch.cat([each.values() for each in result.values()]) if isinstance(result, dict) else result.values()
+    return (
+        torch.cat([each.values() for each in result.values()])
+        if isinstance(result, dict)
+        else result.values()
+    )
 
 
 @pytest.mark.parametrize("hashed", [False, True])
@@ -68,7 +81,9 @@ def test_quantize_dynamic_keeps_the_mappings(pooled: bool, hashed: bool):
     torch.testing.assert_close(values_of(result), expected, rtol=0, atol=2 * 2 * 8**-0.5 / 255)
     assert rows["item"].values()[0] == rows["item"].values()[2] != rows["item"].values()[1]
     state = {key: value.clone() for key, value in quantized.state_dict().items()}
-    quantized(KeyedJaggedTensor(["item", "user"], torch.arange(90, 98), lengths=torch.tensor([4, 4])))
+    quantized(
+        KeyedJaggedTensor(["item", "user"], torch.arange(90, 98), lengths=torch.tensor([4, 4]))
+    )
     assert all(torch.equal(value, state[key]) for key, value in quantized.state_dict().items())
     assert any(key.startswith("_managed_collision_collection.") for key in state)
 
@@ -79,5 +94,10 @@ def test_mappings_of_other_tables_are_refused():
     with pytest.raises(ValueError, match=r"of tables None, and the tables are \['other'\]"):
         QuantManagedCollisionEmbeddingBagCollection(tables, False, DEVICE)
     mappings = model._managed_collision_collection
-    with pytest.raises(ValueError, match=r"of tables \['item_table', 'user_table'\], and the tables are \['other'\]"):
-        QuantManagedCollisionEmbeddingBagCollection(tables, False, DEVICE, managed_collision_collection=mappings)
+    with pytest.raises(
+        ValueError,
+        match=r"of tables \['item_table', 'user_table'\], and the tables are \['other'\]",
+    ):
+        QuantManagedCollisionEmbeddingBagCollection(
+            tables, False, DEVICE, managed_collision_collection=mappings
+        )

@@ -1,4 +1,6 @@
-"""A format for each table under a budget: the least error there is, which trying everything confirms."""
+"""A format for each table under a budget: the least error there is, which trying everything
+confirms.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ menus = st.lists(st.lists(entries, min_size=1, max_size=5), min_size=0, max_size
 @given(menus=menus, budget=st.integers(0, 150))
 def test_the_choice_is_the_best_of_all(menus, budget):
     named = {f"t{index}": menu for index, menu in enumerate(menus)}
-    fitting = [choice for choice in product(*menus) if sum(entry.bytes for entry in choice) <= budget]
+    fitting = [
+        choice for choice in product(*menus) if sum(entry.bytes for entry in choice) <= budget
+    ]
     if not fitting:
-        with pytest.raises(ValueError, match=r"the tables take at least .* bytes, and the budget is"):
+        with pytest.raises(
+            ValueError, match=r"the tables take at least .* bytes, and the budget is"
+        ):
             cheapest_within(named, budget)
         return
     chosen = cheapest_within(named, budget)
@@ -38,7 +44,9 @@ def test_the_choice_is_the_best_of_all(menus, budget):
     assert all(entry in named[name] for name, entry in chosen.items())
     assert sum(entry.bytes for entry in chosen.values()) <= budget
     least = min(sum(entry.error for entry in choice) for choice in fitting)
-    assert sum(entry.error for entry in chosen.values()) == pytest.approx(least, rel=2e-6, abs=1e-10)
+    assert sum(entry.error for entry in chosen.values()) == pytest.approx(
+        least, rel=2e-6, abs=1e-10
+    )
 
 
 def test_the_best_choice_may_leave_a_better_bargain_out():
@@ -52,19 +60,27 @@ def test_a_step_that_only_a_later_one_pays_for_is_not_skipped():
     """From 0 bytes the way to 6 pays, and goes past 5, which is all that the budget allows."""
     menu = [Entry(torch.int8, 0, 10.0), Entry(torch.float16, 5, 9.0), Entry(torch.float32, 6, 0.0)]
     assert [cheapest_within({"a": menu}, budget)["a"].bytes for budget in (4, 5, 6)] == [0, 5, 6]
-    assert sorted(entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 11).values()) == [5, 6]
-    assert sorted(entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 10).values()) == [0, 6]
+    assert sorted(
+        entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 11).values()
+    ) == [5, 6]
+    assert sorted(
+        entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 10).values()
+    ) == [0, 6]
 
 
 def test_many_tables_are_chosen_for_exactly():
-    """60 tables: the answer lies between the continuous form's bound and a choice that is known to be good."""
+    """60 tables: the answer lies between the continuous form's bound and a choice that is known to
+    be good.
+    """
     generator = torch.Generator().manual_seed(5)
     named = {}
     for index in range(60):
         rows = int(torch.randint(10, 1_000_000, (1,), generator=generator))
         size = float(torch.rand(1, generator=generator)) + 0.01
         kinds = zip((32, 48, 80, 128), (1 / 9, 1 / 225, 1 / 65025, 1e-8), strict=True)
-        named[f"t{index}"] = [Entry(torch.int8, rows * width, size * error) for width, error in kinds]
+        named[f"t{index}"] = [
+            Entry(torch.int8, rows * width, size * error) for width, error in kinds
+        ]
     for share in (0.3, 0.5, 0.9):
         low, high = (sum(menu[place].bytes for menu in named.values()) for place in (0, -1))
         budget = int(low + share * (high - low))
@@ -80,11 +96,16 @@ def test_many_tables_are_chosen_for_exactly():
                 rest = used - chosen[first].bytes - chosen[second].bytes
                 now = chosen[first].error + chosen[second].error
                 for one, other in product(named[first], named[second]):
-                    assert rest + one.bytes + other.bytes > budget or one.error + other.error >= now * (1 - 2e-6)
+                    assert (
+                        rest + one.bytes + other.bytes > budget
+                        or one.error + other.error >= now * (1 - 2e-6)
+                    )
 
 
 def collection(**rows: int) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection([EmbeddingBagConfig(count, 64, name) for name, count in rows.items()])
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(count, 64, name) for name, count in rows.items()]
+    )
 
 
 def test_the_menu_tells_bytes_and_measured_errors():
@@ -92,15 +113,22 @@ def test_the_menu_tells_bytes_and_measured_errors():
     for entry in table_menu(ebc)["a"]:
         packed = tutorec.quantize(ebc, entry.dtype)
         assert packed.embedding_bags["a"].weight.numel() == entry.bytes
-        read = tutorec.quant.unpack_rows(packed.packed_rows("a"), 64, packed.packed_table("a").data_type)
+        read = tutorec.quant.unpack_rows(
+            packed.packed_rows("a"), 64, packed.packed_table("a").data_type
+        )
         expected = (ebc.embedding_bags["a"].weight - read).square().sum(1).mean().item()
         assert entry.error == pytest.approx(expected, rel=1e-5)
-    wide = {entry.dtype: entry.bytes for entry in table_menu(ebc, [torch.quint4x2], row_alignment=64)["a"]}
+    wide = {
+        entry.dtype: entry.bytes
+        for entry in table_menu(ebc, [torch.quint4x2], row_alignment=64)["a"]
+    }
     assert wide == {torch.quint4x2: 50 * 64}
 
 
 def test_the_choice_is_what_quantize_takes():
-    model = nn.ModuleDict({"x": collection(a=100, b=200), "y": EmbeddingCollection([EmbeddingConfig(300, 64, "a")])})
+    model = nn.ModuleDict(
+        {"x": collection(a=100, b=200), "y": EmbeddingCollection([EmbeddingConfig(300, 64, "a")])}
+    )
     chosen = choose_dtypes(model, 40_000)
     assert set(chosen) == {"x.a", "b", "y.a"}
     quantized = tutorec.quantize(model, per_table=chosen)
@@ -116,8 +144,14 @@ def test_tables_that_are_looked_up_more_get_more_bits():
     with torch.no_grad():
         model.embedding_bags["b"].weight.copy_(model.embedding_bags["a"].weight)
     budget = 100 * (64 + 68)
-    assert choose_dtypes(model, budget, lookups={"a": 9.0}) == {"a": torch.int8, "b": torch.quint4x2}
-    assert choose_dtypes(model, budget, lookups={"b": 9.0}) == {"a": torch.quint4x2, "b": torch.int8}
+    assert choose_dtypes(model, budget, lookups={"a": 9.0}) == {
+        "a": torch.int8,
+        "b": torch.quint4x2,
+    }
+    assert choose_dtypes(model, budget, lookups={"b": 9.0}) == {
+        "a": torch.quint4x2,
+        "b": torch.int8,
+    }
 
 
 def test_errors_of_large_tables_are_those_of_some_rows():
@@ -136,19 +170,43 @@ def test_errors_of_large_tables_are_those_of_some_rows():
             ValueError,
             r"at least 320 bytes, and the budget is 300: {'a': 320}",
         ),
-        (lambda: choose_dtypes(collection(a=10), 900, lookups={"x": 1.0}), KeyError, r"no tables \['x'\].*\['a'\]"),
+        (
+            lambda: choose_dtypes(collection(a=10), 900, lookups={"x": 1.0}),
+            KeyError,
+            r"no tables \['x'\].*\['a'\]",
+        ),
         (
             lambda: choose_dtypes(collection(a=10), 900, lookups={"a": -1.0}),
             ValueError,
             "lookups of table 'a'=-1.0 must be a finite number",
         ),
-        (lambda: choose_dtypes(collection(a=10), 900, lookups={"a": float("nan")}), ValueError, "lookups of table"),
+        (
+            lambda: choose_dtypes(collection(a=10), 900, lookups={"a": float("nan")}),
+            ValueError,
+            "lookups of table",
+        ),
         (lambda: choose_dtypes(collection(a=10), 900, dtypes=[]), ValueError, "dtypes is empty"),
-        (lambda: choose_dtypes(collection(a=10), 900, dtypes=[torch.int64]), ValueError, "'a' cannot be quantized to"),
-        (lambda: choose_dtypes(collection(a=10).to("meta"), 900), ValueError, "meta device has no values"),
-        (lambda: choose_dtypes(collection(a=10), float("nan")), ValueError, "budget_bytes=nan must be a finite"),
+        (
+            lambda: choose_dtypes(collection(a=10), 900, dtypes=[torch.int64]),
+            ValueError,
+            "'a' cannot be quantized to",
+        ),
+        (
+            lambda: choose_dtypes(collection(a=10).to("meta"), 900),
+            ValueError,
+            "meta device has no values",
+        ),
+        (
+            lambda: choose_dtypes(collection(a=10), float("nan")),
+            ValueError,
+            "budget_bytes=nan must be a finite",
+        ),
         (lambda: choose_dtypes(nn.Linear(2, 2), 900), ValueError, "nothing to quantize"),
-        (lambda: choose_dtypes(tutorec.quantize(collection(a=10)), 900), ValueError, "already quantized"),
+        (
+            lambda: choose_dtypes(tutorec.quantize(collection(a=10)), 900),
+            ValueError,
+            "already quantized",
+        ),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(call, kind, words):

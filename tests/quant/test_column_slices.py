@@ -22,10 +22,17 @@ def test_slices_hold_the_numbers_of_the_whole_and_join_to_it(data):
     rows, alignment = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([16, 64]))
     packed = pack_rows(torch.randn(rows, columns), kind, alignment=alignment)
     whole = row_layout(columns, kind, alignment)
-    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, max(columns - 1, 1)), max_size=4))), columns]
+    cuts = [
+        0,
+        *sorted(data.draw(st.sets(st.integers(1, max(columns - 1, 1)), max_size=4))),
+        columns,
+    ]
     spans = [(start, stop - start) for start, stop in pairwise(cuts) if stop > start]
     layouts = [row_layout(width, kind, alignment) for _, width in spans]
-    pieces = [cut_columns(packed, whole, start, one) for (start, _), one in zip(spans, layouts, strict=True)]
+    pieces = [
+        cut_columns(packed, whole, start, one)
+        for (start, _), one in zip(spans, layouts, strict=True)
+    ]
     numbers = unpack_rows(packed, columns, kind)
     for (start, width), one in zip(spans, pieces, strict=True):
         assert torch.equal(unpack_rows(one, width, kind), numbers[:, start : start + width])

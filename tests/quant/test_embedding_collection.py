@@ -19,12 +19,19 @@ from tutorec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddin
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 
 
 def batch() -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["item", "user"], torch.tensor([3, 1, 3, 2]), lengths=torch.tensor([2, 0, 1, 1]))
+    return KeyedJaggedTensor(
+        ["item", "user"], torch.tensor([3, 1, 3, 2]), lengths=torch.tensor([2, 0, 1, 1])
+    )
 
 
 def close(found, expected):
@@ -56,13 +63,16 @@ def test_rows_equal_the_float_collection_of_the_dequantized_tables(name, data):
 def test_variable_batches_give_the_rows_of_their_lists_or_samples(name, data):
     drawn = data.draw(variable_batches(max_features=3))
     tables = [
-        EmbeddingConfig(12, 4 + index % 2, f"t{index}", feature_names=[key]) for index, key in enumerate(drawn.ids)
+        EmbeddingConfig(12, 4 + index % 2, f"t{index}", feature_names=[key])
+        for index, key in enumerate(drawn.ids)
     ]
     features = drawn.kjt()
     counts = [len(lists) for lists in drawn.ids.values()]
     if data.draw(st.booleans()) and min(counts):
         samples = data.draw(st.integers(1, 4))
-        inverse = [[data.draw(st.integers(0, count - 1)) for _ in range(samples)] for count in counts]
+        inverse = [
+            [data.draw(st.integers(0, count - 1)) for _ in range(samples)] for count in counts
+        ]
         features._inverse_indices, features._stride = (drawn.keys, torch.tensor(inverse)), None
     with use_backend(name):
         _, quantized = rows(tables, torch.int8)
@@ -71,7 +81,9 @@ def test_variable_batches_give_the_rows_of_their_lists_or_samples(name, data):
 
 @pytest.mark.parametrize("tables", [0, 1, 2])
 def test_an_empty_batch_gives_no_rows(tables):
-    configs = [EmbeddingConfig(4, 4, name, feature_names=[name]) for name in ("item", "user")[:tables]]
+    configs = [
+        EmbeddingConfig(4, 4, name, feature_names=[name]) for name in ("item", "user")[:tables]
+    ]
     _, quantized = rows(configs, torch.int8)
     none = torch.empty(0, dtype=torch.int64)
     found = quantized(KeyedJaggedTensor(["item", "user"], none, lengths=none))
@@ -79,10 +91,14 @@ def test_an_empty_batch_gives_no_rows(tables):
 
 
 def test_what_it_was_made_of_is_told():
-    ec = EmbeddingCollection([EmbeddingConfig(5, 4, "t", feature_names=["item", "user"])], need_indices=True)
+    ec = EmbeddingCollection(
+        [EmbeddingConfig(5, 4, "t", feature_names=["item", "user"])], need_indices=True
+    )
     ec.qconfig = QuantConfig(torch.float16, torch.quint4x2)
     quantized = QuantEmbeddingCollection.from_float(ec)
-    assert str(quantized).startswith("QuantizedEmbeddingCollection(\n  (embeddings): ModuleDict(\n    (t): Module()")
+    assert str(quantized).startswith(
+        "QuantizedEmbeddingCollection(\n  (embeddings): ModuleDict(\n    (t): Module()"
+    )
     assert [name for name, _ in quantized.named_buffers()] == ["embeddings.t.weight"]
     assert quantized.embedding_configs()[0].data_type is DataType.INT4
     assert (quantized.need_indices(), quantized.embedding_dim()) == (True, 4)
@@ -99,11 +115,15 @@ def test_what_it_was_made_of_is_told():
 
 def test_ids_are_checked_by_name():
     _, quantized = rows([EmbeddingConfig(3, 4, "t", feature_names=["item", "user"])], torch.int8)
-    with pytest.raises(ValueError, match=r"table 't' has 3 rows .* feature 'item', sample 0, holds id 3"):
+    with pytest.raises(
+        ValueError, match=r"table 't' has 3 rows .* feature 'item', sample 0, holds id 3"
+    ):
         quantized(batch())
 
 
 def test_a_quantized_collection_is_not_quantized_again():
     _, quantized = rows([EmbeddingConfig(3, 4, "t", feature_names=["item"])], torch.int8)
-    with pytest.raises(ValueError, match=r"this EmbeddingCollection is already quantized \(tables \['t'\]\)"):
+    with pytest.raises(
+        ValueError, match=r"this EmbeddingCollection is already quantized \(tables \['t'\]\)"
+    ):
         QuantEmbeddingCollection.from_float(quantized)

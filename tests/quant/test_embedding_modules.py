@@ -1,4 +1,6 @@
-"""The quantized EmbeddingBagCollection: it looks up what its packed rows stand for, as the float one would."""
+"""The quantized EmbeddingBagCollection: it looks up what its packed rows stand for, as the float
+one would.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from tutorec.quant.packing import unpack_rows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 
 
@@ -35,10 +42,14 @@ def table(name: str = "t", rows: int = 10, columns: int = 8, **parts: object) ->
     return EmbeddingBagConfig(rows, columns, name, **{"feature_names": [f"{name}_id"], **parts})  # type: ignore[arg-type]
 
 
-def batch(*keys: str, ids: list[int] | None = None, lengths: list[int] | None = None) -> KeyedJaggedTensor:
+def batch(
+    *keys: str, ids: list[int] | None = None, lengths: list[int] | None = None
+) -> KeyedJaggedTensor:
     """Ids 3 and 1, none, and 3 of each key."""
     values = torch.tensor(ids if ids is not None else [3, 1, 3] * len(keys))
-    return KeyedJaggedTensor(list(keys), values, lengths=torch.tensor(lengths or [2, 0, 1] * len(keys)))
+    return KeyedJaggedTensor(
+        list(keys), values, lengths=torch.tensor(lengths or [2, 0, 1] * len(keys))
+    )
 
 
 def close(found, expected):
@@ -80,7 +91,8 @@ def test_variable_batches_are_what_the_float_collection_makes_of_them(name, data
     samples = data.draw(st.integers(0, 4)) if min(counts) else 0
     if data.draw(st.booleans()):
         inverse = torch.tensor(
-            [[data.draw(st.integers(0, count - 1)) for _ in range(samples)] for count in counts], dtype=torch.int64
+            [[data.draw(st.integers(0, count - 1)) for _ in range(samples)] for count in counts],
+            dtype=torch.int64,
         ).view(len(counts), samples)
         features._inverse_indices, features._stride = (drawn.keys, inverse), None
     with use_backend(name):
@@ -103,7 +115,9 @@ def test_output_dtype_is_that_of_the_pooled_rows(name, output_dtype):
         quantized = QuantEmbeddingBagCollection.from_float(ebc)
         pooled = quantized(batch("t_id")).values()
         assert quantized.output_dtype() is pooled.dtype is output_dtype
-        assert_close(pooled.float(), dequantized(quantized)(batch("t_id")).values(), rtol=1e-2, atol=1e-2)
+        assert_close(
+            pooled.float(), dequantized(quantized)(batch("t_id")).values(), rtol=1e-2, atol=1e-2
+        )
 
 
 @pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
@@ -121,7 +135,9 @@ def test_the_documents_cell_runs_and_prints_as_printed():
         warnings.simplefilter("ignore")
         from torch import quantization as quant
     names = ("product", "user")
-    ebc = EmbeddingBagCollection([table(f"{name}_table", 4096, 64, feature_names=[name]) for name in names])
+    ebc = EmbeddingBagCollection(
+        [table(f"{name}_table", 4096, 64, feature_names=[name]) for name in names]
+    )
 
     class InferenceModule(nn.Module):
         def __init__(self, ebc):
@@ -160,7 +176,9 @@ def test_the_documents_cell_runs_and_prints_as_printed():
     assert list(qebc.parameters()) == []
     features = batch("product", "user")
     assert_close(qebc(features).values(), module(features).values(), rtol=0, atol=1e-3)
-    assert list(dict(module.named_parameters())) == [f"ebc_.embedding_bags.{name}_table.weight" for name in names]
+    assert list(dict(module.named_parameters())) == [
+        f"ebc_.embedding_bags.{name}_table.weight" for name in names
+    ]
     twice = quant.quantize_dynamic(
         qebc,
         qconfig_spec={tutorec.EmbeddingBagCollection: qconfig},
@@ -212,7 +230,10 @@ def test_shown_buffers_stay_views_of_the_operators(name, split, tbes):
         assert torch.equal(there(features).values(), expected)
         changed(there)
         empty = QuantEmbeddingBagCollection(
-            again.embedding_bag_configs(), False, torch.device("meta"), quant_state_dict_split_scale_bias=split
+            again.embedding_bag_configs(),
+            False,
+            torch.device("meta"),
+            quant_state_dict_split_scale_bias=split,
         )
         empty.load_state_dict(state, assign=True)
         assert torch.equal(empty(features).values(), expected)
@@ -228,12 +249,21 @@ def test_shown_buffers_stay_views_of_the_operators(name, split, tbes):
 
 
 def test_rows_are_moved_once():
-    """As the operators' buffers; moved as the buffers that are shown, too, they would for a while be there twice."""
+    """As the operators' buffers; moved as the buffers that are shown, too, they would for a while
+    be there twice.
+    """
     _, quantized = bags(TWO, torch.int8)
     moved: list[list[int]] = []
     quantized._apply(lambda part: moved.append(list(part.shape)) or part)
     assert not [shape for shape in moved if len(shape) > 1]
-    assert sum(shape == list(operator.weights.shape) for operator, _ in quantized._operators for shape in moved) >= 2
+    assert (
+        sum(
+            shape == list(operator.weights.shape)
+            for operator, _ in quantized._operators
+            for shape in moved
+        )
+        >= 2
+    )
 
 
 def test_a_float_state_of_the_same_shape_is_refused():
@@ -241,7 +271,8 @@ def test_a_float_state_of_the_same_shape_is_refused():
     before = quantized.packed_rows("t").clone()
     assert ebc.state_dict()["embedding_bags.t.weight"].shape == before.shape
     with pytest.raises(
-        ValueError, match=r"table 't' holds packed rows, .* weight \[10, 16\] of torch.float32; load it into"
+        ValueError,
+        match=r"table 't' holds packed rows, .* weight \[10, 16\] of torch.float32; load it into",
     ):
         quantized.load_state_dict(ebc.state_dict())
     assert torch.equal(quantized.packed_rows("t"), before)
@@ -250,23 +281,31 @@ def test_a_float_state_of_the_same_shape_is_refused():
 def test_packed_rows_of_the_caller_are_taken():
     _, quantized = bags(TWO, {"t": torch.int8, "u": torch.float16})
     weights = {
-        "t": (quantized.packed_rows("t")[:, 4:12].clone(), quantized.packed_rows("t")[:, :4].clone()),
+        "t": (
+            quantized.packed_rows("t")[:, 4:12].clone(),
+            quantized.packed_rows("t")[:, :4].clone(),
+        ),
         "u": (quantized.packed_rows("u")[:, :12].clone(), None),
     }
     configs = quantized.embedding_bag_configs()
     features = batch("t_id", "u_id")
     assert torch.equal(
-        made(*configs, table_name_to_quantized_weights=weights)(features).values(), quantized(features).values()
+        made(*configs, table_name_to_quantized_weights=weights)(features).values(),
+        quantized(features).values(),
     )
     with pytest.raises(KeyError, match=r"no packed rows for table 'u'; there are some for \['t'\]"):
         made(*configs, table_name_to_quantized_weights={"t": weights["t"]})
     weights["t"] = (weights["t"][0][:, :6], weights["t"][1])
-    with pytest.raises(ValueError, match=r"'t' in INT8: packed rows are uint8 \[10, 8\] with .*, got .* \[10, 6\]"):
+    with pytest.raises(
+        ValueError, match=r"'t' in INT8: packed rows are uint8 \[10, 8\] with .*, got .* \[10, 6\]"
+    ):
         made(*configs, table_name_to_quantized_weights=weights)
 
 
 def test_rows_are_zero_until_they_are_given():
-    assert made(replace(table(), data_type=DataType.INT8))(batch("t_id")).values().count_nonzero() == 0
+    assert (
+        made(replace(table(), data_type=DataType.INT8))(batch("t_id")).values().count_nonzero() == 0
+    )
 
 
 @both
@@ -285,17 +324,23 @@ def test_only_rows_left_after_pruning_are_kept():
     quantized = QuantEmbeddingBagCollection.from_float(ebc)
     assert list(quantized.packed_rows("t").shape) == [4, 16]
     close(quantized(batch("t_id")), dequantized_rows(ebc, quantized))
-    with pytest.raises(ValueError, match=r"'t' has 4 rows \(ids 0 to 3\), and feature 't_id', sample 0, holds id 9"):
+    with pytest.raises(
+        ValueError, match=r"'t' has 4 rows \(ids 0 to 3\), and feature 't_id', sample 0, holds id 9"
+    ):
         quantized(batch("t_id", ids=[9, 1, 3]))
     ebc.embedding_bag_configs()[0].num_embeddings_post_pruning = 11
-    with pytest.raises(ValueError, match="num_embeddings_post_pruning=11, and the table has 10 rows"):
+    with pytest.raises(
+        ValueError, match="num_embeddings_post_pruning=11, and the table has 10 rows"
+    ):
         QuantEmbeddingBagCollection.from_float(ebc)
 
 
 def dequantized_rows(ebc, quantized):
     whole = copy.deepcopy(ebc)
     with torch.no_grad():
-        whole.embedding_bags["t"].weight[:4] = unpack_rows(quantized.packed_rows("t"), 8, DataType.INT8)
+        whole.embedding_bags["t"].weight[:4] = unpack_rows(
+            quantized.packed_rows("t"), 8, DataType.INT8
+        )
     return whole(batch("t_id"))
 
 
@@ -305,10 +350,15 @@ def test_an_empty_batch_gives_no_rows(name, tables):
     with use_backend(name):
         _, quantized = bags(tables, torch.int8)
         keys = [f"{one.name}_id" for one in tables]
-        none = KeyedJaggedTensor(keys, torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64))
+        none = KeyedJaggedTensor(
+            keys, torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64)
+        )
         assert list(quantized(none).values().shape) == [0, sum(one.embedding_dim for one in tables)]
         bare = KeyedJaggedTensor(
-            keys, torch.empty(0, dtype=torch.int32), lengths=torch.zeros(2 * len(keys), dtype=torch.int32), stride=2
+            keys,
+            torch.empty(0, dtype=torch.int32),
+            lengths=torch.zeros(2 * len(keys), dtype=torch.int32),
+            stride=2,
         )
         if tables:
             assert quantized(bare).values().count_nonzero() == 0
@@ -334,13 +384,21 @@ def test_order_of_keys_is_remembered_for_few_sets_of_keys():
 @pytest.mark.parametrize(
     ("features", "kind", "words"),
     [
-        (lambda: batch("t_id"), KeyError, "table 'u' needs feature 'u_id', and the batch has the keys"),
+        (
+            lambda: batch("t_id"),
+            KeyError,
+            "table 'u' needs feature 'u_id', and the batch has the keys",
+        ),
         (
             lambda: batch("t_id", "u_id", ids=[3, 1, 3, 3, 7, 3]),
             ValueError,
             "'u' has 7 .* 'u_id', sample 0, holds id 7",
         ),
-        (lambda: batch("t_id", "u_id", ids=[3, 1, -2, 3, 1, 3]), ValueError, "feature 't_id', sample 2, holds id -2"),
+        (
+            lambda: batch("t_id", "u_id", ids=[3, 1, -2, 3, 1, 3]),
+            ValueError,
+            "feature 't_id', sample 2, holds id -2",
+        ),
         (lambda: torch.zeros(3), TypeError, "takes a KeyedJaggedTensor, got Tensor"),
         (lambda: None, TypeError, "takes a KeyedJaggedTensor, got NoneType"),
     ],
@@ -369,14 +427,18 @@ def test_weights_are_asked_for_and_otherwise_left_alone():
         ["t_id"], features.values(), torch.tensor([2.0, 3.0, 4.0]), lengths=features.lengths()
     )
     with pytest.warns(
-        UserWarning, match=r"the batch \(keys \['t_id'\]\) has weights, and the collection is not weighted"
+        UserWarning,
+        match=r"the batch \(keys \['t_id'\]\) has weights, and the collection is not weighted",
     ):
         found = plain(with_weights).values()
     assert torch.equal(found, plain(features).values())
     assert torch.equal(found, plain(with_weights).values())  # said once
     for dtype in (torch.float64, torch.float16):
         odd = KeyedJaggedTensor(
-            ["t_id"], features.values(), torch.tensor([2.0, 3.0, 4.0], dtype=dtype), lengths=features.lengths()
+            ["t_id"],
+            features.values(),
+            torch.tensor([2.0, 3.0, 4.0], dtype=dtype),
+            lengths=features.lengths(),
         )
         assert_close(weighted(odd).values(), weighted(with_weights).values())
 
@@ -384,13 +446,22 @@ def test_weights_are_asked_for_and_otherwise_left_alone():
 @pytest.mark.parametrize(
     ("dtype", "words"),
     [
-        (torch.uint8, r"table 't' cannot be quantized to torch.uint8: torch.int8 is what has 8 bits"),
+        (
+            torch.uint8,
+            r"table 't' cannot be quantized to torch.uint8: torch.int8 is what has 8 bits",
+        ),
         (
             torch.int64,
-            r"'t' cannot be quantized to torch.int64: it has more bits .*; use torch.int8, torch.quint4x2",
+            (
+                r"'t' cannot be quantized to torch.int64: it has more bits .*; use torch.int8, "
+                r"torch.quint4x2"
+            ),
         ),
         (torch.int32, r"table 't' cannot be quantized to torch.int32"),
-        (torch.bfloat16, r"table 't' cannot be quantized to torch.bfloat16: torch.float16 has as many bits"),
+        (
+            torch.bfloat16,
+            r"table 't' cannot be quantized to torch.bfloat16: torch.float16 has as many bits",
+        ),
         (torch.float64, r"table 't' cannot be quantized to torch.float64: no operator reads it"),
         (torch.bool, r"table 't' cannot be quantized to torch.bool"),
         (DataType.UINT8, r"table 't' cannot be quantized to torch.uint8"),
@@ -401,7 +472,9 @@ def test_formats_without_packed_rows_are_refused_by_table(dtype, words):
         bags([table()], dtype)
 
 
-def made(*tables: EmbeddingBagConfig, weighted: bool = False, **parts: object) -> QuantEmbeddingBagCollection:
+def made(
+    *tables: EmbeddingBagConfig, weighted: bool = False, **parts: object
+) -> QuantEmbeddingBagCollection:
     return QuantEmbeddingBagCollection(list(tables), weighted, torch.get_default_device(), **parts)  # type: ignore[arg-type]
 
 
@@ -411,14 +484,30 @@ from_float = QuantEmbeddingBagCollection.from_float
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: from_float(bags([table()], torch.int8)[1]), ValueError, r"already quantized .*\['t'\]"),
+        (
+            lambda: from_float(bags([table()], torch.int8)[1]),
+            ValueError,
+            r"already quantized .*\['t'\]",
+        ),
         (lambda: bags([table()], "int8"), TypeError, "table 't': 'int8' is not a number format"),
         (lambda: made(table()).packed_rows("x"), KeyError, r"no table 'x'; the tables are \['t'\]"),
         (lambda: made(table(), table()), ValueError, "named more than once"),
         (lambda: made(table(pooling=PoolingType.NONE)), ValueError, "a bag is pooled by"),
-        (lambda: made(table(pooling=PoolingType.MEAN), weighted=True), ValueError, "weights go with SUM"),
-        (lambda: made(table(), output_dtype=torch.int8), ValueError, "looked-up rows cannot be torch.int8"),
-        (lambda: made(table(), row_alignment=6), ValueError, "row alignment 6 is not a multiple of 4"),
+        (
+            lambda: made(table(pooling=PoolingType.MEAN), weighted=True),
+            ValueError,
+            "weights go with SUM",
+        ),
+        (
+            lambda: made(table(), output_dtype=torch.int8),
+            ValueError,
+            "looked-up rows cannot be torch.int8",
+        ),
+        (
+            lambda: made(table(), row_alignment=6),
+            ValueError,
+            "row alignment 6 is not a multiple of 4",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_refused(make, kind, words):
@@ -442,7 +531,8 @@ def test_torchs_own_qconfig_and_observer_classes_name_formats():
         from torch.ao import quantization as quant
     ebc = EmbeddingBagCollection([table()])
     ebc.qconfig = quant.QConfig(
-        activation=quant.PlaceholderObserver, weight=quant.PlaceholderObserver.with_args(dtype=torch.qint8)
+        activation=quant.PlaceholderObserver,
+        weight=quant.PlaceholderObserver.with_args(dtype=torch.qint8),
     )
     assert QuantConfig._fields[:2] == quant.QConfig._fields
     quantized = QuantEmbeddingBagCollection.from_float(ebc)

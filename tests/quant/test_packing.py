@@ -1,4 +1,6 @@
-"""Packed rows: byte for byte fbgemm's, read back within the bound, and no number that is not finite gets by."""
+"""Packed rows: byte for byte fbgemm's, read back within the bound, and no number that is not finite
+gets by.
+"""
 
 from functools import partial
 
@@ -16,7 +18,8 @@ from tutorec.types import DataType
 
 CODES = (DataType.INT8, DataType.INT4, DataType.INT2)
 ALL = (DataType.FP32, DataType.FP16, *CODES)
-# The widths that fbgemm's operator takes; the others are compared with the next one, its last column repeated.
+# The widths that fbgemm's operator takes; the others are compared with the next one, its last
+# column repeated.
 STEP = {DataType.INT8: 2, DataType.INT4: 4, DataType.INT2: 8}
 
 
@@ -50,9 +53,20 @@ def awkward_rows(columns: int) -> Tensor:
     normal = torch.randn(4, columns)
     tiny = torch.finfo(torch.float32).tiny
     kinds = [
-        *(normal, torch.rand(4, columns) * 1e-3, normal * 2e4, normal * 1e6, normal * 1e-6, normal * tiny / 8),
+        *(
+            normal,
+            torch.rand(4, columns) * 1e-3,
+            normal * 2e4,
+            normal * 1e6,
+            normal * 1e-6,
+            normal * tiny / 8,
+        ),
         *(torch.exp(20 * torch.randn(4, columns)), 1000 + torch.rand(4, columns)),
-        *(torch.randn(3, 1).expand(3, columns), torch.zeros(1, columns), torch.randint(-3, 4, (4, columns)).float()),
+        *(
+            torch.randn(3, 1).expand(3, columns),
+            torch.zeros(1, columns),
+            torch.randint(-3, 4, (4, columns)).float(),
+        ),
     ]
     return torch.cat(kinds)
 
@@ -70,7 +84,8 @@ def test_bytes_are_those_of_fbgemm_for_every_width(data_type, dtype):
         finite = rows.isfinite().all(1)
         # As numbers: of the zeros of a row that has both, fbgemm takes another one for each width.
         assert torch.equal(as_halves(packed[finite, :4]), as_halves(scale_bias[finite])), columns
-        whole = columns // per_byte  # the last byte, where it is not full, is not fbgemm's, which knows more columns
+        # the last byte, where it is not full, is not fbgemm's, which knows more columns
+        whole = columns // per_byte
         assert torch.equal(packed[finite, 4 : 4 + whole], payload[finite, :whole]), columns
         assert not packed[:, 4 + layout.payload_bytes :].any(), columns
 
@@ -86,7 +101,8 @@ def test_rows_of_floats_are_their_bytes(columns):
 
 
 def test_the_bytes_of_a_row_can_be_worked_out_by_hand():
-    row = torch.tensor([[-1.0, 0.0, 0.6, 2.0, -0.4]])  # steps of 1 from -1: codes 0, 1, 2 (1.6), 3, 1 (0.6)
+    # steps of 1 from -1: codes 0, 1, 2 (1.6), 3, 1 (0.6)
+    row = torch.tensor([[-1.0, 0.0, 0.6, 2.0, -0.4]])
     packed = pack_rows(row, DataType.INT2)[0]
     assert packed[:4].view(torch.float16).tolist() == [1.0, -1.0]
     assert packed[4:6].tolist() == [0b11_10_01_00, 0b00_00_00_01]
@@ -95,7 +111,9 @@ def test_the_bytes_of_a_row_can_be_worked_out_by_hand():
 
 
 small = st.floats(-(2.0**-10), 2.0**-10, width=32)
-numbers = st.floats(-65504, 65504, width=32) | small | st.sampled_from([0.0, -0.0, 2.0**-140, 65504.0])
+numbers = (
+    st.floats(-65504, 65504, width=32) | small | st.sampled_from([0.0, -0.0, 2.0**-140, 65504.0])
+)
 
 
 @given(st.data(), st.sampled_from(ALL), st.sampled_from([torch.float32, torch.float16]))
@@ -121,7 +139,9 @@ def test_the_bound_is_tight(data_type):
 
 @pytest.mark.parametrize("width", [2.0**-24, 1e-6, 8e-6, 2e-4, 1e-3])
 def test_the_bound_holds_where_float16_has_steps_of_one_size(width):
-    """A scale below 2**-14 is off by up to 2**-25, however small it is, and the end of the row by L times that."""
+    """A scale below 2**-14 is off by up to 2**-25, however small it is, and the end of the row by L
+    times that.
+    """
     rows = (torch.rand(300, 64) - 0.5) * width
     for data_type in (*CODES, DataType.FP16):
         error = (unpack_rows(pack_rows(rows, data_type), 64, data_type) - rows).abs().amax(1)
@@ -142,13 +162,18 @@ def test_packing_again_changes_nothing():
 
 def test_chunks_are_one_table(monkeypatch):
     rows = torch.randn(37, 6)
-    whole = {data_type: (pack_rows(rows, data_type), round_trip_bound(rows, data_type)) for data_type in ALL}
+    whole = {
+        data_type: (pack_rows(rows, data_type), round_trip_bound(rows, data_type))
+        for data_type in ALL
+    }
     monkeypatch.setattr(packing, "enumerate_chunks", partial(packing.enumerate_chunks, numbers=24))
     for data_type, (packed, bound) in whole.items():
         assert torch.equal(pack_rows(rows, data_type), packed)
         assert torch.equal(round_trip_bound(rows, data_type), bound)
     rows[36, 5] = torch.nan
-    with pytest.raises(ValueError, match=r"table 'item': row 36, column 5 is nan.*on_nonfinite='keep'"):
+    with pytest.raises(
+        ValueError, match=r"table 'item': row 36, column 5 is nan.*on_nonfinite='keep'"
+    ):
         pack_rows(rows, DataType.INT8, name="item")
 
 
@@ -178,9 +203,15 @@ def test_a_number_that_is_not_finite_is_refused_or_read_as_such(data_type, bad):
 )
 def test_a_row_beyond_float16_is_refused(data_type, row):
     rows = torch.tensor([[0.0, 1.0], row])
-    with pytest.raises(ValueError, match=rf"table 'item': row 1 reaches from .* to .*{data_type}.*FP32"):
+    with pytest.raises(
+        ValueError, match=rf"table 'item': row 1 reaches from .* to .*{data_type}.*FP32"
+    ):
         pack_rows(rows, data_type, name="item")
-    assert not unpack_rows(pack_rows(rows, data_type, on_nonfinite="keep"), 2, data_type)[1].isfinite().all()
+    assert (
+        not unpack_rows(pack_rows(rows, data_type, on_nonfinite="keep"), 2, data_type)[1]
+        .isfinite()
+        .all()
+    )
     assert not round_trip_bound(rows, data_type)[1].isfinite()
 
 
@@ -220,13 +251,22 @@ def test_no_rows_are_no_rows(data_type):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: pack_rows(torch.ones(3), DataType.INT8, name="item"), r"table 'item'.*float32 \[3\]"),
+        (
+            lambda: pack_rows(torch.ones(3), DataType.INT8, name="item"),
+            r"table 'item'.*float32 \[3\]",
+        ),
         (lambda: pack_rows(torch.ones(3, 2, dtype=torch.int64), DataType.INT8), r"int64 \[3, 2\]"),
         (lambda: pack_rows(torch.ones(3, 2), DataType.BF16), "BF16"),
         (lambda: pack_rows(torch.ones(3, 0), DataType.INT8), "0 columns"),
-        (lambda: pack_rows(torch.ones(3, 2), DataType.INT8, out=torch.ones(3, 2)), r"uint8 \[3, 16\]"),
+        (
+            lambda: pack_rows(torch.ones(3, 2), DataType.INT8, out=torch.ones(3, 2)),
+            r"uint8 \[3, 16\]",
+        ),
         (lambda: pack_rows(torch.ones(3, 2), DataType.INT8, alignment=6), "alignment 6"),
-        (lambda: unpack_rows(torch.ones(3, 4, dtype=torch.uint8), 2, DataType.INT8), r"uint8 \[R, 8 or more\]"),
+        (
+            lambda: unpack_rows(torch.ones(3, 4, dtype=torch.uint8), 2, DataType.INT8),
+            r"uint8 \[R, 8 or more\]",
+        ),
         (lambda: unpack_rows(torch.ones(3, 16), 2, DataType.INT8), "float32"),
         (lambda: round_trip_bound(torch.ones(3), DataType.INT8), r"\[3\]"),
         (lambda: pack_rows(torch.ones(3, 2), DataType.INT8, on_nonfinite="ignore"), "'ignore'"),  # type: ignore[arg-type]
@@ -252,4 +292,9 @@ def test_rows_and_formats_that_do_not_fit_are_refused(call, words):
 )
 def test_layout_of_a_row(columns, data_type, expected):
     layout = row_layout(columns, data_type)
-    assert (layout.stored_columns, layout.scale_bytes, layout.payload_bytes, layout.row_bytes) == expected
+    assert (
+        layout.stored_columns,
+        layout.scale_bytes,
+        layout.payload_bytes,
+        layout.row_bytes,
+    ) == expected

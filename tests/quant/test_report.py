@@ -1,4 +1,6 @@
-"""The accuracy report: what was measured is below what is possible, and bytes are those of the rows."""
+"""The accuracy report: what was measured is below what is possible, and bytes are those of the
+rows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tutorec.types import DataType
 def model(rows: int = 50, columns: int = 64) -> nn.ModuleDict:
     bags = [EmbeddingBagConfig(rows, columns, "a"), EmbeddingBagConfig(rows, columns, "b")]
     rows_of = [EmbeddingConfig(rows, columns, "a")]
-    return nn.ModuleDict({"x": EmbeddingBagCollection(bags), "y": EmbeddingCollection(rows_of), "z": nn.Linear(3, 3)})
+    return nn.ModuleDict(
+        {"x": EmbeddingBagCollection(bags), "y": EmbeddingCollection(rows_of), "z": nn.Linear(3, 3)}
+    )
 
 
 numbers = st.one_of(
@@ -34,14 +38,21 @@ numbers = st.one_of(
 
 
 @given(
-    data=st.data(), kind=st.sampled_from([DataType.INT8, DataType.INT4, DataType.INT2, DataType.FP16, DataType.FP32])
+    data=st.data(),
+    kind=st.sampled_from(
+        [DataType.INT8, DataType.INT4, DataType.INT2, DataType.FP16, DataType.FP32]
+    ),
 )
 def test_no_number_is_off_by_more_than_the_packed_rows_promise(data, kind):
     columns = data.draw(st.integers(1, 9))
     start = data.draw(numbers)
     row = st.one_of(
         st.lists(numbers, min_size=columns, max_size=columns),
-        st.lists(st.floats(0, 2**-16, width=32).map(lambda step: start + step), min_size=columns, max_size=columns),
+        st.lists(
+            st.floats(0, 2**-16, width=32).map(lambda step: start + step),
+            min_size=columns,
+            max_size=columns,
+        ),
         st.just([start] * columns),
     )
     weight = torch.tensor(data.draw(st.lists(row, min_size=1, max_size=4)), dtype=torch.float32)
@@ -58,14 +69,18 @@ def test_the_promise_is_near_the_bound_that_knows_the_numbers(kind):
     weight[3] = 0.5  # a row without a step promises no half of one
     weight[4] = 0.0
     packed, table = pack_rows(weight, kind), PackedTable("t", 200, 32, kind)
-    assert promised_error(packed, table) == pytest.approx(float(round_trip_bound(weight, kind).max()), rel=0.01)
+    assert promised_error(packed, table) == pytest.approx(
+        float(round_trip_bound(weight, kind).max()), rel=0.01
+    )
     flat = pack_rows(weight[3:5], kind)
     assert promised_error(flat, PackedTable("t", 2, 32, kind)) < 1e-3
 
 
 @pytest.mark.parametrize("kind", [DataType.INT8, DataType.INT4, DataType.INT2])
 def test_numbers_below_the_rounded_bias_are_off_by_what_they_are_below(kind):
-    """float16 has 100.0625 and nothing near it, so that a row from 100.05 to 100.07 begins above its first number."""
+    """float16 has 100.0625 and nothing near it, so that a row from 100.05 to 100.07 begins above
+    its first number.
+    """
     weight = torch.tensor([[100.05, 100.07]])
     packed, table = pack_rows(weight, kind), PackedTable("t", 1, 2, kind)
     largest, _ = measured_errors(weight, packed, table)
@@ -94,7 +109,9 @@ def test_the_report_tells_bytes_and_errors_of_each_table(dtype):
     assert report.bytes_before == 3 * 50 * 64 * 4
     assert report.bytes_after == sum(part.numel() for part in quantized.buffers())
     assert report["b"].data_type is DataType.FP16
-    with pytest.raises(KeyError, match=r"2 tables are called 'a'; the tables are \['x.a', 'b', 'y.a'\]"):
+    with pytest.raises(
+        KeyError, match=r"2 tables are called 'a'; the tables are \['x.a', 'b', 'y.a'\]"
+    ):
         report["a"]
     assert report["y.a"] is report.tables[2]
 
@@ -103,7 +120,10 @@ def test_the_report_reads_as_text_and_as_html():
     whole = model()
     report = accuracy_report(whole, tutorec.quantize(whole))
     lines = str(report).splitlines()
-    assert lines[0].split() == "table format rows before after saved possible error largest mean".split()
+    assert (
+        lines[0].split()
+        == "table format rows before after saved possible error largest mean".split()
+    )
     assert lines[2].split()[:9] == ["x.a", "INT8", "50", "12.5", "KiB", "3.32", "KiB", "73", "%"]
     assert lines[-1].split() == ["all", "37.5", "KiB", "9.96", "KiB", "73", "%"]
     html = report._repr_html_()
@@ -148,10 +168,26 @@ def test_tables_of_16_bits_are_counted_as_such():
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda whole: accuracy_report(tutorec.quantize(whole), whole), ValueError, r"give \(float model, quantized"),
-        (lambda whole: accuracy_report(whole, nn.Linear(1, 1)), ValueError, "Linear has no quantized collection"),
-        (lambda whole: accuracy_report(nn.Linear(1, 1), tutorec.quantize(whole)), ValueError, "no collection at 'x'"),
-        (lambda whole: accuracy_report(model(40), tutorec.quantize(whole)), ValueError, r"\[50, 64\] .* \[40, 64\]"),
+        (
+            lambda whole: accuracy_report(tutorec.quantize(whole), whole),
+            ValueError,
+            r"give \(float model, quantized",
+        ),
+        (
+            lambda whole: accuracy_report(whole, nn.Linear(1, 1)),
+            ValueError,
+            "Linear has no quantized collection",
+        ),
+        (
+            lambda whole: accuracy_report(nn.Linear(1, 1), tutorec.quantize(whole)),
+            ValueError,
+            "no collection at 'x'",
+        ),
+        (
+            lambda whole: accuracy_report(model(40), tutorec.quantize(whole)),
+            ValueError,
+            r"\[50, 64\] .* \[40, 64\]",
+        ),
     ],
 )
 def test_models_that_do_not_belong_together_are_refused(call, kind, words):

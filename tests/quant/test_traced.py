@@ -12,7 +12,12 @@ from tutorec.inference.scripting import script_model
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 both = pytest.mark.parametrize("name", BACKENDS)
 
 
@@ -27,7 +32,9 @@ def batch(weighted: bool = False) -> KeyedJaggedTensor:
     """Features in another order than the tables', and one more."""
     weights = torch.tensor([2.0, -1.0, 0.5, 3.0, 1.0]) if weighted else None
     lengths = torch.tensor([2, 0, 1, 1, 0, 1])
-    return KeyedJaggedTensor(["user", "other", "item"], torch.tensor([3, 1, 3, 2, 0]), weights, lengths=lengths)
+    return KeyedJaggedTensor(
+        ["user", "other", "item"], torch.tensor([3, 1, 3, 2, 0]), weights, lengths=lengths
+    )
 
 
 @both
@@ -74,6 +81,8 @@ def test_graphs_refuse_bad_ids_and_missing_features(name):
         for module in scripted(quantized):
             for id_ in (4, -1):
                 with pytest.raises((RuntimeError, ValueError, torch.jit.Error)):
-                    module(KeyedJaggedTensor(["item"], torch.tensor([id_]), lengths=torch.tensor([1])))
+                    module(
+                        KeyedJaggedTensor(["item"], torch.tensor([id_]), lengths=torch.tensor([1]))
+                    )
             with pytest.raises((KeyError, torch.jit.Error), match="item"):
                 module(KeyedJaggedTensor(["user"], torch.tensor([1]), lengths=torch.tensor([1])))

@@ -57,7 +57,9 @@ def test_a_wrapped_model_gets_its_rows_afterwards():
         ShardingEnv.from_local(1, 0),
         sharders=[],
     )
-    with pytest.raises(ValueError, match=r"tables \['t'\] are on the meta device .*meta_to_cpu_placement"):
+    with pytest.raises(
+        ValueError, match=r"tables \['t'\] are on the meta device .*meta_to_cpu_placement"
+    ):
         model(BATCH)
     meta_to_cpu_placement(model)
     model.module[0].load_state_dict(loaded.state_dict())
@@ -69,19 +71,25 @@ def test_scale_and_bias_of_their_own_for_all_collections_of_a_kind():
     model = nn.ModuleDict({"bags": nn.Sequential(EmbeddingBagCollection([TABLE])), "rows": rows})
     quant_prep_enable_quant_state_dict_split_scale_bias_for_types(model, [EmbeddingBagCollection])
     state = quantize(model).state_dict()
-    assert "bags.0.embedding_bags.t.weight_qscale" in state and "rows.embeddings.r.weight_qscale" not in state
+    assert (
+        "bags.0.embedding_bags.t.weight_qscale" in state
+        and "rows.embeddings.r.weight_qscale" not in state
+    )
 
 
 def test_rows_that_were_never_allocated_are_not_looked_up():
     model = quantize(nn.ModuleDict({"b": EmbeddingBagCollection([TABLE], device=META)}))["b"]
     with pytest.raises(
-        ValueError, match=r"tables \['t'\] are on the meta device and hold no rows .*meta_to_cpu_placem"
+        ValueError,
+        match=r"tables \['t'\] are on the meta device and hold no rows .*meta_to_cpu_placem",
     ):
         model(BATCH)
     _, loaded = bags([TABLE], torch.int8)
     with pytest.raises(ValueError, match=r"tables \['t'\] are on the meta device"):
         loaded.to("meta")(BATCH)
-    rows = quantize(EmbeddingCollection([EmbeddingConfig(10, 8, "t", feature_names=["t_id"])], device=META))
+    rows = quantize(
+        EmbeddingCollection([EmbeddingConfig(10, 8, "t", feature_names=["t_id"])], device=META)
+    )
     with pytest.raises(ValueError, match=r"tables \['t'\] are on the meta device"):
         rows(BATCH)
 
@@ -97,7 +105,8 @@ def test_a_state_of_another_format_and_the_same_bytes_is_refused(pair):
     for each in (state, torch.load(stored)):
         for model, found in ((one, each), (nn.Sequential(one), nn.Sequential(other).state_dict())):
             with pytest.raises(
-                ValueError, match=r"table 't' holds rows of 8 numbers in \w+, and the state .* rows of 8 in"
+                ValueError,
+                match=r"table 't' holds rows of 8 numbers in \w+, and the state .* rows of 8 in",
             ):
                 model.load_state_dict(found)
     assert torch.equal(one.packed_rows("t"), before)
@@ -110,7 +119,8 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
     from_other, _ = shard_quant_model(nn.Sequential(other), 2)
     for state in (from_other.state_dict(), nn.Sequential(other).state_dict()):
         with pytest.raises(
-            ValueError, match=r"table 't' holds rows of 8 numbers in INT8, and the state .* of 8 in INT4"
+            ValueError,
+            match=r"table 't' holds rows of 8 numbers in INT8, and the state .* of 8 in INT4",
         ):
             sharded.load_state_dict(state)
 
@@ -118,14 +128,20 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
 def test_invalid_alignments_are_named():
     ebc = EmbeddingBagCollection([TABLE])
     for wrong in (0, 6):
-        with pytest.raises(ValueError, match=f"row alignment {wrong!r} is not a multiple of 4 bytes"):
+        with pytest.raises(
+            ValueError, match=f"row alignment {wrong!r} is not a multiple of 4 bytes"
+        ):
             quantize(ebc, row_alignment=wrong)
-    with pytest.raises(ValueError, match="row_alignment='16': use 'fast', 'small' or a number of bytes"):
+    with pytest.raises(
+        ValueError, match="row_alignment='16': use 'fast', 'small' or a number of bytes"
+    ):
         quantize(ebc, row_alignment="16")
 
 
 def test_an_alignment_that_a_collection_asks_for_is_checked_before_anything_is_changed():
-    model = nn.ModuleDict({"a": EmbeddingBagCollection([TABLE]), "b": EmbeddingBagCollection([TABLE])})
+    model = nn.ModuleDict(
+        {"a": EmbeddingBagCollection([TABLE]), "b": EmbeddingBagCollection([TABLE])}
+    )
     quant_prep_customize_row_alignment(model["b"], [EmbeddingBagCollection], 6)
     with pytest.raises(ValueError, match="row alignment 6"):
         quantize(model, inplace=True)
@@ -134,10 +150,18 @@ def test_an_alignment_that_a_collection_asks_for_is_checked_before_anything_is_c
 
 @pytest.mark.parametrize("wanted", ["fast", "small", 4, 16, 64])
 def test_bytes_and_results_of_every_row_alignment(wanted):
-    """Tables of all formats and widths return the same numbers, whatever the padding of their rows."""
-    kinds = {torch.int8: DataType.INT8, torch.quint4x2: DataType.INT4, torch.quint2x4: DataType.INT2}
+    """Tables of all formats and widths return the same numbers, whatever the padding of
+    their rows.
+    """
+    kinds = {
+        torch.int8: DataType.INT8,
+        torch.quint4x2: DataType.INT4,
+        torch.quint2x4: DataType.INT2,
+    }
     sizes = list(product(kinds, (4, 20, 60, 64, 96, 128)))
-    tables = [EmbeddingBagConfig(30, D, f"t{i}", feature_names=["f"]) for i, (_, D) in enumerate(sizes)]
+    tables = [
+        EmbeddingBagConfig(30, D, f"t{i}", feature_names=["f"]) for i, (_, D) in enumerate(sizes)
+    ]
     formats = {f"t{i}": dtype for i, (dtype, _) in enumerate(sizes)}
     ebc = EmbeddingBagCollection(tables)
     batch = KeyedJaggedTensor(["f"], torch.tensor([0, 29, 7]), lengths=torch.tensor([2, 0, 1]))
@@ -159,6 +183,10 @@ def test_every_line_of_a_fast_row_is_prefetched():
         tail = row.row_bytes % 64
         extra = [row.row_bytes - tail] if 0 < tail <= (8 if kind is DataType.INT8 else 4) else []
         for start in range(0, 64 * row.row_bytes, row.row_bytes):
-            prefetched = {(start + place) // 64 for place in [*range(0, row.payload_bytes, 64), *extra]}
-            touched = {place // 64 for place in range(start, start + row.scale_bytes + row.payload_bytes)}
+            prefetched = {
+                (start + place) // 64 for place in [*range(0, row.payload_bytes, 64), *extra]
+            }
+            touched = {
+                place // 64 for place in range(start, start + row.scale_bytes + row.payload_bytes)
+            }
             assert touched <= prefetched, (kind, columns)

@@ -1,4 +1,6 @@
-"""tutorec.quantize: every collection of a model, nothing else of it, and never two copies of its tables."""
+"""tutorec.quantize: every collection of a model, nothing else of it, and never two copies of its
+tables.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from torch.testing import assert_close
 import tutorec
 from tutorec.datasets.random import shop
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.inference.modules import quantize_embeddings, quantize_inference_model, shard_quant_model
+from tutorec.inference.modules import (
+    quantize_embeddings,
+    quantize_inference_model,
+    shard_quant_model,
+)
 from tutorec.models.dlrm import DLRM
 from tutorec.models.two_tower import TwoTower
 from tutorec.modules.embedding_collection import EmbeddingCollection
@@ -61,17 +67,25 @@ def test_a_dlrm_scores_as_before_up_to_what_its_formats_allow():
         EmbeddingBagConfig(500, 8, "t_user", feature_names=["user"]),
         EmbeddingBagConfig(3000, 8, "t_item", feature_names=["item"]),
     ]
-    model = DLRM(EmbeddingBagCollection(tables), 4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[8, 1])
+    model = DLRM(
+        EmbeddingBagCollection(tables), 4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[8, 1]
+    )
     sample = next(shop().batches(32))
     expected = model(sample.dense_features, sample.sparse_features)
     quantized = tutorec.quantize(model)
     read = copy.deepcopy(model)
-    read.sparse_arch.embedding_bag_collection = dequantized(quantized.sparse_arch.embedding_bag_collection)
+    read.sparse_arch.embedding_bag_collection = dequantized(
+        quantized.sparse_arch.embedding_bag_collection
+    )
     found = quantized(sample.dense_features, sample.sparse_features)
     assert_close(found, read(sample.dense_features, sample.sparse_features))
     assert_close(found, expected, rtol=0, atol=0.01)
     assert torch.equal(model(sample.dense_features, sample.sparse_features), expected)
-    floats = {name: part for name, part in model.state_dict().items() if "embedding_bag_collection" not in name}
+    floats = {
+        name: part
+        for name, part in model.state_dict().items()
+        if "embedding_bag_collection" not in name
+    }
     for name, part in floats.items():
         assert torch.equal(quantized.state_dict()[name], part)
         assert quantized.state_dict()[name].data_ptr() != part.data_ptr()
@@ -119,7 +133,9 @@ def test_a_collection_by_itself_is_returned_quantized():
 
 def test_formats_are_given_for_all_tables_and_for_some_by_name_or_full_name():
     quantized = tutorec.quantize(
-        Two(), torch.quint4x2, per_table={"a": torch.float16, "second.a": DataType.INT8, "b": torch.quint2x4}
+        Two(),
+        torch.quint4x2,
+        per_table={"a": torch.float16, "second.a": DataType.INT8, "b": torch.quint2x4},
     )
     kinds = {
         f"{path}.{table.name}": table.data_type
@@ -224,7 +240,11 @@ def test_subclasses_are_quantized_to_the_class_that_is_named():
     with pytest.raises(ValueError, match=r"'0' is a Derived, a subclass of EmbeddingBagCollection"):
         tutorec.quantize(model)
     quantized = quantize_embeddings(
-        model, torch.int8, False, additional_qconfig_spec_keys=[Derived], additional_mapping={Derived: QuantDerived}
+        model,
+        torch.int8,
+        False,
+        additional_qconfig_spec_keys=[Derived],
+        additional_mapping={Derived: QuantDerived},
     )
     assert type(quantized[0]) is QuantDerived
     with pytest.raises(KeyError, match="Derived"):
@@ -234,10 +254,17 @@ def test_subclasses_are_quantized_to_the_class_that_is_named():
 def test_torchrecs_two_functions_quantize_what_torchrecs_do():
     model = Two().train()
     only_bags = quantize_embeddings(
-        model, torch.quint4x2, inplace=False, output_dtype=torch.float16, per_table_weight_dtype={"b": torch.int8}
+        model,
+        torch.quint4x2,
+        inplace=False,
+        output_dtype=torch.float16,
+        per_table_weight_dtype={"b": torch.int8},
     )
     assert type(only_bags.second) is EmbeddingCollection
-    assert [table.data_type for table in only_bags.first.embedding_bag_configs()] == [DataType.INT4, DataType.INT8]
+    assert [table.data_type for table in only_bags.first.embedding_bag_configs()] == [
+        DataType.INT4,
+        DataType.INT8,
+    ]
     assert only_bags.first.output_dtype() is torch.float16
     assert not only_bags.training
     expected = tutorec.quantize(model, torch.quint4x2)(FEATURES)
@@ -250,7 +277,9 @@ def test_torchrecs_two_functions_quantize_what_torchrecs_do():
     assert not any("tbes" in name for name in model.state_dict())
     with pytest.raises(ValueError, match="already quantized"):
         quantize_inference_model(model)
-    named = quantize_inference_model(Two(), {torch.typename(EmbeddingBagCollection): QuantEmbeddingBagCollection})
+    named = quantize_inference_model(
+        Two(), {torch.typename(EmbeddingBagCollection): QuantEmbeddingBagCollection}
+    )
     assert type(named.second) is EmbeddingCollection
 
 
@@ -271,17 +300,57 @@ quantize = tutorec.quantize
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: quantize(quantize(Two())), ValueError, r"'first' is already quantized .*\['a', 'b'\]\); quantize"),
+        (
+            lambda: quantize(quantize(Two())),
+            ValueError,
+            r"'first' is already quantized .*\['a', 'b'\]\); quantize",
+        ),
         (lambda: quantize(quantize(bags("a"))), ValueError, "the model is already quantized"),
-        (lambda: quantize(sharded()), ValueError, "'0' is a ShardedQuant.* spread over devices: load"),
-        (lambda: quantize(distributed()), ValueError, "the model is a DistributedModelParallel, .*full_state_dict"),
-        (lambda: quantize(nn.Linear(2, 2)), ValueError, "Linear has no EmbeddingBagCollection and no EmbeddingColl"),
-        (lambda: quantize(Two(), "int8"), TypeError, "table 'first.a': 'int8' is not a number format"),
-        (lambda: quantize(Two(), torch.uint8), ValueError, "table 'first.a' cannot be quantized to torch.uint8"),
-        (lambda: quantize(Two(), per_table={"b": torch.int64}), ValueError, "'first.b' .* torch.int64: .*; use"),
-        (lambda: quantize(Two(), per_table={"x": torch.int8}), KeyError, r"no tables \['x'\]; .*'first.a', 'first.b'"),
-        (lambda: quantize(Two(), output_dtype=torch.int32), ValueError, "looked-up rows cannot be torch.int32"),
-        (lambda: quantize(Two(), on_nonfinite="zero"), ValueError, "on_nonfinite='zero' must be one of"),
+        (
+            lambda: quantize(sharded()),
+            ValueError,
+            "'0' is a ShardedQuant.* spread over devices: load",
+        ),
+        (
+            lambda: quantize(distributed()),
+            ValueError,
+            "the model is a DistributedModelParallel, .*full_state_dict",
+        ),
+        (
+            lambda: quantize(nn.Linear(2, 2)),
+            ValueError,
+            "Linear has no EmbeddingBagCollection and no EmbeddingColl",
+        ),
+        (
+            lambda: quantize(Two(), "int8"),
+            TypeError,
+            "table 'first.a': 'int8' is not a number format",
+        ),
+        (
+            lambda: quantize(Two(), torch.uint8),
+            ValueError,
+            "table 'first.a' cannot be quantized to torch.uint8",
+        ),
+        (
+            lambda: quantize(Two(), per_table={"b": torch.int64}),
+            ValueError,
+            "'first.b' .* torch.int64: .*; use",
+        ),
+        (
+            lambda: quantize(Two(), per_table={"x": torch.int8}),
+            KeyError,
+            r"no tables \['x'\]; .*'first.a', 'first.b'",
+        ),
+        (
+            lambda: quantize(Two(), output_dtype=torch.int32),
+            ValueError,
+            "looked-up rows cannot be torch.int32",
+        ),
+        (
+            lambda: quantize(Two(), on_nonfinite="zero"),
+            ValueError,
+            "on_nonfinite='zero' must be one of",
+        ),
         (lambda: quantize(Two(), row_alignment=3), ValueError, "row alignment 3 is not a multiple"),
     ],
 )
@@ -302,7 +371,8 @@ def test_nothing_of_torchs_own_quantization_is_needed():
     """torch announces that it will be taken out."""
     script = (
         "import sys, torch\n"
-        "sys.modules.update(dict.fromkeys(['torch.ao.quantization', 'torch.quantization', 'torch.ao.nn']))\n"
+        "sys.modules.update(dict.fromkeys(['torch.ao.quantization', 'torch.quantization', "
+        "'torch.ao.nn']))\n"
         "import tutorec\n"
         "from tutorec.inference.modules import quantize_inference_model\n"
         "tables = [tutorec.EmbeddingBagConfig(10, 8, 'a')]\n"
@@ -310,7 +380,9 @@ def test_nothing_of_torchs_own_quantization_is_needed():
         "print(tutorec.quant.accuracy_report(model, tutorec.quantize(model)))\n"
         "quantize_inference_model(model)\n"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "INT8" in done.stdout
 
@@ -340,7 +412,7 @@ quantize(model(100))
 before = resident()
 model = model(100_000)
 print((peak_during(lambda: quantize(model)) - before) / (TABLES * 100_000 * COLUMNS * 4))
-"""
+"""  # noqa: E501
 
 
 def measured(script: str, *arguments: str) -> float:
@@ -356,12 +428,17 @@ def measured(script: str, *arguments: str) -> float:
     return float(done.stdout)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak"
+)
 @pytest.mark.parametrize(
-    ("way", "least", "most"), [("in place", 1.0, 1.0 + 1 / 6), ("kept", 1.25, 1.3), ("copied", 2.2, 2.4)]
+    ("way", "least", "most"),
+    [("in place", 1.0, 1.0 + 1 / 6), ("kept", 1.25, 1.3), ("copied", 2.2, 2.4)],
 )
 def test_never_are_there_two_copies_of_the_tables(way, least, most):
-    """Peak memory over the float tables: in place one table more, otherwise the packed rows; a copy is seen to fail."""
+    """Peak memory over the float tables: in place one table more, otherwise the packed rows; a copy
+    is seen to fail.
+    """
     assert least <= measured(_PEAK, way) <= most
 
 
@@ -386,10 +463,13 @@ model = model(120_000)
 with peak_memory() as peak:
     tutorec.quantize(model, inplace=True)
 print(peak.growth / (120_000 * 80))
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak"
+)
 def test_float_tables_go_back_to_the_system_also_where_the_c_library_would_keep_them():
-    # Packed rows of one table and what packing takes on the way; with float tables that are kept, those of all three.
+    # Packed rows of one table and what packing takes on the way; with float tables that are kept,
+    # those of all three.
     assert measured(_PEAK_AMONG_FREED_BLOCKS) < 2.5

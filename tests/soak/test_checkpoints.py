@@ -1,4 +1,5 @@
-"""Checkpoints for minutes: loads beside savers, kills in the middle of saves, full disks, flipped bits.
+"""Checkpoints for minutes: loads beside savers, kills in the middle of saves, full disks, flipped
+bits.
 
 ``TUTOREC_SOAK_LOADS`` and ``TUTOREC_SOAK_SAVE_KILLS`` say how many.
 """
@@ -33,7 +34,12 @@ KILLS = int(os.environ.get("TUTOREC_SOAK_SAVE_KILLS", "60"))
 def test_loads_beside_savers_are_of_one_save_and_never_alarmed(tmp_path):
     found = in_a_process_of_its_own(f"loads_beside_savers({str(tmp_path)!r}, {LOADS})")
     print(found)
-    assert (found["loads"], found["mixed"], found["alarms"], found["not found"]) == (LOADS, 0, 0, 0), found
+    assert (found["loads"], found["mixed"], found["alarms"], found["not found"]) == (
+        LOADS,
+        0,
+        0,
+        0,
+    ), found
     assert found["replaced too often"] == 0 and found["steps"] > LOADS // 20, found
 
 
@@ -44,7 +50,8 @@ def test_kills_in_the_middle_of_saves_leave_a_whole_checkpoint(tmp_path):
     assert {killed for killed, _, _ in found["messages"]} == {0, 1}
     for killed, process, message in found["messages"]:
         start = (
-            f"saving the checkpoint {tmp_path / 'model'} failed: rank {killed} ended meanwhile (process {process}); "
+            f"saving the checkpoint {tmp_path / 'model'} failed: rank {killed} ended meanwhile "
+            f"(process {process}); "
         )
         assert message.startswith(start), message
 
@@ -63,7 +70,9 @@ def test_disks_of_every_size_are_told_and_the_old_checkpoint_stays(ranks, tmp_pa
         assert said[0] == said[1]
         outcomes.append(said[0] == "saved")
         if not outcomes[-1]:
-            assert f"failed on rank {step % 2}: OSError: [Errno 27] File too large" in said[0], said[0]
+            assert f"failed on rank {step % 2}: OSError: [Errno 27] File too large" in said[0], (
+                said[0]
+            )
         assert whole_step(path, 1) == (2 if outcomes[-1] else 1)
         assert len(list(path.iterdir())) == 5, "nothing is left behind"
     print({"disks": len(outcomes), "saved": sum(outcomes)})

@@ -1,4 +1,5 @@
-"""Machines of a run lose their power again and again, in the middle of steps and of saves; the run always goes on.
+"""Machines of a run lose their power again and again, in the middle of steps and of saves; the run
+always goes on.
 
 ``TUTOREC_SOAK_KILLS`` says how many, and ``TUTOREC_SOAK_SECONDS`` for how long at most.
 """
@@ -26,11 +27,16 @@ pytestmark = pytest.mark.soak
 
 KILLS = int(os.environ.get("TUTOREC_SOAK_KILLS", "100"))
 SECONDS = float(os.environ.get("TUTOREC_SOAK_SECONDS", "600"))
-SMALL = "--rows 2000 --test-rows 500 --users 40 --items 60 --batch-size 100 --no-progress --epochs 100000".split()
+SMALL = (
+    "--rows 2000 --test-rows 500 --users 40 --items 60 --batch-size 100 --no-progress --epochs "
+    "100000"
+).split()
 
 
 def saved_steps(folder: Path) -> int:
-    """Steps in the latest whole checkpoint, 0 where there is none; one that is dropped meanwhile is looked for anew."""
+    """Steps in the latest whole checkpoint, 0 where there is none; one that is dropped meanwhile is
+    looked for anew.
+    """
     while True:
         try:
             latest = latest_checkpoint(folder)
@@ -84,7 +90,15 @@ def loss_at(steps: int, *options: str) -> float:
 @pytest.mark.timeout(1500)
 def test_a_run_goes_on_however_often_a_machine_dies(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "checkpoints"
-    words = ["-m", "tutorec.examples.dlrm", *SMALL, "--checkpoints", str(folder), "--save-every", "5"]
+    words = [
+        "-m",
+        "tutorec.examples.dlrm",
+        *SMALL,
+        "--checkpoints",
+        str(folder),
+        "--save-every",
+        "5",
+    ]
     with network(2, tmp_path) as machines:
         kills = kill_machines(machines, words, folder, log)
         for machine in machines.machines:

@@ -1,4 +1,6 @@
-"""Ranks for a long time: memory that stays, ranks killed at drawn moments, pools in a row that leave nothing."""
+"""Ranks for a long time: memory that stays, ranks killed at drawn moments, pools in a row that
+leave nothing.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +65,23 @@ def test_thousands_of_runs_need_no_more_memory_and_no_more_descriptors():
     with Ranks(2) as world:
 
         def state() -> list[tuple[int, int]]:
-            return [(resident(pid), len(os.listdir(f"/proc/{pid}/fd"))) for pid in (os.getpid(), *world.pids)]
+            return [
+                (resident(pid), len(os.listdir(f"/proc/{pid}/fd")))
+                for pid in (os.getpid(), *world.pids)
+            ]
 
         for number in range(3_200):
             if number == 200:
                 before = state()
             world.run(len, ())
-        grown = [(size - old, fds - known) for (size, fds), (old, known) in zip(state(), before, strict=True)]
-    print("3,000 runs: caller and ranks grew by", ", ".join(f"{size / MB:.2f} MB" for size, _ in grown))
+        grown = [
+            (size - old, fds - known)
+            for (size, fds), (old, known) in zip(state(), before, strict=True)
+        ]
+    print(
+        "3,000 runs: caller and ranks grew by",
+        ", ".join(f"{size / MB:.2f} MB" for size, _ in grown),
+    )
     assert max(size for size, _ in grown) < 4 * MB
     assert {fds for _, fds in grown} == {0}
 
@@ -88,7 +99,9 @@ def test_ranks_killed_at_drawn_moments_are_named(still_running):
         for _ in range(KILLS):
             world.run(train, 1)
             pids, victim = world.pids, drawn.randrange(2)
-            timer = threading.Timer(drawn.uniform(0.0, 0.2), os.kill, (pids[victim], signal.SIGKILL))
+            timer = threading.Timer(
+                drawn.uniform(0.0, 0.2), os.kill, (pids[victim], signal.SIGKILL)
+            )
             timer.start()
             with pytest.raises(RankError, match=r"rank \d died in 'train' .*SIGKILL") as caught:
                 while True:
@@ -120,7 +133,10 @@ def test_pools_in_a_row_leave_nothing(tmp_path, monkeypatch, still_running):
         if number == 5:
             before = state()
     descriptors, size = state()
-    print(f"{POOLS} pools: {(size - before[1]) / MB:.2f} MB more, {descriptors - before[0]} descriptors more")
+    print(
+        f"{POOLS} pools: {(size - before[1]) / MB:.2f} MB more, {descriptors - before[0]} "
+        "descriptors more"
+    )
     assert descriptors <= before[0]
     assert size - before[1] < 8 * MB
     assert list(tmp_path.iterdir()) == []

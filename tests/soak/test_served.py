@@ -1,4 +1,6 @@
-"""Served models and plans under damage: flipped bits, writers that are killed, plans that are changed at random."""
+"""Served models and plans under damage: flipped bits, writers that are killed, plans that are
+changed at random.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from tutorec._kernels.backend import operator_libraries
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingPlan
-from tutorec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from tutorec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from tutorec.inference.cpp_loader import build_loader, missing_tools
 from tutorec.inference.export import export_model, load_exported, save_exported
 from tutorec.inference.scripting import load_scripted, save_scripted, script_model
@@ -67,8 +74,12 @@ def raises(load: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("kind", "load"), [("scripted", load_scripted), ("exported", load_exported)])
-def test_no_flipped_bit_is_answered(kind: str, load: Callable[[Path], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "load"), [("scripted", load_scripted), ("exported", load_exported)]
+)
+def test_no_flipped_bit_is_answered(
+    kind: str, load: Callable[[Path], object], tmp_path: Path
+) -> None:
     path = tmp_path / ("model.pt" if kind == "scripted" else "model.pt2")
     writer_of(kind, path)[0]()
     data = path.read_bytes()
@@ -103,17 +114,31 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("kind", "load"), [("scripted", load_scripted), ("exported", load_exported)])
-def test_a_writer_that_is_killed_leaves_a_whole_file(kind: str, load: Callable[[Path], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "load"), [("scripted", load_scripted), ("exported", load_exported)]
+)
+def test_a_writer_that_is_killed_leaves_a_whole_file(
+    kind: str, load: Callable[[Path], object], tmp_path: Path
+) -> None:
     path, drawn = tmp_path / ("model.pt" if kind == "scripted" else "model.pt2"), random.Random(0)
     writer_of(kind, path)[0]()
     for _ in range(KILLS):
         before = path.stat().st_ino
-        command = [sys.executable, "-W", "ignore", "-c", WRITER, str(Path(__file__).parents[1]), kind, str(path)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            WRITER,
+            str(Path(__file__).parents[1]),
+            kind,
+            str(path),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
-            # It writes without a pause; it is killed somewhere in the file after the first that it has finished.
+            # It writes without a pause; it is killed somewhere in the file after the first that it
+            # has finished.
             while path.stat().st_ino == before:
                 os.sched_yield()
             for _ in range(drawn.randrange(20_000)):
@@ -122,7 +147,9 @@ def test_a_writer_that_is_killed_leaves_a_whole_file(kind: str, load: Callable[[
         load(path)
 
 
-TABLES = [EmbeddingBagConfig(16, 8, name, feature_names=[name]) for name in ("item", "user", "shop")]
+TABLES = [
+    EmbeddingBagConfig(16, 8, name, feature_names=[name]) for name in ("item", "user", "shop")
+]
 
 
 def changed(document: Any, drawn: random.Random) -> None:
@@ -133,7 +160,27 @@ def changed(document: Any, drawn: random.Random) -> None:
         holders += [value for value in values if isinstance(value, dict | list) and value]
     holder = drawn.choice(holders)
     key = drawn.choice(list(holder)) if isinstance(holder, dict) else drawn.randrange(len(holder))
-    odd = [None, -1, 0, 1, 2, 3, 7, 8, 16, 2**31, 2**63, 1e308, True, "", "rank:1/cpu", "row_wise", [], {}, [[]]]
+    odd = [
+        None,
+        -1,
+        0,
+        1,
+        2,
+        3,
+        7,
+        8,
+        16,
+        2**31,
+        2**63,
+        1e308,
+        True,
+        "",
+        "rank:1/cpu",
+        "row_wise",
+        [],
+        {},
+        [[]],
+    ]
     action = drawn.choice(["replace", "replace", "drop", "repeat"])
     if action == "replace":
         holder[key] = drawn.choice(odd)
@@ -150,7 +197,9 @@ def apply_plans(rank: int, world_size: int, texts: list[str]) -> list[str]:
     torch.manual_seed(0)
     ebc = EmbeddingBagCollection(TABLES).to(device())
     ids = torch.randint(0, 16, (12,), generator=torch.Generator().manual_seed(rank))
-    batch = KeyedJaggedTensor(["item", "user", "shop"], ids, lengths=torch.full((6,), 2)).to(device())
+    batch = KeyedJaggedTensor(["item", "user", "shop"], ids, lengths=torch.full((6,), 2)).to(
+        device()
+    )
     expected = ebc(batch).values()
     found = []
     for text in texts:

@@ -111,18 +111,34 @@ print(torch.load(sys.argv[1]), end="")
 """
 
 
-@pytest.mark.parametrize("before", ["import tutorec.sparse", "from tutorec.sparse.jagged_tensor import JaggedTensor"])
+@pytest.mark.parametrize(
+    "before", ["import tutorec.sparse", "from tutorec.sparse.jagged_tensor import JaggedTensor"]
+)
 def test_another_process_loads_a_file_once_it_knows_the_types(before: str, tmp_path: Any) -> None:
     jagged = JaggedTensor(torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
     torch.save(jagged, tmp_path / "jagged.pt")
-    command = [sys.executable, "-W", "ignore", "-c", LOADS.format(before=before), str(tmp_path / "jagged.pt")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        LOADS.format(before=before),
+        str(tmp_path / "jagged.pt"),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.stdout == str(jagged), ran.stderr
 
 
 def test_a_process_that_knows_nothing_is_told_what_it_lacks(tmp_path: Any) -> None:
     torch.save(JaggedTensor(torch.tensor([5]), lengths=torch.tensor([1])), tmp_path / "jagged.pt")
-    command = [sys.executable, "-W", "ignore", "-c", LOADS.format(before=""), str(tmp_path / "jagged.pt")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        LOADS.format(before=""),
+        str(tmp_path / "jagged.pt"),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
     assert "tutorec.sparse.copying" in ran.stderr

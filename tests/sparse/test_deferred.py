@@ -20,7 +20,9 @@ def _nothing_left_over() -> Iterator[None]:
 
 def batch(*ids: int) -> KeyedJaggedTensor:
     """Features ``item`` with 2 and 1 ids, ``user`` with 0 and 2."""
-    return KeyedJaggedTensor(["item", "user"], torch.tensor(ids), lengths=torch.tensor([2, 1, 0, 2]))
+    return KeyedJaggedTensor(
+        ["item", "user"], torch.tensor(ids), lengths=torch.tensor([2, 1, 0, 2])
+    )
 
 
 def defer(features: KeyedJaggedTensor, tables: list[tuple[str, str, int]]) -> None:
@@ -68,7 +70,8 @@ def test_a_deferred_check_finds_the_first_bad_id_and_no_good_one(drawn: DrawnBat
     outside = sum(1 for other, _, _ in bad if other == key)
     total = sum(len(bag) for bag in drawn.ids[key])
     with pytest.raises(
-        ValueError, match=f"feature '{key}', sample {sample}, holds id {number}; {outside} of .* {total} "
+        ValueError,
+        match=f"feature '{key}', sample {sample}, holds id {number}; {outside} of .* {total} ",
     ):
         report()
 
@@ -83,7 +86,10 @@ def test_nothing_is_raised_before_it_is_asked_for() -> None:
 
 def test_samples_of_a_variable_batch_are_counted_within_their_feature() -> None:
     ids = KeyedJaggedTensor(
-        ["a", "b"], torch.tensor([1, 2, 30]), lengths=torch.tensor([1, 0, 0, 2]), stride_per_key_per_rank=[[1], [3]]
+        ["a", "b"],
+        torch.tensor([1, 2, 30]),
+        lengths=torch.tensor([1, 0, 0, 2]),
+        stride_per_key_per_rank=[[1], [3]],
     )
     now, later = error_of_both(ids, [("a", "t", 5), ("b", "u", 9)])
     assert later == now
@@ -91,7 +97,10 @@ def test_samples_of_a_variable_batch_are_counted_within_their_feature() -> None:
 
 
 def test_an_empty_batch_starts_no_check() -> None:
-    defer(KeyedJaggedTensor(["item"], torch.tensor([]).long(), lengths=torch.tensor([0, 0])), TABLES[:1])
+    defer(
+        KeyedJaggedTensor(["item"], torch.tensor([]).long(), lengths=torch.tensor([0, 0])),
+        TABLES[:1],
+    )
     assert not validate._under_way
 
 

@@ -12,7 +12,9 @@ from tutorec.sparse.keyed_jagged import ComputeJTDictToKJT, ComputeKJTToJTDict, 
 @given(jagged_batches())
 def test_a_batch_becomes_its_features_and_comes_back(drawn: DrawnBatch) -> None:
     features = ComputeKJTToJTDict()(drawn.kjt())
-    assert {key: [row.tolist() for row in jagged.to_dense()] for key, jagged in features.items()} == drawn.ids
+    assert {
+        key: [row.tolist() for row in jagged.to_dense()] for key, jagged in features.items()
+    } == drawn.ids
     assert kjt_is_equal(ComputeJTDictToKJT()(features), drawn.kjt())
 
 

@@ -23,9 +23,13 @@ def test_batches_are_equal_as_their_lists_are(one: DrawnBatch, two: DrawnBatch) 
     )
 
 
-def jagged(values: list[float], lengths: list[int], weights: list[float] | None = None) -> JaggedTensor:
+def jagged(
+    values: list[float], lengths: list[int], weights: list[float] | None = None
+) -> JaggedTensor:
     return JaggedTensor(
-        torch.tensor(values), None if weights is None else torch.tensor(weights), lengths=torch.tensor(lengths)
+        torch.tensor(values),
+        None if weights is None else torch.tensor(weights),
+        lengths=torch.tensor(lengths),
     )
 
 
@@ -67,7 +71,9 @@ def test_batches_that_differ_in_keys_samples_or_inverse_indices_are_not_equal() 
     strides, keys = [[1], [3]], ["a", "b"]
     inverse = [(keys, torch.tensor([[0, 0, 0], order])) for order in ([0, 1, 2], [0, 2, 1])]
     one, two = (
-        KeyedJaggedTensor(keys, values, lengths=lengths, stride_per_key_per_rank=strides, inverse_indices=indices)
+        KeyedJaggedTensor(
+            keys, values, lengths=lengths, stride_per_key_per_rank=strides, inverse_indices=indices
+        )
         for indices in inverse
     )
     assert kjt_is_equal(one, one)

@@ -1,4 +1,6 @@
-"""The numbers of many lists, and of all on a device, are checked once, at the first use that depends on them."""
+"""The numbers of many lists, and of all on a device, are checked once, at the first use that
+depends on them.
+"""
 
 import copy
 import io
@@ -38,12 +40,17 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.long().cumsum(0)])
 
 
-def batch_of(ids: int | None = None, weighted: bool = False, keys: list[str] = KEYS, **parts: Any) -> KeyedJaggedTensor:
+def batch_of(
+    ids: int | None = None, weighted: bool = False, keys: list[str] = KEYS, **parts: Any
+) -> KeyedJaggedTensor:
     if not {"lengths", "offsets"} & parts.keys():
         parts["lengths"] = good_lengths()
     count = IDS if ids is None else ids
     return KeyedJaggedTensor(
-        keys, torch.zeros(count, dtype=torch.int64), torch.ones(count) if weighted else None, **parts
+        keys,
+        torch.zeros(count, dtype=torch.int64),
+        torch.ones(count) if weighted else None,
+        **parts,
     )
 
 
@@ -55,7 +62,10 @@ def moved(lengths: Tensor, start: int, by: int) -> Tensor:
 
 
 BAD: dict[str, tuple[Callable[..., KeyedJaggedTensor], str]] = {
-    "sum": (lambda **kw: batch_of(ids=500, **kw), "lengths add up to 399, and there are 500 values"),
+    "sum": (
+        lambda **kw: batch_of(ids=500, **kw),
+        "lengths add up to 399, and there are 500 values",
+    ),
     "negative": (
         lambda **kw: batch_of(lengths=moved(good_lengths(), 250, 5), **kw),
         r"lengths\[251\] = -3 \(feature 'user', sample 51\)",
@@ -65,7 +75,9 @@ BAD: dict[str, tuple[Callable[..., KeyedJaggedTensor], str]] = {
         r"lengths\[251\] = -3 \(feature 'user', sample 51\)",
     ),
     "sum of int32 wraps": (
-        lambda **kw: batch_of(ids=0, lengths=torch.tensor([2**30] * 4 + [0] * 396, dtype=torch.int32), **kw),
+        lambda **kw: batch_of(
+            ids=0, lengths=torch.tensor([2**30] * 4 + [0] * 396, dtype=torch.int32), **kw
+        ),
         "lengths add up to|offsets must not fall",
     ),
     "falling offsets": (
@@ -81,21 +93,39 @@ BAD: dict[str, tuple[Callable[..., KeyedJaggedTensor], str]] = {
         "offsets end at 399, and there are 500",
     ),
     "disagreement": (
-        lambda **kw: batch_of(lengths=good_lengths(), offsets=offsets_of(moved(good_lengths(), 250, 1)), **kw),
-        r"lengths and offsets disagree: lengths\[250\] = 1, and the offsets give 2 \(feature 'user', sample 50\)",
+        lambda **kw: batch_of(
+            lengths=good_lengths(), offsets=offsets_of(moved(good_lengths(), 250, 1)), **kw
+        ),
+        (
+            r"lengths and offsets disagree: lengths\[250\] = 1, and the offsets give 2 \(feature "
+            r"'user', sample 50\)"
+        ),
     ),
     "variable batch": (
         lambda **kw: batch_of(
-            lengths=moved(good_lengths(), 250, 5), stride_per_key_per_rank=[[50], [150], [90], [110]], **kw
+            lengths=moved(good_lengths(), 250, 5),
+            stride_per_key_per_rank=[[50], [150], [90], [110]],
+            **kw,
         ),
         r"lengths\[251\] = -3 \(feature 'user', sample 51\)",
     ),
-    "length_per_key": (lambda **kw: batch_of(length_per_key=[99, 100, 100, 100], **kw), "length_per_key is"),
-    "offset_per_key": (lambda **kw: batch_of(offset_per_key=[0, 98, 199, 299, 399], **kw), "offset_per_key is"),
-    "jt_dict": (lambda **kw: batch_of(ids=500, jt_dict={}, **kw), "lengths add up to 399, and there are 500 values"),
+    "length_per_key": (
+        lambda **kw: batch_of(length_per_key=[99, 100, 100, 100], **kw),
+        "length_per_key is",
+    ),
+    "offset_per_key": (
+        lambda **kw: batch_of(offset_per_key=[0, 98, 199, 299, 399], **kw),
+        "offset_per_key is",
+    ),
+    "jt_dict": (
+        lambda **kw: batch_of(ids=500, jt_dict={}, **kw),
+        "lengths add up to 399, and there are 500 values",
+    ),
     "inverse indices": (
         lambda **kw: batch_of(
-            stride_per_key_per_rank=[[100]] * 4, inverse_indices=(KEYS, torch.full((4, 7), 100)), **kw
+            stride_per_key_per_rank=[[100]] * 4,
+            inverse_indices=(KEYS, torch.full((4, 7), 100)),
+            **kw,
         ),
         r"inverse_indices of feature 'item', sample 0, hold 100, and the feature has 100 lists",
     ),
@@ -110,8 +140,12 @@ def saved(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def pooled(batch: KeyedJaggedTensor) -> object:
-    tables = [EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=10, feature_names=["user"])]
-    return EmbeddingBagCollection(tables=tables, is_weighted=batch.weights_or_none() is not None)(batch)
+    tables = [
+        EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=10, feature_names=["user"])
+    ]
+    return EmbeddingBagCollection(tables=tables, is_weighted=batch.weights_or_none() is not None)(
+        batch
+    )
 
 
 def looked_up(batch: KeyedJaggedTensor) -> object:
@@ -152,7 +186,12 @@ USES: dict[str, Callable[[KeyedJaggedTensor], object]] = {
     "pooled lookup": pooled,
     "lookup": looked_up,
     "pytree": pytree.tree_flatten,
-    "after plain reads": lambda batch: (batch.values(), batch.lengths(), batch.offsets(), batch.sync()),
+    "after plain reads": lambda batch: (
+        batch.values(),
+        batch.lengths(),
+        batch.offsets(),
+        batch.sync(),
+    ),
     "to": lambda batch: batch.to(CPU).sync(),
     "flatten_lengths": lambda batch: batch.flatten_lengths().sync(),
     "copy": lambda batch: copy.copy(batch).sync(),
@@ -189,13 +228,24 @@ def test_every_use_finds_bad_numbers(
     make: Callable[..., KeyedJaggedTensor], message: str, use: Callable[[KeyedJaggedTensor], object]
 ) -> None:
     batch = unchecked(make)
-    with pytest.raises(ValueError, match=r"lengths|offsets|inverse" if use is USES["after plain reads"] else message):
+    with pytest.raises(
+        ValueError,
+        match=r"lengths|offsets|inverse" if use is USES["after plain reads"] else message,
+    ):
         use(batch)
 
 
 @pytest.mark.parametrize(("make", "message"), LATE.values(), ids=LATE.keys())
-def test_uses_of_weights_find_bad_numbers(make: Callable[..., KeyedJaggedTensor], message: str) -> None:
-    for use in (kjt_weights_to_lists, str, pooled, lambda batch: batch.split([1, 3]), lambda batch: batch["user"]):
+def test_uses_of_weights_find_bad_numbers(
+    make: Callable[..., KeyedJaggedTensor], message: str
+) -> None:
+    for use in (
+        kjt_weights_to_lists,
+        str,
+        pooled,
+        lambda batch: batch.split([1, 3]),
+        lambda batch: batch["user"],
+    ):
         with pytest.raises(ValueError, match=message):
             use(unchecked(make, weighted=True))
 
@@ -225,11 +275,15 @@ def test_a_joined_batch_is_checked_as_its_parts_are(name: str) -> None:
 
 def test_sums_that_are_wrong_in_two_parts_and_right_together_are_found() -> None:
     one, two = unchecked(batch_of, ids=398), unchecked(batch_of, ids=400, keys=["a", "b", "c", "d"])
-    with pytest.raises(ValueError, match=r"lengths add up to 399, and there are 398 values; .* 400 lists"):
+    with pytest.raises(
+        ValueError, match=r"lengths add up to 399, and there are 398 values; .* 400 lists"
+    ):
         KeyedJaggedTensor.concat([named("x"), one, two]).sync()
 
 
-def test_joining_copying_and_plain_reads_do_not_look_at_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_copying_and_plain_reads_do_not_look_at_the_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the numbers were read")
 
@@ -260,7 +314,9 @@ def test_few_lists_are_checked_as_the_batch_is_built() -> None:
         KeyedJaggedTensor(["item"], torch.zeros(4, dtype=torch.int64), lengths=torch.tensor([1, 2]))
     for count in (FEW_LISTS, FEW_LISTS + 1):
         ones = torch.ones(count, dtype=torch.int64)
-        assert (KeyedJaggedTensor(["item"], ones, lengths=ones)._unchecked is None) == (count == FEW_LISTS)
+        assert (KeyedJaggedTensor(["item"], ones, lengths=ones)._unchecked is None) == (
+            count == FEW_LISTS
+        )
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
@@ -269,7 +325,9 @@ def test_good_numbers_pass_every_use_and_are_looked_at_once(
 ) -> None:
     looks: list[int] = []
     look = keyed_jagged.count_ids
-    monkeypatch.setattr(keyed_jagged, "count_ids", lambda *parts: (looks.append(1), look(*parts))[1])
+    monkeypatch.setattr(
+        keyed_jagged, "count_ids", lambda *parts: (looks.append(1), look(*parts))[1]
+    )
     batch = unchecked(batch_of, offsets=offsets_of(good_lengths()))
     use(batch)
     assert len(looks) == 1

@@ -26,7 +26,9 @@ def test_mixing_hash_is_splitmix64(ids: list[int], rows: int, seed: int) -> None
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.integers(1, 10_000))
 def test_modulo_hash_is_the_remainder(ids: list[int], rows: int) -> None:
-    assert modulo_hash(torch.tensor(ids, dtype=torch.int64), rows).tolist() == [number % rows for number in ids]
+    assert modulo_hash(torch.tensor(ids, dtype=torch.int64), rows).tolist() == [
+        number % rows for number in ids
+    ]
 
 
 def test_mixing_hash_breaks_a_pattern_that_modulo_keeps() -> None:
@@ -45,14 +47,19 @@ def test_a_number_of_rows_that_cannot_be_is_refused(rows: int) -> None:
 
 @pytest.mark.parametrize("hash", [modulo_hash, mixing_hash])
 def test_ids_that_are_not_whole_numbers_are_refused(hash):
-    with pytest.raises(ValueError, match=r"torch\.float32 of shape \[2\]: convert them, ids\.long\(\)"):
+    with pytest.raises(
+        ValueError, match=r"torch\.float32 of shape \[2\]: convert them, ids\.long\(\)"
+    ):
         hash(torch.tensor([1.5, 2.0]), 10)
 
 
 def company(ids: list[int], rows: int) -> dict[int, list[int]]:
     """For each distinct id the others of its row, in plain Python."""
     distinct = sorted(set(ids))
-    return {one: [other for other in distinct if other != one and other % rows == one % rows] for one in distinct}
+    return {
+        one: [other for other in distinct if other != one and other % rows == one % rows]
+        for one in distinct
+    }
 
 
 @given(st.lists(st.integers(-40, 40)), st.integers(1, 30))
@@ -66,7 +73,9 @@ def test_the_meter_counts_who_shares_a_row(ids: list[int], rows: int) -> None:
     assert {one: meter.partners(one) for one in others} == others
 
 
-@pytest.mark.parametrize(("ids", "rows"), [(2_000, 20_000), (5_000, 5_000), (20_000, 1_000), (3, 1), (1, 1), (0, 7)])
+@pytest.mark.parametrize(
+    ("ids", "rows"), [(2_000, 20_000), (5_000, 5_000), (20_000, 1_000), (3, 1), (1, 1), (0, 7)]
+)
 def test_a_mixing_hash_collides_as_the_birthday_formula_expects(ids: int, rows: int) -> None:
     meter = collision_meter(torch.arange(ids) * 977, rows)
     assert math.isclose(meter.id_share, meter.expected_share, abs_tol=0.02)

@@ -20,7 +20,11 @@ def kjt(**parts: Any) -> KeyedJaggedTensor:
 BAD_IDS = {
     "too large": (
         ints(7, 8, 9, 4, 5),
-        r"table 'items' has 9 rows \(ids 0 to 8\), and feature 'item', sample 1, holds id 9; 1 of the feature's 3 ids",
+        (
+            r"table 'items' has 9 rows \(ids 0 to 8\), and feature 'item', sample 1, holds id 9; 1 "
+            r"of "
+            r"the feature's 3 ids"
+        ),
     ),
     "negative": (
         ints(7, -1, 3, 4, 5),
@@ -36,7 +40,9 @@ TABLES = [("item", "items", 9), ("user", "users", 6)]
 
 @pytest.mark.parametrize(("ids", "message"), BAD_IDS.values(), ids=BAD_IDS.keys())
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_an_id_outside_its_table_is_found(ids: torch.Tensor, message: str, dtype: torch.dtype) -> None:
+def test_an_id_outside_its_table_is_found(
+    ids: torch.Tensor, message: str, dtype: torch.dtype
+) -> None:
     with pytest.raises(ValueError, match=message):
         check_ids(kjt(values=ids.to(dtype), lengths=ints(2, 1, 0, 2)), TABLES)
 
@@ -59,12 +65,16 @@ def test_ids_of_other_features_are_not_looked_at() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
 def test_ids_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
     batch = kjt(values=ints(1, 1, 1, 1, 1).to(dtype), lengths=ints(2, 1, 0, 2))
-    with pytest.raises(ValueError, match=f"int32 or int64 to be looked up, and the batch's values are {dtype}"):
+    with pytest.raises(
+        ValueError, match=f"int32 or int64 to be looked up, and the batch's values are {dtype}"
+    ):
         check_ids(batch, TABLES)
 
 
 def test_a_feature_that_is_not_there_is_named() -> None:
-    with pytest.raises(KeyError, match=r"table 'shops' needs feature 'shop', and the batch has the keys \['item'"):
+    with pytest.raises(
+        KeyError, match=r"table 'shops' needs feature 'shop', and the batch has the keys \['item'"
+    ):
         check_ids(kjt(lengths=ints(2, 1, 0, 2)), [*TABLES, ("shop", "shops", 3)])
 
 
@@ -80,7 +90,8 @@ def test_few_and_many_ids_are_looked_at_alike(count: int, dtype: torch.dtype) ->
             ids[place] = wrong
             batch = kjt(values=torch.cat([ids, ids * 0]), lengths=ints(count, count))
             with pytest.raises(
-                ValueError, match=rf"'items' has 9 rows.*feature 'item', sample 0, holds id {wrong}; 1 of"
+                ValueError,
+                match=rf"'items' has 9 rows.*feature 'item', sample 0, holds id {wrong}; 1 of",
             ):
                 check_ids(batch, rows)
 

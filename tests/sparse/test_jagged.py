@@ -23,15 +23,23 @@ def test_to_dense_returns_the_lists(drawn: DrawnBatch) -> None:
     jagged, ids, weights = first(drawn)
     assert [row.tolist() for row in jagged.to_dense()] == ids
     dense_weights = jagged.to_dense_weights()
-    assert (weights is None and dense_weights is None) or [row.tolist() for row in dense_weights or []] == weights
+    assert (weights is None and dense_weights is None) or [
+        row.tolist() for row in dense_weights or []
+    ] == weights
 
 
 @given(one_feature)
 def test_lengths_and_offsets_are_derived_from_each_other(drawn: DrawnBatch) -> None:
     jagged, ids, _ = first(drawn)
-    from_lengths = JaggedTensor(jagged.values(), lengths=torch.tensor([len(bag) for bag in ids], dtype=torch.int64))
+    from_lengths = JaggedTensor(
+        jagged.values(), lengths=torch.tensor([len(bag) for bag in ids], dtype=torch.int64)
+    )
     from_offsets = JaggedTensor(jagged.values(), offsets=from_lengths.offsets())
-    assert from_lengths.lengths().tolist() == from_offsets.lengths().tolist() == [len(bag) for bag in ids]
+    assert (
+        from_lengths.lengths().tolist()
+        == from_offsets.lengths().tolist()
+        == [len(bag) for bag in ids]
+    )
     assert from_lengths.offsets()[-1] == sum(len(bag) for bag in ids)
     assert from_offsets.lengths_or_none() is not None
 
@@ -88,7 +96,9 @@ def test_weights_of_an_unweighted_tensor_are_an_error() -> None:
 
 
 def test_copy_fills_what_empty_like_made() -> None:
-    source = JaggedTensor(torch.tensor([5, 7, 1]), torch.tensor([0.5, 1.0, 2.0]), lengths=torch.tensor([1, 2]))
+    source = JaggedTensor(
+        torch.tensor([5, 7, 1]), torch.tensor([0.5, 1.0, 2.0]), lengths=torch.tensor([1, 2])
+    )
     target = JaggedTensor.empty_like(source, torch.device("cpu")).copy_(source)
     assert str(target) == str(source)
     assert target.values().data_ptr() != source.values().data_ptr()
@@ -101,8 +111,12 @@ def test_empty_has_no_sample() -> None:
 
 
 def test_to_moves_every_part() -> None:
-    moved = JaggedTensor(torch.tensor([5]), torch.tensor([1.0]), lengths=torch.tensor([1])).to(torch.device("meta"))
-    assert moved.device().type == moved.lengths().device.type == moved.weights().device.type == "meta"
+    moved = JaggedTensor(torch.tensor([5]), torch.tensor([1.0]), lengths=torch.tensor([1])).to(
+        torch.device("meta")
+    )
+    assert (
+        moved.device().type == moved.lengths().device.type == moved.weights().device.type == "meta"
+    )
 
 
 def test_to_returns_the_parts_that_are_there_already() -> None:
@@ -114,7 +128,9 @@ def test_to_returns_the_parts_that_are_there_already() -> None:
 
 
 def test_empty_like_without_a_device_has_no_samples() -> None:
-    source = JaggedTensor(torch.tensor([5, 7, 1]), torch.tensor([0.5, 1.0, 2.0]), lengths=torch.tensor([1, 2]))
+    source = JaggedTensor(
+        torch.tensor([5, 7, 1]), torch.tensor([0.5, 1.0, 2.0]), lengths=torch.tensor([1, 2])
+    )
     empty = JaggedTensor.empty_like(source)
     assert (empty.values().numel(), empty.lengths().numel(), empty.weights().numel()) == (0, 0, 0)
     assert (empty.values().dtype, empty.lengths().dtype, empty.weights().dtype) == (
@@ -136,7 +152,9 @@ def test_copying_between_weighted_and_unweighted_is_refused() -> None:
 
 
 def test_from_dense_counts_in_int32_as_torchrec_does() -> None:
-    jagged = JaggedTensor.from_dense([torch.tensor([1.0]), torch.tensor([]), torch.tensor([7.0, 8.0])])
+    jagged = JaggedTensor.from_dense(
+        [torch.tensor([1.0]), torch.tensor([]), torch.tensor([7.0, 8.0])]
+    )
     assert (jagged.lengths().dtype, jagged.offsets().dtype) == (torch.int32, torch.int32)
     assert jagged.offsets().tolist() == [0, 1, 1, 3]
 
@@ -149,8 +167,12 @@ def test_from_dense_with_other_weights_names_the_sample() -> None:
         JaggedTensor.from_dense(values, [torch.ones(1)])
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data())
-def test_from_dense_lengths_takes_the_first_of_each_row(rows: list[list[int]], data: st.DataObject) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data()
+)
+def test_from_dense_lengths_takes_the_first_of_each_row(
+    rows: list[list[int]], data: st.DataObject
+) -> None:
     lengths = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
     values = torch.tensor(rows)
     jagged = JaggedTensor.from_dense_lengths(values, torch.tensor(lengths), values * 0.5)
@@ -170,24 +192,39 @@ def test_rows_gathered_in_a_graph_are_those_of_the_kernels(drawn: DrawnBatch, wi
     assert torch.equal(gathered, jagged.to_padded_dense(width, -1.0))
     columns = torch.stack([jagged.values(), jagged.values() + 1], 1)
     two = JaggedTensor(columns, lengths=jagged.lengths())
-    assert torch.equal(gathered_rows(columns, two.offsets(), width, 0.5), two.to_padded_dense(width, 0.5))
+    assert torch.equal(
+        gathered_rows(columns, two.offsets(), width, 0.5), two.to_padded_dense(width, 0.5)
+    )
 
 
 def through_every_method(
     values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """For TorchScript, whose classes know no default arguments from outside their file: all are given."""
+    """For TorchScript, whose classes know no default arguments from outside their file: all are
+    given.
+    """
     jagged = JaggedTensor(values, weights, lengths, None)
-    again = JaggedTensor.from_dense(jagged.to_dense(), jagged.to_dense_weights()).to(torch.device("cpu"), False)
+    again = JaggedTensor.from_dense(jagged.to_dense(), jagged.to_dense_weights()).to(
+        torch.device("cpu"), False
+    )
     padded = again.to_padded_dense_weights(2, 0.5)
     assert padded is not None
     first = JaggedTensor.from_dense_lengths(values.view(3, 1), torch.tensor([1, 0, 1]), None)
-    return again.to_padded_dense(None, -1.0), padded, first.values(), JaggedTensor.empty().to_dense()
+    return (
+        again.to_padded_dense(None, -1.0),
+        padded,
+        first.values(),
+        JaggedTensor.empty().to_dense(),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_conversions_run_in_torchscript(dtype: torch.dtype) -> None:
-    given = torch.tensor([1, 2, 3]), torch.tensor([2, 0, 1], dtype=dtype), torch.tensor([0.5, 1.0, 2.0])
+    given = (
+        torch.tensor([1, 2, 3]),
+        torch.tensor([2, 0, 1], dtype=dtype),
+        torch.tensor([0.5, 1.0, 2.0]),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted = torch.jit.script(through_every_method)
@@ -208,5 +245,7 @@ def test_record_stream_reaches_every_part() -> None:
     def part(*numbers: float) -> torch.Tensor:
         return torch.tensor(numbers).as_subclass(Part)
 
-    JaggedTensor._from_parts(part(1.0), part(1.0), part(1.0), part(0.0, 1.0)).record_stream("stream")
+    JaggedTensor._from_parts(part(1.0), part(1.0), part(1.0), part(0.0, 1.0)).record_stream(
+        "stream"
+    )
     assert seen == [("stream", 1), ("stream", 1), ("stream", 1), ("stream", 2)]

@@ -9,7 +9,9 @@ from tutorec.sparse.keyed import KeyedTensor
 
 
 def keyed(prefix: str, widths: list[int], samples: int, start: int = 0) -> KeyedTensor:
-    values = torch.arange(start, start + samples * sum(widths), dtype=torch.float32).view(samples, sum(widths))
+    values = torch.arange(start, start + samples * sum(widths), dtype=torch.float32).view(
+        samples, sum(widths)
+    )
     return KeyedTensor([f"{prefix}{index}" for index in range(len(widths))], widths, values)
 
 
@@ -29,10 +31,14 @@ def test_slices_are_the_columns(sizes: list[int], samples: int) -> None:
 
 
 @given(widths, widths, st.integers(0, 3), st.data())
-def test_regroup_puts_columns_side_by_side(one: list[int], two: list[int], samples: int, data: st.DataObject) -> None:
+def test_regroup_puts_columns_side_by_side(
+    one: list[int], two: list[int], samples: int, data: st.DataObject
+) -> None:
     parts = [keyed("a", one, samples), keyed("b", two, samples, start=1000)]
     keys = [key for part in parts for key in part.keys()]
-    groups = data.draw(st.lists(st.lists(st.sampled_from(keys), min_size=1, max_size=4), max_size=3))
+    groups = data.draw(
+        st.lists(st.lists(st.sampled_from(keys), min_size=1, max_size=4), max_size=3)
+    )
     columns = {key: value for part in parts for key, value in part.to_dict().items()}
     for group, result in zip(groups, KeyedTensor.regroup(parts, groups), strict=True):
         expected = [row for key in group for row in columns[key].t().tolist()]
@@ -73,7 +79,11 @@ def test_regroup_sends_gradients_home() -> None:
 
 def test_from_tensor_list_joins_columns() -> None:
     pooled = KeyedTensor.from_tensor_list(["a", "b"], [torch.zeros(2, 1), torch.ones(2, 3)])
-    assert (pooled.length_per_key(), pooled.values().shape, pooled.key_dim()) == ([1, 3], torch.Size([2, 4]), 1)
+    assert (pooled.length_per_key(), pooled.values().shape, pooled.key_dim()) == (
+        [1, 3],
+        torch.Size([2, 4]),
+        1,
+    )
 
 
 def test_from_tensor_list_counts_keys() -> None:
@@ -96,7 +106,9 @@ def test_keys_may_cut_another_dimension() -> None:
         (["a", "a"], [1, 2], r"occur twice: \['a'\]"),
     ],
 )
-def test_lengths_that_do_not_fit_are_refused(keys: list[str], lengths: list[int], message: str) -> None:
+def test_lengths_that_do_not_fit_are_refused(
+    keys: list[str], lengths: list[int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         KeyedTensor(keys, lengths, torch.zeros(2, 3))
 
@@ -107,7 +119,9 @@ def test_a_missing_key_is_named_with_the_keys_there() -> None:
 
 
 @given(widths, st.integers(0, 3), st.data())
-def test_permute_puts_keys_into_another_order(sizes: list[int], samples: int, data: st.DataObject) -> None:
+def test_permute_puts_keys_into_another_order(
+    sizes: list[int], samples: int, data: st.DataObject
+) -> None:
     pooled = keyed("k", sizes, samples)
     indices = data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True))
     permuted = pooled.permute(indices)

@@ -18,7 +18,12 @@ from tutorec.sparse.layout import FEW_LISTS
 
 # The fixtures hold one setting for all examples of a test, as they should.
 FEW_EXAMPLES = settings(max_examples=25)
-BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+    ),
+]
 any_batch = st.one_of(jagged_batches(), variable_batches())
 
 
@@ -30,14 +35,20 @@ def _both_backends(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=[0, FEW_LISTS], ids=["by tensor operations", "in Python"], autouse=True)
 def _few_and_many_lists(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of few lists are looked at in another way than large ones: small batches go both ways here."""
+    """Batches of few lists are looked at in another way than large ones: small batches go both ways
+    here.
+    """
     for module in (layout, validate, keyed_jagged):
         monkeypatch.setattr(module, "FEW_LISTS", request.param)
 
 
 def lists_of(batch: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
     """The batch as plain lists, read from values, lengths and strides alone."""
-    values, lengths, strides = batch.values().tolist(), iter(batch.lengths().tolist()), batch.stride_per_key()
+    values, lengths, strides = (
+        batch.values().tolist(),
+        iter(batch.lengths().tolist()),
+        batch.stride_per_key(),
+    )
     out: dict[str, list[list[int]]] = {}
     position = 0
     for key, stride in zip(batch.keys(), strides, strict=True):
@@ -68,13 +79,17 @@ def assert_is(batch: KeyedJaggedTensor, drawn: DrawnBatch, keys: list[str]) -> N
     assert batch.lengths().dtype == batch.offsets().dtype == drawn.lengths_dtype
     assert batch.variable_stride_per_key() == isinstance(drawn, DrawnVariableBatch)
     if isinstance(drawn, DrawnVariableBatch):
-        assert batch.stride_per_key_per_rank() == [drawn.ranks[drawn.keys.index(key)] for key in keys]
+        assert batch.stride_per_key_per_rank() == [
+            drawn.ranks[drawn.keys.index(key)] for key in keys
+        ]
     else:
         assert batch.stride_per_key_per_rank() == []
     if drawn.weights is None:
         assert batch.weights_or_none() is None
     else:
-        assert batch.weights().tolist() == [one for key in keys for bag in drawn.weights[key] for one in bag]
+        assert batch.weights().tolist() == [
+            one for key in keys for bag in drawn.weights[key] for one in bag
+        ]
 
 
 def assert_feature_is(feature: JaggedTensor, drawn: DrawnBatch, key: str) -> None:
@@ -85,7 +100,9 @@ def assert_feature_is(feature: JaggedTensor, drawn: DrawnBatch, key: str) -> Non
     assert feature.offsets().tolist() == list(accumulate((len(bag) for bag in bags), initial=0))
     assert feature.offsets().dtype == feature.lengths().dtype == drawn.lengths_dtype
     weights = feature.to_dense_weights()
-    assert (None if weights is None else [row.tolist() for row in weights]) == (drawn.weights or {}).get(key)
+    assert (None if weights is None else [row.tolist() for row in weights]) == (
+        drawn.weights or {}
+    ).get(key)
 
 
 @FEW_EXAMPLES
@@ -102,7 +119,12 @@ def test_constructors_hold_the_lists(drawn: DrawnBatch) -> None:
         batch.keys(), batch.values(), batch.offsets(), batch.weights_or_none(), **parts
     )
     by_both = KeyedJaggedTensor(
-        batch.keys(), batch.values(), batch.weights_or_none(), batch.lengths(), batch.offsets(), **parts
+        batch.keys(),
+        batch.values(),
+        batch.weights_or_none(),
+        batch.lengths(),
+        batch.offsets(),
+        **parts,
     )
     assert by_lengths.length_per_key_or_none() is not None
     assert by_offsets.offset_per_key_or_none() is not None
@@ -144,10 +166,14 @@ def test_from_jt_dict_inverts_to_dict(drawn: DrawnBatch) -> None:
     strides = [len(bags) for bags in drawn.ids.values()]
     assert lists_of(made) == drawn.ids
     assert made.variable_stride_per_key() == (len(set(strides)) > 1)
-    assert made.stride_per_key_per_rank() == ([[one] for one in strides] if len(set(strides)) > 1 else [])
+    assert made.stride_per_key_per_rank() == (
+        [[one] for one in strides] if len(set(strides)) > 1 else []
+    )
     assert (made.stride(), made.stride_per_key()) == (max(strides), strides)
     assert made.length_per_key_or_none() == [sum(map(len, bags)) for bags in drawn.ids.values()]
-    assert (None if made.weights_or_none() is None else made.weights().tolist()) == drawn.flat_weights
+    assert (
+        None if made.weights_or_none() is None else made.weights().tolist()
+    ) == drawn.flat_weights
 
 
 @FEW_EXAMPLES
@@ -163,7 +189,10 @@ def test_split_cuts_the_keys(drawn: DrawnBatch, data: st.DataObject) -> None:
     for part, (low, high) in zip(parts, pairwise(bounds), strict=True):
         assert_is(part, drawn, keys[low:high])
         if part.values().numel():
-            assert part.values().untyped_storage().data_ptr() == batch.values().untyped_storage().data_ptr()
+            assert (
+                part.values().untyped_storage().data_ptr()
+                == batch.values().untyped_storage().data_ptr()
+            )
 
 
 @FEW_EXAMPLES
@@ -176,9 +205,13 @@ def test_permute_reorders_repeats_and_leaves_out(drawn: DrawnBatch, data: st.Dat
     assert permuted.stride() == drawn.samples
     assert permuted.stride_per_key() == [len(drawn.ids[key]) for key in keys]
     assert permuted.lengths().tolist() == [len(bag) for key in keys for bag in drawn.ids[key]]
-    assert permuted.values().tolist() == [one for key in keys for bag in drawn.ids[key] for one in bag]
+    assert permuted.values().tolist() == [
+        one for key in keys for bag in drawn.ids[key] for one in bag
+    ]
     if drawn.weights is not None:
-        assert permuted.weights().tolist() == [one for key in keys for bag in drawn.weights[key] for one in bag]
+        assert permuted.weights().tolist() == [
+            one for key in keys for bag in drawn.weights[key] for one in bag
+        ]
     if len(set(keys)) == len(keys):
         assert_is(permuted, drawn, keys)
 
@@ -220,7 +253,11 @@ def test_empty_like_keeps_strides_and_dtypes(drawn: DrawnBatch) -> None:
     assert (none.lengths().dtype, none.lengths().numel()) == (drawn.lengths_dtype, 0)
     assert (none.weights_or_none() is None) == (drawn.weights is None)
     same = KeyedJaggedTensor.empty_like(batch, torch.device("meta"))
-    assert (same.keys(), same.stride_per_key(), same.device().type) == (drawn.keys, batch.stride_per_key(), "meta")
+    assert (same.keys(), same.stride_per_key(), same.device().type) == (
+        drawn.keys,
+        batch.stride_per_key(),
+        "meta",
+    )
     assert same.values().shape == batch.values().shape
 
 
@@ -261,7 +298,11 @@ def test_documents_batch_has_its_offsets() -> None:
     assert batch.lengths().tolist() == [3, 1, 2, 2]
     assert batch.values().tolist() == [1, 2, 1, 5, 2, 3, 4, 1]
     assert batch.offsets().tolist() == [0, 3, 4, 6, 8]
-    assert (batch.offset_per_key(), batch.length_per_key(), batch.stride()) == ([0, 4, 8], [4, 4], 2)
+    assert (batch.offset_per_key(), batch.length_per_key(), batch.stride()) == (
+        [0, 4, 8],
+        [4, 4],
+        2,
+    )
     assert (batch.stride_per_key(), batch.variable_stride_per_key()) == ([2, 2], False)
 
 
@@ -285,7 +326,12 @@ def test_to_dict_without_offsets_derives_them_when_asked() -> None:
 
 def test_empty_has_no_key() -> None:
     batch = KeyedJaggedTensor.empty(is_weighted=True)
-    assert (batch.keys(), batch.stride(), batch.to_dict(), batch.length_per_key()) == ([], 0, {}, [])
+    assert (batch.keys(), batch.stride(), batch.to_dict(), batch.length_per_key()) == (
+        [],
+        0,
+        {},
+        [],
+    )
     assert KeyedJaggedTensor.from_jt_dict({}).keys() == []
 
 
@@ -293,13 +339,19 @@ def test_a_batch_without_samples_keeps_its_keys() -> None:
     batch = KeyedJaggedTensor(
         ["a", "b"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([], dtype=torch.int64)
     )
-    assert (batch.stride(), batch.length_per_key(), list(batch.to_dict())) == (0, [0, 0], ["a", "b"])
+    assert (batch.stride(), batch.length_per_key(), list(batch.to_dict())) == (
+        0,
+        [0, 0],
+        ["a", "b"],
+    )
     assert batch.permute([1]).keys() == ["b"]
     assert batch["b"].offsets().tolist() == [0]
 
 
 def test_to_casts_weights_only() -> None:
-    batch = KeyedJaggedTensor(["a"], torch.tensor([1]), torch.tensor([1.0]), lengths=torch.tensor([1]))
+    batch = KeyedJaggedTensor(
+        ["a"], torch.tensor([1]), torch.tensor([1.0]), lengths=torch.tensor([1])
+    )
     moved = batch.to(torch.device("cpu"), dtype=torch.float64)
     assert (moved.values().dtype, moved.weights().dtype) == (torch.int64, torch.float64)
 
@@ -338,13 +390,17 @@ def test_keys_are_copied_from_any_sequence() -> None:
     keys.reverse()
     assert batch.keys() == ["a", "b"]
     names = dict.fromkeys(["a", "b"]).keys()
-    assert KeyedJaggedTensor(names, torch.tensor([1, 2]), lengths=torch.tensor([1, 1])).permute([1]).keys() == ["b"]  # type: ignore[arg-type]
+    assert KeyedJaggedTensor(names, torch.tensor([1, 2]), lengths=torch.tensor([1, 1])).permute(
+        [1]
+    ).keys() == ["b"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("positions", [[0, 7], [-1]])
 def test_permute_to_a_position_without_a_key_names_it_and_the_keys(positions):
     kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
-    with pytest.raises(ValueError, match=rf"permute: position {positions[-1]} is outside of 0 to 1; .*'a', 'b'"):
+    with pytest.raises(
+        ValueError, match=rf"permute: position {positions[-1]} is outside of 0 to 1; .*'a', 'b'"
+    ):
         kjt.permute(positions)
 
 
@@ -408,7 +464,9 @@ def test_strides_of_keys_alone_make_a_variable_batch() -> None:
     )
     assert (batch.variable_stride_per_key(), batch.stride_per_key_per_rank()) == (True, [[1], [2]])
     assert lists_of(batch) == {"a": [[1]], "b": [[2], [3]]}
-    equal = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]), stride_per_key=[1, 1])
+    equal = KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]), stride_per_key=[1, 1]
+    )
     assert not equal.variable_stride_per_key()
 
 
@@ -419,7 +477,9 @@ def test_a_variable_batch_without_lists_has_no_samples() -> None:
 
 
 def test_lengths_by_key_and_sample_are_flattened() -> None:
-    batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([[1, 0], [0, 2]]))
+    batch = KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([[1, 0], [0, 2]])
+    )
     assert (batch.stride(), batch.lengths().tolist()) == (2, [1, 0, 0, 2])
     assert batch.flatten_lengths().lengths().tolist() == [1, 0, 0, 2]
 
@@ -434,7 +494,11 @@ def test_empty_lengths_and_offsets_may_have_any_dtype() -> None:
     first = KeyedJaggedTensor(["a"], none, lengths=none)
     second = KeyedJaggedTensor(["b"], none, offsets=none)
     both = KeyedJaggedTensor.concat([first, second])
-    assert (both["a"].lengths().numel(), both["b"].values().numel(), list(both.to_dict())) == (0, 0, ["a", "b"])
+    assert (both["a"].lengths().numel(), both["b"].values().numel(), list(both.to_dict())) == (
+        0,
+        0,
+        ["a", "b"],
+    )
     matrix = KeyedJaggedTensor.from_lengths_sync(["a", "b"], none, torch.tensor([[], []]))
     assert (matrix.length_per_key(), matrix.to_dict()["b"].lengths().numel()) == ([0, 0], 0)
 
@@ -442,7 +506,9 @@ def test_empty_lengths_and_offsets_may_have_any_dtype() -> None:
 def test_on_the_meta_device_ids_per_key_are_a_stand_in() -> None:
     meta = torch.device("meta")
     batch = KeyedJaggedTensor(
-        ["a", "b", "c"], torch.empty(7, device=meta), lengths=torch.empty(6, dtype=torch.int64, device=meta)
+        ["a", "b", "c"],
+        torch.empty(7, device=meta),
+        lengths=torch.empty(6, dtype=torch.int64, device=meta),
     )
     assert batch.sync().length_per_key() == [3, 2, 2]
     assert batch.unsync().offset_per_key() == [0, 3, 5, 7]
@@ -456,13 +522,19 @@ def test_copy_takes_over_what_the_other_knows() -> None:
     assert target.copy_(source) is target
     assert target.to_dict() is not before
     assert target["item"].to_dense()[0].tolist() == [1, 2]
-    unweighted = KeyedJaggedTensor(["a"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1]))
+    unweighted = KeyedJaggedTensor(
+        ["a"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1])
+    )
     with pytest.raises(ValueError, match="has no weights"):
         unweighted.copy_(KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])))
-    with pytest.raises(ValueError, match=r"the source has weights and the target has no weights.*empty_like"):
+    with pytest.raises(
+        ValueError, match=r"the source has weights and the target has no weights.*empty_like"
+    ):
         KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])).copy_(unweighted)
     with pytest.raises(ValueError, match=r"the source has the keys \['a'\] and the target \['b'\]"):
-        KeyedJaggedTensor(["b"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1])).copy_(unweighted)
+        KeyedJaggedTensor(["b"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1])).copy_(
+            unweighted
+        )
 
 
 def test_clear_storage_gives_the_memory_back() -> None:
@@ -474,7 +546,10 @@ def test_clear_storage_gives_the_memory_back() -> None:
 
 def test_many_single_keys_have_their_offsets() -> None:
     batch = KeyedJaggedTensor.from_jt_dict(
-        {f"f{index}": JaggedTensor(torch.arange(index), lengths=torch.tensor([index, 0])) for index in range(6)}
+        {
+            f"f{index}": JaggedTensor(torch.arange(index), lengths=torch.tensor([index, 0]))
+            for index in range(6)
+        }
     )
     parts = batch.split([1] * 6)
     assert [part.offsets().tolist() for part in parts] == [[0, index, index] for index in range(6)]

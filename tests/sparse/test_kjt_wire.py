@@ -1,4 +1,6 @@
-"""What a batch sends by labels and how it is rebuilt: TorchRec's numbers, and any deal of keys to any ranks."""
+"""What a batch sends by labels and how it is rebuilt: TorchRec's numbers, and any deal of keys to
+any ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ PLAIN = KeyedJaggedTensor(
     lengths=torch.tensor([1, 0, 2, 0, 1, 1]),
 )
 VARIABLE = KeyedJaggedTensor(
-    ["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 2]), stride_per_key_per_rank=[[2], [1]]
+    ["a", "b"],
+    torch.tensor([1, 2, 3]),
+    lengths=torch.tensor([1, 0, 2]),
+    stride_per_key_per_rank=[[2], [1]],
 )
 
 
@@ -38,7 +43,8 @@ def test_labels_splits_and_tensors_are_torchrecs():
     assert [tensor.tolist() for tensor in VARIABLE.dist_tensors()] == [[1, 0, 2], [1, 2, 3], [2, 1]]
 
 
-# Arguments after the keys ["a", "b"]; then values, lengths, weights and lists of each key and rank of TorchRec 1.8.0.
+# Arguments after the keys ["a", "b"]; then values, lengths, weights and lists of each key and rank
+# of TorchRec 1.8.0.
 GOLDEN: dict[str, tuple[list[Any], list[Any]]] = {
     "ranks of equal B": (
         [[[1, 0, 2, 1, 0, 2, 1, 1], [1, 2, 3, 4, 5, 6, 7, 8]], False, 2, [0, 2, 1, 3], [2, 2]],
@@ -52,7 +58,13 @@ GOLDEN: dict[str, tuple[list[Any], list[Any]]] = {
         [[1, 4, 5, 2, 3, 6, 7], [1, 0, 2, 2, 1, 1], [0.5, 2.0, 2.5, 1.0, 1.5, 3.0, 3.5], []],
     ),
     "variable batch, with weights": (
-        [[[1, 0, 2, 0, 1], [1, 2, 3, 4], [2, 1, 0, 2], [0.5, 1.0, 1.5, 2.0]], True, 2, [0, 2, 1, 3], None],
+        [
+            [[1, 0, 2, 0, 1], [1, 2, 3, 4], [2, 1, 0, 2], [0.5, 1.0, 1.5, 2.0]],
+            True,
+            2,
+            [0, 2, 1, 3],
+            None,
+        ],
         [[1, 2, 3, 4], [1, 0, 2, 0, 1], [0.5, 1.0, 1.5, 2.0], [[2, 0], [1, 2]]],
     ),
     "two hosts of two ranks": (
@@ -60,7 +72,14 @@ GOLDEN: dict[str, tuple[list[Any], list[Any]]] = {
         [[0, 4, 2, 6, 1, 5, 3, 7], [1] * 8, None, []],
     ),
     "variable batch, two hosts of two ranks": (
-        [[[1] * 9, list(range(9)), [1, 1, 1, 1, 2, 1, 1, 1]], True, 4, [0, 4, 2, 6, 1, 5, 3, 7], None, 2],
+        [
+            [[1] * 9, list(range(9)), [1, 1, 1, 1, 2, 1, 1, 1]],
+            True,
+            4,
+            [0, 4, 2, 6, 1, 5, 3, 7],
+            None,
+            2,
+        ],
         [[0, 4, 5, 2, 7, 1, 6, 3, 8], [1] * 9, None, [[1, 2, 1, 1], [1, 1, 1, 1]]],
     ),
 }
@@ -70,7 +89,9 @@ GOLDEN: dict[str, tuple[list[Any], list[Any]]] = {
 def test_what_arrived_becomes_torchrecs_batch(name: str):
     (tensors, variable, ranks, recat, *rest), (values, lengths, weights, strides) = GOLDEN[name]
     arrived = [torch.tensor(numbers) for numbers in tensors]
-    batch = KeyedJaggedTensor.dist_init(["a", "b"], arrived, variable, ranks, torch.tensor(recat), *rest)
+    batch = KeyedJaggedTensor.dist_init(
+        ["a", "b"], arrived, variable, ranks, torch.tensor(recat), *rest
+    )
     assert batch.keys() == ["a", "b"]
     assert (batch.values().tolist(), batch.lengths().tolist()) == (values, lengths)
     assert (batch.weights().tolist() if batch.weights_or_none() is not None else None) == weights
@@ -99,7 +120,12 @@ def deals(draw: st.DrawFn) -> tuple[list[list[Bags]], list[int], bool, bool]:
         counts = [draw(st.integers(0, 3)) if variable else samples for _ in range(keys)]
         bags.append([[draw(bag) for _ in range(count)] for count in counts])
     ends = sorted(draw(st.lists(st.integers(0, keys), min_size=ranks - 1, max_size=ranks - 1)))
-    return bags, [b - a for a, b in zip([0, *ends], [*ends, keys], strict=True)], draw(st.booleans()), variable
+    return (
+        bags,
+        [b - a for a, b in zip([0, *ends], [*ends, keys], strict=True)],
+        draw(st.booleans()),
+        variable,
+    )
 
 
 def batch_of(bags: list[Bags], weighted: bool, variable: bool) -> KeyedJaggedTensor:
@@ -114,17 +140,25 @@ def batch_of(bags: list[Bags], weighted: bool, variable: bool) -> KeyedJaggedTen
 
 
 def order_of_pieces(keys: int, strides: list[int] | None, ranks: int) -> Tensor | None:
-    """Positions in what arrived rank after rank, in the order key after key: of keys, or of lists."""
+    """Positions in what arrived rank after rank, in the order key after key: of keys,
+    or of lists.
+    """
     if keys == 0:
         return None
     if strides is None or len(set(strides)) == 1:
         return torch.arange(ranks * keys, dtype=torch.int32).view(ranks, keys).t().reshape(-1)
-    owner = [(key, rank) for rank in range(ranks) for key in range(keys) for _ in range(strides[rank])]
-    return torch.tensor(sorted(range(len(owner)), key=lambda place: owner[place]), dtype=torch.int32)
+    owner = [
+        (key, rank) for rank in range(ranks) for key in range(keys) for _ in range(strides[rank])
+    ]
+    return torch.tensor(
+        sorted(range(len(owner)), key=lambda place: owner[place]), dtype=torch.int32
+    )
 
 
 @given(deals())
-def test_keys_dealt_to_ranks_arrive_with_the_bags_of_all_ranks(deal: tuple[list[list[Bags]], list[int], bool, bool]):
+def test_keys_dealt_to_ranks_arrive_with_the_bags_of_all_ranks(
+    deal: tuple[list[list[Bags]], list[int], bool, bool],
+):
     bags, key_splits, weighted, variable = deal
     batches = [batch_of(of_rank, weighted, variable) for of_rank in bags]
     tensors = [batch.dist_tensors() for batch in batches]
@@ -134,12 +168,19 @@ def test_keys_dealt_to_ranks_arrive_with_the_bags_of_all_ranks(deal: tuple[list[
     for rank, count in enumerate(key_splits):
         keys = batches[0].keys()[first : first + count]
         arrived = [
-            torch.cat([sent[label].split(sizes[label])[rank] for sent, sizes in zip(tensors, splits, strict=True)])
+            torch.cat(
+                [
+                    sent[label].split(sizes[label])[rank]
+                    for sent, sizes in zip(tensors, splits, strict=True)
+                ]
+            )
             for label in range(len(tensors[0]))
         ]
         recat = order_of_pieces(count, strides, len(bags))
         got = KeyedJaggedTensor.dist_init(keys, arrived, variable, len(bags), recat, strides)
-        due = [[bag for of_rank in bags for bag in of_rank[key]] for key in range(first, first + count)]
+        due = [
+            [bag for of_rank in bags for bag in of_rank[key]] for key in range(first, first + count)
+        ]
         flat = [number for of_key in due for bag in of_key for number in bag]
         assert (got.keys(), got.values().tolist()) == (keys, flat)
         assert got.lengths().tolist() == [len(bag) for of_key in due for bag in of_key]
@@ -157,15 +198,21 @@ def test_keys_dealt_to_ranks_arrive_with_the_bags_of_all_ranks(deal: tuple[list[
 
 
 def test_splits_of_other_keys_are_refused():
-    with pytest.raises(ValueError, match=r"dist_splits: segments \[1, 1\] hold 2 keys, and the batch has 3"):
+    with pytest.raises(
+        ValueError, match=r"dist_splits: segments \[1, 1\] hold 2 keys, and the batch has 3"
+    ):
         PLAIN.dist_splits([1, 1])
 
 
 def test_tensors_that_the_labels_do_not_name_are_refused():
     one = torch.tensor([1])
-    with pytest.raises(ValueError, match=r"4 tensors; pass 2 \(lengths, values\), or 3 with weights"):
+    with pytest.raises(
+        ValueError, match=r"4 tensors; pass 2 \(lengths, values\), or 3 with weights"
+    ):
         KeyedJaggedTensor.dist_init(["a"], [one] * 4, False, 1, None, [1])
-    with pytest.raises(ValueError, match=r"2 tensors; pass 3 \(lengths, values, strides\), or 4 with weights"):
+    with pytest.raises(
+        ValueError, match=r"2 tensors; pass 3 \(lengths, values, strides\), or 4 with weights"
+    ):
         KeyedJaggedTensor.dist_init(["a"], [one] * 2, True, 1, None, None)
     with pytest.raises(ValueError, match="stride_per_rank is None"):
         KeyedJaggedTensor.dist_init(["a"], [one] * 2, False, 1, None, None)

@@ -1,4 +1,6 @@
-"""What a caller gives by mistake is refused where he gives it, with what was wrong and what would be right."""
+"""What a caller gives by mistake is refused where he gives it, with what was wrong and what would
+be right.
+"""
 
 from collections.abc import Callable
 
@@ -81,7 +83,11 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"jt_dict has the keys \['c'\], and the batch \['a', 'b'\]",
     ),
-    "split: negative": (lambda: kjt().split([-1, 3]), ValueError, r"segments \[-1, 3\] hold a negative number of keys"),
+    "split: negative": (
+        lambda: kjt().split([-1, 3]),
+        ValueError,
+        r"segments \[-1, 3\] hold a negative number of keys",
+    ),
     "keyed: negative columns": (
         lambda: kt(length_per_key=[4, -1]),
         ValueError,
@@ -102,7 +108,11 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"regroup_as_dict: 2 groups for 2 keys \['g', 'g'\]",
     ),
-    "lookup: rows of ids": (lambda: lookup(ROWS[:1]), ValueError, r"batch's values have shape \[1, 3\]"),
+    "lookup: rows of ids": (
+        lambda: lookup(ROWS[:1]),
+        ValueError,
+        r"batch's values have shape \[1, 3\]",
+    ),
     "lookup: rows of weights": (
         lambda: lookup(ONES[:1], torch.ones(1, 1)),
         ValueError,
@@ -123,7 +133,8 @@ def test_a_copy_that_does_not_fit_changes_nothing(lengths: torch.Tensor) -> None
     target = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1, 0, 0]))
     source = KeyedJaggedTensor(["a", "b"], torch.tensor([4, 5, 6]), lengths=lengths)
     with pytest.raises(
-        ValueError, match=r"values of shape \[3\] and 4 lengths, and the target has room for \[2\] and 4"
+        ValueError,
+        match=r"values of shape \[3\] and 4 lengths, and the target has room for \[2\] and 4",
     ):
         target.copy_(source)
     assert (target.values().tolist(), target.lengths().tolist()) == ([1, 2], [1, 1, 0, 0])
@@ -133,4 +144,7 @@ def test_what_follows_from_the_parts_may_be_given() -> None:
     known = kjt(index_per_key={"a": 0, "b": 1}, lengths_offset_per_key=[0, 1, 2])
     assert known["b"].values().tolist() == [8]
     assert kt(offset_per_key=[0, 1, 3], index_per_key={"a": 0, "b": 1})["b"].shape == (2, 2)
-    assert KeyedJaggedTensor(["a", "b"], IDS, lengths=ONES, jt_dict=known.to_dict()).to_dict() == known.to_dict()
+    assert (
+        KeyedJaggedTensor(["a", "b"], IDS, lengths=ONES, jt_dict=known.to_dict()).to_dict()
+        == known.to_dict()
+    )

@@ -20,18 +20,28 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 def small(**parts: Any) -> KeyedJaggedTensor:
-    given = {"keys": ["a", "b"], "values": torch.tensor([5, 7, 1]), "lengths": torch.tensor([1, 0, 0, 2])}
+    given = {
+        "keys": ["a", "b"],
+        "values": torch.tensor([5, 7, 1]),
+        "lengths": torch.tensor([1, 0, 0, 2]),
+    }
     return KeyedJaggedTensor(**{**given, **parts})
 
 
 def larger() -> KeyedJaggedTensor:
     """Three samples instead of two, from offsets instead of lengths."""
-    return KeyedJaggedTensor(["a", "b"], torch.tensor([5, 7, 1, 4]), offsets=torch.tensor([0, 1, 2, 4, 4, 4, 4]))
+    return KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([5, 7, 1, 4]), offsets=torch.tensor([0, 1, 2, 4, 4, 4, 4])
+    )
 
 
 def variable() -> KeyedJaggedTensor:
     inverse = (["a", "b"], torch.tensor([[0, 0, 0], [0, 2, 1]]))
-    return small(stride_per_key_per_rank=[[1], [3]], inverse_indices=inverse, weights=torch.tensor([0.5, 1.0, 2.0]))
+    return small(
+        stride_per_key_per_rank=[[1], [3]],
+        inverse_indices=inverse,
+        weights=torch.tensor([0.5, 1.0, 2.0]),
+    )
 
 
 @given(jagged_batches())
@@ -49,7 +59,9 @@ def test_a_batch_survives_being_flattened(drawn: DrawnBatch) -> None:
 def test_batches_from_lengths_and_from_offsets_are_one_structure() -> None:
     batch = small()
     batch.offsets()
-    specs = {pytree.treespec_dumps(pytree.tree_structure(each)) for each in (batch, small(), larger())}
+    specs = {
+        pytree.treespec_dumps(pytree.tree_structure(each)) for each in (batch, small(), larger())
+    }
     assert len(specs) == 1
     assert pytree.tree_structure(small()) == pytree.tree_structure(larger())
     assert pytree.tree_structure(small()) != pytree.tree_structure(small(weights=torch.ones(3)))
@@ -65,7 +77,9 @@ def test_a_variable_batch_keeps_its_samples_and_inverse_indices() -> None:
 
 
 def test_a_batch_without_keys_keeps_its_samples() -> None:
-    empty = KeyedJaggedTensor([], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([]).long(), stride=4)
+    empty = KeyedJaggedTensor(
+        [], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([]).long(), stride=4
+    )
     assert pytree.tree_map(lambda leaf: leaf, empty).stride() == 4
 
 
@@ -80,14 +94,21 @@ def test_leaves_may_become_anything() -> None:
     shapes = pytree.tree_map(lambda leaf: tuple(leaf.shape), small())
     assert (shapes.values(), shapes.lengths()) == ((3,), (4,))
     assert pytree.tree_leaves(shapes) == [3, 4]
-    assert pytree.tree_map(lambda _: None, JaggedTensor(torch.ones(1), lengths=torch.tensor([1]))).values() is None
+    assert (
+        pytree.tree_map(
+            lambda _: None, JaggedTensor(torch.ones(1), lengths=torch.tensor([1]))
+        ).values()
+        is None
+    )
 
 
 def test_key_paths_name_the_parts() -> None:
     paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path({"x": variable()})[0]]
     assert paths == ["['x']._values", "['x']._lengths", "['x']._weights", "['x']._inverse_indices"]
     keyed = KeyedTensor(["a"], [1], torch.ones(1, 1))
-    assert [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(keyed)[0]] == ["._values"]
+    assert [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(keyed)[0]] == [
+        "._values"
+    ]
 
 
 def test_a_keyed_tensor_is_put_into_the_order_that_a_program_knows() -> None:
@@ -96,9 +117,13 @@ def test_a_keyed_tensor_is_put_into_the_order_that_a_program_knows() -> None:
     again = pytree.tree_unflatten(tree_flatten_spec(swapped, known), known)
     assert again.keys() == ["a", "b"]
     assert again.values().tolist() == [[1.0, 2.0, 3.0]]
-    with pytest.raises(ValueError, match=r"traced with keys \['a', 'b'\], and was called with \['a', 'c'\]"):
+    with pytest.raises(
+        ValueError, match=r"traced with keys \['a', 'b'\], and was called with \['a', 'c'\]"
+    ):
         tree_flatten_spec(KeyedTensor(["a", "c"], [1, 2], torch.zeros(2, 3)), known)
-    with pytest.raises(ValueError, match=r"traced with sizes \[1, 2\], and was called with \[2, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"traced with sizes \[1, 2\], and was called with \[2, 1\]"
+    ):
         tree_flatten_spec(KeyedTensor(["a", "b"], [2, 1], torch.zeros(2, 3)), known)
 
 
@@ -117,10 +142,18 @@ def test_a_batch_is_put_into_the_order_that_a_program_knows() -> None:
 class Doubles(nn.Module):
     """Takes a batch and returns one of each type."""
 
-    def forward(self, batch: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, JaggedTensor, KeyedTensor]:
+    def forward(
+        self, batch: KeyedJaggedTensor
+    ) -> tuple[KeyedJaggedTensor, JaggedTensor, KeyedTensor]:
         values, lengths = batch.values() * 2, batch.lengths()
-        sums = KeyedTensor(["ids", "lists"], [1, 1], torch.stack([values.sum(), lengths.sum()]).unsqueeze(0))
-        return KeyedJaggedTensor(batch.keys(), values, lengths=lengths), JaggedTensor(values, lengths=lengths), sums
+        sums = KeyedTensor(
+            ["ids", "lists"], [1, 1], torch.stack([values.sum(), lengths.sum()]).unsqueeze(0)
+        )
+        return (
+            KeyedJaggedTensor(batch.keys(), values, lengths=lengths),
+            JaggedTensor(values, lengths=lengths),
+            sums,
+        )
 
 
 ANY_SIZE = [{0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}]
@@ -150,7 +183,9 @@ class PadsAndSplits(nn.Module):
 def test_an_exported_program_pads_as_eager_code_does() -> None:
     one = JaggedTensor(torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
     two = JaggedTensor(torch.tensor([5, 7, 1, 2, 9]), lengths=torch.tensor([0, 4, 1]))
-    program = torch.export.export(PadsAndSplits(), (one,), strict=False, dynamic_shapes=(ANY_SIZE,)).module()
+    program = torch.export.export(
+        PadsAndSplits(), (one,), strict=False, dynamic_shapes=(ANY_SIZE,)
+    ).module()
     for jagged in (one, two):
         assert torch.equal(program(jagged), jagged.to_padded_dense(3, -1.0))
     assert program(two).tolist() == [[-1, -1, -1], [5, 7, 1], [9, -1, -1]]
@@ -159,7 +194,9 @@ def test_an_exported_program_pads_as_eager_code_does() -> None:
 class Pools(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tables = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "t", feature_names=["a", "b"])])
+        self.tables = EmbeddingBagCollection(
+            [EmbeddingBagConfig(10, 4, "t", feature_names=["a", "b"])]
+        )
 
     def forward(self, batch: KeyedJaggedTensor) -> KeyedTensor:
         return self.tables(batch)
@@ -174,7 +211,9 @@ def test_an_exported_collection_keeps_an_operator_that_checks_bounds() -> None:
     assert any("embedding_bag" in name for name in operators)
     # No check of ours is in the graph, and no id is read beyond the table all the same.
     for number in (10, -1):
-        with pytest.raises(RuntimeError, match=rf"value {number} which is not in the valid range \[0, 10\)"):
+        with pytest.raises(
+            RuntimeError, match=rf"value {number} which is not in the valid range \[0, 10\)"
+        ):
             program(small(values=torch.tensor([5, 7, number])))
 
 

@@ -3,13 +3,17 @@
 What makes it work, and what these tests hold the classes to:
 
 - plain classes with ``__slots__``, no base class, every attribute typed where ``__init__`` sets it;
-- what TorchScript cannot compile is ``@torch.jit.unused`` (its signature is compiled all the same, so foreign types
-  in it are ``Any``) or sits behind ``if not is_scripting():`` alone, without ``and``;
-- a class is constructed with every argument given, in its own methods or in a free function that only static methods
-  call: TorchScript compiles those apart, where any other function that returned it would be compiled without end;
-- a list of integers comes from an int64 tensor, and numbers are never added in place, which a tracer's share;
-- ``__fx_create_arg__`` writes an object that leaves a traced graph as a call of its constructor, and functions that
-  read numbers (``tolist``) stay whole in the graph (``torch.fx.wrap``). No metaclass, so nothing is paid elsewhere.
+- what TorchScript cannot compile is ``@torch.jit.unused`` (its signature is compiled all the same,
+  so foreign types in it are ``Any``) or sits behind ``if not is_scripting():`` alone, without
+  ``and``;
+- a class is constructed with every argument given, in its own methods or in a free function that
+  only static methods call: TorchScript compiles those apart, where any other function that returned
+  it would be compiled without end;
+- a list of integers comes from an int64 tensor, and numbers are never added in place, which a
+  tracer's share;
+- ``__fx_create_arg__`` writes an object that leaves a traced graph as a call of its constructor,
+  and functions that read numbers (``tolist``) stay whole in the graph (``torch.fx.wrap``). No
+  metaclass, so nothing is paid elsewhere.
 """
 
 import io
@@ -38,10 +42,13 @@ VALUES = torch.tensor([1, 9, 3, 3, 0, 5])
 @pytest.fixture(autouse=True)
 def _torchscript_is_deprecated() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", message=r".torch\.jit\.\w+. is deprecated", category=DeprecationWarning
+        )
         # torch.jit.script of torch's own GraphModule, about annotations in its __init__.
         warnings.filterwarnings(
-            "ignore", message="The TorchScript type system doesn't support instance-level annotations"
+            "ignore",
+            message="The TorchScript type system doesn't support instance-level annotations",
         )
         yield
 
@@ -99,7 +106,20 @@ class Calls(nn.Module):
         keys = ["item", "clicked", "user"]
         # TorchScript's classes know no default arguments from outside their file: all are given.
         batch = KeyedJaggedTensor(
-            keys, values, weights, lengths, None, None, None, None, None, None, None, None, None, None
+            keys,
+            values,
+            weights,
+            lengths,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
         )
         return self.traced(batch)
 
@@ -118,7 +138,12 @@ class Operations(nn.Module):
         swapped = features.permute([2, 0, 1])
         first, rest = swapped.split([1, 2])
         item = rest["item"]
-        sums = [first.values().sum(), (item.values() * item.weights()).sum(), item.offsets()[1], rest.lengths().sum()]
+        sums = [
+            first.values().sum(),
+            (item.values() * item.weights()).sum(),
+            item.offsets()[1],
+            rest.lengths().sum(),
+        ]
         return KeyedTensor(["sums"], [4], torch.stack(sums).unsqueeze(0))
 
 
@@ -138,7 +163,9 @@ class SplitsTooFew(nn.Module):
 
 def test_torchscript_refuses_segments_that_do_not_hold_all_keys() -> None:
     scripted = through_a_file(torch.jit.script(Calls(SplitsTooFew())))
-    with pytest.raises(torch.jit.Error, match=r"KeyedJaggedTensor.split: segments \[1, 1\] hold 2 keys"):
+    with pytest.raises(
+        torch.jit.Error, match=r"KeyedJaggedTensor.split: segments \[1, 1\] hold 2 keys"
+    ):
         scripted(LENGTHS, VALUES, None)
 
 
@@ -163,7 +190,9 @@ class Moves(nn.Module):
     """What stands before a lookup on a device of its own."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        return features.to(torch.device("meta"), non_blocking=True).to(torch.device("meta"), False, torch.float64)
+        return features.to(torch.device("meta"), non_blocking=True).to(
+            torch.device("meta"), False, torch.float64
+        )
 
 
 class MovesToCpu(nn.Module):
@@ -185,7 +214,9 @@ class MovesVariable(nn.Module):
         super().__init__()
         self.moves = Moves()
 
-    def forward(self, lengths: Tensor, values: Tensor) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    def forward(
+        self, lengths: Tensor, values: Tensor
+    ) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
         inverse = (["a", "b"], torch.zeros(2, 4, dtype=torch.int64))
         features = KeyedJaggedTensor.from_lengths_sync(
             ["a", "b"], values, lengths, None, None, [[2], [4]], inverse_indices=inverse
@@ -196,17 +227,29 @@ class MovesVariable(nn.Module):
 @pytest.mark.parametrize("eager", [True, False])
 def test_a_moved_batch_knows_what_the_first_one_knew(eager: bool) -> None:
     module = MovesVariable()
-    stayed, moved = module(LENGTHS, VALUES) if eager else through_a_file(torch.jit.script(module))(LENGTHS, VALUES)
+    stayed, moved = (
+        module(LENGTHS, VALUES)
+        if eager
+        else through_a_file(torch.jit.script(module))(LENGTHS, VALUES)
+    )
     for batch, device in ((stayed, "cpu"), (moved, "meta")):
-        assert {str(part.device) for part in (batch.values(), batch.lengths(), batch.offsets())} == {device}
+        assert {
+            str(part.device) for part in (batch.values(), batch.lengths(), batch.offsets())
+        } == {device}
         assert str(batch.inverse_indices()[1].device) == device
-        assert (batch.length_per_key(), batch.offset_per_key(), batch.stride_per_key()) == ([2, 4], [0, 2, 6], [2, 4])
+        assert (batch.length_per_key(), batch.offset_per_key(), batch.stride_per_key()) == (
+            [2, 4],
+            [0, 2, 6],
+            [2, 4],
+        )
         assert batch.stride_per_key_per_rank() == [[2], [4]]
 
 
 class ReturnsBatch(nn.Module):
     def forward(self, lengths: Tensor, values: Tensor) -> tuple[KeyedJaggedTensor, JaggedTensor]:
-        return KeyedJaggedTensor(["a", "b"], values, lengths=lengths, stride=3), JaggedTensor(values, lengths=lengths)
+        return KeyedJaggedTensor(["a", "b"], values, lengths=lengths, stride=3), JaggedTensor(
+            values, lengths=lengths
+        )
 
 
 def test_a_traced_graph_returns_jagged_tensors() -> None:
@@ -227,11 +270,17 @@ class VariableOperations(nn.Module):
         swapped = features.permute([1, 0])
         first, rest = swapped.split([1, 1])
         offsets = [first.offsets(), rest["a"].offsets(), features.to_dict()["b"].offsets()]
-        return torch.cat(offsets), swapped.stride_per_key() + rest.length_per_key(), first.stride_per_key_per_rank()
+        return (
+            torch.cat(offsets),
+            swapped.stride_per_key() + rest.length_per_key(),
+            first.stride_per_key_per_rank(),
+        )
 
 
 class BuildsVariable(nn.Module):
-    """A batch of variable batch size that is built in TorchScript, by a function with default arguments."""
+    """A batch of variable batch size that is built in TorchScript, by a function with default
+    arguments.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +315,9 @@ def test_empty_batches_are_made_in_torchscript() -> None:
 
 
 class Joins(nn.Module):
-    def forward(self, parts: list[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    def forward(
+        self, parts: list[KeyedJaggedTensor]
+    ) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
         joined = KeyedJaggedTensor.concat(parts)
         return joined, KeyedJaggedTensor.empty_like(joined)
 
@@ -279,7 +330,9 @@ def test_joining_and_emptying_stay_calls_in_a_traced_graph() -> None:
 
 
 class KeysAsInput(nn.Module):
-    def forward(self, keys: list[str], values: Tensor, lengths: Tensor) -> tuple[KeyedJaggedTensor, int]:
+    def forward(
+        self, keys: list[str], values: Tensor, lengths: Tensor
+    ) -> tuple[KeyedJaggedTensor, int]:
         batch = KeyedJaggedTensor(keys, values, lengths=lengths)
         return batch, batch.stride()
 
@@ -295,7 +348,10 @@ class FirstOffsets(nn.Module):
 
 
 def test_a_graph_recorded_by_jit_trace_takes_other_batch_sizes() -> None:
-    two, six = (torch.tensor([0, 2, 2]), torch.arange(2)), (torch.tensor([0, 2, 2, 3, 4, 6, 8]), torch.arange(8))
+    two, six = (
+        (torch.tensor([0, 2, 2]), torch.arange(2)),
+        (torch.tensor([0, 2, 2, 3, 4, 6, 8]), torch.arange(8)),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         traced = torch.jit.trace(FirstOffsets(), two, strict=False)
@@ -337,7 +393,11 @@ def test_batches_are_joined_in_torchscript(weights: Tensor | None, traced: bool)
     joined = through_a_file(torch.jit.script(module))(parts)
     assert (joined.keys(), joined.stride(), joined.length_per_key()) == (KEYS, 2, [2, 2, 2])
     assert torch.equal(joined.values(), VALUES) and torch.equal(joined.lengths(), LENGTHS)
-    assert (joined.weights_or_none() is None) if weights is None else torch.equal(joined.weights(), weights)
+    assert (
+        (joined.weights_or_none() is None)
+        if weights is None
+        else torch.equal(joined.weights(), weights)
+    )
 
 
 def test_batches_that_do_not_fit_are_not_joined_in_torchscript() -> None:
@@ -345,7 +405,9 @@ def test_batches_that_do_not_fit_are_not_joined_in_torchscript() -> None:
     batch = KeyedJaggedTensor(["a"], VALUES[:3], lengths=torch.tensor([2, 1]))
     longer = KeyedJaggedTensor(["b"], VALUES[:3], lengths=torch.tensor([2, 1, 0]))
     weighted = KeyedJaggedTensor(["b"], VALUES[:3], torch.ones(3), lengths=torch.tensor([2, 1]))
-    variable = KeyedJaggedTensor(["b"], VALUES[:3], lengths=torch.tensor([2, 1]), stride_per_key_per_rank=[[2]])
+    variable = KeyedJaggedTensor(
+        ["b"], VALUES[:3], lengths=torch.tensor([2, 1]), stride_per_key_per_rank=[[2]]
+    )
     for other, message in (
         (longer, r"KeyedJaggedTensor.concat: samples differ: \[2, 3\]"),
         (weighted, "KeyedJaggedTensor.concat: weights differ: 1 of 2 batches have weights"),

@@ -25,12 +25,16 @@ from tutorec.sparse.tensor_dict import (
 
 
 def tensordict() -> Any:
-    return pytest.importorskip("tensordict", reason="tensordict is not installed: pip install 'tutorec[tensordict]'")
+    return pytest.importorskip(
+        "tensordict", reason="tensordict is not installed: pip install 'tutorec[tensordict]'"
+    )
 
 
 def ragged(*bags: list[int]) -> Tensor:
     values = torch.tensor([number for bag in bags for number in bag])
-    return torch.nested.nested_tensor_from_jagged(values, lengths=torch.tensor([len(bag) for bag in bags]))
+    return torch.nested.nested_tensor_from_jagged(
+        values, lengths=torch.tensor([len(bag) for bag in bags])
+    )
 
 
 @given(jagged_batches())
@@ -45,7 +49,10 @@ def test_a_batch_becomes_a_tensor_dict_and_comes_back(drawn: DrawnBatch) -> None
         assert [row.tolist() for row in nested.unbind()] == bags
     again = td_to_kjt(td)
     assert kjt_is_equal(again, batch)
-    assert (again.values().dtype, again.lengths().dtype) == (batch.values().dtype, batch.lengths().dtype)
+    assert (again.values().dtype, again.lengths().dtype) == (
+        batch.values().dtype,
+        batch.lengths().dtype,
+    )
     backwards = list(reversed(drawn.keys))
     assert kjt_to_lists(td_to_kjt(td, backwards)) == {key: drawn.ids[key] for key in backwards}
 
@@ -65,7 +72,9 @@ def test_few_and_many_lists_become_the_same_batch(samples: int, dtype: torch.dty
 
 def test_offsets_that_do_not_describe_the_ids_are_refused_on_either_road() -> None:
     for offsets in ([0, 2, 4], [1, 2, 3], [0, 4, 3]):
-        nested = torch.nested.nested_tensor_from_jagged(torch.arange(3), offsets=torch.tensor(offsets))
+        nested = torch.nested.nested_tensor_from_jagged(
+            torch.arange(3), offsets=torch.tensor(offsets)
+        )
         with pytest.raises(ValueError, match="KeyedJaggedTensor: l"):
             td_to_kjt({"a": nested})
     with pytest.raises(ValueError, match=r"occur twice: \['a'\]"):
@@ -76,9 +85,15 @@ BAGS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), BAGS, min_size=2), st.booleans(), st.data())
-def test_variable_batches_keep_their_samples_and_weights(ids: dict, weighted: bool, data: st.DataObject) -> None:
+def test_variable_batches_keep_their_samples_and_weights(
+    ids: dict, weighted: bool, data: st.DataObject
+) -> None:
     tensordict()
-    weights = {k: [[data.draw(halves) for _ in bag] for bag in bags] for k, bags in ids.items()} if weighted else None
+    weights = (
+        {k: [[data.draw(halves) for _ in bag] for bag in bags] for k, bags in ids.items()}
+        if weighted
+        else None
+    )
     again = td_to_kjt(kjt_to_td(kjt_from_lists(ids, weights)))
     assert again.stride_per_key() == [len(bags) for bags in ids.values()]
     assert kjt_to_lists(again) == ids
@@ -171,15 +186,23 @@ def test_a_traced_module_passes_its_batch_on() -> None:
 
 
 def test_a_missing_key_is_named_with_the_keys_there() -> None:
-    with pytest.raises(KeyError, match=r"the TensorDict has no key 'shop'; its keys are \['item', 'user'\]"):
+    with pytest.raises(
+        KeyError, match=r"the TensorDict has no key 'shop'; its keys are \['item', 'user'\]"
+    ):
         td_to_kjt({"item": ragged([1]), "user": ragged([2])}, ["item", "shop"])
 
 
 WEIGHTS = torch.nested.nested_tensor_from_jagged(torch.ones(3), lengths=torch.tensor([2, 1]))
 BAD = {
-    "dense": ({"item": torch.ones(2, 3)}, r"feature 'item' is a tensor of shape \[2, 3\].*nested_tensor_from_jagged"),
+    "dense": (
+        {"item": torch.ones(2, 3)},
+        r"feature 'item' is a tensor of shape \[2, 3\].*nested_tensor_from_jagged",
+    ),
     "list": ({"item": [1, 2]}, r"feature 'item' holds \['list'\]; .*ids are a nested tensor"),
-    "parts": ({"item": {"ids": ragged([1])}}, r"feature 'item' holds \['ids'\]; a weighted feature"),
+    "parts": (
+        {"item": {"ids": ragged([1])}},
+        r"feature 'item' holds \['ids'\]; a weighted feature",
+    ),
     "some weighted": (
         {"item": {"values": ragged([1, 2], [3]), "weights": WEIGHTS}, "user": ragged([1], [2])},
         r"of the features \['item', 'user'\] only \['item'\] have 'weights'",
@@ -219,7 +242,8 @@ def test_without_the_package_the_way_to_get_it_is_named(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        ImportError, match=r"kjt_to_td needs the package tensordict: pip install 'tutorec\[tensordict\]'"
+        ImportError,
+        match=r"kjt_to_td needs the package tensordict: pip install 'tutorec\[tensordict\]'",
     ):
         kjt_to_td(kjt_from_lists({"item": [[1]]}))
 

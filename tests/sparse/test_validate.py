@@ -23,10 +23,16 @@ def kjt(**parts: Any) -> KeyedJaggedTensor:
 
 BAD_BATCHES = {
     "neither": ({}, "neither lengths nor offsets"),
-    "sum too small": ({"lengths": ints(2, 1, 0, 1)}, "add up to 4, and there are 5 values.*one of the 4 lists"),
+    "sum too small": (
+        {"lengths": ints(2, 1, 0, 1)},
+        "add up to 4, and there are 5 values.*one of the 4 lists",
+    ),
     "sum too large": ({"lengths": ints(2, 1, 1, 2)}, "add up to 6, and there are 5 values"),
     "negative": ({"lengths": ints(2, 1, -1, 3)}, r"lengths\[2\] = -1 \(feature 'user', sample 0\)"),
-    "negative, sum right": ({"lengths": ints(-1, 3, 1, 2)}, r"lengths\[0\] = -1 \(feature 'item', sample 0\)"),
+    "negative, sum right": (
+        {"lengths": ints(-1, 3, 1, 2)},
+        r"lengths\[0\] = -1 \(feature 'item', sample 0\)",
+    ),
     "falling": (
         {"offsets": ints(0, 2, 1, 3, 5)},
         r"offsets\[1\] = 2 and offsets\[2\] = 1 \(feature 'item', sample 1\)",
@@ -41,12 +47,27 @@ BAD_BATCHES = {
         {"lengths": ints(2, 1, 0, 2), "offsets": ints(0, 2, 3, 5)},
         "4 lengths and 4 offsets",
     ),
-    "no multiple": ({"lengths": ints(2, 1, 2)}, "3 lists of ids for 2 keys.*3 is not a multiple of 2"),
-    "stride": ({"lengths": ints(2, 1, 0, 2), "stride": 3}, "4 lists of ids for 2 keys.*stride says 3"),
+    "no multiple": (
+        {"lengths": ints(2, 1, 2)},
+        "3 lists of ids for 2 keys.*3 is not a multiple of 2",
+    ),
+    "stride": (
+        {"lengths": ints(2, 1, 0, 2), "stride": 3},
+        "4 lists of ids for 2 keys.*stride says 3",
+    ),
     "weights": ({"lengths": ints(2, 1, 0, 2), "weights": torch.ones(4)}, "4 weights for 5 values"),
-    "duplicate": ({"keys": ["item", "item"], "lengths": ints(2, 1, 0, 2)}, r"occur twice: \['item'\]"),
-    "string": ({"keys": "item", "lengths": ints(2, 1, 0, 2)}, r"got the string 'item'; write \['item'\]"),
-    "float lengths": ({"lengths": torch.tensor([2.0, 1.0, 0.0, 2.0])}, "int32 or int64, got torch.float32"),
+    "duplicate": (
+        {"keys": ["item", "item"], "lengths": ints(2, 1, 0, 2)},
+        r"occur twice: \['item'\]",
+    ),
+    "string": (
+        {"keys": "item", "lengths": ints(2, 1, 0, 2)},
+        r"got the string 'item'; write \['item'\]",
+    ),
+    "float lengths": (
+        {"lengths": torch.tensor([2.0, 1.0, 0.0, 2.0])},
+        "int32 or int64, got torch.float32",
+    ),
     "shape": ({"offsets": ints(0, 2, 3, 3).view(2, 2)}, r"one dimension, got shape \[2, 2\]"),
     "no offsets": ({"offsets": ints()}, "lengths add up to 0, and there are 5 values"),
     "device": ({"lengths": ints(2, 1, 0, 2).to("meta")}, "lengths are on meta and values on cpu"),
@@ -67,7 +88,11 @@ BAD_BATCHES = {
         r"lengths\[3\] = -1 \(feature 'user', sample 2\)",
     ),
     "inverse shape": (
-        {"lengths": ints(2, 3), "stride_per_key_per_rank": [[1], [1]], "inverse_indices": (["item"], ints(0, 0))},
+        {
+            "lengths": ints(2, 3),
+            "stride_per_key_per_rank": [[1], [1]],
+            "inverse_indices": (["item"], ints(0, 0)),
+        },
         r"inverse_indices have shape \[2\] for the keys \['item'\]",
     ),
     "inverse keys": (
@@ -118,7 +143,9 @@ def test_a_bad_batch_is_refused_with_the_numbers(
         ({"lengths": ints(5), "weights": torch.ones(6)}, "6 weights for 5 values"),
     ],
 )
-def test_a_bad_jagged_tensor_is_refused_with_the_numbers(parts: dict[str, Any], message: str) -> None:
+def test_a_bad_jagged_tensor_is_refused_with_the_numbers(
+    parts: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         JaggedTensor(ints(7, 8, 9, 4, 5), **parts)
 
@@ -128,7 +155,10 @@ WRAPPED = ints(*[2**62] * 4)  # together 2 ** 64, which an int64 takes for 0
 
 @pytest.mark.parametrize("lists", [4, 400], ids=["few", "many"])
 def test_lengths_whose_sum_wraps_are_refused_with_their_sum(lists: int) -> None:
-    lengths, message = WRAPPED.repeat(lists // 4), f"lengths add up to {lists * 2**62}, and there are 0 values"
+    lengths, message = (
+        WRAPPED.repeat(lists // 4),
+        f"lengths add up to {lists * 2**62}, and there are 0 values",
+    )
     with pytest.raises(ValueError, match=message):
         KeyedJaggedTensor(["item", "user"], ints(), lengths=lengths).sync()
     with pytest.raises(ValueError, match=message):
@@ -136,7 +166,8 @@ def test_lengths_whose_sum_wraps_are_refused_with_their_sum(lists: int) -> None:
     ends = torch.cat([ints(0), lengths.cumsum(0)])
     for parts in ({"offsets": ends}, {"offsets": ends, "lengths": lengths}):
         with pytest.raises(
-            ValueError, match=r"offsets must not fall: offsets\[1\] = 4611686018427387904 and offsets\[2\]"
+            ValueError,
+            match=r"offsets must not fall: offsets\[1\] = 4611686018427387904 and offsets\[2\]",
         ):
             KeyedJaggedTensor(["item", "user"], ints(), **parts).sync()
         with pytest.raises(ValueError, match="offsets must not fall"):
@@ -147,25 +178,39 @@ def test_more_ids_than_int32_counts_are_refused_with_int32_lengths() -> None:
     ids = torch.zeros(1, dtype=torch.int32).expand(2**31)
     lengths = torch.tensor([2**30, 2**30], dtype=torch.int32)
     message = (
-        "2147483648 values, and lengths or offsets in int32, which count up to 2147483647; convert them: lengths.lon"
+        "2147483648 values, and lengths or offsets in int32, which count up to 2147483647; "
+        "convert them: lengths.lon"
     )
     with pytest.raises(ValueError, match=f"KeyedJaggedTensor: {message}"):
         KeyedJaggedTensor(["item"], ids, lengths=lengths)
     with pytest.raises(ValueError, match=f"JaggedTensor: {message}"):
         JaggedTensor(ids, lengths=lengths)
-    assert KeyedJaggedTensor(["item"], ids, lengths=lengths.long()).offsets().tolist() == [0, 2**30, 2**31]
+    assert KeyedJaggedTensor(["item"], ids, lengths=lengths.long()).offsets().tolist() == [
+        0,
+        2**30,
+        2**31,
+    ]
     assert JaggedTensor(ids, lengths=lengths.long()).offsets().tolist() == [0, 2**30, 2**31]
-    few = KeyedJaggedTensor(["item"], ids[:-1], lengths=lengths - torch.tensor([0, 1], dtype=torch.int32))
+    few = KeyedJaggedTensor(
+        ["item"], ids[:-1], lengths=lengths - torch.tensor([0, 1], dtype=torch.int32)
+    )
     assert few.offsets().tolist() == [0, 2**30, 2**31 - 1]
 
 
 def test_batches_are_not_joined_to_more_ids_than_int32_counts() -> None:
-    ids, lengths = torch.empty(2**30, device="meta"), torch.empty(1, dtype=torch.int32, device="meta")
+    ids, lengths = (
+        torch.empty(2**30, device="meta"),
+        torch.empty(1, dtype=torch.int32, device="meta"),
+    )
     one, two = (KeyedJaggedTensor([key], ids, lengths=lengths) for key in "ab")
-    with pytest.raises(ValueError, match=r"concat: 2147483648 values, and lengths or offsets in int32"):
+    with pytest.raises(
+        ValueError, match=r"concat: 2147483648 values, and lengths or offsets in int32"
+    ):
         KeyedJaggedTensor.concat([one, two])
     parts = {key: JaggedTensor(ids, lengths=lengths) for key in "ab"}
-    with pytest.raises(ValueError, match=r"from_jt_dict: 2147483648 values, and lengths or offsets in int32"):
+    with pytest.raises(
+        ValueError, match=r"from_jt_dict: 2147483648 values, and lengths or offsets in int32"
+    ):
         KeyedJaggedTensor.from_jt_dict(parts)
 
 
@@ -189,13 +234,18 @@ def test_a_missing_key_is_named_with_the_keys_there() -> None:
         (lambda batch: batch.weights(), "has no weights"),
     ],
 )
-def test_a_bad_operation_is_refused(operation: Callable[[KeyedJaggedTensor], object], message: str) -> None:
+def test_a_bad_operation_is_refused(
+    operation: Callable[[KeyedJaggedTensor], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         operation(kjt(lengths=ints(2, 1, 0, 2)))
 
 
 def test_batches_of_different_sizes_are_not_joined() -> None:
-    parts = {"item": JaggedTensor(ints(1), lengths=ints(1)), "user": JaggedTensor(ints(1), lengths=ints(1, 0))}
+    parts = {
+        "item": JaggedTensor(ints(1), lengths=ints(1)),
+        "user": JaggedTensor(ints(1), lengths=ints(1, 0)),
+    }
     batches = [KeyedJaggedTensor.from_jt_dict({key: part}) for key, part in parts.items()]
     with pytest.raises(ValueError, match="samples differ"):
         KeyedJaggedTensor.concat(batches)
@@ -203,10 +253,14 @@ def test_batches_of_different_sizes_are_not_joined() -> None:
 
 def test_batches_of_variable_and_of_equal_samples_are_not_joined() -> None:
     equal = KeyedJaggedTensor(["a"], ints(1, 2), lengths=ints(1, 1))
-    variable = KeyedJaggedTensor(["b"], ints(1, 2), lengths=ints(1, 1), stride_per_key_per_rank=[[2]])
+    variable = KeyedJaggedTensor(
+        ["b"], ints(1, 2), lengths=ints(1, 1), stride_per_key_per_rank=[[2]]
+    )
     with pytest.raises(ValueError, match="variable batch differ"):
         KeyedJaggedTensor.concat([equal, variable])
-    two_ranks = KeyedJaggedTensor(["c"], ints(1, 2), lengths=ints(1, 1), stride_per_key_per_rank=[[1, 1]])
+    two_ranks = KeyedJaggedTensor(
+        ["c"], ints(1, 2), lengths=ints(1, 1), stride_per_key_per_rank=[[1, 1]]
+    )
     with pytest.raises(ValueError, match="ranks differ"):
         KeyedJaggedTensor.concat([variable, two_ranks])
 
@@ -216,7 +270,9 @@ def test_weights_on_some_parts_only_are_refused() -> None:
         "item": JaggedTensor(ints(1), torch.ones(1), lengths=ints(1)),
         "user": JaggedTensor(ints(1), lengths=ints(1)),
     }
-    with pytest.raises(ValueError, match=r"weights differ: of \['item', 'user'\] only \['item'\] have weights"):
+    with pytest.raises(
+        ValueError, match=r"weights differ: of \['item', 'user'\] only \['item'\] have weights"
+    ):
         KeyedJaggedTensor.from_jt_dict(parts)
 
 
@@ -227,7 +283,9 @@ def test_validation_can_be_switched_off_and_comes_back() -> None:
     assert validation_enabled()
     with validation(False):
         batch = kjt(lengths=ints(9, 9, 9, 9))
-        check_ids(kjt(values=ints(1, 2, 3, 4, 500), lengths=ints(2, 1, 0, 2)), [("user", "users", 6)])
+        check_ids(
+            kjt(values=ints(1, 2, 3, 4, 500), lengths=ints(2, 1, 0, 2)), [("user", "users", 6)]
+        )
         assert not validation_enabled()
     assert validation_enabled()
     assert batch.lengths().tolist() == [9, 9, 9, 9]
@@ -243,8 +301,12 @@ def test_a_batch_that_was_not_checked_when_built_is_checked_at_its_first_sync_po
             ask()
 
 
-@pytest.mark.parametrize(("value", "on"), [("0", False), ("off", False), ("False", False), ("1", True), ("", True)])
-def test_the_environment_sets_the_first_value(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "on"), [("0", False), ("off", False), ("False", False), ("1", True), ("", True)]
+)
+def test_the_environment_sets_the_first_value(
+    monkeypatch: pytest.MonkeyPatch, value: str, on: bool
+) -> None:
     monkeypatch.setenv("TUTOREC_VALIDATE", value)
     assert runpy.run_path(_validation.__file__)["_enabled"] is on
 

@@ -8,7 +8,11 @@ from tutorec.teach import check, exercises
 from tutorec.teach.grading import Exercise, Mistake, grade, same
 
 CHAPTERS = [module.name for module in pkgutil.iter_modules(exercises.__path__)]
-ALL = [one for name in CHAPTERS for one in importlib.import_module(f"{exercises.__name__}.{name}").EXERCISES]
+ALL = [
+    one
+    for name in CHAPTERS
+    for one in importlib.import_module(f"{exercises.__name__}.{name}").EXERCISES
+]
 
 offsets = Exercise(
     id="99.1",
@@ -48,7 +52,9 @@ def test_every_exercise_takes_its_solution_and_hints_at_each_mistake(one):
     assert len(set(hints)) == len(hints) >= 2
     for mistake in one.mistakes:
         verdict = grade(one, mistake.answer)
-        assert (verdict.status, mistake.hint in verdict.text) == ("hint", True), mistake.misconception
+        assert (verdict.status, mistake.hint in verdict.text) == ("hint", True), (
+            mistake.misconception
+        )
         assert mistake.misconception
 
 
@@ -187,7 +193,11 @@ def test_a_notebook_shows_a_card_with_bars_in_proportion(monkeypatch):
     check.reveal("99.1", 4)
     guess, measured = (card._repr_html_() for card in shown)
     assert "Prediction 99.1" in guess and "3 waits, to be compared" in guess
-    assert "width: 75.0%" in measured and "width: 100.0%" in measured and "The measured value is 1.33 times" in measured
+    assert (
+        "width: 75.0%" in measured
+        and "width: 100.0%" in measured
+        and "The measured value is 1.33 times" in measured
+    )
     assert "prediction 99.1: guessed 3 waits, measured 4 waits" in repr(shown[1])
 
 
@@ -195,7 +205,10 @@ def test_a_card_shows_a_guess_that_is_not_a_number_and_escapes_it(monkeypatch):
     shown = cards(monkeypatch)
     check.predict("99.2", "<b>row-wise</b>")
     check.reveal("99.2", "table-wise")
-    assert "&lt;b&gt;row-wise" in shown[1]._repr_html_() and "Not as predicted." in shown[1]._repr_html_()
+    assert (
+        "&lt;b&gt;row-wise" in shown[1]._repr_html_()
+        and "Not as predicted." in shown[1]._repr_html_()
+    )
 
 
 def test_the_card_of_an_exercise_has_the_colour_of_its_verdict(monkeypatch):
@@ -204,5 +217,7 @@ def test_the_card_of_an_exercise_has_the_colour_of_its_verdict(monkeypatch):
     for answer in (..., [0, 1, 3], [1, 3]):
         check.exercise("99.1", answer)
     untouched, right, hint = (card._repr_html_() for card in shown)
-    assert len({card.split("border-left")[1].split(";")[0] for card in (untouched, right, hint)}) == 3
+    assert (
+        len({card.split("border-left")[1].split(";")[0] for card in (untouched, right, hint)}) == 3
+    )
     assert "Exercise 99.1" in right and "Where does the first list begin?" in hint

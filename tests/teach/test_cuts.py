@@ -25,11 +25,15 @@ from tutorec.teach.canvas import RANK_COLORS
 def plan(word: ParameterShardingGenerator) -> EmbeddingModuleShardingPlan:
     """A table of 8 x 4 and one of 2 x 4, 128 and 32 bytes, on two ranks."""
     tables = [
-        EmbeddingBagConfig(num_embeddings=rows, embedding_dim=4, name=f"t{rows}", feature_names=[f"f{rows}"])
+        EmbeddingBagConfig(
+            num_embeddings=rows, embedding_dim=4, name=f"t{rows}", feature_names=[f"f{rows}"]
+        )
         for rows in (8, 2)
     ]
     ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    return construct_module_sharding_plan(ebc, apply_to_all(ebc, word), world_size=2, device_type="cpu")
+    return construct_module_sharding_plan(
+        ebc, apply_to_all(ebc, word), world_size=2, device_type="cpu"
+    )
 
 
 def drawn(chart: draw.Chart) -> list[list[tuple[str, float, float, float, float]]]:
@@ -48,9 +52,28 @@ def drawn(chart: draw.Chart) -> list[list[tuple[str, float, float, float, float]
     ("word", "expected"),
     [
         (table_wise(1), [(1, 0, 0, 1, 1), (1, 1.35, 0, 1, 0.25)]),
-        (row_wise(), [(0, 0, 0, 1, 0.5), (1, 0, 0.5, 1, 0.5), (0, 1.35, 0, 1, 0.125), (1, 1.35, 0.125, 1, 0.125)]),
-        (column_wise(), [(0, 0, 0, 0.5, 1), (1, 0.5, 0, 0.5, 1), (0, 1.35, 0, 0.5, 0.25), (1, 1.85, 0, 0.5, 0.25)]),
-        (data_parallel(), [(0, 0, 0, 1, 1), (1, 0.1, 0.1, 1, 1), (0, 1.45, 0, 1, 0.25), (1, 1.55, 0.1, 1, 0.25)]),
+        (
+            row_wise(),
+            [
+                (0, 0, 0, 1, 0.5),
+                (1, 0, 0.5, 1, 0.5),
+                (0, 1.35, 0, 1, 0.125),
+                (1, 1.35, 0.125, 1, 0.125),
+            ],
+        ),
+        (
+            column_wise(),
+            [
+                (0, 0, 0, 0.5, 1),
+                (1, 0.5, 0, 0.5, 1),
+                (0, 1.35, 0, 0.5, 0.25),
+                (1, 1.85, 0, 0.5, 0.25),
+            ],
+        ),
+        (
+            data_parallel(),
+            [(0, 0, 0, 1, 1), (1, 0.1, 0.1, 1, 1), (0, 1.45, 0, 1, 0.25), (1, 1.55, 0.1, 1, 0.25)],
+        ),
     ],
     ids=repr,
 )
@@ -61,11 +84,18 @@ def test_pieces_lie_where_the_plan_says_in_the_colour_of_their_rank(word, expect
 
 def test_shards_have_their_offsets_and_tables_their_shape():
     panel = draw.cuts({"a plan": plan(row_wise())}).figure.axes[0]
-    assert [text.get_text() for text in panel.texts] == ["[0, 0]", "[4, 0]", "t8\n8 x 4", "t2\n2 x 4"]
+    assert [text.get_text() for text in panel.texts] == [
+        "[0, 0]",
+        "[4, 0]",
+        "t8\n8 x 4",
+        "t2\n2 x 4",
+    ]
 
 
 def test_claim_and_facts_are_the_bytes_that_ranks_hold():
-    chart = draw.cuts({"rows": plan(row_wise()), "copies": plan(data_parallel()), "whole": plan(table_wise(1))})
+    chart = draw.cuts(
+        {"rows": plan(row_wise()), "copies": plan(data_parallel()), "whole": plan(table_wise(1))}
+    )
     assert chart.facts["held"] == {"rows": [80, 80], "copies": [160, 160], "whole": [160]}
     assert chart.claim == "a rank holds between 80 B and 160 B"
     assert [axes.get_title() for axes in chart.figure.axes] == ["rows", "copies", "whole"]

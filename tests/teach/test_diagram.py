@@ -27,7 +27,12 @@ def texts(chart: draw.Chart) -> list[str]:
 
 def lanes(**sent: list[int]) -> draw.Chart:
     return draw.swim_lanes(
-        BATCHES, {"user": 0, "product": 1}, 64, FORWARD | sent, mark=7, claim="{ids} B of ids, {rows} B of rows"
+        BATCHES,
+        {"user": 0, "product": 1},
+        64,
+        FORWARD | sent,
+        mark=7,
+        claim="{ids} B of ids, {rows} B of rows",
     )
 
 
@@ -57,7 +62,10 @@ def test_swim_lanes_write_the_ids_of_both_ranks_twice_and_the_bytes_that_cross()
 
 def test_swim_lanes_end_with_the_rows_that_backward_updates():
     written = texts(lanes(gradients=[512, 512]))
-    assert [text for text in written if "update" in text] == ["update rows 1, 2, 3, 4", "update rows 1, 2, 5, 7"]
+    assert [text for text in written if "update" in text] == [
+        "update rows 1, 2, 3, 4",
+        "update rows 1, 2, 5, 7",
+    ]
     assert written.count("512 B") == 4
 
 
@@ -81,13 +89,19 @@ def test_a_lookup_shows_every_row_once_and_the_pooled_row():
 
 def test_a_dlrm_is_drawn_with_its_own_sizes():
     tables = [
-        EmbeddingBagConfig(num_embeddings=20, embedding_dim=8, name="user_table", feature_names=["user"]),
-        EmbeddingBagConfig(num_embeddings=3000, embedding_dim=8, name="item_table", feature_names=["item", "seen"]),
+        EmbeddingBagConfig(
+            num_embeddings=20, embedding_dim=8, name="user_table", feature_names=["user"]
+        ),
+        EmbeddingBagConfig(
+            num_embeddings=3000, embedding_dim=8, name="item_table", feature_names=["item", "seen"]
+        ),
     ]
     parts = DLRM(EmbeddingBagCollection(tables), 5, [4, 8], [6, 1])
     chart = draw.dlrm(DLRMTrain(parts), claim="{vectors} vectors, {pairs} pairs")
     assert chart.claim == "4 vectors, 6 pairs"
-    assert {"5 dense numbers", "seen ids", "3,000 x 8", "MLP 5 > 4 > 8", "14 > 6 > 1"} <= set(texts(chart))
+    assert {"5 dense numbers", "seen ids", "3,000 x 8", "MLP 5 > 4 > 8", "14 > 6 > 1"} <= set(
+        texts(chart)
+    )
 
 
 def test_a_row_of_bytes_names_each_part_and_the_sum():
@@ -98,6 +112,8 @@ def test_a_row_of_bytes_names_each_part_and_the_sum():
 def test_an_all_to_all_counts_the_messages_that_are_where_they_belong() -> None:
     before = [[10 * source + rank for rank in range(3)] for source in range(3)]
     after = [list(column) for column in zip(*before, strict=True)]
-    assert draw.all_to_all(before, after, mark=1, claim="{right} of {ranks} x 3").claim == "9 of 3 x 3"
+    assert (
+        draw.all_to_all(before, after, mark=1, claim="{right} of {ranks} x 3").claim == "9 of 3 x 3"
+    )
     after[0][1], after[0][2] = after[0][2], after[0][1]
     assert draw.all_to_all(before, after, mark=0, claim="{right}").claim == "7"

@@ -84,19 +84,31 @@ def test_a_page_gets_letters_in_its_own_ink_and_the_claim_as_caption(name):
     drawn = html.unescape(draw.show(chart, alt="Bars.")._repr_html_())
     assert drawn.endswith(f"<figcaption>{CLAIMS[name]}</figcaption></figure>")
     assert f'role="img" aria-label="{CLAIMS[name]}. Bars."' in drawn
-    assert "<text" in drawn and "currentColor" in drawn and draw.INK not in drawn and "metadata" not in drawn
-    assert CLAIMS[name] not in drawn.split(">", 2)[2].split("<figcaption>")[0]  # once, and not in the drawing
-    assert chart.figure.get_suptitle().replace("\n", " ") == chart.claim  # still the title of the PNG
+    assert (
+        "<text" in drawn
+        and "currentColor" in drawn
+        and draw.INK not in drawn
+        and "metadata" not in drawn
+    )
+    # once, and not in the drawing
+    assert CLAIMS[name] not in drawn.split(">", 2)[2].split("<figcaption>")[0]
+    # still the title of the PNG
+    assert chart.figure.get_suptitle().replace("\n", " ") == chart.claim
 
 
 def test_ids_of_two_figures_on_a_page_differ():
-    one, other = (set(re.findall(r'\bid="([^"]+)"', draw.show(charts()[name]).svg)) for name in ("bars", "curves"))
+    one, other = (
+        set(re.findall(r'\bid="([^"]+)"', draw.show(charts()[name]).svg))
+        for name in ("bars", "curves")
+    )
     assert one and other and not one & other
     clips = re.findall(r"url\(#([^)]+)\)", draw.show(charts()["bars"]).svg)
     assert set(clips) <= one
 
 
-@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in ("jagged", "here", "life")])
+@pytest.mark.parametrize(
+    "name", [name for name in CLAIMS if name not in ("jagged", "here", "life")]
+)
 def test_every_axis_of_a_chart_is_named(name):
     for axes in charts()[name].figure.axes:
         names = axes.get_xlabel() or [label.get_text() for label in axes.get_xticklabels()]
@@ -104,7 +116,9 @@ def test_every_axis_of_a_chart_is_named(name):
 
 
 def test_claim_template_is_filled_from_the_facts_and_a_wrong_one_is_refused():
-    chart = draw.bars({"a": 4.0, "b": 2.0}, unit="rows", claim="{largest} has {ratio:.1f}x the rows of {smallest}")
+    chart = draw.bars(
+        {"a": 4.0, "b": 2.0}, unit="rows", claim="{largest} has {ratio:.1f}x the rows of {smallest}"
+    )
     assert chart.claim == "a has 2.0x the rows of b"
     assert chart.facts["total"] == 6.0
     with pytest.raises(KeyError, match=r"'speed'.*knows largest, least, most"):
@@ -113,11 +127,18 @@ def test_claim_template_is_filled_from_the_facts_and_a_wrong_one_is_refused():
 
 def test_measured_points_have_the_colour_of_their_prediction_and_a_tick_each():
     said, found = {"a, predicted": [0.0, 5.0], "b, predicted": [1.0, 2.0]}, [1.5, 2.5]
-    both = {k: v for key, line in said.items() for k, v in ((key, line), (f"{key[0]}, measured", found))}
+    both = {
+        k: v for key, line in said.items() for k, v in ((key, line), (f"{key[0]}, measured", found))
+    }
     (axes,) = draw.curves(both, quantity="ms", steps=[0, 20]).figure.axes
     first, first_points, second, second_points = axes.get_lines()
     assert list(first_points.get_ydata()) == found and first_points.get_linestyle() == "None"
-    assert first.get_color() == first_points.get_color() != second.get_color() == second_points.get_color()
+    assert (
+        first.get_color()
+        == first_points.get_color()
+        != second.get_color()
+        == second_points.get_color()
+    )
     assert list(axes.get_xticks()) == [0, 20]
 
 
@@ -125,7 +146,9 @@ def test_colour_is_rank_on_every_figure():
     chart = draw.bars({"rank 0": 1.0, "rank 1": 2.0}, unit="B", ranks=[0, 1])
     from matplotlib.colors import to_hex
 
-    assert [to_hex(bar.get_facecolor()) for bar in chart.figure.axes[0].patches] == list(RANK_COLORS[:2])
+    assert [to_hex(bar.get_facecolor()) for bar in chart.figure.axes[0].patches] == list(
+        RANK_COLORS[:2]
+    )
     assert draw.rank_color(8) == RANK_COLORS[0]
 
 
@@ -136,7 +159,9 @@ def luminance(color):
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
-@pytest.mark.parametrize(("color", "least"), [(INK, 4.0), *[(color, 3.0) for color in (*RANK_COLORS, draw.ACCENT)]])
+@pytest.mark.parametrize(
+    ("color", "least"), [(INK, 4.0), *[(color, 3.0) for color in (*RANK_COLORS, draw.ACCENT)]]
+)
 def test_text_and_rank_colours_stand_out_on_light_and_dark_pages(color, page, least):
     low, high = sorted((luminance(color), luminance(page)))
     assert (high + 0.05) / (low + 0.05) >= least
@@ -161,7 +186,8 @@ def test_units_read_as_said():
 
 def test_two_timelines_share_one_scale_and_both_have_facts():
     chart = draw.timeline(
-        {"first": Trace(-1, EVENTS), "second": Trace(-1, EVENTS[:2])}, claim="{waited:.1f}, {total_2:.1f}"
+        {"first": Trace(-1, EVENTS), "second": Trace(-1, EVENTS[:2])},
+        claim="{waited:.1f}, {total_2:.1f}",
     )
     first, second = chart.figure.axes
     assert first.get_xlim() == second.get_xlim()

@@ -1,4 +1,6 @@
-"""The matrix of the book: it finds sharded collections equal, and would find it if they were not."""
+"""The matrix of the book: it finds sharded collections equal, and would find it if they
+were not.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_sharded_and_unsharded_come_out_alike(ranks):
 
 
 @pytest.mark.parametrize(("name", "value"), [("_RATE", 0.11), ("_EPS", 0.5)])
-def test_another_update_is_seen_in_weights_and_not_in_the_first_output(ranks, monkeypatch, name, value):
+def test_another_update_is_seen_in_weights_and_not_in_the_first_output(
+    ranks, monkeypatch, name, value
+):
     monkeypatch.setattr(equivalence, name, value)
     [distance] = measure(ranks(2), CASES[:1], steps=1).values()
     assert distance.outputs < 1e-6

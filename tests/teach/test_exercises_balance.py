@@ -19,7 +19,13 @@ def test_a_place_by_hand_is_that_of_the_library():
             x[0, feature] = identifier
             found = []
             for rank in range(ranks):
-                local = dict(zip(manager.get_group(rank), manager.shard_tensor(x, rank)[0].tolist(), strict=True))
+                local = dict(
+                    zip(
+                        manager.get_group(rank),
+                        manager.shard_tensor(x, rank)[0].tolist(),
+                        strict=True,
+                    )
+                )
                 if local.get(feature, -1) >= 0:
                     found.append([rank, local[feature]])
             assert found == [place(rows, bounds, feature, identifier)]

@@ -24,7 +24,10 @@ def test_the_twin_of_a_bag_has_its_sums_and_not_its_products():
     torch.manual_seed(16)
     for first, second, buckets in exercise.cases:
         quotients, remainders = torch.randn(40, 4), torch.randn(buckets, 4)
-        bag, twin = torch.tensor([first, second]), torch.tensor(exercise.solution(first, second, buckets))
+        bag, twin = (
+            torch.tensor([first, second]),
+            torch.tensor(exercise.solution(first, second, buckets)),
+        )
         found = [(quotients[ids // buckets], remainders[ids % buckets]) for ids in (bag, twin)]
         sums = [(q.sum(0), r.sum(0)) for q, r in found]
         assert_close(sums[0], sums[1])

@@ -15,7 +15,9 @@ def test_batches_in_flight_during_the_backward_are_those_of_the_schedule():
     pipeline = TrainPipelineSemiSync(model, torch.optim.SGD(model.parameters(), lr=0.1), device())
     order = [(stage.run.__name__, stage.ahead) for stage in pipeline._schedule]
     before_backward = order[: order.index(("backward", 0))]
-    ahead = {name: ahead for name, ahead in before_backward if name in ("wait_input_dist", "look_up")}
+    ahead = {
+        name: ahead for name, ahead in before_backward if name in ("wait_input_dist", "look_up")
+    }
     assert check.find("15.2").solution == (7 + ahead["wait_input_dist"], 7 + ahead["look_up"])
 
 

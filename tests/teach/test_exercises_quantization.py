@@ -17,8 +17,12 @@ def test_bytes_of_four_rows_are_those_of_packed_rows():
 
 def test_two_numbers_in_a_byte_are_read_as_the_library_reads_them():
     unpack_row = check.find("13.2").solution
-    packed = pack_rows(torch.randn(20, 8, generator=torch.Generator().manual_seed(13)), DataType.INT4)
+    packed = pack_rows(
+        torch.randn(20, 8, generator=torch.Generator().manual_seed(13)), DataType.INT4
+    )
     for row in packed:
         scale, bias = row[:4].view(torch.float16).tolist()
         expected = unpack_rows(row.unsqueeze(0), 8, DataType.INT4)[0]
-        torch.testing.assert_close(torch.tensor(unpack_row(row[4:8].tolist(), scale, bias)), expected)
+        torch.testing.assert_close(
+            torch.tensor(unpack_row(row[4:8].tolist(), scale, bias)), expected
+        )

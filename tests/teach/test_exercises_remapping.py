@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from tutorec.modules.mc_modules import DistanceLFU_EvictionPolicy, LFU_EvictionPolicy, MCHManagedCollisionModule
+from tutorec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    MCHManagedCollisionModule,
+)
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.spmd import device
 from tutorec.teach import check
@@ -25,7 +29,10 @@ def test_a_new_id_gets_a_row_in_the_interval_that_the_solution_says():
         mapping = MCHManagedCollisionModule(3, device(), LFU_EvictionPolicy(), 1)
 
         def rows(*ids: int, mapping: MCHManagedCollisionModule = mapping) -> list[int]:
-            lists = JaggedTensor(torch.tensor(ids, device=device()), lengths=torch.tensor([len(ids)], device=device()))
+            lists = JaggedTensor(
+                torch.tensor(ids, device=device()),
+                lengths=torch.tensor([len(ids)], device=device()),
+            )
             return mapping({"t": lists})["t"].values().tolist()
 
         rows(*[1] * 50, *[2] * least)

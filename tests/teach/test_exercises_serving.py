@@ -28,7 +28,10 @@ from tutorec.types import DataType
 
 
 def collection(*features: str, rows: int = 10, columns: int = 64) -> EmbeddingBagCollection:
-    tables = [EmbeddingBagConfig(rows, columns, f"{name}_table", feature_names=[name]) for name in features]
+    tables = [
+        EmbeddingBagConfig(rows, columns, f"{name}_table", feature_names=[name])
+        for name in features
+    ]
     for table in tables:
         table.data_type = DataType.INT8
     return EmbeddingBagCollection(tables, is_weighted=False, device=torch.get_default_device())
@@ -57,7 +60,8 @@ def test_a_traced_counter_stands_still():
 
 
 @pytest.mark.parametrize(
-    ("place", "cut"), [(0, table_wise(rank=2)), (1, row_wise()), (2, column_wise(ranks=[0, 1, 2, 3]))]
+    ("place", "cut"),
+    [(0, table_wise(rank=2)), (1, row_wise()), (2, column_wise(ranks=[0, 1, 2, 3]))],
 )
 def test_bytes_of_layouts_are_those_of_the_sharded_pieces(place, cut):
     ebc = collection("product", rows=1000)
@@ -66,6 +70,7 @@ def test_bytes_of_layouts_are_those_of_the_sharded_pieces(place, cut):
     shard_quant_model(ebc, world_size=4, sharding_plan=ShardingPlan({"": plan}))
     pieces = [piece.shard_sizes for piece in plan["product_table"].sharding_spec.shards]
     held = sum(
-        rows * pack_rows(torch.zeros(1, columns), DataType.INT8, alignment=4).shape[1] for rows, columns in pieces
+        rows * pack_rows(torch.zeros(1, columns), DataType.INT8, alignment=4).shape[1]
+        for rows, columns in pieces
     )
     assert held == check.find("14.3").solution[place]

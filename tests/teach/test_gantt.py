@@ -20,8 +20,14 @@ SHOWN = [
 
 
 def drawn(**changed):
-    words = {"letters": {"forward": "F", "backward": "B"}, "between": {"loop": (0.0, 10.0)}, "alt": "Two batches"}
-    return draw.gantt({"loop": SHOWN}, claim="{window} ms, {waiting_share:.0%} of it waiting", **words | changed)
+    words = {
+        "letters": {"forward": "F", "backward": "B"},
+        "between": {"loop": (0.0, 10.0)},
+        "alt": "Two batches",
+    }
+    return draw.gantt(
+        {"loop": SHOWN}, claim="{window} ms, {waiting_share:.0%} of it waiting", **words | changed
+    )
 
 
 def test_the_claim_is_computed_from_the_time_shown():
@@ -33,7 +39,8 @@ def test_bars_have_the_measured_lengths_and_waiting_is_cut_out_of_them():
     svg = ET.fromstring(drawn().svg)
     bars = [bar for bar in svg.iter("rect") if bar.get("fill") != "none"]
     widths = [float(str(bar.get("width")).rstrip("%")) for bar in bars]
-    assert widths == [8.4, 8.4, 33.6, 16.8]  # F before and after the wait, B, F until the end of the figure
+    # F before and after the wait, B, F until the end of the figure
+    assert widths == [8.4, 8.4, 33.6, 16.8]
     (hollow,) = [bar for bar in svg.iter("rect") if bar.get("fill") == "none"]
     assert float(str(hollow.get("width")).rstrip("%")) == 16.8
     (line,) = svg.iter("line")
@@ -44,7 +51,10 @@ def test_text_and_bars_are_readable_without_the_picture():
     figure = drawn()
     texts = ["".join(text.itertext()) for text in ET.fromstring(figure.svg).iter("text")]
     assert texts[0] == "loop" and {"batch 0", "batch 1", "F", "B"} <= set(texts)
-    assert "F: forward; B: backward; thin line: ids in flight; hollow: the rank waits." in figure._repr_html_()
+    assert (
+        "F: forward; B: backward; thin line: ids in flight; hollow: the rank waits."
+        in figure._repr_html_()
+    )
     assert re.search(r'role="img" aria-label="10,000 ms.*Two batches"', figure._repr_html_())
     assert "Two batches" in repr(figure)
 
@@ -60,8 +70,12 @@ def test_another_wait_is_striped_and_no_part_of_the_share():
         waiting=("wait", "late"),
         names={"late": "it waits for rows"},
     )
-    assert other.claim == "20%" and other.legend.endswith("hollow: the rank waits; striped: it waits for rows.")
-    (striped,) = [bar for bar in ET.fromstring(other.svg).iter("rect") if bar.get("fill") == "url(#stripes)"]
+    assert other.claim == "20%" and other.legend.endswith(
+        "hollow: the rank waits; striped: it waits for rows."
+    )
+    (striped,) = [
+        bar for bar in ET.fromstring(other.svg).iter("rect") if bar.get("fill") == "url(#stripes)"
+    ]
     assert float(str(striped.get("width")).rstrip("%")) == 8.4
 
 

@@ -5,7 +5,16 @@ from tutorec.errors import PlannerError
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.teach import hand_plans
 from tutorec.teach.exercises.ch09 import EXERCISES
-from tutorec.teach.hand_plans import DOES_NOT_FIT, GOOD, TABLES, TOO_MANY_TYPES, TOO_MUCH, UNEVEN, hand_plan, judge
+from tutorec.teach.hand_plans import (
+    DOES_NOT_FIT,
+    GOOD,
+    TABLES,
+    TOO_MANY_TYPES,
+    TOO_MUCH,
+    UNEVEN,
+    hand_plan,
+    judge,
+)
 
 EXERCISE = EXERCISES[1]
 SOLUTION = EXERCISE.solution
@@ -52,7 +61,10 @@ def test_plan_that_does_not_fit_is_the_planners_error():
     [
         ({"visitors": "row_wise"}, "A plan here is a dict with the tables visitors"),
         ([], "A plan here is a dict"),
-        (SOLUTION | {"pages": "by rows"}, "'pages' is 'by rows', and the sharding types here are table_wise"),
+        (
+            SOLUTION | {"pages": "by rows"},
+            "'pages' is 'by rows', and the sharding types here are table_wise",
+        ),
         (SOLUTION | {"pages": ("row_wise", 1)}, "row_wise takes all ranks"),
         (SOLUTION | {"pages": ("table_wise", 4)}, "the ranks are 0 to 3"),
         (SOLUTION | {"pages": "table_wise"}, "is on one rank, as"),

@@ -3,7 +3,8 @@ from matplotlib.colors import to_hex
 
 from tutorec.teach import draw
 
-# Two hosts of two ranks: rank 0 sends its neighbour 8 KiB and rank 2 2 KiB; rank 3 sends rank 0 1 KiB.
+# Two hosts of two ranks: rank 0 sends its neighbour 8 KiB and rank 2 2 KiB; rank 3 sends rank 0 1
+# KiB.
 SENT = [[0, 8192, 2048, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1024, 0, 0, 0]]
 LESS = [[0, 8192, 1024, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
@@ -17,7 +18,9 @@ def test_title_says_what_crosses_and_facts_hold_it():
 
 def test_panels_are_compared_and_say_what_crosses_in_each():
     chart = draw.hosts(
-        {"a": SENT, "b": LESS}, local_size=2, claim="{most} {most_bytes}, {least} {least_bytes}, {ratio:.0f}"
+        {"a": SENT, "b": LESS},
+        local_size=2,
+        claim="{most} {most_bytes}, {least} {least_bytes}, {ratio:.0f}",
     )
     assert chart.claim == "a 3 KiB, b 1 KiB, 3"
     assert [axes.get_title() for axes in chart.figure.axes] == ["a: 3 KiB cross", "b: 1 KiB cross"]
@@ -31,7 +34,9 @@ def test_other_hosts_let_other_bytes_cross():
 def test_a_field_has_the_colour_of_the_rank_that_sends_and_no_rank_sends_to_itself():
     axes = draw.hosts({"a": SENT}, local_size=2).figure.axes[0]
     bars = [patch for patch in axes.patches if patch.get_height() == pytest.approx(0.22)]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [draw.rank_color(rank) for rank in range(4) for _ in "abc"]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [
+        draw.rank_color(rank) for rank in range(4) for _ in "abc"
+    ]
     assert bars[0].get_width() == pytest.approx(0.9)
 
 

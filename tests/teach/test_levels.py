@@ -10,7 +10,11 @@ from tutorec.teach import draw
 def lines_drawn(chart: draw.Chart) -> list[list[tuple[float, float]]]:
     """For each panel the ends of the lines from a number to its level."""
     return [
-        [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() == "None"]  # type: ignore[misc]
+        [
+            tuple(line.get_xdata())
+            for line in axes.lines
+            if len(line.get_xdata()) == 2 and line.get_marker() == "None"
+        ]  # type: ignore[misc]
         for axes in chart.figure.axes
     ]
 
@@ -24,7 +28,11 @@ def test_each_number_is_joined_to_its_nearest_level() -> None:
 
 def test_a_fine_grid_is_shown_where_most_numbers_are() -> None:
     row = torch.cat([torch.tensor([0.0, 255.0]), torch.arange(100.0, 110.0)])
-    chart = draw.levels(row, {"int8": (1.0, 0.0, 256), "int4": (17.0, 0.0, 16)}, claim="{ratio:.0f} times, {numbers}")
+    chart = draw.levels(
+        row,
+        {"int8": (1.0, 0.0, 256), "int4": (17.0, 0.0, 16)},
+        claim="{ratio:.0f} times, {numbers}",
+    )
     fine, coarse = lines_drawn(chart)
     assert chart.claim == "17 times, 12"
     assert (len(fine), len(coarse)) == (10, 12)

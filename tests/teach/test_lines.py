@@ -8,11 +8,13 @@ from tutorec.types import DataType
 @pytest.mark.parametrize(
     ("kind", "alignment", "missed"),
     [
-        # The second line of every int8 row is prefetched only where rows begin 65 to 72 bytes apart.
+        # The second line of every int8 row is prefetched only where rows begin 65 to 72 bytes
+        # apart.
         (DataType.INT8, 4, 0),
         (DataType.INT8, 8, 0),
         (DataType.INT8, 16, 1),
-        # An int4 row of 36 bytes crosses into a second line from half of its places; at 64 from none.
+        # An int4 row of 36 bytes crosses into a second line from half of its places; at 64 from
+        # none.
         (DataType.INT4, 4, 0.5),
         (DataType.INT4, 16, 0.5),
         (DataType.INT4, 64, 0),

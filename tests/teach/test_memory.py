@@ -29,7 +29,9 @@ def test_what_was_held_and_freed_before_does_not_count():
     assert 60 * MEGA <= peak.growth <= 100 * MEGA, peak
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives freed memory back when asked to")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc gives freed memory back when asked to"
+)
 def test_small_blocks_that_were_freed_before_count_when_they_are_taken_again():
     block(30)  # glibc keeps blocks of this size from now on
     many = [block(4) for _ in range(20)]

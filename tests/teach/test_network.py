@@ -19,7 +19,9 @@ def exchange(rank, world_size):
     sent = torch.arange(world_size) + 10 * rank
     each = [1] * world_size
     with slow_network({"ids": SECONDS, "rows": 0.0}) as messages:
-        promises = [comm.all_to_all(sent, each, each, group, stage) for stage in ("ids", "ids", "other")]
+        promises = [
+            comm.all_to_all(sent, each, each, group, stage) for stage in ("ids", "ids", "other")
+        ]
         asked_later = [bool(message.taken) for message in messages]
         arrived = [promise.wait().tolist() for promise in promises]
     with slow_network({"ids": 0.0}, list(messages)) as longer:
@@ -37,7 +39,9 @@ def test_messages_arrive_when_they_are_due_and_are_recorded(ranks):
         assert [(i.stage, i.batch, i.end) for i in in_flight(messages, "ids")] == [
             ("ids in flight", m.number, m.due) for m in messages
         ]
-        assert [(i.start, i.end) for i in waits(messages, rank)] == [(m.asked, m.taken) for m in messages]
+        assert [(i.start, i.end) for i in waits(messages, rank)] == [
+            (m.asked, m.taken) for m in messages
+        ]
 
 
 def test_what_is_left_of_a_delay_is_told_from_other_waits():

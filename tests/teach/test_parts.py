@@ -28,7 +28,9 @@ def test_a_second_panel_has_facts_of_its_own_and_the_same_scale():
     assert left == right
 
 
-@pytest.mark.parametrize("panels", [{}, {"a": {}}, {"a": {"x": {"lookup": 1.0}, "y": {"latency": 1.0}}}])
+@pytest.mark.parametrize(
+    "panels", [{}, {"a": {}}, {"a": {"x": {"lookup": 1.0}, "y": {"latency": 1.0}}}]
+)
 def test_bars_without_common_parts_are_refused(panels):
     with pytest.raises(ValueError, match="bars that all have the same parts"):
         draw.parts(panels, unit="ms")

@@ -13,7 +13,9 @@ from tutorec.teach import draw
 
 def entry(how: Any, ranks: int, rows: int = 8) -> Any:
     """A table of 16 columns under a plan."""
-    table = tutorec.EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=16, feature_names=["f"])
+    table = tutorec.EmbeddingBagConfig(
+        name="t", num_embeddings=rows, embedding_dim=16, feature_names=["f"]
+    )
     module = tutorec.EmbeddingBagCollection(tables=[table], device="meta")
     return construct_module_sharding_plan(module, {"t": how}, world_size=ranks)["t"]
 
@@ -21,7 +23,9 @@ def entry(how: Any, ranks: int, rows: int = 8) -> Any:
 def test_parts_are_the_overlaps_of_files_and_shards() -> None:
     loaded = {"rows": entry(row_wise(), 4), "columns": entry(column_wise(ranks=[0, 1, 2, 3]), 4)}
     chart = draw.resharding(
-        entry(row_wise(), 2), loaded, claim="{files}: {reads_1} of {part_1}, {reads_2} of {part_2}, {most_1} {most_2}"
+        entry(row_wise(), 2),
+        loaded,
+        claim="{files}: {reads_1} of {part_1}, {reads_2} of {part_2}, {most_1} {most_2}",
     )
     assert chart.claim == "2: 4 of 128 B, 8 of 64 B, 1 2"
 

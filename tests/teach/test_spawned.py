@@ -1,4 +1,6 @@
-"""Ranks that a notebook spawns: their output, and the rank that is blamed when one fails or none ends."""
+"""Ranks that a notebook spawns: their output, and the rank that is blamed when one fails or none
+ends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CONTEXT = multiprocessing.get_context("spawn")
 BEGIN = "import os, time; from tutorec.teach.spawned import log_output; log_output(folder, rank)\n"
 END = BEGIN + "print(f'rank {rank} prints'); os.system(f'echo rank {rank} echoes')"
 FAIL = BEGIN + "1 / 0 if rank == 1 else time.sleep(600)"
-LOSE = BEGIN + "raise ValueError('bad id') if rank == 1 else RuntimeError('Connection closed by peer')"
+LOSE = (
+    BEGIN + "raise ValueError('bad id') if rank == 1 else RuntimeError('Connection closed by peer')"
+)
 STALL = BEGIN + "if rank == 1: print('rank 1 begins', flush=True); time.sleep(600)"
 
 
@@ -38,7 +42,9 @@ def test_exit_codes_come_back_and_output_is_in_the_files(tmp_path):
 
 def test_a_failed_rank_is_named_with_its_traceback_and_the_others_are_ended(tmp_path):
     processes = spawned(FAIL, tmp_path)
-    with pytest.raises(RankError, match=r"rank 1 failed, exit code 1:\nTraceback[^$]*division by zero") as caught:
+    with pytest.raises(
+        RankError, match=r"rank 1 failed, exit code 1:\nTraceback[^$]*division by zero"
+    ) as caught:
         join_ranks(processes, tmp_path)
     assert caught.value.rank == 1
     assert not any(process.is_alive() for process in processes)
@@ -64,6 +70,9 @@ def test_ranks_that_do_not_end_are_named_and_killed(tmp_path):
     processes[0].join()
     while not (tmp_path / "rank1.log").exists() or not (tmp_path / "rank1.log").read_text():
         time.sleep(0.05)
-    with pytest.raises(RankTimeoutError, match=r"ranks 1 of 2 had not ended after 0 s; rank 1 printed:\nrank 1 begins"):
+    with pytest.raises(
+        RankTimeoutError,
+        match=r"ranks 1 of 2 had not ended after 0 s; rank 1 printed:\nrank 1 begins",
+    ):
         join_ranks(processes, tmp_path, timeout=0.0)
     assert not any(process.is_alive() for process in processes)

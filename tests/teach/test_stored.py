@@ -1,4 +1,6 @@
-"""Figures of chapter 16: which stored rows a compressed table's rows are made of, and what is reached for the bytes."""
+"""Figures of chapter 16: which stored rows a compressed table's rows are made of, and what is
+reached for the bytes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def boxes(chart: draw.Chart) -> list[tuple[float, float]]:
 
 
 def test_the_rows_of_an_id_are_marked_where_the_compression_looks_them_up():
-    chart = draw.stored(TABLE, QR(4), [7, 3], sign="x", claim="{shared} of {rows} rows, {share:.2f}")
+    chart = draw.stored(
+        TABLE, QR(4), [7, 3], sign="x", claim="{shared} of {rows} rows, {share:.2f}"
+    )
     assert chart.claim == "1 of 7 rows, 0.58"
     assert {"7 // 4 = 1", "3 // 4 = 0", "7 % 4 = 3 % 4 = 3", "x"} <= set(texts(chart))
     assert boxes(chart)[:2] == [(0, 7), (0, 3)]
@@ -42,7 +46,9 @@ def test_the_rows_of_an_id_are_marked_where_the_compression_looks_them_up():
     assert f"hash(7) = {row}" in hashed
     rows = [int(mixing_hash(torch.tensor([7]), 5, seed=seed)) for seed in (0, 1)]
     assert rows[0] != rows[1]
-    assert {f"hash{k}(7) = {row}" for k, row in enumerate(rows, 1)} <= set(texts(draw.stored(TABLE, Hash(5, 2), [7])))
+    assert {f"hash{k}(7) = {row}" for k, row in enumerate(rows, 1)} <= set(
+        texts(draw.stored(TABLE, Hash(5, 2), [7]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,9 @@ def test_the_rows_of_an_id_are_marked_where_the_compression_looks_them_up():
         (MIXED, 3 * 4 + 9 * 1 + 4, 1),
     ],
 )
-def test_numbers_are_those_of_parts_and_matrices(how: Compression | list[Part], numbers: int, matrices: int):
+def test_numbers_are_those_of_parts_and_matrices(
+    how: Compression | list[Part], numbers: int, matrices: int
+):
     chart = draw.stored(TABLE, how, [7])
     assert chart.facts["stored"] == numbers
     assert chart.facts["whole"] == 48
@@ -88,13 +96,24 @@ def test_a_tradeoff_claims_the_best_and_the_worst_mean():
     assert chart.facts["at_least"] == "1 KiB"
     axes = chart.figure.axes[0]
     lines = {str(line.get_label()): float(np.asarray(line.get_ydata())[0]) for line in axes.lines}
-    assert [lines["hash"], lines["whole"], lines["best possible 0.900"]] == pytest.approx([0.65, 0.8, 0.9])
-    assert [text.get_text() for text in axes.texts] == ["float32", "one hash", "best possible 0.900"]
+    assert [lines["hash"], lines["whole"], lines["best possible 0.900"]] == pytest.approx(
+        [0.65, 0.8, 0.9]
+    )
+    assert [text.get_text() for text in axes.texts] == [
+        "float32",
+        "one hash",
+        "best possible 0.900",
+    ]
     assert not chart.figure.legends
     drawn = {str(line.get_label()): line for line in axes.lines}
     assert drawn["hash"].get_color() != drawn["whole"].get_color()
     assert [2048, 2048] in [np.asarray(line.get_xdata()).tolist() for line in axes.lines]
-    ends = {round(float(y), 9) for line in axes.lines if line.get_marker() == "_" for y in np.asarray(line.get_ydata())}
+    ends = {
+        round(float(y), 9)
+        for line in axes.lines
+        if line.get_marker() == "_"
+        for y in np.asarray(line.get_ydata())
+    }
     assert ends == {0.6, 0.7, 0.8}
 
 

@@ -26,7 +26,12 @@ def test_the_figure_counts_all_batches():
     first, second = two_batches()
     chart = draw.tiers({"first": first, "second": second})
     assert chart.claim == "2 of 5 ids hit; 3 rows read, 1 written back"
-    arrows = [text for axes in chart.figure.axes for text in axes.texts if getattr(text, "arrow_patch", None)]
+    arrows = [
+        text
+        for axes in chart.figure.axes
+        for text in axes.texts
+        if getattr(text, "arrow_patch", None)
+    ]
     assert len(arrows) == 4
     words = [text.get_text() for text in chart.figure.axes[1].texts]
     assert words[:2] == ["9", "3"]

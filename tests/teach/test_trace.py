@@ -19,7 +19,13 @@ def test_mark_records_shape_and_bytes_of_a_tensor():
     trace = Trace(rank=3)
     trace.mark("lookup", "pooled", torch.zeros(2, 64, dtype=torch.float16))
     (event,) = trace.events
-    assert (event.rank, event.stage, event.name, event.shape, event.bytes) == (3, "lookup", "pooled", (2, 64), 256)
+    assert (event.rank, event.stage, event.name, event.shape, event.bytes) == (
+        3,
+        "lookup",
+        "pooled",
+        (2, 64),
+        256,
+    )
 
 
 def test_mark_takes_what_has_values():
@@ -81,7 +87,9 @@ def test_lines_run_sees_autograd_and_only_the_folder():
 
     def step():
         x = torch.ones(2, requires_grad=True)
-        issue(lambda sent: NoWait(sent * 2), lambda gradient: NoWait(gradient * 2), x).wait().sum().backward()
+        issue(
+            lambda sent: NoWait(sent * 2), lambda gradient: NoWait(gradient * 2), x
+        ).wait().sum().backward()
 
     folder = Path(autograd.__file__).parent
     step()
@@ -106,7 +114,9 @@ def test_lines_run_restores_the_tracer_after_an_error():
 
 
 def test_a_trace_of_a_pipeline_has_its_stages_and_batches():
-    trace = Trace.of_pipeline([Interval("load", 3, 1.0, 2.0, rank=1), Interval("forward", 2, 2.0, 4.5, rank=1)])
+    trace = Trace.of_pipeline(
+        [Interval("load", 3, 1.0, 2.0, rank=1), Interval("forward", 2, 2.0, 4.5, rank=1)]
+    )
     assert trace.rank == 1
     assert trace.stages() == ["load", "forward"]
     assert trace.spans()[1] == Event(1, "forward", "2", start=2.0, end=4.5)

@@ -1,11 +1,13 @@
 """Which kernels run here: fbgemm's or plain torch's, decided before anything of fbgemm is loaded.
 
-fbgemm-gpu's wheels name no torch version in their metadata, so pip installs any of them beside any torch, and loading
-a wrong one leaves the process half-loaded. So the choice is made from package metadata alone: fbgemm 1.X belongs to
-torch 2.(X+5). Only then are the operator libraries loaded, by path and without fbgemm's Python package, which costs
-half a second and is not needed on a CPU. Whatever goes wrong, ``import tutorec`` works and :func:`backend` says why.
+fbgemm-gpu's wheels name no torch version in their metadata, so pip installs any of them beside any
+torch, and loading a wrong one leaves the process half-loaded. So the choice is made from package
+metadata alone: fbgemm 1.X belongs to torch 2.(X+5). Only then are the operator libraries loaded, by
+path and without fbgemm's Python package, which costs half a second and is not needed on a CPU.
+Whatever goes wrong, ``import tutorec`` works and :func:`backend` says why.
 
-``TUTOREC_BACKEND`` = ``auto`` (default), ``torch`` or ``fbgemm``; a demanded fbgemm that cannot be had is an error.
+``TUTOREC_BACKEND`` = ``auto`` (default), ``torch`` or ``fbgemm``; a demanded fbgemm that cannot be
+had is an error.
 """
 
 from __future__ import annotations
@@ -42,9 +44,15 @@ ENV_VARIABLE = "TUTOREC_BACKEND"
 _CPU_WHEEL = "fbgemm-gpu-cpu"
 _CUDA_WHEEL = "fbgemm-gpu"
 _ASK_TORCH = "ask torch"
-# The libraries that hold the operators used here; those that they need are found through their RPATH.
-_LIBRARIES = ("fbgemm_gpu_tbe_training_backward.so", "fbgemm_gpu_tbe_inference.so", "fbgemm_gpu_py.so")
-# The operators, with the number of arguments that tutorec passes: another number means another fbgemm.
+# The libraries that hold the operators used here; those that they need are found through their
+# RPATH.
+_LIBRARIES = (
+    "fbgemm_gpu_tbe_training_backward.so",
+    "fbgemm_gpu_tbe_inference.so",
+    "fbgemm_gpu_py.so",
+)
+# The operators, with the number of arguments that tutorec passes: another number means another
+# fbgemm.
 _OPERATORS = {
     "split_embedding_codegen_lookup_rowwise_adagrad_function_cpu": 25,
     "split_embedding_codegen_lookup_adagrad_function_cpu": 22,
@@ -56,11 +64,13 @@ _OPERATORS = {
     "bounds_check_indices": 13,
     "int_nbit_split_embedding_codegen_lookup_function": 23,
 }
-# The CUDA wheels 1.X are linked against CUDA 12 up to this X and against CUDA 13 after it, unless "+cu" says otherwise.
+# The CUDA wheels 1.X are linked against CUDA 12 up to this X and against CUDA 13 after it, unless
+# "+cu" says otherwise.
 _LAST_MINOR_OF_CUDA_12 = 5
 _FIRST_PAIRED_TORCH_MINOR = 5
-# X of the wheels fbgemm-gpu-cpu 1.X and fbgemm-gpu 1.X that are published, as of 2026-11-22, and whose operators take
-# the arguments that are passed here (1.2 and older take other ones): a remedy names no other.
+# X of the wheels fbgemm-gpu-cpu 1.X and fbgemm-gpu 1.X that are published, as of 2026-11-22, and
+# whose operators take the arguments that are passed here (1.2 and older take other ones): a remedy
+# names no other.
 _SERVED_MINORS = range(3, 10)
 
 
@@ -72,13 +82,17 @@ class BackendChoice:
         name: ``"fbgemm"`` or ``"torch"``.
         reason: One sentence for a person.
         remedy: The one pip line that would improve things; None when nothing would.
-        pair: Verdict on the two wheels, for example ``"fbgemm-gpu-cpu 1.8.0 belongs to torch 2.13.0"``.
+        pair: Verdict on the two wheels, for example ``"fbgemm-gpu-cpu 1.8.0 belongs to torch
+            2.13.0"``.
         versions: Distribution name -> version, None where it is not installed.
-        broken: True when what is installed contradicts itself (a wrong pair, two wheels); False when fbgemm is absent.
+        broken: True when what is installed contradicts itself (a wrong pair, two wheels); False
+            when fbgemm is absent.
 
     Example:
         >>> from tutorec._kernels.backend import choose
-        >>> choose({"torch": "2.13.0", "fbgemm-gpu-cpu": None, "fbgemm-gpu": None}, torch_cuda=None).name
+        >>> choose(
+        ...     {"torch": "2.13.0", "fbgemm-gpu-cpu": None, "fbgemm-gpu": None}, torch_cuda=None
+        ... ).name
         'torch'
     """
 
@@ -90,14 +104,15 @@ class BackendChoice:
     broken: bool = False
 
     def serves(self, device_type: str) -> bool:
-        """Whether fbgemm's kernels run tables on a type of device: ``"cuda"`` takes the CUDA wheel."""
+        """Whether fbgemm's kernels run on a device type; ``"cuda"`` needs the CUDA wheel."""
         needs = {"cpu": True, "cuda": self.versions.get(_CUDA_WHEEL) is not None}
         return self.name == "fbgemm" and needs.get(device_type, False)
 
 
 def installed() -> dict[str, str | None]:
     """Versions of torch and of both fbgemm wheels from package metadata; None where absent."""
-    from importlib.metadata import PackageNotFoundError, version  # here: it costs 20 ms and import tutorec needs it not
+    # here: it costs 20 ms and import tutorec needs it not
+    from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str | None] = {}
     for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL):
@@ -118,8 +133,9 @@ def choose(
     Args:
         metadata: Versions as :func:`installed` returns them; None reads the machine's.
         override: ``"torch"``, ``"fbgemm"``, ``"auto"`` or None, as ``TUTOREC_BACKEND`` would say.
-        torch_cuda: CUDA version that torch was built for, None for a CPU build; by default torch is asked. A remedy
-            names the CUDA wheel where there is a GPU, which is taken for granted when the version is given.
+        torch_cuda: CUDA version that torch was built for, None for a CPU build; by default torch is
+            asked. A remedy names the CUDA wheel where there is a GPU, which is taken for granted
+            when the version is given.
 
     Returns:
         The choice. fbgemm chosen here can still fail to load: see :func:`backend`.
@@ -130,15 +146,17 @@ def choose(
 
     Example:
         >>> from tutorec._kernels.backend import choose
-        >>> choice = choose({"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0", "fbgemm-gpu": None}, torch_cuda=None)
+        >>> choice = choose(
+        ...     {"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0", "fbgemm-gpu": None}, torch_cuda=None
+        ... )
         >>> choice.name, choice.remedy
         ('torch', 'pip install "fbgemm-gpu-cpu==1.8.*"')
     """
     wanted = (override or "auto").strip().lower()
     if wanted not in ("auto", "torch", "fbgemm"):
         raise ValueError(
-            f"{ENV_VARIABLE}={override!r} names no backend: use 'auto' (the default), 'torch' or 'fbgemm', "
-            "or unset the variable"
+            f"{ENV_VARIABLE}={override!r} names no backend: use 'auto' (the default), 'torch' or "
+            "'fbgemm', or unset the variable"
         )
     versions = dict(installed() if metadata is None else metadata)
     has_gpu = torch_cuda is not None
@@ -148,7 +166,13 @@ def choose(
         torch_cuda, has_gpu = torch.version.cuda, torch.cuda.is_available()
     judged = _judge(versions, torch_cuda, has_gpu)
     if wanted == "torch":
-        return replace(judged, name="torch", reason=f"{ENV_VARIABLE}=torch asks for it", remedy=None, broken=False)
+        return replace(
+            judged,
+            name="torch",
+            reason=f"{ENV_VARIABLE}=torch asks for it",
+            remedy=None,
+            broken=False,
+        )
     if wanted == "fbgemm" and judged.name != "fbgemm":
         raise BackendError(_refusal(judged))
     if wanted == "fbgemm":
@@ -168,7 +192,9 @@ def backend() -> BackendChoice:
         True
     """
     if _state.current is None:
-        _state.current = _load(choose(override=os.environ.get(ENV_VARIABLE)), os.environ.get(ENV_VARIABLE))
+        _state.current = _load(
+            choose(override=os.environ.get(ENV_VARIABLE)), os.environ.get(ENV_VARIABLE)
+        )
     return _state.current
 
 
@@ -246,7 +272,9 @@ class _State:
 _state = _State()
 
 
-def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: bool) -> BackendChoice:
+def _judge(
+    versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: bool
+) -> BackendChoice:
     """Choose fbgemm where the installed wheels fit, else torch with the reason and the remedy."""
     torch_version, cpu, cuda = (versions.get(name) for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL))
 
@@ -258,10 +286,17 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: 
     line = _install_line(right, torch_version)
     if cpu is None and cuda is None:
         remedy = line if _wheel_exists_here() else None
-        why = "fbgemm is not installed" if remedy else "fbgemm has no wheel for this platform and torch"
+        why = (
+            "fbgemm is not installed"
+            if remedy
+            else "fbgemm has no wheel for this platform and torch"
+        )
         if remedy and fitting not in _SERVED_MINORS:
             oldest, newest = _torch_of(_SERVED_MINORS[0]), _torch_of(_SERVED_MINORS[-1])
-            why = f"no fbgemm wheel serves torch {torch_version}: those that do belong to {oldest} to {newest}"
+            why = (
+                f"no fbgemm wheel serves torch {torch_version}: those that do belong to {oldest} "
+                f"to {newest}"
+            )
         return refuse("no fbgemm wheel", why, remedy, broken=False)
     if cpu is not None and cuda is not None:
         again = _install_line(right, torch_version, "--force-reinstall --no-deps ")
@@ -282,7 +317,13 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: 
     if cuda is not None and (trouble := _cuda_trouble(cuda, minors, torch_cuda)):
         return refuse(trouble, trouble, instead, broken=True)
     pair = f"{wheel} {version} belongs to torch {torch_version}"
-    return BackendChoice("fbgemm", pair, instead if cpu is not None and right == _CUDA_WHEEL else None, pair, versions)
+    return BackendChoice(
+        "fbgemm",
+        pair,
+        instead if cpu is not None and right == _CUDA_WHEEL else None,
+        pair,
+        versions,
+    )
 
 
 def _release(version: str | None) -> tuple[int, int] | None:
@@ -323,7 +364,11 @@ def _cuda_major(minor: int) -> int:
 def _wheel_for(torch_version: str | None, torch_cuda: str | None) -> str:
     """The wheel for a remedy: the CUDA one where published for torch's CUDA, else the CPU one."""
     fitting = _fitting_minor(torch_version)
-    if torch_cuda is None or fitting is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+    if (
+        torch_cuda is None
+        or fitting is None
+        or (sys.platform, platform.machine()) != ("linux", "x86_64")
+    ):
         return _CPU_WHEEL
     major = _cuda_major(fitting if fitting in _SERVED_MINORS else _SERVED_MINORS[-1])
     return _CUDA_WHEEL if major == int(torch_cuda.split(".")[0]) else _CPU_WHEEL
@@ -336,7 +381,10 @@ def _cuda_trouble(version: str, minors: tuple[int, int], torch_cuda: str | None)
     tag = re.search(r"\+cu(\d{2})", version)
     major = int(tag[1]) if tag else _cuda_major(minors[1])
     if major != int(torch_cuda.split(".")[0]):
-        return f"{_CUDA_WHEEL} {version} is built for CUDA {major}, and this torch for CUDA {torch_cuda}"
+        return (
+            f"{_CUDA_WHEEL} {version} is built for CUDA {major}, and this torch for CUDA "
+            f"{torch_cuda}"
+        )
     return None
 
 
@@ -358,9 +406,14 @@ def _load(choice: BackendChoice, override: str | None) -> BackendChoice:
         _load_libraries()
     except (OSError, ImportError, RuntimeError) as error:
         text = str(error).strip()
-        why = f"{choice.pair}, but its libraries do not load: {text.splitlines()[0] if text else type(error).__name__}"
+        why = (
+            f"{choice.pair}, but its libraries do not load: "
+            f"{text.splitlines()[0] if text else type(error).__name__}"
+        )
         remedy = _reinstall_line(choice.versions)
-        fallen = replace(choice, name=cast(BackendName, "torch"), reason=why, remedy=remedy, broken=True)
+        fallen = replace(
+            choice, name=cast(BackendName, "torch"), reason=why, remedy=remedy, broken=True
+        )
         if (override or "").strip().lower() == "fbgemm":
             raise BackendError(_refusal(fallen)) from error
         return fallen
@@ -381,7 +434,10 @@ def _library_folder() -> str:
 
     spec = find_spec("fbgemm_gpu")  # finds the folder, runs nothing
     if spec is None or spec.origin is None:
-        raise ImportError("the package folder 'fbgemm_gpu' is missing although its metadata is there: install it again")
+        raise ImportError(
+            "the package folder 'fbgemm_gpu' is missing although its metadata is there: "
+            "install it again"
+        )
     return os.path.dirname(spec.origin)
 
 
@@ -399,5 +455,7 @@ def _load_libraries() -> None:
             raise ImportError(f"operator fbgemm::{name} is not in {' or '.join(_LIBRARIES)}")
         takes = len(getattr(torch.ops.fbgemm, name).default._schema.arguments)
         if takes != expected:
-            raise ImportError(f"operator fbgemm::{name} takes {takes} arguments, and tutorec passes {expected}")
+            raise ImportError(
+                f"operator fbgemm::{name} takes {takes} arguments, and tutorec passes {expected}"
+            )
     register_shapes()

@@ -12,7 +12,8 @@ from tutorec._kernels.tbe_update import sum_rows
 
 __all__ = ["GradientListener", "report_batch", "report_rows"]
 
-# (index of the table, rows [U] rising, summed gradient of each [U, D]); may be called more than once in a backward.
+# (index of the table, rows [U] rising, summed gradient of each [U, D]); may be called more than
+# once in a backward.
 GradientListener = Callable[[int, Tensor, Tensor], None]
 
 
@@ -21,8 +22,14 @@ def report_rows(listener: GradientListener, touched: TouchedRows, rows: int) -> 
 
     Example:
         >>> import torch
-        >>> touched = TouchedRows(0, torch.tensor([5, 2, 5]), None, None, torch.tensor([[1.0], [2.0], [4.0]]))
-        >>> report_rows(lambda table, rows, sums: print(table, rows.tolist(), sums.tolist()), touched, rows=9)
+        >>> touched = TouchedRows(
+        ...     0, torch.tensor([5, 2, 5]), None, None, torch.tensor([[1.0], [2.0], [4.0]])
+        ... )
+        >>> report_rows(
+        ...     lambda table, rows, sums: print(table, rows.tolist(), sums.tolist()),
+        ...     touched,
+        ...     rows=9,
+        ... )
         0 [2, 5] [[2.0], [5.0]]
     """
     groups = touched.sorted(rows)
@@ -30,7 +37,11 @@ def report_rows(listener: GradientListener, touched: TouchedRows, rows: int) -> 
 
 
 def report_batch(
-    listener: GradientListener, batch: PooledBatch, grad: Tensor, columns: Sequence[int], rows: Sequence[int]
+    listener: GradientListener,
+    batch: PooledBatch,
+    grad: Tensor,
+    columns: Sequence[int],
+    rows: Sequence[int],
 ) -> None:
     """Tell the gradient of every table that a batch reads.
 

@@ -1,10 +1,11 @@
-"""Hash tables with linear probing, in tensors: the slots of all ids of a batch, found or claimed in a few operations.
+"""Hash tables with linear probing in tensors: slots of a whole batch of ids at once.
 
-A table has R slots; a slot holds one id, or -1 when it is empty. An id may be in any of ``max_probe`` slots: the first
-is its MurmurHash3 (Appleby, https://github.com/aappleby/smhasher) modulo the size of its bucket, and the others follow
-it, from the end of the bucket on at its start. Ids are looked up by fbgemm's operator where fbgemm was chosen. Its
-operator for the CPU does not claim slots, and its CUDA kernel lets threads race for them, so that two runs differ;
-here slots are claimed in plain torch everywhere, by a rule that does not depend on the order of the batch.
+A table has R slots; a slot holds one id, or -1 when it is empty. An id may be in any of
+``max_probe`` slots: the first is its MurmurHash3 (Appleby, https://github.com/aappleby/smhasher)
+modulo the size of its bucket, and the others follow it, from the end of the bucket on at its start.
+Ids are looked up by fbgemm's operator where fbgemm was chosen. Its operator for the CPU does not
+claim slots, and its CUDA kernel lets threads race for them, so that two runs differ; here slots are
+claimed in plain torch everywhere, by a rule that does not depend on the order of the batch.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,15 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend, fbgemm_module
 
-__all__ = ["Claims", "Eviction", "Probing", "claim_slots", "find_slots", "find_slots_in_torch", "murmur_hash"]
+__all__ = [
+    "Claims",
+    "Eviction",
+    "Probing",
+    "claim_slots",
+    "find_slots",
+    "find_slots_in_torch",
+    "murmur_hash",
+]
 
 _EMPTY = -1
 _LEAST, _MOST = -(2**31), 2**31 - 1
@@ -30,9 +39,10 @@ class Probing(NamedTuple):
 
     Args:
         max_probe: How many slots are probed.
-        reserved: Slots at the end of each bucket that are shared by ids without a slot of their own.
-        fallback: Whether an id without a slot of its own gets a shared one: a reserved one, or the first that is
-            probed where none is reserved. Otherwise it gets -1.
+        reserved: Slots at the end of each bucket that are shared by ids without a slot of their
+            own.
+        fallback: Whether an id without a slot of its own gets a shared one: a reserved one, or the
+            first that is probed where none is reserved. Otherwise it gets -1.
     """
 
     max_probe: int
@@ -47,8 +57,9 @@ class Eviction(NamedTuple):
         ages: The score with which each slot was last used, int32 [R]; -1 in an empty slot.
         scores: The score of each id of the batch, int32 [N]; none is below the threshold.
         threshold: A slot may be taken when its score is below this.
-        oldest_first: Whether a new id takes the slot with the lowest score that it may have, and only when it has
-            probed no empty one; otherwise it takes the first slot that is empty or may be taken.
+        oldest_first: Whether a new id takes the slot with the lowest score that it may have, and
+            only when it has probed no empty one; otherwise it takes the first slot that is empty or
+            may be taken.
     """
 
     ages: Tensor
@@ -74,7 +85,7 @@ class Claims(NamedTuple):
 
 
 def murmur_hash(ids: Tensor) -> Tensor:
-    """MurmurHash3 of ids, int64 [N]: the bits of an unsigned number, as fbgemm's ``murmur_hash3(id, 0, 0)``.
+    """MurmurHash3 of ids, int64 [N]: the unsigned bits of fbgemm's ``murmur_hash3(id, 0, 0)``.
 
     Example:
         >>> import torch
@@ -132,7 +143,9 @@ def find_slots(
     Example:
         >>> import torch
         >>> identities = torch.tensor([[7], [-1], [5], [-1]])
-        >>> find_slots(torch.tensor([5, 7, 6]), identities, None, None, Probing(4, 0, False)).tolist()
+        >>> find_slots(
+        ...     torch.tensor([5, 7, 6]), identities, None, None, Probing(4, 0, False)
+        ... ).tolist()
         [2, 0, -1]
 
     Source:
@@ -204,10 +217,11 @@ def claim_slots(
 ) -> Claims:
     """Find the slots of a batch's ids, and give new ids a slot.
 
-    Ids that have a slot keep it, and its score becomes that of the batch where this is higher. Then it is as if the
-    new ids of a bucket came one after the other, the smallest first, each taking the best slot that it may have. A
-    slot that the batch has taken is not taken again in it. So the result does not depend on the order of the batch.
-    An id may be in several buckets, and is another one in each.
+    Ids that have a slot keep it, and its score becomes that of the batch where this is higher. Then
+    it is as if the new ids of a bucket came one after the other, the smallest first, each taking
+    the best slot that it may have. A slot that the batch has taken is not taken again in it. So the
+    result does not depend on the order of the batch. An id may be in several buckets, and is
+    another one in each.
 
     Args:
         ids: int64 [N], none of them -1.
@@ -215,8 +229,10 @@ def claim_slots(
         sizes: Slots in the bucket of each id [N]; None where all R slots are one bucket.
         offsets: The first slot of that bucket [N]; given where sizes are.
         probing: Which slots an id may have.
-        eviction: Which slots of other ids a new id may take, and scores, changed in place; None: empty slots only.
-        opted_in: Which ids may be given a slot, bool [N]; one that is there twice may when either may.
+        eviction: Which slots of other ids a new id may take, and scores, changed in place; None:
+            empty slots only.
+        opted_in: Which ids may be given a slot, bool [N]; one that is there twice may when either
+            may.
 
     Returns:
         Slots, and how they came about.
@@ -224,7 +240,9 @@ def claim_slots(
     Example:
         >>> import torch
         >>> identities = torch.full([4, 1], -1)
-        >>> claims = claim_slots(torch.tensor([9, 8, 9]), identities, None, None, Probing(4, 0, True), None)
+        >>> claims = claim_slots(
+        ...     torch.tensor([9, 8, 9]), identities, None, None, Probing(4, 0, True), None
+        ... )
         >>> identities[claims.slots, 0].tolist(), claims.inserted
         ([9, 8, 9], 2)
 
@@ -241,17 +259,23 @@ def claim_slots(
         sizes, offsets = torch.full_like(ids, identities.shape[0]), torch.zeros_like(ids)
     taken, evicted = [missed[:0]], [missed[:0]]
     new = missed if opted_in is None else missed[opted_in[missed]]
-    # An id of two buckets is two ids. They are ordered by id, so that the smallest is the first in each bucket.
+    # An id of two buckets is two ids. They are ordered by id, so that the smallest is the first in
+    # each bucket.
     rank = torch.unique(ids[new], return_inverse=True)[1]
     distinct, inverse = torch.unique(rank * identities.shape[0] + offsets[new], return_inverse=True)
-    places = torch.empty_like(distinct).scatter_(0, inverse, new)  # where one of each is; of several, any
+    # where one of each is; of several, any
+    places = torch.empty_like(distinct).scatter_(0, inverse, new)
     fresh = ids[places]
     scores = None
     if eviction is not None:
         scores = torch.full_like(fresh, _LEAST, dtype=torch.int32)
         scores.scatter_reduce_(0, inverse, eviction.scores[new], "amax")
-    for part in torch.arange(fresh.shape[0], device=ids.device).split(max(1, _STEP_ENTRIES // probing.max_probe)):
-        given = _insert(fresh[part], sizes[places[part]], offsets[places[part]], identities, probing, eviction)
+    for part in torch.arange(fresh.shape[0], device=ids.device).split(
+        max(1, _STEP_ENTRIES // probing.max_probe)
+    ):
+        given = _insert(
+            fresh[part], sizes[places[part]], offsets[places[part]], identities, probing, eviction
+        )
         served = part[given != _EMPTY]
         rows = given[given != _EMPTY]
         taken.append(rows)
@@ -275,9 +299,14 @@ def _refresh(slots: Tensor, eviction: Eviction, anything_missed: bool) -> None:
 
 
 def _insert(
-    ids: Tensor, sizes: Tensor, offsets: Tensor, identities: Tensor, probing: Probing, eviction: Eviction | None
+    ids: Tensor,
+    sizes: Tensor,
+    offsets: Tensor,
+    identities: Tensor,
+    probing: Probing,
+    eviction: Eviction | None,
 ) -> Tensor:
-    """The slots that new ids take [n], or -1; few probes are tried first, because nearly always they do."""
+    """The slots of new ids [n], or -1. Few probes come first, as they nearly always suffice."""
     blocks = (sizes - probing.reserved).unsqueeze(1)
     firsts = _modulo(murmur_hash(ids).unsqueeze(1), blocks)
     width = min(_FEW_PROBES, probing.max_probe)
@@ -291,7 +320,7 @@ def _insert(
 
 
 def _costs(window: Tensor, identities: Tensor, eviction: Eviction | None, complete: bool) -> Tensor:
-    """How little an id wants each probed slot [n, P]: empty ones first. Not all probes tell which one is the oldest."""
+    """The cost of each probed slot [n, P] for an id; empty slots cost least."""
     probed = window.flatten()
     empty = identities.view(-1).index_select(0, probed) == _EMPTY
     costs = torch.where(empty, _LEAST, _MOST)
@@ -303,11 +332,11 @@ def _costs(window: Tensor, identities: Tensor, eviction: Eviction | None, comple
 
 
 def _assign(window: Tensor, costs: Tensor) -> Tensor:
-    """The slot of each row of candidates [n, P], or -1: as if one row after the other took the cheapest that is left.
+    """The slot of each row of candidates [n, P], or -1; rows choose one after the other.
 
-    All rows ask for their cheapest slot at once, a slot goes to the first row that has asked for it, and who loses
-    one asks for the next: deferred acceptance (Gale and Shapley, 1962). All slots prefer the same rows, so that there
-    is one stable outcome, the one described.
+    All rows ask for their cheapest slot at once, a slot goes to the first row that has asked for
+    it, and who loses one asks for the next: deferred acceptance (Gale and Shapley, 1962). All slots
+    prefer the same rows, so that there is one stable outcome, the one described.
     """
     choices = torch.zeros(window.shape[0], dtype=torch.int64, device=window.device)
     slots = torch.full_like(choices, _EMPTY)

@@ -11,14 +11,20 @@ from torch import Tensor
 from tutorec._kernels.backend import backend
 
 _FREE, _GONE = -1, -2
-_FLIP = torch.iinfo(torch.int64).min  # turns the largest int64, which is no id, into the mark of a free slot
+# turns the largest int64, which is no id, into the mark of a free slot
+_FLIP = torch.iinfo(torch.int64).min
 _SLOTS_PER_ID = 2
 BYTES_PER_ID = 16 * _SLOTS_PER_ID
 
 
 def has_index(ids: Tensor) -> bool:
-    """Whether ids on their device can be looked up in an index, instead of by a search among sorted ids."""
-    return ids.is_cpu and backend().name == "fbgemm" and not ids.is_inference() and not torch.compiler.is_compiling()
+    """Whether ids on their device are looked up in an index instead of a sorted search."""
+    return (
+        ids.is_cpu
+        and backend().name == "fbgemm"
+        and not ids.is_inference()
+        and not torch.compiler.is_compiling()
+    )
 
 
 class IdIndex:
@@ -52,7 +58,7 @@ class IdIndex:
         return _look_up(ids, torch.tensor([0, ids.numel()]), self._slots, self._bounds)
 
     def replace(self, left: Tensor, came: Tensor, numbers: Tensor) -> bool:
-        """Take ids out and put others in, with their numbers; False where there are too few slots: ``fill`` it anew."""
+        """Remove some ids and add others; False if slots run out, and ``fill`` must rebuild."""
         if 4 * (self._used + came.numel()) > 3 * self._slots.shape[0]:
             return False
         used = self._used  # those that leave keep their slots
@@ -63,7 +69,9 @@ class IdIndex:
 
     def _put(self, ids: Tensor, numbers: Tensor) -> None:
         bounds = torch.tensor([0, ids.numel()])
-        torch.ops.fbgemm.pruned_hashmap_insert(ids ^ _FLIP, numbers, bounds, self._slots, self._bounds)
+        torch.ops.fbgemm.pruned_hashmap_insert(
+            ids ^ _FLIP, numbers, bounds, self._slots, self._bounds
+        )
         self._used += ids.numel()
 
 
@@ -80,10 +88,12 @@ class IdIndices:
     def __init__(self, sizes: Sequence[int]) -> None:
         bounds = [0, *accumulate(_SLOTS_PER_ID * size for size in sizes)]
         self._slots, self._bounds = torch.full((bounds[-1], 2), _FREE), torch.tensor(bounds)
-        self.tables = [IdIndex(slots) for slots in self._slots.split([_SLOTS_PER_ID * size for size in sizes])]
+        self.tables = [
+            IdIndex(slots) for slots in self._slots.split([_SLOTS_PER_ID * size for size in sizes])
+        ]
 
     def find(self, ids: Tensor, bounds: Tensor) -> Tensor:
-        """The number of each id [N], below 0 for one that is not there; table t has ids ``bounds[t]:bounds[t + 1]``."""
+        """The number of each id [N], negative if absent; table t has ``bounds[t]:bounds[t+1]``."""
         return _look_up(ids, bounds, self._slots, self._bounds)
 
 

@@ -1,6 +1,7 @@
 """Jagged data in flat tensors: values of all bags one behind the other, and where each bag begins.
 
-Each function runs fbgemm's operator where fbgemm was chosen and plain torch elsewhere, with the same result.
+Each function runs fbgemm's operator where fbgemm was chosen and plain torch elsewhere, with the
+same result.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
             return _running_sum(backend())(lengths)
         if backend().name == "fbgemm":
             return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
-    if is_compiling():  # writing into a view, as the reference does, makes a graph that refuses a batch of one sample
+    # writing into a view, as the reference does, makes a graph that refuses a batch of one sample
+    if is_compiling():
         return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
     return reference.lengths_to_offsets(lengths)
 
@@ -57,7 +59,9 @@ def _running_sum(choice: BackendChoice) -> Callable[[Tensor], Tensor]:
     return _found[1]
 
 
-def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:
+def jagged_to_padded_dense(
+    values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0
+) -> Tensor:
     """Rows of different length, padded: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
 
     Rows longer than ``max_length`` are cut, shorter ones are filled with ``padding``.
@@ -81,7 +85,8 @@ class Bucketized:
         lengths: Ids of each bag in each bucket, ``[buckets * S]``.
         values: Ids, counted from the first row of their range, ``[N]``.
         weights: Their weights ``[N]``, or None.
-        places: Where each id of the input stands now, ``[N]``, or None where that was not asked for.
+        places: Where each id of the input stands now, ``[N]``, or None where that was not asked
+            for.
     """
 
     lengths: Tensor
@@ -100,16 +105,16 @@ def bucketize(
 ) -> Bucketized:
     """Deal the ids of each bag out by row range, as the ranks that share a table's rows want them.
 
-    Inside a bag of a bucket ids keep their order. Ids are rows of their table, which is not looked at here: what
-    becomes of others is not defined. No gradient flows to the weights.
+    Inside a bag of a bucket ids keep their order. Ids are rows of their table, which is not looked
+    at here: what becomes of others is not defined. No gradient flows to the weights.
 
     Args:
         lengths: Ids of each bag, feature after feature, ``[S]``.
         values: Ids ``[N]``, of any integer dtype that holds the bounds.
         weights: ``[N]`` or None.
         segments: Bags of each feature, together S.
-        bounds: For each feature the first row of each bucket's range and the end of the last, ``[F][buckets + 1]``,
-            from 0 on and never falling; a range may be empty.
+        bounds: For each feature the first row of each bucket's range and the end of the last,
+            ``[F][buckets + 1]``, from 0 on and never falling; a range may be empty.
         keep_places: Whether to say where each id went.
 
     Returns:
@@ -121,7 +126,9 @@ def bucketize(
     Example:
         >>> import torch
         >>> from tutorec._kernels.jagged import bucketize
-        >>> found = bucketize(torch.tensor([3, 1]), torch.tensor([4, 0, 2, 3]), None, [2], [[0, 3, 5]], True)
+        >>> found = bucketize(
+        ...     torch.tensor([3, 1]), torch.tensor([4, 0, 2, 3]), None, [2], [[0, 3, 5]], True
+        ... )
         >>> found.lengths.tolist(), found.values.tolist(), found.places.tolist()
         ([2, 0, 1, 1], [0, 2, 1, 0], [2, 0, 1, 3])
 
@@ -130,18 +137,22 @@ def bucketize(
     """
     if len(segments) != len(bounds):
         raise ValueError(
-            f"bucketize: {len(segments)} features have bags and {len(bounds)} row ranges; give both for each"
+            f"bucketize: {len(segments)} features have bags and {len(bounds)} row ranges; give "
+            "both for each"
         )
     if len({len(of_feature) for of_feature in bounds}) > 1:
         raise ValueError(
-            f"bucketize: features have {[len(of_feature) - 1 for of_feature in bounds]} row ranges; "
-            "give each the same number, empty ones among them"
+            f"bucketize: features have {[len(of_feature) - 1 for of_feature in bounds]} row "
+            "ranges; give each the same number, empty ones among them"
         )
     if not bounds:
         return Bucketized(lengths, values, weights, torch.arange(0) if keep_places else None)
     if not _fbgemm_runs(values) or is_compiling():
-        return Bucketized(*reference.bucketize(lengths, values, weights, segments, bounds, keep_places))
-    # The operator takes equal dtypes of what it compares, and numbers of bags only where features differ in them.
+        return Bucketized(
+            *reference.bucketize(lengths, values, weights, segments, bounds, keep_places)
+        )
+    # The operator takes equal dtypes of what it compares, and numbers of bags only where features
+    # differ in them.
     dtype, samples = values.dtype, max(segments)
     uneven = min(segments) < samples
     blocks, of_features = _row_ranges(tuple(map(tuple, bounds)))

@@ -1,8 +1,8 @@
 """Large pages for tables of which a lookup reads rows here and there.
 
-With pages of 4 KiB nearly every row of a large table is on a page whose place the processor has to look up first; of
-pages of 2 MiB it remembers enough. Linux gives them where a program asks for them, and its setting ``madvise``, which
-is the usual one, means just that.
+With pages of 4 KiB nearly every row of a large table is on a page whose place the processor has to
+look up first; of pages of 2 MiB it remembers enough. Linux gives them where a program asks for
+them, and its setting ``madvise``, which is the usual one, means just that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _HUGEPAGE = 14  # MADV_HUGEPAGE
 def ask_for_large_pages(storage: Tensor) -> bool:
     """Ask the system to back a new buffer by large pages; a request that it may leave unheard.
 
-    Nothing else changes, and small buffers are left alone. What pages hold is kept, but pages that are in use already
-    stay as they are, so that the time to ask is before the first number is written.
+    Nothing else changes, and small buffers are left alone. What pages hold is kept, but pages that
+    are in use already stay as they are, so that the time to ask is before the first number is
+    written.
 
     Args:
         storage: One contiguous tensor.

@@ -1,7 +1,7 @@
 """Shapes of fbgemm's results, for ``torch.export`` and other tracers on meta tensors.
 
-fbgemm writes them down in its Python package, which is not imported here. A rule is registered only where there is
-none, and fbgemm's package, imported later, leaves a rule alone that is there.
+fbgemm writes them down in its Python package, which is not imported here. A rule is registered only
+where there is none, and fbgemm's package, imported later, leaves a rule alone that is there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def register_shapes() -> None:
 def _looked_up(*given: Any, **named: Any) -> Tensor:
     """[B, total_D], or [N, D] without pooling, on the device of the ids."""
     schema = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function.default._schema
-    arguments: dict[str, Any] = {argument.name: argument.default_value for argument in schema.arguments}
+    arguments: dict[str, Any] = {
+        argument.name: argument.default_value for argument in schema.arguments
+    }
     arguments.update(zip(arguments, given, strict=False))
     arguments.update(named)
     indices, offsets, total = arguments["indices"], arguments["offsets"], arguments["total_D"]

@@ -2,16 +2,18 @@
 
 Per touched row with g, the sum of its gradients; m_r and v_r are one number for the whole row:
 
-====================  ========================================================  ====================================
-kind                  what happens                                              what is kept
-====================  ========================================================  ====================================
-sgd                   w -= lr * g                                               nothing
-adagrad               m += g^2, w -= lr * g / (sqrt(m) + eps)                   momentum1 [R, D]
-rowwise_adagrad       m_r += mean(g^2), w -= lr * g / (sqrt(m_r) + eps)         momentum1 [R]
-adam                  see ``row_rules``                                         momentum1, exp_avg_sq [R, D], step
-partial_rowwise_adam  the same with v_r, of mean(g^2)                           momentum1 [R, D], exp_avg_sq [R],
+====================  ========================================================
+==================================== kind                  what happens
+what is kept ====================  ========================================================
+==================================== sgd                   w -= lr * g
+nothing adagrad               m += g^2, w -= lr * g / (sqrt(m) + eps)                   momentum1
+[R, D] rowwise_adagrad       m_r += mean(g^2), w -= lr * g / (sqrt(m_r) + eps)         momentum1 [R]
+adam                  see ``row_rules``                                         momentum1,
+exp_avg_sq [R, D], step partial_rowwise_adam  the same with v_r, of mean(g^2)
+momentum1 [R, D], exp_avg_sq [R],
                                                                                 step
-====================  ========================================================  ====================================
+====================  ========================================================
+====================================
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-__all__ = ["FBGEMM_KINDS", "OptimizerKind", "OptimizerSpec", "StateSpec", "UpdateStep", "check_rate"]
+__all__ = [
+    "FBGEMM_KINDS",
+    "OptimizerKind",
+    "OptimizerSpec",
+    "StateSpec",
+    "UpdateStep",
+    "check_rate",
+]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
 # Those that fbgemm has a CPU kernel for; the others run in torch on the CPU, under both backends.
@@ -37,7 +46,8 @@ class StateSpec(NamedTuple):
     rowwise: bool
 
 
-# Names as TorchRec's state dicts have them: the first is momentum1 whatever it is, a second keeps fbgemm's name.
+# Names as TorchRec's state dicts have them: the first is momentum1 whatever it is, a second keeps
+# fbgemm's name.
 _STATES: dict[OptimizerKind, tuple[StateSpec, ...]] = {
     "sgd": (),
     "adagrad": (StateSpec("momentum1", False),),
@@ -55,15 +65,16 @@ class OptimizerSpec:
         kind: One of ``OptimizerKind``.
         learning_rate: The rate of the first step; ``TableBatch.learning_rate`` changes it.
         eps: Added to the root.
-        weight_decay: Of the Adams: how much of a touched row goes at each step, times the rate. Must be 0 for the
-            others: fbgemm's CPU kernels take the argument and ignore it.
+        weight_decay: Of the Adams: how much of a touched row goes at each step, times the rate.
+            Must be 0 for the others: fbgemm's CPU kernels take the argument and ignore it.
         beta1: How much of the mean gradient is kept; of the Adams.
         beta2: How much of the mean squared gradient is kept; of the Adams.
-        max_gradient: Each number of the gradient of the pooled rows is cut to within plus and minus this; None leaves
-            it as it is.
+        max_gradient: Each number of the gradient of the pooled rows is cut to within plus and minus
+            this; None leaves it as it is.
 
     Raises:
-        ValueError: An unknown kind, or a number that is negative, not finite, out of range, or would have no effect.
+        ValueError: An unknown kind, or a number that is negative, not finite, out of range, or
+            would have no effect.
 
     Example:
         >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
@@ -92,12 +103,15 @@ class OptimizerSpec:
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"{name}={beta} must be at least 0 and less than 1")
             if self.kind not in _ADAMS and beta != default:
-                raise ValueError(f"{name}={beta} with {self.kind}: only {' and '.join(_ADAMS)} have it; leave it out")
+                raise ValueError(
+                    f"{name}={beta} with {self.kind}: only {' and '.join(_ADAMS)} have it; "
+                    "leave it out"
+                )
         if self.weight_decay != 0.0 and self.kind not in _ADAMS:
             raise ValueError(
-                f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore weight decay, "
-                f"so only weight_decay=0.0 is accepted; {' and '.join(_ADAMS)} have it, and dense parameters decay "
-                "through their own optimizer"
+                f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore "
+                f"weight decay, so only weight_decay=0.0 is accepted; {' and '.join(_ADAMS)} have "
+                "it, and dense parameters decay through their own optimizer"
             )
 
     @property
@@ -122,7 +136,9 @@ class OptimizerSpec:
 
     def limited(self, grad: Tensor) -> Tensor:
         """The gradient of pooled rows, with its elements clamped to plus and minus max_gradient."""
-        return grad if self.max_gradient is None else grad.clamp(-self.max_gradient, self.max_gradient)
+        return (
+            grad if self.max_gradient is None else grad.clamp(-self.max_gradient, self.max_gradient)
+        )
 
 
 class UpdateStep(NamedTuple):

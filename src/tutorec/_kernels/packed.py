@@ -1,12 +1,14 @@
 """Lookups of quantized tables: all tables of a group in one call, their packed rows in one buffer.
 
-The buffer holds the rows of each table as ``packed_layout`` describes them, whatever their number formats; a few small
-tensors say where each feature's table begins, and what it is. fbgemm's inference operator takes exactly these, so the
-call is made to the operator itself: its Python module would cost more than the lookup of a small batch. On CUDA it is
-the same operator, where fbgemm's CUDA wheel fits, which reads words of 4 bytes; that was run with CPU tensors only.
+The buffer holds the rows of each table as ``packed_layout`` describes them, whatever their number
+formats; a few small tensors say where each feature's table begins, and what it is. fbgemm's
+inference operator takes exactly these, so the call is made to the operator itself: its Python
+module would cost more than the lookup of a small batch. On CUDA it is the same operator, where
+fbgemm's CUDA wheel fits, which reads words of 4 bytes; that was run with CPU tensors only.
 
-In eager mode ids are not checked here: the module that owns the tables has done it, with names. A traced, scripted or
-exported graph has no such module around it, so there a check stands in front of the lookup.
+In eager mode ids are not checked here: the module that owns the tables has done it, with names. A
+traced, scripted or exported graph has no such module around it, so there a check stands in front of
+the lookup.
 """
 
 from collections.abc import Sequence
@@ -31,12 +33,19 @@ __all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable"]
 
 # Tables begin at multiples of a cache line, as fbgemm's do.
 _TABLE_ALIGNMENT = 128
-_ON_DEVICE, _ON_HOST = 0, 3  # fbgemm's codes of the places where the rows of a CUDA and of a CPU table are
+# fbgemm's codes of the places where the rows of a CUDA and of a CPU table are
+_ON_DEVICE, _ON_HOST = 0, 3
 _CUDA_ALIGNMENT, _CUDA_COLUMNS = (
     16,
     4080,
 )  # what the CUDA kernels read at once, in bytes; the widest rows that they take
-_TYPE_CODES = {DataType.FP32: 0, DataType.FP16: 1, DataType.INT8: 2, DataType.INT4: 3, DataType.INT2: 4}
+_TYPE_CODES = {
+    DataType.FP32: 0,
+    DataType.FP16: 1,
+    DataType.INT8: 2,
+    DataType.INT4: 3,
+    DataType.INT2: 4,
+}
 _POOLING_CODES = {"sum": 0, "mean": 1, "none": 2}
 _OUTPUT_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}
 # The operator asks for the largest width of each format, in this order.
@@ -83,10 +92,12 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
     Args:
         tables: The tables, of any number formats.
         feature_tables: For each feature the index of its table.
-        pooling: ``"sum"``, ``"mean"``, ``"sqrtn"``, or ``"none"`` for one row an id (all tables of one width).
+        pooling: ``"sum"``, ``"mean"``, ``"sqrtn"``, or ``"none"`` for one row an id (all tables of
+            one width).
         output_dtype: float32, float16 or bfloat16.
         device: Where the rows are; ``"meta"`` for none.
-        storage: Bytes in which rows lie already, such as ``weights`` of another operator; nothing is copied then.
+        storage: Bytes in which rows lie already, such as ``weights`` of another operator; nothing
+            is copied then.
         table_offsets: The byte of ``storage`` at which each table begins, a multiple of 4.
 
     Attributes:
@@ -94,16 +105,22 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         table_offsets: The byte at which each table begins in it.
 
     Raises:
-        ValueError: There are no features, or one names no table, tables of different widths are not pooled, the pooling
-            or the output type is unknown, or ``storage`` does not hold the tables.
+        ValueError: There are no features, or one names no table, tables of different widths are not
+            pooled, the pooling or the output type is unknown, or ``storage`` does not hold the
+            tables.
 
-    Shapes: ids [N] and offsets [F*B+1], feature by feature, weights [N] or None -> [B, sum of D], or [N, D].
+    Shapes: ids [N] and offsets [F*B+1], feature by feature, weights [N] or None -> [B, sum of D],
+    or [N, D].
 
     Example:
         >>> import torch
-        >>> op = IntNBitTableBatchedEmbeddingBagsCodegen([PackedTable("item", 3, 2, DataType.FP32)], [0], "sum")
+        >>> op = IntNBitTableBatchedEmbeddingBagsCodegen(
+        ...     [PackedTable("item", 3, 2, DataType.FP32)], [0], "sum"
+        ... )
         >>> rows = op.table_rows(0)  # uint8 [3, 16]: two numbers and padding
-        >>> _ = rows[:, :8].copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).view(torch.uint8))
+        >>> _ = rows[:, :8].copy_(
+        ...     torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).view(torch.uint8)
+        ... )
         >>> op(torch.tensor([2, 0]), torch.tensor([0, 2])).tolist()
         [[6.0, 8.0]]
     """
@@ -111,7 +128,14 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
     # Known while it is scripted, so that a branch for the other backend is not compiled.
     __constants__ = ("_on_fbgemm",)
     # Python's own; a graph has no use for them.
-    __jit_ignored_attributes__ = ("tables", "feature_tables", "table_offsets", "output_dtype", "_head", "_tail")
+    __jit_ignored_attributes__ = (
+        "tables",
+        "feature_tables",
+        "table_offsets",
+        "output_dtype",
+        "_head",
+        "_tail",
+    )
     __jit_unused_properties__ = ("pooling", "total_columns")
 
     weights: Tensor
@@ -147,9 +171,16 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         self._check()
         if storage is None:
             sizes = [table.rows * table.layout.row_bytes for table in self.tables]
-            starts = [*accumulate((-(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT for size in sizes), initial=0)]
+            starts = [
+                *accumulate(
+                    (-(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT for size in sizes), initial=0
+                )
+            ]
             # Not filled: pages that no row was written to cost nothing.
-            storage, table_offsets = torch.empty(starts[-1], dtype=torch.uint8, device=device), starts[:-1]
+            storage, table_offsets = (
+                torch.empty(starts[-1], dtype=torch.uint8, device=device),
+                starts[:-1],
+            )
             ask_for_large_pages(storage)
         self.table_offsets: tuple[int, ...] = tuple(table_offsets or ())
         self._check_storage(storage)
@@ -173,8 +204,10 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         row_bytes = table.layout.row_bytes
         return self.weights[start : start + table.rows * row_bytes].view(table.rows, row_bytes)
 
-    def forward(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Ids [N], offsets [F*B+1], weights [N] or None -> [B, sum of D], or [N, D] without pooling."""
+    def forward(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Ids [N], offsets [F*B+1], weights [N] or None -> [B, sum of D], or [N, D] unpooled."""
         if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
             if type(indices) is Tensor and not torch.compiler.is_compiling() and not is_tracing():
                 return self._eager(indices, offsets, per_sample_weights)
@@ -183,7 +216,9 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
     @torch.jit.unused
     def _eager(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         # What would be read beyond its end; whether ids are rows the caller has asked.
-        if (offsets.shape[0] - 1) % len(self._names) or (weights is not None and weights.shape != indices.shape):
+        if (offsets.shape[0] - 1) % len(self._names) or (
+            weights is not None and weights.shape != indices.shape
+        ):
             raise ValueError(self._describe_bad_batch(indices, offsets, weights))
         if indices.dtype != offsets.dtype:
             if indices.is_floating_point():
@@ -196,13 +231,21 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         if self._is_meta and not indices.is_meta:
             # fbgemm would read whatever is in memory.
             raise ValueError(
-                f"tables {sorted(set(self._names))} are on the meta device and hold no rows to look up: allocate them "
-                "with tutorec.quant.utils.meta_to_cpu_placement(model), and load packed rows"
+                f"tables {sorted(set(self._names))} are on the meta device and hold no rows to "
+                "look up: allocate them with tutorec.quant.utils.meta_to_cpu_placement(model), "
+                "and load packed rows"
             )
         if not self._on_fbgemm:
             return self._in_torch(indices, offsets, weights)
         # Contiguous, because the operator reads memory without asking about strides.
-        pooled = _operator()(*self._head, indices.contiguous(), offsets.contiguous(), self._mode, weights, *self._tail)
+        pooled = _operator()(
+            *self._head,
+            indices.contiguous(),
+            offsets.contiguous(),
+            self._mode,
+            weights,
+            *self._tail,
+        )
         return pooled if not self._slices else pick_columns(pooled, tuple(self._slices))
 
     def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -222,8 +265,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
                 indices = check_rows(self._rows, self._names, indices, offsets)
             return self._in_torch(indices, offsets, weights)
         if not exporting:
-            # The operator takes -1 for an id that was pruned and skips it; so the ids are checked against the last
-            # rows one lower, where -1 is no exception.
+            # The operator takes -1 for an id that was pruned and skips it; so the ids are checked
+            # against the last rows one lower, where -1 is no exception.
             torch.ops.fbgemm.bounds_check_indices(
                 self._last_rows, indices - 1, offsets, self._on_wrong_id, self._warning, None
             )
@@ -258,16 +301,18 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
 
     def _in_torch(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         pooling = "sum" if self._pooling == "sqrtn" else self._pooling
-        pooled = packed_lookup(self.weights, self._starts, self._blocks, indices, offsets, pooling, weights)
+        pooled = packed_lookup(
+            self.weights, self._starts, self._blocks, indices, offsets, pooling, weights
+        )
         return pooled.to(self._output_dtype)
 
     @torch.jit.unused
     def _describe_bad_batch(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> str:
         weighted = "" if weights is None else f", {list(weights.shape)} weights"
         return (
-            f"tables {sorted(set(self._names))}: {list(indices.shape)} ids of {indices.dtype}, {list(offsets.shape)} "
-            f"offsets{weighted} are no batch of {len(self._names)} features: it has int32 or int64 ids [N], "
-            "features * samples + 1 offsets, and no weights or [N]"
+            f"tables {sorted(set(self._names))}: {list(indices.shape)} ids of {indices.dtype}, "
+            f"{list(offsets.shape)} offsets{weighted} are no batch of {len(self._names)} features: "
+            "it has int32 or int64 ids [N], features * samples + 1 offsets, and no weights or [N]"
         )
 
     @torch.jit.unused
@@ -300,14 +345,26 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             max((width for width, own in zip(stored, kinds, strict=True) if own is kind), default=0)
             for kind in _WIDTH_ORDER
         ]
-        self._mode = _POOLING_CODES[kernel_pooling(cast(PoolingKind, self._pooling), weighted=False)]
+        self._mode = _POOLING_CODES[
+            kernel_pooling(cast(PoolingKind, self._pooling), weighted=False)
+        ]
         self._output_code, self._output_dtype = _OUTPUT_CODES[self.output_dtype], self.output_dtype
         facts = [(layout.bits, layout.columns, layout.row_bytes) for layout in layouts]
         self._blocks = [[len([*run]), *kind] for kind, run in groupby(facts)]
-        self._rows, self._names = [table.rows for table in features], [table.name for table in features]
+        self._rows, self._names = (
+            [table.rows for table in features],
+            [table.name for table in features],
+        )
         self._slices = self._cuts([table.columns for table in features], stored)
         self._head = (
-            *(weights, self._no_rows, self._placements, self._starts, self._types, self._column_offsets),
+            *(
+                weights,
+                self._no_rows,
+                self._placements,
+                self._starts,
+                self._types,
+                self._column_offsets,
+            ),
             *(self._total, *self._widths),
         )
         # Numbers for the graph: a scripted method knows attributes, and no numbers of this file.
@@ -333,43 +390,57 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
     def _check(self) -> None:
         names = [table.name for table in self.tables]
         if self._pooling not in POOLINGS:
-            raise ValueError(f"tables {names}: pooling {self._pooling!r} is none of {list(POOLINGS)}")
+            raise ValueError(
+                f"tables {names}: pooling {self._pooling!r} is none of {list(POOLINGS)}"
+            )
         if self.output_dtype not in _OUTPUT_CODES:
             known = [str(dtype) for dtype in _OUTPUT_CODES]
             raise ValueError(
-                f"tables {names}: quantized rows cannot be read as {self.output_dtype}; choose one of {known}"
+                f"tables {names}: quantized rows cannot be read as {self.output_dtype}; choose "
+                f"one of {known}"
             )
         if not self.feature_tables:
-            raise ValueError(f"no feature reads tables {names}; make an operator of tables that are looked up")
+            raise ValueError(
+                f"no feature reads tables {names}; make an operator of tables that are looked up"
+            )
         wrong = [table for table in self.feature_tables if not 0 <= table < len(self.tables)]
         if wrong:
-            raise ValueError(f"features read tables {wrong}, and there are {len(self.tables)}: {names}; count from 0")
+            raise ValueError(
+                f"features read tables {wrong}, and there are {len(self.tables)}: {names}; "
+                "count from 0"
+            )
         alignments = {table.name: table.alignment for table in self.tables}
         if len(set(alignments.values())) > 1:
-            raise ValueError(f"tables of one operator have rows of one alignment, got {alignments}; make one for each")
+            raise ValueError(
+                f"tables of one operator have rows of one alignment, got {alignments}; make "
+                "one for each"
+            )
         widths = {table.name: table.columns for table in self.tables}
         if self._pooling == "none" and len(set(widths.values())) > 1:
             raise ValueError(
-                f"rows that are not pooled need tables of one width, got {widths}; make an operator for each"
+                f"rows that are not pooled need tables of one width, got {widths}; make an "
+                "operator for each"
             )
 
     def _check_storage(self, storage: Tensor) -> None:
         names, size = [table.name for table in self.tables], storage.numel()
         if len(self.table_offsets) != len(self.tables):
             raise ValueError(
-                f"{len(self.table_offsets)} table_offsets for {len(self.tables)} tables {names}; give one each"
+                f"{len(self.table_offsets)} table_offsets for {len(self.tables)} tables "
+                f"{names}; give one each"
             )
         if storage.dtype != torch.uint8 or storage.dim() != 1 or not storage.is_contiguous():
             raise ValueError(
-                f"tables {names}: storage must be a row of bytes, uint8 [n], got {storage.dtype} {list(storage.shape)}"
-                "; pass another operator's weights"
+                f"tables {names}: storage must be a row of bytes, uint8 [n], got {storage.dtype} "
+                f"{list(storage.shape)}; pass another operator's weights"
             )
         for table, start in zip(self.tables, self.table_offsets, strict=True):
             stop = start + table.rows * table.layout.row_bytes
             if start < 0 or start % LEAST_ALIGNMENT or stop > size:
                 raise ValueError(
-                    f"table {table.name!r}: bytes {start} to {stop} are not in a storage of {size} bytes, or do not "
-                    f"begin at a multiple of {LEAST_ALIGNMENT}; take table_offsets from the operator that owns it"
+                    f"table {table.name!r}: bytes {start} to {stop} are not in a storage of {size} "
+                    f"bytes, or do not begin at a multiple of {LEAST_ALIGNMENT}; take "
+                    "table_offsets from the operator that owns it"
                 )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

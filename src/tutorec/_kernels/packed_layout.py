@@ -2,14 +2,16 @@
 
     fp16 scale | fp16 bias | payload: 8, 4 or 2 bits for each column | zeros up to the row alignment
 
-A number is ``scale * code + bias``. FP16 and FP32 rows have neither scale nor bias. It is the layout that fbgemm's
-inference operators read; the plain-torch lookup reads the same bytes, so that a saved model moves between the two.
+A number is ``scale * code + bias``. FP16 and FP32 rows have neither scale nor bias. It is the
+layout that fbgemm's inference operators read; the plain-torch lookup reads the same bytes, so that
+a saved model moves between the two.
 
-The distance between rows (``row_bytes``) decides how fast they are read. fbgemm's CPU kernels prefetch the rows of
-coming ids by cache lines of 64 bytes, counted from the beginning of a row: one line for each 64 bytes of payload, and
-one more where ``row_bytes % 64`` is between 1 and 4 (INT8: 8). If a row reaches into a line that was not prefetched,
-the lookup waits for memory. Source: ``GenEmbeddingSpMDMLookup`` in FBGEMM's ``src/EmbeddingSpMDM.cc`` (8 bits and
-more) and ``GenEmbeddingSpMDMNBitLookup`` in ``src/EmbeddingSpMDMNBit.cc`` (4 and 2 bits).
+The distance between rows (``row_bytes``) decides how fast they are read. fbgemm's CPU kernels
+prefetch the rows of coming ids by cache lines of 64 bytes, counted from the beginning of a row: one
+line for each 64 bytes of payload, and one more where ``row_bytes % 64`` is between 1 and 4 (INT8:
+8). If a row reaches into a line that was not prefetched, the lookup waits for memory. Source:
+``GenEmbeddingSpMDMLookup`` in FBGEMM's ``src/EmbeddingSpMDM.cc`` (8 bits and more) and
+``GenEmbeddingSpMDMNBitLookup`` in ``src/EmbeddingSpMDMNBit.cc`` (4 and 2 bits).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _LINE = 64
 # Bytes in the last line of a row up to which the kernel prefetches that line, too.
 _PREFETCHED_TAIL = {DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 4}
 _SCALE_AND_BIAS = 4
-# Bits of a column, and the columns that kernels handle at once: narrower rows are padded up to a multiple of them.
+# Bits of a column, and the columns that kernels handle at once: narrower rows are padded up to a
+# multiple of them.
 _BITS = {DataType.FP32: 32, DataType.FP16: 16, DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 2}
 _COLUMNS_AT_ONCE = {DataType.INT4: 4, DataType.INT2: 8}
 PACKED_TYPES: tuple[DataType, ...] = tuple(_BITS)
@@ -89,11 +92,15 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
         alignment: Rows are padded to a multiple of so many bytes.
 
     Raises:
-        ValueError: No columns, a format that has no packed rows, or an alignment that is not a multiple of 4.
+        ValueError: No columns, a format that has no packed rows, or an alignment that is not a
+            multiple of 4.
 
     Example:
         >>> from tutorec.types import DataType
-        >>> [row_layout(64, kind).row_bytes for kind in (DataType.FP32, DataType.INT8, DataType.INT4, DataType.INT2)]
+        >>> [
+        ...     row_layout(64, kind).row_bytes
+        ...     for kind in (DataType.FP32, DataType.INT8, DataType.INT4, DataType.INT2)
+        ... ]
         [256, 80, 48, 32]
         >>> row_layout(6, DataType.INT4).stored_columns
         8
@@ -104,7 +111,9 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
     if columns < 1:
         raise ValueError(f"a row of {columns} columns cannot be packed; it needs at least 1")
     if not isinstance(alignment, int) or alignment < 4 or alignment % 4:
-        raise ValueError(f"row alignment {alignment!r} is not a multiple of 4 bytes; use {ROW_ALIGNMENT}")
+        raise ValueError(
+            f"row alignment {alignment!r} is not a multiple of 4 bytes; use {ROW_ALIGNMENT}"
+        )
     bits, step = _BITS[data_type], _COLUMNS_AT_ONCE.get(data_type, 1)
     stored = -(-columns // step) * step
     scale = _SCALE_AND_BIAS if bits <= 8 else 0
@@ -114,15 +123,19 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
 
 
 @lru_cache(maxsize=4096)
-def row_alignment(columns: int, data_type: DataType, wanted: RowAlignment, device_type: str = "cpu") -> int:
+def row_alignment(
+    columns: int, data_type: DataType, wanted: RowAlignment, device_type: str = "cpu"
+) -> int:
     """The alignment in bytes of a table's rows.
 
     Args:
         columns: D.
         data_type: Number format.
-        wanted: ``"small"``: the fewest bytes that the format allows. ``"fast"``: the fewest bytes with which fbgemm's
-            CPU kernel prefetches every line of every row. A number: that alignment.
-        device_type: On ``"cuda"`` both words mean 16, the only alignment that fbgemm's CUDA kernels read.
+        wanted: ``"small"``: the fewest bytes that the format allows. ``"fast"``: the fewest bytes
+            with which fbgemm's CPU kernel prefetches every line of every row. A number: that
+            alignment.
+        device_type: On ``"cuda"`` both words mean 16, the only alignment that fbgemm's CUDA kernels
+            read.
 
     Raises:
         ValueError: Another word, or as ``row_layout``.
@@ -131,7 +144,10 @@ def row_alignment(columns: int, data_type: DataType, wanted: RowAlignment, devic
         >>> from tutorec.types import DataType
         >>> def row_bytes(wanted):
         ...     kinds = DataType.INT8, DataType.INT4, DataType.INT2
-        ...     return [row_layout(64, kind, row_alignment(64, kind, wanted)).row_bytes for kind in kinds]
+        ...     return [
+        ...         row_layout(64, kind, row_alignment(64, kind, wanted)).row_bytes
+        ...         for kind in kinds
+        ...     ]
         >>> row_bytes(16), row_bytes("fast"), row_bytes("small")
         ([80, 48, 32], [68, 64, 32], [68, 36, 20])
     """
@@ -159,7 +175,9 @@ def lines_of_row(row: RowLayout, number: int) -> tuple[set[int], set[int]]:
     Example:
         >>> lines_of_row(row_layout(64, DataType.INT8, alignment=4), 1)  # bytes 68 to 135
         ({1, 2}, {1, 2})
-        >>> lines_of_row(row_layout(64, DataType.INT8, alignment=16), 1)  # bytes 80 to 147, then padding
+        >>> lines_of_row(
+        ...     row_layout(64, DataType.INT8, alignment=16), 1
+        ... )  # bytes 80 to 147, then padding
         ({1, 2}, {1})
     """
     start = number * row.row_bytes

@@ -1,7 +1,7 @@
 """Packed rows read in plain torch: the numbers of a row, and the lookup of all tables of a group.
 
-Every function runs on any device, compiles under ``torch.jit.script`` and exports with dynamic numbers of ids and
-samples. Numbers are summed in float32, as fbgemm's operators do.
+Every function runs on any device, compiles under ``torch.jit.script`` and exports with dynamic
+numbers of ids and samples. Numbers are summed in float32, as fbgemm's operators do.
 """
 
 import torch
@@ -22,8 +22,12 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
 
     Example:
         >>> import torch
-        >>> row = torch.tensor([[0.5, -1.0]], dtype=torch.float16).view(torch.uint8)  # scale and bias
-        >>> numbers_of_rows(torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1), bits=8, columns=2).tolist()
+        >>> row = torch.tensor([[0.5, -1.0]], dtype=torch.float16).view(
+        ...     torch.uint8
+        ... )  # scale and bias
+        >>> numbers_of_rows(
+        ...     torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1), bits=8, columns=2
+        ... ).tolist()
         [[0.0, 1.0]]
     """
     if bits == 32:
@@ -36,7 +40,9 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
     if bits < 8:
         # The first column of a byte is in its lowest bits.
         places = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-        payload = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and((1 << bits) - 1)
+        payload = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and(
+            (1 << bits) - 1
+        )
         payload = payload.flatten(1)[:, :columns]
     return torch.addcmul(scale_bias[:, 1:], payload.float(), scale_bias[:, :1])
 
@@ -44,9 +50,12 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
 def _first_bytes(packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """The first bytes of each row as numbers; a copy, as TorchScript cannot view another dtype.
 
-    ``contiguous()`` in place of ``clone`` would fix in an exported graph whether there is one row or many.
+    ``contiguous()`` in place of ``clone`` would fix in an exported graph whether there is one row
+    or many.
     """
-    return torch.view_copy(packed[:, :size].clone(memory_format=torch.contiguous_format), dtype=dtype)
+    return torch.view_copy(
+        packed[:, :size].clone(memory_format=torch.contiguous_format), dtype=dtype
+    )
 
 
 def packed_lookup(
@@ -63,7 +72,8 @@ def packed_lookup(
     Args:
         flat: The bytes of all tables.
         places: For each feature where its table begins in ``flat`` [F].
-        blocks: For each run of neighbouring features of one kind: how many, bits, columns, bytes of a row.
+        blocks: For each run of neighbouring features of one kind: how many, bits, columns, bytes of
+            a row.
         indices: Ids [N], feature by feature.
         offsets: Where each bag begins and the last one ends [F*B+1].
         pooling: ``"sum"``, ``"mean"`` or ``"none"``.
@@ -71,9 +81,13 @@ def packed_lookup(
 
     Example:
         >>> import torch
-        >>> flat = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).view(torch.uint8)  # two tables [2, 2] in fp32
+        >>> flat = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).view(
+        ...     torch.uint8
+        ... )  # two tables [2, 2] in fp32
         >>> ids, offsets = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
-        >>> packed_lookup(flat, torch.tensor([0, 16]), [[2, 32, 2, 8]], ids, offsets, "sum", None).tolist()
+        >>> packed_lookup(
+        ...     flat, torch.tensor([0, 16]), [[2, 32, 2, 8]], ids, offsets, "sum", None
+        ... ).tolist()
         [[4.0, 6.0, 7.0, 8.0]]
     """
     features = places.shape[0]
@@ -95,7 +109,8 @@ def packed_lookup(
             own_bags = bags.index_select(0, own)
             if weights is not None:
                 own_weights = weights.index_select(0, own)
-        # Tables begin anywhere, so that there is no one matrix of rows; but rows begin at every fourth byte at most.
+        # Tables begin anywhere, so that there is no one matrix of rows; but rows begin at every
+        # fourth byte at most.
         packed = flat[:0].view(0, row_bytes)
         if flat.shape[0] >= row_bytes:
             packed = flat.unfold(0, row_bytes, 4)
@@ -128,7 +143,8 @@ def check_rows(rows: list[int], names: list[str], indices: Tensor, offsets: Tens
         offsets: Where each bag begins and the last one ends [F*B+1].
 
     Raises:
-        ValueError: An id is negative or not below R; under ``torch.jit.script`` its text is in a ``torch.jit.Error``.
+        ValueError: An id is negative or not below R; under ``torch.jit.script`` its text is in a
+            ``torch.jit.Error``.
 
     Example:
         >>> import torch
@@ -145,8 +161,9 @@ def check_rows(rows: list[int], names: list[str], indices: Tensor, offsets: Tens
             low, high = int(own.min()), int(own.max())
             if low < 0 or high >= rows[feature]:
                 raise ValueError(
-                    f"table '{names[feature]}' has {rows[feature]} rows (ids 0 to {rows[feature] - 1}), and the batch "
-                    f"holds id {low if low < 0 else high}; hash ids to the table's rows, or make it larger"
+                    f"table '{names[feature]}' has {rows[feature]} rows (ids 0 to "
+                    f"{rows[feature] - 1}), and the batch holds id {low if low < 0 else high}; "
+                    "hash ids to the table's rows, or make it larger"
                 )
     return indices
 

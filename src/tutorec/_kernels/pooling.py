@@ -1,7 +1,8 @@
 """Poolings as weighted sums: the factor of each id's row that makes a bag's sum its pooling.
 
-Kernels sum and average. ``sqrtn`` divides a bag's sum by the root of its number of ids, which keeps the variance of
-the result independent of that number; it and the weighted mean reach the kernels as weights of a sum.
+Kernels sum and average. ``sqrtn`` divides a bag's sum by the root of its number of ids, which keeps
+the variance of the result independent of that number; it and the weighted mean reach the kernels as
+weights of a sum.
 """
 
 from __future__ import annotations
@@ -22,22 +23,29 @@ def kernel_pooling(pooling: PoolingKind, weighted: bool) -> PoolingKind:
 
     Example:
         >>> from tutorec._kernels.pooling import kernel_pooling
-        >>> kernel_pooling("sqrtn", weighted=False), kernel_pooling("mean", False), kernel_pooling("mean", True)
+        >>> (
+        ...     kernel_pooling("sqrtn", weighted=False),
+        ...     kernel_pooling("mean", False),
+        ...     kernel_pooling("mean", True),
+        ... )
         ('sum', 'mean', 'sum')
     """
     return "sum" if pooling == "sqrtn" or (pooling == "mean" and weighted) else pooling
 
 
-def bag_weights(pooling: str, offsets: Tensor, weights: Tensor | None, count: int | None = None) -> Tensor | None:
+def bag_weights(
+    pooling: str, offsets: Tensor, weights: Tensor | None, count: int | None = None
+) -> Tensor | None:
     """Weight of each id with which a kernel's plain sum (or unweighted mean) gives the pooling.
 
     Of a bag of n ids, with the weights w where there are any, id i gets:
 
-    =================  ===================================================================================
-    ``sum``, ``none``  ``w[i]``
-    ``mean``           ``w[i] / n``; None without weights, where the kernel divides
-    ``sqrtn``          ``1 / sqrt(n)``, or ``w[i] / sqrt(sum(w**2))``; 0 where all weights of the bag are 0
-    =================  ===================================================================================
+    =================
+    =================================================================================== ``sum``,
+    ``none``  ``w[i]`` ``mean``           ``w[i] / n``; None without weights, where the kernel
+    divides ``sqrtn``          ``1 / sqrt(n)``, or ``w[i] / sqrt(sum(w**2))``; 0 where all weights
+    of the bag are 0 =================
+    ===================================================================================
 
     Args:
         pooling: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"none"``.
@@ -46,7 +54,8 @@ def bag_weights(pooling: str, offsets: Tensor, weights: Tensor | None, count: in
         count: N, where the caller has it: saves a sync point on a device.
 
     Returns:
-        Weights [N], or None where the kernel needs none; float32 where they are not the caller's own.
+        Weights [N], or None where the kernel needs none; float32 where they are not the caller's
+        own.
 
     Example:
         >>> import torch
@@ -69,12 +78,16 @@ def bag_weights(pooling: str, offsets: Tensor, weights: Tensor | None, count: in
     if weights is None:
         return lengths.float().rsqrt().repeat_interleave(lengths, output_size=count)
     weights = weights.float()
-    bags = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths, output_size=count)
+    bags = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(
+        lengths, output_size=count
+    )
     if weights.is_cuda:
-        # In a fixed order: copies of a table on several ranks would drift apart by what additions in any order round.
+        # In a fixed order: copies of a table on several ranks would drift apart by what additions
+        # in any order round.
         squares = torch.segment_reduce(weights.square(), "sum", lengths=lengths, unsafe=True)
     else:
         squares = weights.new_zeros([lengths.shape[0]]).index_add(0, bags, weights.square())
     empty = squares == 0
-    # A root of 0 has no gradient: bags without weight are given a 1 to divide by, and their weights are 0 already.
+    # A root of 0 has no gradient: bags without weight are given a 1 to divide by, and their weights
+    # are 0 already.
     return weights * squares.masked_fill(empty, 1.0).rsqrt().index_select(0, bags)

@@ -1,7 +1,8 @@
 """Every kernel in few lines of torch, for the book, and for tests of the other kernels.
 
-The jagged functions run wherever fbgemm is missing; the lookups and updates are oracles, written to be read. They take
-one table and its ids, make whatever they need in full, and leave speed to ``tbe_torch`` and fbgemm.
+The jagged functions run wherever fbgemm is missing; the lookups and updates are oracles, written to
+be read. They take one table and its ids, make whatever they need in full, and leave speed to
+``tbe_torch`` and fbgemm.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
     return offsets
 
 
-def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:
+def jagged_to_padded_dense(
+    values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0
+) -> Tensor:
     """Rows of different length, padded: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
 
     Rows longer than ``max_length`` are cut, shorter ones are filled with ``padding``.
@@ -82,7 +85,9 @@ def bucketize(
     lists, count, buckets = lengths.numel(), values.numel(), len(bounds[0]) - 1
     firsts = torch.tensor(bounds, dtype=torch.int64, device=values.device)[:, :-1]
     per_feature = torch.tensor(list(segments), device=values.device)
-    feature = torch.arange(len(bounds), device=values.device).repeat_interleave(per_feature, output_size=lists)
+    feature = torch.arange(len(bounds), device=values.device).repeat_interleave(
+        per_feature, output_size=lists
+    )
     bag = torch.arange(lists, device=values.device).repeat_interleave(lengths, output_size=count)
     bucket = torch.zeros_like(bag)
     for later in firsts[:, 1:].unbind(1):
@@ -92,22 +97,34 @@ def bucketize(
     counts = lengths.new_zeros(buckets * lists)
     counts.index_add_(0, bucket * lists + bag, torch.ones_like(bag, dtype=lengths.dtype))
     inside = values - firsts[feature[bag], bucket].to(values.dtype)
-    return counts, inside[order], None if weights is None else weights[order], order.argsort() if keep_places else None
+    return (
+        counts,
+        inside[order],
+        None if weights is None else weights[order],
+        order.argsort() if keep_places else None,
+    )
 
 
 def embedding_bag_forward(
-    weight: Tensor, ids: Tensor, offsets: Tensor, pooling: str = "sum", weights: Tensor | None = None
+    weight: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    pooling: str = "sum",
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Pool the rows of each bag: weight [R, D], ids [N], offsets [B+1], weights [N] -> [B, D].
 
-    The mean divides by the number of ids, weighted or not; ``"sqrtn"`` by the root of the sum of squared weights, which
-    is the root of that number where there are none; an empty bag is 0. ``"none"`` returns the rows [N, D].
+    The mean divides by the number of ids, weighted or not; ``"sqrtn"`` by the root of the sum of
+    squared weights, which is the root of that number where there are none; an empty bag is 0.
+    ``"none"`` returns the rows [N, D].
 
     Example:
         >>> import torch
         >>> from tutorec._kernels.reference import embedding_bag_forward
         >>> table = torch.tensor([[1.0], [10.0], [100.0]])
-        >>> embedding_bag_forward(table, torch.tensor([0, 2, 2]), torch.tensor([0, 2, 3]), "mean").tolist()
+        >>> embedding_bag_forward(
+        ...     table, torch.tensor([0, 2, 2]), torch.tensor([0, 2, 3]), "mean"
+        ... ).tolist()
         [[50.5], [100.0]]
     """
     rows = weight[ids]
@@ -133,7 +150,9 @@ def embedding_bag_gradient(weight: Tensor, ids: Tensor, row_grads: Tensor) -> Te
     Example:
         >>> import torch
         >>> from tutorec._kernels.reference import embedding_bag_gradient
-        >>> embedding_bag_gradient(torch.zeros(3, 1), torch.tensor([2, 0, 2]), torch.ones(3, 1)).flatten().tolist()
+        >>> embedding_bag_gradient(
+        ...     torch.zeros(3, 1), torch.tensor([2, 0, 2]), torch.ones(3, 1)
+        ... ).flatten().tolist()
         [1.0, 0.0, 2.0]
     """
     return torch.zeros_like(weight).index_add(0, ids, row_grads)
@@ -154,16 +173,23 @@ def sgd_update(weight: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: fl
     Example:
         >>> import torch
         >>> from tutorec._kernels.reference import sgd_update
-        >>> sgd_update(torch.ones(3, 1), torch.tensor([2, 0, 2]), torch.ones(3, 1), 0.25).flatten().tolist()
+        >>> sgd_update(
+        ...     torch.ones(3, 1), torch.tensor([2, 0, 2]), torch.ones(3, 1), 0.25
+        ... ).flatten().tolist()
         [0.75, 1.0, 0.5]
     """
     return weight - learning_rate * embedding_bag_gradient(weight, ids, row_grads)
 
 
 def rowwise_adagrad_update(
-    weight: Tensor, momentum: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float, eps: float = 1e-8
+    weight: Tensor,
+    momentum: Tensor,
+    ids: Tensor,
+    row_grads: Tensor,
+    learning_rate: float,
+    eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
-    r"""New weights and state after one step of row-wise Adagrad: one number of state for a whole row.
+    r"""New weights and state after a step of row-wise Adagrad: one number of state per row.
 
     .. math::
 
@@ -186,7 +212,8 @@ def rowwise_adagrad_update(
         >>> from tutorec._kernels.reference import rowwise_adagrad_update
         >>> grads = torch.tensor([[3.0, 3.0], [1.0, 1.0]])
         >>> ids = torch.tensor([0, 0])
-        >>> weight, momentum = rowwise_adagrad_update(torch.zeros(2, 2), torch.zeros(2), ids, grads, 0.5)
+        >>> zeros = torch.zeros(2, 2), torch.zeros(2)
+        >>> weight, momentum = rowwise_adagrad_update(*zeros, ids, grads, 0.5)
         >>> weight.tolist(), momentum.tolist()
         ([[-0.5, -0.5], [0.0, 0.0]], [16.0, 0.0])
     """
@@ -196,7 +223,12 @@ def rowwise_adagrad_update(
 
 
 def adagrad_update(
-    weight: Tensor, momentum: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float, eps: float = 1e-8
+    weight: Tensor,
+    momentum: Tensor,
+    ids: Tensor,
+    row_grads: Tensor,
+    learning_rate: float,
+    eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
     r"""New weights and state after one step of Adagrad: one number of state for each weight.
 
@@ -219,7 +251,12 @@ def adagrad_update(
         >>> import torch
         >>> from tutorec._kernels.reference import adagrad_update
         >>> weight, momentum = adagrad_update(
-        ...     torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([0]), torch.tensor([[3.0, -4.0]]), 0.5)
+        ...     torch.zeros(1, 2),
+        ...     torch.zeros(1, 2),
+        ...     torch.tensor([0]),
+        ...     torch.tensor([[3.0, -4.0]]),
+        ...     0.5,
+        ... )
         >>> weight.tolist(), momentum.tolist()
         ([[-0.5, 0.5]], [[9.0, 16.0]])
     """
@@ -241,11 +278,13 @@ def adam_update(
 
     .. math::
 
-        m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
         \hat m = m / (1 - \beta_1^t), \qquad \hat v = v / (1 - \beta_2^t) \\
         w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)
 
-    Where v has one number for a row, the row's mean of :math:`g^2` stands for it: partial row-wise Adam.
+    Where v has one number for a row, the row's mean of :math:`g^2` stands for it: partial row-wise
+    Adam.
 
     Args:
         rule: The betas, epsilon, and the decay lambda.
@@ -264,13 +303,21 @@ def adam_update(
         >>> from tutorec._kernels.reference import adam_update
         >>> fresh = torch.zeros(1, 2), torch.zeros(1, 2)
         >>> rule, grads = OptimizerSpec("adam", eps=0.0), torch.tensor([[3.0, -4.0]])
-        >>> weight, _ = adam_update(rule, torch.zeros(1, 2), fresh, torch.tensor([0]), grads, 0.5, number=1)
+        >>> ids = torch.tensor([0])
+        >>> weight, _ = adam_update(rule, torch.zeros(1, 2), fresh, ids, grads, 0.5, number=1)
         >>> weight.tolist()  # the first step is the rate, whatever the gradient
         [[-0.5, 0.5]]
     """
-    (mean, spread), touched = states, torch.zeros(weight.shape[0], 1, dtype=torch.bool).index_fill(0, ids, True)
+    (mean, spread), touched = (
+        states,
+        torch.zeros(weight.shape[0], 1, dtype=torch.bool).index_fill(0, ids, True),
+    )
     grad = embedding_bag_gradient(weight, ids, row_grads)
-    squares, seen = (grad.square(), touched) if spread.dim() == 2 else (grad.square().mean(1), touched.squeeze(1))
+    squares, seen = (
+        (grad.square(), touched)
+        if spread.dim() == 2
+        else (grad.square().mean(1), touched.squeeze(1))
+    )
     mean = torch.where(touched, rule.beta1 * mean + (1 - rule.beta1) * grad, mean)
     spread = torch.where(seen, rule.beta2 * spread + (1 - rule.beta2) * squares, spread)
     root = (spread / (1 - rule.beta2**number)).sqrt() + rule.eps
@@ -303,13 +350,17 @@ def update(
         >>> import torch
         >>> from tutorec._kernels.reference import update
         >>> rule, grads = OptimizerSpec("sgd"), torch.ones(1, 1)
-        >>> update(rule, torch.ones(2, 1), (), torch.tensor([1]), grads, rate=0.25, number=1)[0].flatten().tolist()
+        >>> update(rule, torch.ones(2, 1), (), torch.tensor([1]), grads, rate=0.25, number=1)[
+        ...     0
+        ... ].flatten().tolist()
         [1.0, 0.75]
     """
     if rule.kind == "sgd":
         return sgd_update(weight, ids, row_grads, rate), []
     if rule.kind in ("adam", "partial_rowwise_adam"):
-        weight, kept = adam_update(rule, weight, (states[0], states[1]), ids, row_grads, rate, number)
+        weight, kept = adam_update(
+            rule, weight, (states[0], states[1]), ids, row_grads, rate, number
+        )
         return weight, list(kept)
     of_kind = rowwise_adagrad_update if rule.kind == "rowwise_adagrad" else adagrad_update
     weight, momentum = of_kind(weight, states[0], ids, row_grads, rate, rule.eps)

@@ -1,13 +1,17 @@
 """Which rows of large tables have a slot in memory, which give theirs up, and how many lookups hit.
 
-A table is its R rows and, behind them, its slots. A row has a *place*: its slot while it has one, else itself. Places
-are numbered through all tables of a group. This file knows numbers; ``tbe_cached.py`` copies what stands in the rows.
+A table is its R rows and, behind them, its slots. A row has a *place*: its slot while it has one,
+else itself. Places are numbered through all tables of a group. This file knows numbers;
+``tbe_cached.py`` copies what stands in the rows.
 
-A row without a slot is read and updated where it lies. That is why a miss need not lead to a move, and few do:
+A row without a slot is read and updated where it lies. That is why a miss need not lead to a move,
+and few do:
 
-- ``"lru"`` is q-LRU [Garetto, Leonardi and Martina 2016]: of one batch in 1/q, drawn at random, the missing rows take
-  the slots that were not used for longest. What is used once hardly ever pushes out what is used often.
-- ``"lfu"`` draws batches, too, and gives those of the missing rows a slot that as many batches used as the row in it.
+- ``"lru"`` is q-LRU [Garetto, Leonardi and Martina 2016]: of one batch in 1/q, drawn at random, the
+  missing rows take the slots that were not used for longest. What is used once hardly ever pushes
+  out what is used often.
+- ``"lfu"`` draws batches, too, and gives those of the missing rows a slot that as many batches used
+  as the row in it.
 
 While a table has free slots, every missing row gets one.
 """
@@ -27,11 +31,11 @@ from tutorec._kernels.row_file import CacheAlgorithm
 
 __all__ = ["ADMITTED", "CacheCounts", "Held", "Move", "RowCache", "Rows"]
 
-# q: the share of batches whose missing rows may take slots of others. A batch that moves rows takes two or three times
-# as long; under LFU few move once the counts are settled.
+# q: the share of batches whose missing rows may take slots of others. A batch that moves rows takes
+# two or three times as long; under LFU few move once the counts are settled.
 ADMITTED: dict[CacheAlgorithm, float] = {"lru": 1 / 32, "lfu": 1 / 16}
-# Rows copied at once, so that saving a table needs the same memory whatever the size of its cache: 4 MiB beside it at
-# 64 columns, 16 MiB at 256.
+# Rows copied at once, so that saving a table needs the same memory whatever the size of its cache:
+# 4 MiB beside it at 64 columns, 16 MiB at 256.
 _AT_ONCE = 1 << 14
 _NEVER = torch.iinfo(torch.int32).max
 
@@ -40,8 +44,8 @@ _NEVER = torch.iinfo(torch.int32).max
 class CacheCounts:
     """What a cache has done: ids looked up, rows read from the file for them, rows written to it.
 
-    A row is counted once for each batch that reads or updates it in the file, and once when it gives up its slot and
-    has to be written back.
+    A row is counted once for each batch that reads or updates it in the file, and once when it
+    gives up its slot and has to be written back.
     """
 
     lookups: int = 0
@@ -75,21 +79,29 @@ class RowCache:
     Args:
         rows: R of each table.
         slots: Of each table, at least 1.
-        algorithm: Who gives up a slot: ``"lru"`` the row that was not used for longest, ``"lfu"`` the row that was used
-            by the fewest batches since the beginning.
-        admitted: The share of batches whose missing rows may take slots of others; by default that of ``ADMITTED``.
+        algorithm: Who gives up a slot: ``"lru"`` the row that was not used for longest, ``"lfu"``
+            the row that was used by the fewest batches since the beginning.
+        admitted: The share of batches whose missing rows may take slots of others; by default that
+            of ``ADMITTED``.
 
     Example:
         >>> import torch
         >>> cache = RowCache(rows=[100], slots=[2], algorithm="lru", admitted=1)
         >>> for ids in ([7, 7, 9], [9, 3]):
         ...     places, moves, _ = cache.place(torch.tensor(ids))
-        >>> moves[0].read.rows.tolist(), cache.find(torch.tensor([3, 7, 9])).tolist()  # 3 has taken the slot of 7
+        >>> (
+        ...     moves[0].read.rows.tolist(),
+        ...     cache.find(torch.tensor([3, 7, 9])).tolist(),
+        ... )  # 3 has taken the slot of 7
         ([3], [100, 7, 101])
     """
 
     def __init__(
-        self, rows: Sequence[int], slots: Sequence[int], algorithm: CacheAlgorithm, admitted: float | None = None
+        self,
+        rows: Sequence[int],
+        slots: Sequence[int],
+        algorithm: CacheAlgorithm,
+        admitted: float | None = None,
     ) -> None:
         # The first place of each table, and behind its rows the first of its slots.
         self.bases = [*accumulate((r + s for r, s in zip(rows, slots, strict=True)), initial=0)]
@@ -97,14 +109,18 @@ class RowCache:
         total = self.bases[-1]
         # Of a row its place; of a slot the row in it, or itself while it is free.
         self._place_of = torch.arange(total, dtype=torch.int32 if total <= _NEVER else torch.int64)
-        self._last_use = torch.full((total,), -1, dtype=torch.int32)  # of each place, the number of the batch
+        # of each place, the number of the batch
+        self._last_use = torch.full((total,), -1, dtype=torch.int32)
         self._uses = torch.zeros(total, dtype=torch.int32) if algorithm == "lfu" else None
         self._copied = [
             torch.full((s,), -1, dtype=torch.int32) for s in slots
         ]  # up to which batch a slot is written back
         self._last_change = -1
         self._free = [*slots]
-        self._admitted, self._draw = ADMITTED[algorithm] if admitted is None else admitted, random.Random(0)
+        self._admitted, self._draw = (
+            ADMITTED[algorithm] if admitted is None else admitted,
+            random.Random(0),
+        )
         self._held: dict[int, int] = {}
         self._batches = 0
         self.counts = CacheCounts()
@@ -136,17 +152,22 @@ class RowCache:
         drawn = self._draw.random() < self._admitted
         if not missing.numel() or not (drawn or any(self._free)):
             return places, [], read
-        if used_before is not None:  # a lookup that waits for its backward will update them where they are
+        # a lookup that waits for its backward will update them where they are
+        if used_before is not None:
             first &= used_before < min(self._held.values())
         moves = [*self._moves(missing.masked_select(first), drawn)]
-        return (self.find(rows) if moves else places), moves, read - sum(move.read.rows.numel() for move in moves)
+        return (
+            (self.find(rows) if moves else places),
+            moves,
+            read - sum(move.read.rows.numel() for move in moves),
+        )
 
     def hold(self) -> Held:
         """Pin the rows of this batch until ``release()``, or until the result is garbage."""
         return Held(self._held, self._batches)
 
     def change(self, in_file: int) -> None:
-        """Note that the rows of a batch, which are held, are updated: so many of them in the file."""
+        """Count the updated rows of a batch, all of which have slots: so many rows of the file."""
         self._last_change = self._batches
         self.counts.written += in_file
 
@@ -160,7 +181,7 @@ class RowCache:
             yield from self._parts(table, changed)
 
     def missing(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Of rows ``[N]`` those that have no slot, each once, table by table and counted within it."""
+        """The distinct rows of ``[N]`` that have no slot, table by table, numbered within it."""
         for table, own in self._by_table(rows.masked_select(self.find(rows) == rows).unique()):
             yield table, own - self.bases[table]
 
@@ -186,7 +207,7 @@ class RowCache:
         return Rows(self.find(slots) - self.bases[table], slots - self.bases[table])
 
     def _moves(self, missing: Tensor, drawn: bool) -> Iterator[Move]:
-        """Give distinct rows slots: all tables if the batch was drawn, else those with free slots."""
+        """Give slots to distinct rows: all tables if the batch is admitted, else to free slots."""
         for table, own in self._by_table(missing.sort().values):
             wanted = own if drawn else own[: self._free[table]]
             if wanted.numel():
@@ -215,13 +236,23 @@ class RowCache:
         oldest = min(self._held.values(), default=self._batches)
         worth = worth.masked_fill(used >= oldest, _NEVER)
         victims = worth.topk(min(own.numel(), last - first), largest=False)
-        fits = victims.values < _NEVER if offered is None else victims.values <= offered[: victims.values.numel()]
+        fits = (
+            victims.values < _NEVER
+            if offered is None
+            else victims.values <= offered[: victims.values.numel()]
+        )
         number = int(fits.sum())
         return own[:number], victims.indices[:number] + first
 
     def _give(self, table: int, own: Tensor, slots: Tensor) -> Move:
-        before, base, numbers = self.find(slots), self.bases[table], slots - self._first_slots[table]
-        written = self._rows_in(table, slots.masked_select(self._changed(table).index_select(0, numbers)))
+        before, base, numbers = (
+            self.find(slots),
+            self.bases[table],
+            slots - self._first_slots[table],
+        )
+        written = self._rows_in(
+            table, slots.masked_select(self._changed(table).index_select(0, numbers))
+        )
         self._free[table] -= int((before == slots).sum())
         self.counts.written += written.rows.numel()
         self._copied[table].index_fill_(0, numbers, self._batches - 1)

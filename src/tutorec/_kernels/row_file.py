@@ -29,12 +29,15 @@ class CacheSpec:
     """Tables of a group that are stored in a file; on CUDA, in the memory of the host.
 
     Args:
-        rows: Of each table, how many of its rows are in memory, or in that of the GPU; none: the tables are used where
-            they are stored, and the system keeps those pages of the file in memory that it has room for.
-        algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those used least often.
+        rows: Of each table, how many of its rows are in memory, or in that of the GPU; none: the
+            tables are used where they are stored, and the system keeps those pages of the file in
+            memory that it has room for.
+        algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those
+            used least often.
         folder: Where the file is; the system's folder for temporary files by default.
         reserved_memory: Bytes of the GPU's memory that a cache leaves free; on CUDA only.
-        prefetch_pipeline: Whether rows of coming batches are brought into the cache ahead of time; on CUDA only.
+        prefetch_pipeline: Whether rows of coming batches are brought into the cache ahead of time;
+            on CUDA only.
     """
 
     rows: tuple[int, ...] = ()
@@ -47,8 +50,8 @@ class CacheSpec:
 def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables") -> Tensor:
     """Zeros ``[elements]`` of float32 in a file, which the system reads and writes page by page.
 
-    The file has no name, so that nobody truncates it, and its space is free when the process ends, however it ends. Its
-    space is reserved here: writing to the tensor cannot run out of disk.
+    The file has no name, so that nobody truncates it, and its space is free when the process ends,
+    however it ends. Its space is reserved here: writing to the tensor cannot run out of disk.
 
     Args:
         elements: How many numbers.
@@ -73,7 +76,9 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
                 file.truncate(size)
             mapped = mmap.mmap(file.fileno(), size)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}: {what} need {size:,} bytes in {_room(folder)}", folder) from None
+        raise OSError(
+            error.errno, f"{error.strerror}: {what} need {size:,} bytes in {_room(folder)}", folder
+        ) from None
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)  # read the page of a row, not the 30 behind it
     return torch.frombuffer(mapped, dtype=torch.float32)
@@ -82,8 +87,8 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
 def keep_in_memory(part: Tensor) -> bool:
     """Replace the file's whole pages behind part of a tensor by zeroed memory.
 
-    What is behind them in the file stays unused. Where the system is not Linux, nothing happens: the system keeps pages
-    in memory that are used often.
+    What is behind them in the file stays unused. Where the system is not Linux, nothing happens:
+    the system keeps pages in memory that are used often.
 
     Args:
         part: Whole rows ``[N, D]``, or numbers ``[N]``.
@@ -104,18 +109,22 @@ def keep_in_memory(part: Tensor) -> bool:
 def ask_for_pages(part: Tensor, rows: Tensor) -> None:
     """Have the system begin to read rows from the disk, many at once; nothing waits for them.
 
-    A row that is read without this is waited for before the next one is asked for. On Windows nothing happens.
+    A row that is read without this is waited for before the next one is asked for. On Windows
+    nothing happens.
 
     Args:
         part: A table ``[R, D]`` in a file, or numbers ``[R]``.
-        rows: Which of them ``[N]``; best rising, since neighbours that share a page are asked for once.
+        rows: Which of them ``[N]``; best rising, since neighbours that share a page are asked for
+            once.
     """
     advise, page = _advise(), mmap.PAGESIZE
     if advise is None or not rows.numel():
         return
     size = 4 * (part.shape[1] if part.dim() > 1 else 1)
     starts = part.data_ptr() + rows[:, None] * (4 * part.stride(0))
-    bytes_of_pages = torch.minimum(starts + torch.arange(0, size + page - 1, page), starts + (size - 1))
+    bytes_of_pages = torch.minimum(
+        starts + torch.arange(0, size + page - 1, page), starts + (size - 1)
+    )
     numbers = bytes_of_pages.view(-1).div(page, rounding_mode="floor").unique_consecutive()
     ranges = torch.stack([numbers * page, torch.full_like(numbers, page)], dim=1)
     if not _advise_all(ranges):
@@ -177,5 +186,6 @@ def _room(folder: str) -> str:
     if not os.path.isdir(folder):
         return "a folder that does not exist: make it, or name another"
     return (
-        f"a folder whose disk has {shutil.disk_usage(folder).free:,} free: free some, or name a folder of another disk"
+        f"a folder whose disk has {shutil.disk_usage(folder).free:,} free: free some, or name a "
+        "folder of another disk"
     )

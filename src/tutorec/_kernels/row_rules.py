@@ -1,6 +1,7 @@
 r"""What each optimizer does to the rows of a batch, once the gradients of each row are summed.
 
-The formulas of SGD and both Adagrads stand in ``optimizer_spec``. Adam, in step t, on the touched rows alone:
+The formulas of SGD and both Adagrads stand in ``optimizer_spec``. Adam, in step t, on the touched
+rows alone:
 
 .. math::
 
@@ -8,8 +9,8 @@ The formulas of SGD and both Adagrads stand in ``optimizer_spec``. Adam, in step
     \hat m = m / (1 - \beta_1^t) \qquad \hat v = v / (1 - \beta_2^t) \\
     w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)
 
-Partial row-wise Adam keeps one number v for a row, and takes the mean of :math:`g^2` over its columns.
-These are the rules of fbgemm.
+Partial row-wise Adam keeps one number v for a row, and takes the mean of :math:`g^2` over its
+columns. These are the rules of fbgemm.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from tutorec._kernels.optimizer_spec import UpdateStep
 __all__ = ["move_rows"]
 
 
-def move_rows(matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, step: UpdateStep) -> None:
+def move_rows(
+    matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, step: UpdateStep
+) -> None:
     """Move different rows, each once.
 
     Args:
@@ -60,7 +63,9 @@ def move_rows(matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tens
     matrix.index_add_(0, rows, sums)
 
 
-def _adam(matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, step: UpdateStep) -> Tensor:
+def _adam(
+    matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, step: UpdateStep
+) -> Tensor:
     """Move both means, and return how far each row is to go [U, D]."""
     rule = step.rule
     first, second = states
@@ -73,7 +78,9 @@ def _adam(matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, 
     second.index_copy_(0, rows, spread)
     # Both means start at 0; what is missing of their weight in step t is made up for.
     root = spread.div_(1 - rule.beta2**step.number).sqrt_().add_(rule.eps)
-    way = mean.div_(root if root.dim() == 2 else root.unsqueeze(1)).mul_(-step.rate / (1 - rule.beta1**step.number))
+    way = mean.div_(root if root.dim() == 2 else root.unsqueeze(1)).mul_(
+        -step.rate / (1 - rule.beta1**step.number)
+    )
     if rule.weight_decay:
         way.sub_(matrix.index_select(0, rows), alpha=step.rate * rule.weight_decay)
     return way

@@ -1,12 +1,13 @@
 """Tables in separate memory, looked up or updated in one call.
 
-A collection keeps each table as a parameter of its own, so that it has a name and a place in ``state_dict``. fbgemm's
-CPU operators take one buffer, and of that only where each table begins: table t is read at ``buffer + offsets[t]``. So
-the first table stands for the buffer, and an offset is the distance in memory from the first table to table t. It may
-be negative; what lies in between is never touched.
+A collection keeps each table as a parameter of its own, so that it has a name and a place in
+``state_dict``. fbgemm's CPU operators take one buffer, and of that only where each table begins:
+table t is read at ``buffer + offsets[t]``. So the first table stands for the buffer, and an offset
+is the distance in memory from the first table to table t. It may be negative; what lies in between
+is never touched.
 
-Memory can move (``weight.data = ...``, ``load_state_dict(assign=True)``), so addresses are read at each call; what is
-derived from them is kept for the next call with the same ones.
+Memory can move (``weight.data = ...``, ``load_state_dict(assign=True)``), so addresses are read at
+each call; what is derived from them is kept for the next call with the same ones.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class ScatteredTables:
         >>> import torch
         >>> tables = [torch.ones(3, 4), torch.full((2, 8), 10.0)]
         >>> scattered = address_tables(tables, feature_tables=(0, 1))
-        >>> batch = PooledBatch(torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]), None, False, (0, 1))
+        >>> batch = PooledBatch(
+        ...     torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]), None, False, (0, 1)
+        ... )
         >>> scattered is None or scattered.pool(batch).sum().item() == 2 * 4 + 10 * 8
         True
     """
@@ -88,19 +91,28 @@ class ScatteredTables:
     def pool(self, batch: PooledBatch) -> Tensor:
         """Pooled rows of a batch [B, sum of D] in float32; no autograd."""
         geometry = self.geometry
-        # Below the autograd keys: the operator has no derivative of its own, and none is wanted here.
+        # Below the autograd keys: the operator has no derivative of its own, and none is wanted
+        # here.
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.fbgemm.split_embedding_codegen_forward_cpu.default(
                 self.first.detach(),
-                *(geometry.starts, geometry.columns, geometry.total, geometry.rows, *_ids_of(batch)),
+                *(
+                    geometry.starts,
+                    geometry.columns,
+                    geometry.total,
+                    geometry.rows,
+                    *_ids_of(batch),
+                ),
                 *(_MEAN if batch.mean else _SUM, _weights_of(batch), _FP32_OUTPUT),
             )
 
-    def step(self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep) -> bool:
+    def step(
+        self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep
+    ) -> bool:
         """Move each row of a batch once, by fbgemm; of SGD and row-wise Adagrad.
 
-        fbgemm's element-wise Adagrad reads a row's state at the row's own offset, which in separate memory is another
-        table's or nobody's.
+        fbgemm's element-wise Adagrad reads a row's state at the row's own offset, which in separate
+        memory is another table's or nobody's.
 
         Args:
             grad: Of the pooled rows [B, sum of D].
@@ -118,36 +130,60 @@ class ScatteredTables:
         self.update(grad, batch, states, step)
         return True
 
-    def update(self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep) -> None:
+    def update(
+        self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep
+    ) -> None:
         """As ``step``, which asks first whether fbgemm can and should."""
         geometry, rate = self.geometry, torch.tensor(step.rate)
         arguments = (
-            *(grad.contiguous(), self.first.detach().view(-1), geometry.placements, geometry.starts, geometry.columns),
-            *(geometry.widest, geometry.rows, geometry.bits, *_ids_of(batch), _MEAN if batch.mean else _SUM),
+            *(
+                grad.contiguous(),
+                self.first.detach().view(-1),
+                geometry.placements,
+                geometry.starts,
+                geometry.columns,
+            ),
+            *(
+                geometry.widest,
+                geometry.rows,
+                geometry.bits,
+                *_ids_of(batch),
+                _MEAN if batch.mean else _SUM,
+            ),
             *(_weights_of(batch), False),
         )
         if step.rule.kind == "sgd":
-            torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu.default(*arguments, rate, _FP32_OUTPUT)
+            torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu.default(
+                *arguments, rate, _FP32_OUTPUT
+            )
             return
         first = states[0].data_ptr()
         starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in states])
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu.default(
             *(*arguments, states[0], geometry.placements, starts, rate, step.rule.eps),
-            *(0.0, 0, 0.0, _FP32_OUTPUT),  # weight decay and its mode (both ignored on the CPU), maximum norm
+            # weight decay and its mode (both ignored on the CPU), maximum norm
+            *(0.0, 0, 0.0, _FP32_OUTPUT),
         )
 
 
-def address_tables(tables: Sequence[Tensor], feature_tables: Sequence[int]) -> ScatteredTables | None:
+def address_tables(
+    tables: Sequence[Tensor], feature_tables: Sequence[int]
+) -> ScatteredTables | None:
     """The tables as fbgemm's operators can address them, or None where they cannot.
 
-    They can on the CPU under the fbgemm backend, in eager mode, where all tables are contiguous, of one dtype (float32
-    or float16), and of widths that are multiples of 4.
+    They can on the CPU under the fbgemm backend, in eager mode, where all tables are contiguous, of
+    one dtype (float32 or float16), and of widths that are multiples of 4.
 
     Args:
         tables: [R, D] each.
         feature_tables: For each feature the index of its table.
     """
-    if not feature_tables or torch.compiler.is_compiling() or is_tracing() or backend().name != "fbgemm":
+    if (
+        not feature_tables
+        or torch.compiler.is_compiling()
+        or is_tracing()
+        or backend().name != "fbgemm"
+    ):
         return None
     if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
         return None
@@ -161,11 +197,17 @@ def address_tables(tables: Sequence[Tensor], feature_tables: Sequence[int]) -> S
 
 @lru_cache(maxsize=64)
 def _geometry(
-    features: tuple[int, ...], addresses: tuple[int, ...], facts: tuple[tuple[bool, torch.dtype, torch.Size], ...]
+    features: tuple[int, ...],
+    addresses: tuple[int, ...],
+    facts: tuple[tuple[bool, torch.dtype, torch.Size], ...],
 ) -> _Geometry | None:
     """The operators' integers for tables at these addresses; None where they cannot take them."""
     dtypes = {dtype for _, dtype, _ in facts}
-    if len(dtypes) > 1 or not _DTYPES.issuperset(dtypes) or not all(on_cpu for on_cpu, _, _ in facts):
+    if (
+        len(dtypes) > 1
+        or not _DTYPES.issuperset(dtypes)
+        or not all(on_cpu for on_cpu, _, _ in facts)
+    ):
         return None
     itemsize, shapes = dtypes.pop().itemsize, [shape for _, _, shape in facts]
     used = sorted(set(features))
@@ -175,7 +217,8 @@ def _geometry(
     if any((addresses[table] - first) % itemsize for table in used):
         return None
     widths = [shapes[table][1] for table in features]
-    # Neighbours that look up one table share its rows; that is how the updates see that they belong together.
+    # Neighbours that look up one table share its rows; that is how the updates see that they belong
+    # together.
     differ = [addresses[one] != addresses[two] for one, two in pairwise(features)]
     steps = [shapes[table][0] * other for table, other in zip(features, differ, strict=False)]
     rows = [*accumulate([*steps, shapes[features[-1]][0]], initial=0)]
@@ -194,26 +237,34 @@ def _geometry(
 def updates_in_torch(kind: str, batch: PooledBatch) -> bool:
     """Whether the update of a batch is faster in torch than by fbgemm's CPU operator.
 
-    It is for row-wise Adagrad, on processors where that operator stalls, unless the tables get few ids. The answer
-    depends on the processor and the sizes of the batch alone, so that ranks of one host round alike.
+    It is for row-wise Adagrad, on processors where that operator stalls, unless the tables get few
+    ids. The answer depends on the processor and the sizes of the batch alone, so that ranks of one
+    host round alike.
 
     Args:
         kind: `OptimizerKind`.
         batch: What was looked up.
     """
     tables = len(set(batch.feature_tables))
-    return kind == "rowwise_adagrad" and batch.values.numel() >= _FEW_IDS * tables and _row_wise_adagrad_stalls()
+    return (
+        kind == "rowwise_adagrad"
+        and batch.values.numel() >= _FEW_IDS * tables
+        and _row_wise_adagrad_stalls()
+    )
 
 
 @cache
 def _row_wise_adagrad_stalls() -> bool:
-    """Whether fbgemm's row-wise Adagrad takes many times as long for a row as its SGD does; 15 ms, once a process.
+    """Whether fbgemm's row-wise Adagrad is far slower than its SGD; 15 ms, once a process.
 
-    For each row it changes six times between AVX and SSE instructions. Where each change stalls (50 ns on an Intel Xeon
-    of 2024), a row takes 430 ns instead of 140. CPUID does not tell: virtual machines hide the processor's model.
+    For each row it changes six times between AVX and SSE instructions. Where each change stalls (50
+    ns on an Intel Xeon of 2024), a row takes 430 ns instead of 140. CPUID does not tell: virtual
+    machines hide the processor's model.
     """
     rows, columns = 2048, 8
-    table, state, grad = (torch.zeros(shape) for shape in ((rows, columns), (rows,), (rows, columns)))
+    table, state, grad = (
+        torch.zeros(shape) for shape in ((rows, columns), (rows,), (rows, columns))
+    )
     batch = PooledBatch(torch.arange(rows), torch.arange(rows + 1), None, False, (0,))
     scattered = address_tables([table], batch.feature_tables)
     assert scattered is not None, "a contiguous table in float32 can be addressed"

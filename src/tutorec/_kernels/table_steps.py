@@ -52,7 +52,9 @@ def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> It
 
     Example:
         >>> import torch
-        >>> batch = PooledBatch(torch.tensor([5, 2, 5]), torch.tensor([0, 2, 3]), None, False, (0, 0))
+        >>> batch = PooledBatch(
+        ...     torch.tensor([5, 2, 5]), torch.tensor([0, 2, 3]), None, False, (0, 0)
+        ... )
         >>> [touched] = touched_rows(batch, torch.tensor([[1.0, 10.0]]), columns=[1])
         >>> touched.ids.tolist(), touched.grad.tolist()
         ([5, 2, 5], [[1.0], [10.0]])
@@ -69,7 +71,9 @@ def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> It
             of_bags = of_bags / lengths[feature].clamp(min=1).unsqueeze(1)
         bags = torch.repeat_interleave(lengths[feature], output_size=ids.stop - ids.start)
         weights = None if batch.weights is None else batch.weights[ids]
-        of_tables.setdefault(table, []).append(TouchedRows(table, batch.values[ids], bags, weights, of_bags))
+        of_tables.setdefault(table, []).append(
+            TouchedRows(table, batch.values[ids], bags, weights, of_bags)
+        )
     for parts in of_tables.values():
         yield join_gradients(parts)
 
@@ -89,11 +93,20 @@ def join_gradients(parts: Sequence[TouchedRows]) -> TouchedRows:
     if len(parts) == 1:
         return replace(parts[0], grad=parts[0].grad.contiguous())
     starts = accumulate((part.grad.shape[0] for part in parts), initial=0)
-    ones = [part.grad.new_ones(1).expand(part.ids.numel()) if part.weights is None else part.weights for part in parts]
+    ones = [
+        part.grad.new_ones(1).expand(part.ids.numel()) if part.weights is None else part.weights
+        for part in parts
+    ]
     return TouchedRows(
         parts[0].table,
         torch.cat([part.ids for part in parts]),
-        torch.cat([part.bags + start for part, start in zip(parts, starts, strict=False) if part.bags is not None]),
+        torch.cat(
+            [
+                part.bags + start
+                for part, start in zip(parts, starts, strict=False)
+                if part.bags is not None
+            ]
+        ),
         None if all(part.weights is None for part in parts) else torch.cat(ones),
         torch.cat([part.grad for part in parts]),
     )
@@ -111,7 +124,8 @@ def step_tables(
 
     Args:
         tables: [R, D] in float32, changed in place.
-        states: What the rule keeps of each table, [R] or [R, D] each, changed in place; nothing for sgd.
+        states: What the rule keeps of each table, [R] or [R, D] each, changed in place; nothing for
+            sgd.
         batch: What was looked up.
         grad: Of the pooled rows [B, sum of D over features].
         steps: Of each table the optimizer, its rate, and which step it is.
@@ -121,7 +135,9 @@ def step_tables(
         >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
         >>> table = torch.zeros(3, 4)
         >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
-        >>> step_tables([table], [()], batch, torch.ones(2, 4), [UpdateStep(OptimizerSpec("sgd"), rate=0.5)])
+        >>> step_tables(
+        ...     [table], [()], batch, torch.ones(2, 4), [UpdateStep(OptimizerSpec("sgd"), rate=0.5)]
+        ... )
         >>> table[:, 0].tolist()
         [0.0, -1.0, 0.0]
     """

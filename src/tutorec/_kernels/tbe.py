@@ -1,7 +1,8 @@
 """Table-batched embedding operators: one call looks up every table of a group.
 
-A collection of 26 tables would make 26 small calls; a table-batched operator takes the ids of all features in one
-tensor and the rows of all tables in one buffer. ``build_table_batch`` returns such an operator behind one signature:
+A collection of 26 tables would make 26 small calls; a table-batched operator takes the ids of all
+features in one tensor and the rows of all tables in one buffer. ``build_table_batch`` returns such
+an operator behind one signature:
 
     forward(values [N], offsets [F*B+1], weights [N] or None) -> pooled [B, sum of D over features]
 
@@ -9,19 +10,20 @@ What stands behind the signature, now and later, and why it fits:
 
 | what | how it fits |
 |---|---|
-| fused | ``optimizer=OptimizerSpec(...)``: backward updates the rows, no ``.grad``; by torch, or by fbgemm |
+| fused | ``optimizer=OptimizerSpec(...)``: backward updates the rows, by torch or by fbgemm |
 | dense | ``optimizer=None``: ``table_weights()`` are Parameters, backward fills their ``.grad`` |
-| learning-rate change | ``op.learning_rate = x``: a Python float handed to each forward, so it is exact |
-| optimizer state by name | ``optimizer_state()``: one dict a table under TorchRec's names, live tensors |
+| learning-rate change | ``op.learning_rate = x``: a Python float for each forward, so it is exact |
+| optimizer state by name | ``optimizer_state()``: one dict a table, TorchRec's names, live tensors |
 | weights in and out | ``table_weights()`` live views [R, D], ``load_table_weights()`` copies in |
-| int-n-bit rows (inference) | one more build function, same ``forward``; ``table_weights()`` gives packed rows |
-| cached rows | same ``forward``, which maps ids to slots first; ``table_weights()`` flushes and gives whole tables |
-| numba kernels | one more subclass that replaces the backward of the fused op on the same flat buffers |
+| int-n-bit rows (inference) | a build function more, same ``forward``; ``table_weights()``: packed rows |
+| cached rows | ``forward`` maps ids to slots first; ``table_weights()`` flushes, gives whole tables |
+| numba kernels | one more subclass with its own fused backward on the same flat buffers |
 
-Semantics, the same on every backend: ids that repeat in a batch are summed before *one* update per row; rows (and their
-state) that are not in the batch do not move; the learning rate in force at the forward is the one applied. Ids are
-checked before they come here, by the module that owns the tables.
-"""
+Semantics, the same on every backend: ids that repeat in a batch are summed before *one* update per
+row; rows (and their state) that are not in the batch do not move; the learning rate in force at the
+forward is the one applied. Ids are checked before they come here, by the module that owns the
+tables.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -51,9 +53,11 @@ __all__ = [
     "as_one_buffer",
 ]
 
-# Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they exist once.
+# Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they
+# exist once.
 FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
-Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
+# of a table in a buffer: first element, rows, elements from row to row, columns
+Cut = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ class TableSpec:
                 "rows must be at least 0 and columns at least 1"
             )
         if self.dtype != torch.float32:
-            raise ValueError(f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32")
+            raise ValueError(
+                f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32"
+            )
 
 
 @dataclass(frozen=True)
@@ -90,17 +96,21 @@ class GroupSpec:
 
     Args:
         tables: The tables of the group.
-        feature_tables: For each input feature, in input order, the index of its table; a table may serve several.
-        pooling: ``"sum"``, ``"mean"`` or ``"sqrtn"`` (see ``pooling.py``) of a bag's rows, or ``"none"``: one row for
-            each id.
+        feature_tables: For each input feature, in input order, the index of its table; a table may
+            serve several.
+        pooling: ``"sum"``, ``"mean"`` or ``"sqrtn"`` (see ``pooling.py``) of a bag's rows, or
+            ``"none"``: one row for each id.
         weighted: Whether each id carries a weight.
 
     Raises:
-        ValueError: No features, an index without a table, or ``"none"`` with weights or with unequal widths.
+        ValueError: No features, an index without a table, or ``"none"`` with weights or with
+            unequal widths.
 
     Example:
         >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
-        >>> group = GroupSpec((TableSpec("user", 10, 4), TableSpec("item", 20, 8)), feature_tables=(0, 1, 1))
+        >>> group = GroupSpec(
+        ...     (TableSpec("user", 10, 4), TableSpec("item", 20, 8)), feature_tables=(0, 1, 1)
+        ... )
         >>> group.feature_columns
         (4, 8, 8)
     """
@@ -112,18 +122,27 @@ class GroupSpec:
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
-            raise ValueError(f"pooling {self.pooling!r} is unknown: use one of {', '.join(POOLINGS)}")
+            raise ValueError(
+                f"pooling {self.pooling!r} is unknown: use one of {', '.join(POOLINGS)}"
+            )
         if not self.feature_tables:
-            raise ValueError(f"the group of {len(self.tables)} tables reads no feature: leave such a group out")
+            raise ValueError(
+                f"the group of {len(self.tables)} tables reads no feature: leave such a group out"
+            )
         for feature, table in enumerate(self.feature_tables):
             if not 0 <= table < len(self.tables):
-                raise ValueError(f"feature {feature} reads table {table}, and the group has {len(self.tables)} tables")
+                raise ValueError(
+                    f"feature {feature} reads table {table}, and the group has "
+                    f"{len(self.tables)} tables"
+                )
         if self.pooling == "none" and self.weighted:
-            raise ValueError("pooling 'none' takes no weights: nothing is summed; multiply the rows yourself")
+            raise ValueError(
+                "pooling 'none' takes no weights: nothing is summed; multiply the rows yourself"
+            )
         if self.pooling == "none" and len(set(self.feature_columns)) > 1:
             raise ValueError(
-                f"pooling 'none' needs tables of one width, got {sorted(set(self.feature_columns))}: "
-                "build one group for each width"
+                "pooling 'none' needs tables of one width, got "
+                f"{sorted(set(self.feature_columns))}: build one group for each width"
             )
 
     @property
@@ -145,15 +164,17 @@ class GroupSpec:
 class TableBatch(nn.Module, ABC):
     """A table-batched embedding operator: a group's tables in one buffer, looked up in one call.
 
-    Subclasses say how the buffer is laid out (``_place``) and how it is read (``_lookup``). The fused ones hold the
-    buffer as a plain tensor, neither parameter nor buffer of the module: nothing may average it, broadcast it or give
-    it to a dense optimizer. The dense ones register one Parameter for each table, a view of the buffer.
+    Subclasses say how the buffer is laid out (``_place``) and how it is read (``_lookup``). The
+    fused ones hold the buffer as a plain tensor, neither parameter nor buffer of the module:
+    nothing may average it, broadcast it or give it to a dense optimizer. The dense ones register
+    one Parameter for each table, a view of the buffer.
 
-    Use :func:`build_table_batch`. Corresponds to fbgemm's ``SplitTableBatchedEmbeddingBagsCodegen`` and
-    ``DenseTableBatchedEmbeddingBagsCodegen``.
+    Use :func:`build_table_batch`. Corresponds to fbgemm's ``SplitTableBatchedEmbeddingBagsCodegen``
+    and ``DenseTableBatchedEmbeddingBagsCodegen``.
     """
 
-    _table_places: list[tuple[int, int, int]]  # per table: first element, first row, elements from row to row
+    # per table: first element, first row, elements from row to row
+    _table_places: list[tuple[int, int, int]]
     _tables: list[Tensor]
     _states: list[tuple[Tensor, ...]]  # per table, as ``optimizer.states`` names them
 
@@ -170,11 +191,13 @@ class TableBatch(nn.Module, ABC):
         self.gradient_listener: GradientListener | None = None
         self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
         elements, rows = self._place()
-        # A fused op's buffer requires grad only so that autograd records the lookup; it never gets a .grad.
+        # A fused op's buffer requires grad only so that autograd records the lookup; it never gets
+        # a .grad.
         self._flat: Tensor
         self._kept: list[Tensor]
         self._flat, self._kept = self._allocate(elements, rows, device, zeros)
-        # Steps of each table, always on the CPU: the factors that depend on them are computed there.
+        # Steps of each table, always on the CPU: the factors that depend on them are computed
+        # there.
         counted = len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0
         self._counts = torch.zeros(counted, dtype=torch.float32)
         self._bind()
@@ -183,7 +206,7 @@ class TableBatch(nn.Module, ABC):
 
     @abstractmethod
     def _place(self) -> tuple[int, int]:
-        """Lay out the buffer: sets ``_table_places``; returns its number of elements and of rows."""
+        """Lay out the buffer: set ``_table_places``; return its numbers of elements and rows."""
 
     def _allocate(
         self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
@@ -214,26 +237,35 @@ class TableBatch(nn.Module, ABC):
             raise ValueError(_describe_bad_input(self.spec, values, offsets))
         if (weights is not None) != self.spec.weighted:
             wanted, got = ("weights", "none") if self.spec.weighted else ("no weights", "some")
-            raise ValueError(f"the group of tables {self.spec.names} takes {wanted}, and the batch has {got}")
+            raise ValueError(
+                f"the group of tables {self.spec.names} takes {wanted}, and the batch has {got}"
+            )
         if values.dtype != offsets.dtype:  # kernels take both as int32 or both as int64
             values, offsets = values.long(), offsets.long()
-        # What a kernel's sum or mean is not, enters the weights: sqrtn, and the divisor of a weighted mean. That is the
-        # bag's length, not the sum of the weights, and fbgemm's backward forgets it.
+        # What a kernel's sum or mean is not, enters the weights: sqrtn, and the divisor of a
+        # weighted mean. That is the bag's length, not the sum of the weights, and fbgemm's backward
+        # forgets it.
         weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
         if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
             return self._reported(self._lookup(values, offsets, weights), values, offsets, weights)
-        pooled = self._reported(self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach())
+        pooled = self._reported(
+            self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach()
+        )
         return cast(Tensor, _WeightsGradient.apply(pooled, weights, self, values, offsets))
 
-    def _reported(self, result: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def _reported(
+        self, result: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
         """The result, with a node that reports to the ``gradient_listener`` in backward, if any."""
         if self.gradient_listener is None or not torch.is_grad_enabled():
             return result
-        batch = PooledBatch(values, offsets, weights, self._pooling == "mean", self.spec.feature_tables)
+        batch = PooledBatch(
+            values, offsets, weights, self._pooling == "mean", self.spec.feature_tables
+        )
         return cast(Tensor, _Reported.apply(result, self, batch))
 
     def flush(self) -> None:
-        """Write rows that are held elsewhere into the tables; here every row is in its table already."""
+        """Write rows that are stored elsewhere into the tables; here none are."""
 
     def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None] | None:
         """Bring a coming batch's rows into memory, given its ids and offsets; a no-op here."""
@@ -248,7 +280,10 @@ class TableBatch(nn.Module, ABC):
         self.spec.check_count(weights, "weights")
         for table, own, new in zip(self.spec.tables, self.table_weights(), weights, strict=True):
             if new.shape != own.shape:
-                raise ValueError(f"table {table.name!r} is {list(own.shape)}, and the weights are {list(new.shape)}")
+                raise ValueError(
+                    f"table {table.name!r} is {list(own.shape)}, and the weights are "
+                    f"{list(new.shape)}"
+                )
             own.copy_(new)
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
@@ -290,7 +325,9 @@ class TableBatch(nn.Module, ABC):
         self.spec.check_count(states, "optimizer states")
         for table, own, new in zip(self.spec.tables, self.optimizer_state(), states, strict=True):
             if own.keys() != new.keys():
-                raise KeyError(f"table {table.name!r} has optimizer state {sorted(own)}, got {sorted(new)}")
+                raise KeyError(
+                    f"table {table.name!r} has optimizer state {sorted(own)}, got {sorted(new)}"
+                )
             for name, state in own.items():
                 if state.shape != new[name].shape:
                     raise ValueError(
@@ -313,17 +350,23 @@ class TableBatch(nn.Module, ABC):
 
     @property
     def _pooling(self) -> PoolingKind:
-        """What the kernels are asked for: sqrtn and the mean of weighted rows reach them as a sum."""
+        """The pooling that the kernels run: sqrtn and the weighted mean are sums for them."""
         return kernel_pooling(self.spec.pooling, self.spec.weighted)
 
     def _bind(self) -> None:
-        """Make every view point into the buffers; needed after they moved, were copied or unpickled."""
+        """Point every view into the buffers, after these moved or were copied or unpickled."""
         self._flat = self._flat.detach().requires_grad_(self.optimizer is not None)
         flat = self._flat.detach()
-        tables, kinds = range(len(self.spec.tables)), () if self.optimizer is None else self.optimizer.states
+        tables, kinds = (
+            range(len(self.spec.tables)),
+            () if self.optimizer is None else self.optimizer.states,
+        )
         views = [self._view(flat, table, False) for table in tables]
         self._states = [
-            tuple(self._view(kept, table, kind.rowwise) for kept, kind in zip(self._kept, kinds, strict=True))
+            tuple(
+                self._view(kept, table, kind.rowwise)
+                for kept, kind in zip(self._kept, kinds, strict=True)
+            )
             for table in tables
         ]
         if self.optimizer is None:
@@ -334,7 +377,9 @@ class TableBatch(nn.Module, ABC):
                     self.register_parameter(name, nn.Parameter(view))
                 else:
                     own.data = view
-            views = [cast(Tensor, self._parameters[f"weight_{index}"]) for index in range(len(views))]
+            views = [
+                cast(Tensor, self._parameters[f"weight_{index}"]) for index in range(len(views))
+            ]
         self._tables = views
         self._bind_kernel()
 
@@ -350,13 +395,18 @@ class TableBatch(nn.Module, ABC):
         """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
         flat = fn(self._flat.detach())
         if flat.dtype != torch.float32:
-            raise ValueError(f"tables {self.spec.names} cannot become {flat.dtype}: they train in float32")
+            raise ValueError(
+                f"tables {self.spec.names} cannot become {flat.dtype}: they train in float32"
+            )
         self._flat, before = flat, self._kept
         self._kept = [fn(kept) for kept in before]
         for old, new in zip(before, self._kept, strict=True):
-            if old.is_meta and not new.is_meta:  # to_empty gives memory as it comes, and state begins with zeros
+            # to_empty gives memory as it comes, and state begins with zeros
+            if old.is_meta and not new.is_meta:
                 new.zero_()
-        gradients = [None if own.grad is None else fn(own.grad) for own in self.parameters(recurse=False)]
+        gradients = [
+            None if own.grad is None else fn(own.grad) for own in self.parameters(recurse=False)
+        ]
         self._bind()
         for own, gradient in zip(self.parameters(recurse=False), gradients, strict=True):
             own.grad = gradient
@@ -373,9 +423,12 @@ def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -
     Args:
         flat: The buffer.
         cuts: Where each table lies in it: (first element, rows, elements from row to row, columns).
-        tables: The Parameters; the gradient of the buffer comes back to them as views of one tensor.
+        tables: The Parameters; the gradient of the buffer comes back to them as views of one
+            tensor.
     """
-    return cast(Tensor, _AsOneBuffer.apply(flat, cuts, *tables)) if torch.is_grad_enabled() else flat
+    return (
+        cast(Tensor, _AsOneBuffer.apply(flat, cuts, *tables)) if torch.is_grad_enabled() else flat
+    )
 
 
 class _AsOneBuffer(torch.autograd.Function):
@@ -400,12 +453,14 @@ class _AsOneBuffer(torch.autograd.Function):
 class _WeightsGradient(torch.autograd.Function):
     """The gradient of the ids' weights beside a lookup: identity on its output.
 
-    Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU kernels give this
-    gradient too, but from rows that the fused update has already moved.)
+    Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU
+    kernels give this gradient too, but from rows that the fused update has already moved.)
     """
 
     @staticmethod
-    def forward(ctx: Any, pooled: Tensor, weights: Tensor, op: TableBatch, values: Tensor, offsets: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, pooled: Tensor, weights: Tensor, op: TableBatch, values: Tensor, offsets: Tensor
+    ) -> Tensor:
         ctx.op, ctx.values, ctx.offsets = op, values, offsets
         return pooled.view_as(pooled)
 
@@ -453,7 +508,9 @@ def _report(listener: GradientListener, spec: GroupSpec, batch: PooledBatch, gra
         report_batch(listener, batch, grad, [table.columns for table in spec.tables], rows)
         return
     counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
-    of_features = zip(spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True)
+    of_features = zip(
+        spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True
+    )
     for table, ids, of_ids in of_features:
         report_rows(listener, TouchedRows(table, ids, None, None, of_ids), rows[table])
 

@@ -30,25 +30,27 @@ def build_table_batch(
 ) -> TableBatch:
     """Build the operator for a group of tables on the backend of this process.
 
-    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no kernel for what is
-    asked, the plain-torch operator stands behind the same signature and ``kernel`` says so. (Neither has been run on a
-    GPU yet.)
+    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no
+    kernel for what is asked, the plain-torch operator stands behind the same signature and
+    ``kernel`` says so. (Neither has been run on a GPU yet.)
 
     Args:
         spec: Tables, features and pooling.
         optimizer: Applied in the backward; None for dense gradients.
         device: Where the tables live.
-        weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
-            within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
-        cache: Where the tables are to be stored in slower memory, a file or on CUDA the host's: how many of their rows
-            are in faster memory.
+        weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws
+            uniform numbers within 1/sqrt(R). Or a function that is given a table's number and its
+            rows, and writes them.
+        cache: Where the tables are to be stored in slower memory, a file or on CUDA the host's: how
+            many of their rows are in faster memory.
         virtual: Whether rows and their state are to take memory when they are written, on the CPU.
 
     Returns:
         The operator.
 
     Raises:
-        ValueError: Weights whose number or shape differs from the tables', or no kernel for tables in slower memory.
+        ValueError: Weights whose number or shape differs from the tables', or no kernel for tables
+            in slower memory.
 
     Example:
         >>> import torch
@@ -56,10 +58,16 @@ def build_table_batch(
         >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
         >>> from tutorec._kernels.tbe_build import build_table_batch
         >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
-        >>> op = build_table_batch(group, optimizer=OptimizerSpec("sgd", learning_rate=0.5),
-        ...                        device=torch.device("cpu"), weights=[torch.ones(3, 4)])
+        >>> op = build_table_batch(
+        ...     group,
+        ...     optimizer=OptimizerSpec("sgd", learning_rate=0.5),
+        ...     device=torch.device("cpu"),
+        ...     weights=[torch.ones(3, 4)],
+        ... )
         >>> op(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])).sum().backward()
-        >>> op.table_weights()[0][:, 0].tolist()  # row 2 is in the batch twice: one update with the summed gradient
+        >>> op.table_weights()[0][
+        ...     :, 0
+        ... ].tolist()  # row 2 is in the batch twice: one update with the summed gradient
         [0.5, 1.0, 0.0]
     """
     device = torch.device(device)
@@ -77,12 +85,17 @@ def build_table_batch(
     if weights is not None and not callable(weights):
         spec.check_count(weights, "weights")
         built.load_table_weights(
-            [own if new.is_meta else new for own, new in zip(built.table_weights(), weights, strict=True)]
+            [
+                own if new.is_meta else new
+                for own, new in zip(built.table_weights(), weights, strict=True)
+            ]
         )
     return built
 
 
-def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str) -> bool:
+def runs_in_fbgemm(
+    optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str
+) -> bool:
     """Whether fbgemm runs a group of tables, which stores widths as multiples of 4.
 
     Args:
@@ -111,15 +124,18 @@ def _in_slower_memory(
     if optimizer is None or device.type not in ("cpu", "cuda"):
         why, remedy = "with dense gradients", "give them a fused optimizer"
         if optimizer is not None:
-            why, remedy = f"on {device}", "put them on the CPU, or give them the compute kernel 'fused'"
+            why, remedy = (
+                f"on {device}",
+                "put them on the CPU, or give them the compute kernel 'fused'",
+            )
         raise ValueError(f"tables {spec.names} cannot be stored in slower memory {why}: {remedy}")
     if device.type == "cuda":
         if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
             reason = "rows of these widths" if backend().serves(device.type) else backend().reason
             raise ValueError(
-                f"tables {spec.names} cannot be stored in slower memory on {device}: only the kernels of fbgemm's CUDA "
-                f"wheel, fbgemm-gpu, read rows there ({reason}); put the tables on the CPU, or give them the compute "
-                "kernel 'fused'"
+                f"tables {spec.names} cannot be stored in slower memory on {device}: only the "
+                f"kernels of fbgemm's CUDA wheel, fbgemm-gpu, read rows there ({reason}); put the "
+                "tables on the CPU, or give them the compute kernel 'fused'"
             )
         from tutorec._kernels import tbe_managed
 
@@ -135,7 +151,9 @@ def _in_slower_memory(
     return CachedTableBatch(spec, optimizer, cache, implementation, zeros)
 
 
-def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
+def _implementation(
+    spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device
+) -> type[TableBatch]:
     """The class that runs a group: fbgemm's if chosen and it has the kernel, else torch's."""
     # Imported here: all three modules subclass TableBatch, and a process needs one or two of them.
     if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):

@@ -1,13 +1,15 @@
 """Table-batched lookups in tables that are stored in a file, through a cache in memory.
 
-    ids [N]  --places-->  ids of places [N]  --an ordinary operator on rows and slots-->  pooled [B, D]
+    ids [N]  --places-->  ids of places [N]  --an ordinary operator on rows and slots-->  pooled [B,
+    D]
                  |
         now and then: rows used often are copied into slots, rows that make room are copied back
 
-One ordinary operator does the work, whose tables are R rows in a file with slots in memory behind them. An id becomes
-its row's place, a slot or the row itself. Rows move together with their optimizer state, so that weights and state are
-those of an uncached table, bit for bit. A row without a slot is used where it lies in the file, as fbgemm's
-``UVM_CACHING`` does with rows for which its cache has no room.
+One ordinary operator does the work, whose tables are R rows in a file with slots in memory behind
+them. An id becomes its row's place, a slot or the row itself. Rows move together with their
+optimizer state, so that weights and state are those of an uncached table, bit for bit. A row
+without a slot is used where it lies in the file, as fbgemm's ``UVM_CACHING`` does with rows for
+which its cache has no room.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ _INT32_ROWS = 2**31  # rows and slots of a group that int32 ids cannot number
 class CachedTableBatch(TableBatch):
     """Fused tables in a file: cached rows are updated in memory, and written back on eviction.
 
-    ``table_weights()``, ``table_states()`` and ``optimizer_state()`` are the tables in the file. Asking for them writes
-    changed rows back, as :meth:`flush` does, so that they are up to date until the next backward. What torch writes
-    into them is seen by the next lookup. Of tensors that were asked for before a backward that holds row by row: a row
-    that was written is what stands in the tensor, every other row keeps what it was trained to.
+    ``table_weights()``, ``table_states()`` and ``optimizer_state()`` are the tables in the file.
+    Asking for them writes changed rows back, as :meth:`flush` does, so that they are up to date
+    until the next backward. What torch writes into them is seen by the next lookup. Of tensors that
+    were asked for before a backward that holds row by row: a row that was written is what stands in
+    the tensor, every other row keeps what it was trained to.
 
     Args:
         spec: Tables, features and pooling.
@@ -64,7 +67,10 @@ class CachedTableBatch(TableBatch):
     ) -> None:
         rows = [table.rows for table in spec.tables]
         slots = [max(1, min(wanted, own)) for wanted, own in zip(cache.rows, rows, strict=True)]
-        tables = [TableSpec(t.name, t.rows + more, t.columns) for t, more in zip(spec.tables, slots, strict=True)]
+        tables = [
+            TableSpec(t.name, t.rows + more, t.columns)
+            for t, more in zip(spec.tables, slots, strict=True)
+        ]
         with_slots = GroupSpec(tuple(tables), spec.feature_tables, spec.pooling, spec.weighted)
         # In a tuple: it is not a module of this one, whose tables are the rows in the file.
         self._operators = (implementation(with_slots, optimizer, torch.device("cpu"), zeros),)
@@ -78,9 +84,11 @@ class CachedTableBatch(TableBatch):
         for table, own in enumerate(rows):
             for tensor in self._tensors(table):
                 keep_in_memory(tensor[own:])
-        # Of each row with a slot what its weights and states in the file were when it was last copied.
+        # Of each row with a slot what its weights and states in the file were when it was last
+        # copied.
         self._copied = [
-            [torch.zeros(number, dtype=torch.int32) for _ in self._tensors(table)] for table, number in enumerate(slots)
+            [torch.zeros(number, dtype=torch.int32) for _ in self._tensors(table)]
+            for table, number in enumerate(slots)
         ]
         self._versions = self._written()
         self._blocks = local()
@@ -146,8 +154,8 @@ class CachedTableBatch(TableBatch):
     def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None]:
         """Read a coming batch's rows from disk on the cache's thread; the result can be awaited.
 
-        Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward,
-        which waits for the thread where it has not read all of them yet.
+        Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are
+        those of the forward, which waits for the thread where it has not read all of them yet.
         """
         reading = self._reader.submit(self._read_ahead, values, offsets)
         self._readings[reading] = values
@@ -162,7 +170,8 @@ class CachedTableBatch(TableBatch):
         is_read = self._wait_until_read(values)
         with torch.no_grad(), self._lock:
             self._take_what_others_wrote()
-            waits = self._waits_for_disk()  # the file does not fit in memory: better wait for many rows at once
+            # the file does not fit in memory: better wait for many rows at once
+            waits = self._waits_for_disk()
             if waits and not is_read:
                 self._ask_for(self._cache.missing(rows))
             places, moves, in_file = self._cache.place(rows)
@@ -178,7 +187,9 @@ class CachedTableBatch(TableBatch):
         else:
             values, offsets = places - bases, offsets.long()
         if torch.is_grad_enabled():
-            return cast(Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights))
+            return cast(
+                Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights)
+            )
         found = operator._lookup(values, offsets, weights)
         pending.held.release()
         return found
@@ -193,7 +204,8 @@ class CachedTableBatch(TableBatch):
 
     def _wait_until_read(self, values: Tensor) -> bool:
         """Wait for the thread that already reads rows of these ids, so that none is read twice."""
-        for reading, ids in [*self._readings.items()]:  # a copy: another thread may prefetch meanwhile
+        # a copy: another thread may prefetch meanwhile
+        for reading, ids in [*self._readings.items()]:
             if ids is values or ids.equal(values):
                 self._readings.pop(reading, None)
                 reading.result()
@@ -221,13 +233,17 @@ class CachedTableBatch(TableBatch):
         return self._blocks.read != before
 
     def _take_what_others_wrote(self) -> None:
-        """Copy rows into their slots that others wrote in the file, ``load_state_dict`` for example."""
+        """Copy rows written to the file by others, as by ``load_state_dict``, into their slots."""
         if self._versions == self._written():
             return
         for table, own in self._cache.in_slots():
             slots = own.slots - self.spec.tables[table].rows
             for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):
-                other = (_fingerprint(tensor, own.rows) != copied.index_select(0, slots)).nonzero().view(-1)
+                other = (
+                    (_fingerprint(tensor, own.rows) != copied.index_select(0, slots))
+                    .nonzero()
+                    .view(-1)
+                )
                 tensor.index_copy_(0, own.slots[other], tensor.index_select(0, own.rows[other]))
             self._note_copied(table, own)
         self._versions = self._written()
@@ -251,7 +267,8 @@ class CachedTableBatch(TableBatch):
     def _tensors(self, table: int) -> list[Tensor]:
         """Weights and each state of a table, slots included."""
         operator = self._operators[0]
-        # As .data: what is written here is not what others wrote, and no lookup that waits for its backward reads it.
+        # As .data: what is written here is not what others wrote, and no lookup that waits for its
+        # backward reads it.
         return [tensor.data for tensor in (operator._tables[table], *operator._states[table])]
 
 

@@ -1,12 +1,13 @@
 """Table-batched lookups on CUDA, through fbgemm's own Python module and its CUDA kernels.
 
-fbgemm's module knows what its CUDA kernels want, and is what TorchRec runs there. It is imported when the first table
-goes to CUDA. It brings the memory: tables and states are views of its buffers, in which rows are padded to multiples
-of 4 columns.
+fbgemm's module knows what its CUDA kernels want, and is what TorchRec runs there. It is imported
+when the first table goes to CUDA. It brings the memory: tables and states are views of its buffers,
+in which rows are padded to multiples of 4 columns.
 
-On CPU tensors the same adapter runs fbgemm's CPU mode, and the tests hold it equal to the other operators there. That
-mode has SGD, Adagrad and row-wise Adagrad. The form that the module has on CUDA, both Adams included, was run in CPU
-memory with formulas of the tests in place of fbgemm's kernels. Nothing here was run on a GPU yet.
+On CPU tensors the same adapter runs fbgemm's CPU mode, and the tests hold it equal to the other
+operators there. That mode has SGD, Adagrad and row-wise Adagrad. The form that the module has on
+CUDA, both Adams included, was run in CPU memory with formulas of the tests in place of fbgemm's
+kernels. Nothing here was run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from tutorec._kernels.backend import fbgemm_module, without_fbgemm_warnings
 from tutorec._kernels.optimizer_spec import OptimizerKind
 from tutorec._kernels.tbe_layout import empty_bags
 
-__all__ = ["DenseTableBatchedEmbeddingBagsCodegen", "Place", "SplitTableBatchedEmbeddingBagsCodegen"]
+__all__ = [
+    "DenseTableBatchedEmbeddingBagsCodegen",
+    "Place",
+    "SplitTableBatchedEmbeddingBagsCodegen",
+]
 
 _TRAINING = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
 # Of a call that is not counted. Step 1 would make fbgemm ask the device for its own count.
@@ -49,14 +54,17 @@ class Place(NamedTuple):
 class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
     """Fused: backward sums the gradients of equal ids and updates their rows; no weight gradient.
 
-    Named after the fbgemm class that it calls. fbgemm's counts one number of steps for all tables; where those of ours
-    differ, each number has a call of its own. A copy, and a move to another GPU, holds the tables twice for a moment.
+    Named after the fbgemm class that it calls. fbgemm's counts one number of steps for all tables;
+    where those of ours differ, each number has a call of its own. A copy, and a move to another
+    GPU, holds the tables twice for a moment.
     """
 
     _fbgemm: Any
 
     def _place_on(self, device: torch.device) -> Place:
-        return Place("HOST", "CPU", "host") if device.type == "cpu" else Place("DEVICE", "CUDA", "dev")
+        return (
+            Place("HOST", "CPU", "host") if device.type == "cpu" else Place("DEVICE", "CUDA", "dev")
+        )
 
     @property
     def kernel(self) -> str:
@@ -110,8 +118,11 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         if self.spec.pooling == "none":
             return [(self._rows, self._table_places[0][2])], [0]
         read = sorted(set(self.spec.feature_tables), key=lambda table: self._table_places[table])
-        shapes = [(max(self.spec.tables[table].rows, 1), self._table_places[table][2]) for table in read]
-        # fbgemm takes no table that no feature reads. Those lie behind the others, as further rows of the last one.
+        shapes = [
+            (max(self.spec.tables[table].rows, 1), self._table_places[table][2]) for table in read
+        ]
+        # fbgemm takes no table that no feature reads. Those lie behind the others, as further rows
+        # of the last one.
         start, row, stride = self._table_places[read[-1]]
         shapes[-1] = max(-(-(self._elements - start) // stride), self._rows - row), stride
         return shapes, [read.index(self.spec.feature_tables[feature]) for feature in self._order]
@@ -120,14 +131,19 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         """Names of the module's buffers: of the weights, and of each state."""
         suffix = self._place_on(module.current_device).suffix
         states = () if self.optimizer is None else self.optimizer.states
-        return [f"weights_{suffix}", *(f"momentum{number}_{suffix}" for number, _ in enumerate(states, start=1))]
+        return [
+            f"weights_{suffix}",
+            *(f"momentum{number}_{suffix}" for number, _ in enumerate(states, start=1)),
+        ]
 
     def _bind_kernel(self) -> None:
         super()._bind_kernel()
         module = self.__dict__.get("_fbgemm")
         if module is None or module.placeholder_autograd_tensor.device != self._flat.device:
             self._build(self._flat.device)
-        for name, tensor in zip(self._buffers_of(self._fbgemm), (self._flat.detach(), *self._kept), strict=True):
+        for name, tensor in zip(
+            self._buffers_of(self._fbgemm), (self._flat.detach(), *self._kept), strict=True
+        ):
             # No longer a parameter or a buffer of fbgemm's module: moves are made here.
             self._fbgemm._parameters.pop(name, None)
             self._fbgemm._buffers.pop(name, None)
@@ -151,13 +167,16 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         ]
         return torch.stack(parts).sum(0)
 
-    def _run(self, values: Tensor, offsets: Tensor, weights: Tensor | None, number: float) -> Tensor:
+    def _run(
+        self, values: Tensor, offsets: Tensor, weights: Tensor | None, number: float
+    ) -> Tensor:
         """One call, whose update is step ``number``."""
         module = self._fbgemm
         values, offsets = self._with_room(values), self._with_room(offsets)
         # A new tensor: one that waits for its backward keeps the rate of its forward.
         module.learning_rate_tensor = torch.tensor(self._learning_rate, dtype=torch.float32)
-        # fbgemm adds 1 at each forward, and takes the number from the device where its copy on the CPU is 0.
+        # fbgemm adds 1 at each forward, and takes the number from the device where its copy on the
+        # CPU is 0.
         module.iter_cpu.fill_(int(number) - 1)
         if number == 1:
             module.iter.zero_()
@@ -172,10 +191,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         """The table of each bag."""
         device, features = values.device, self.spec.feature_tables
         if self.spec.pooling == "none":  # a bag is one id, which counts the rows of all tables
-            starts, tables = torch.tensor([row for _, row, _ in self._table_places], device=device).sort()
+            starts, tables = torch.tensor(
+                [row for _, row, _ in self._table_places], device=device
+            ).sort()
             return tables[torch.bucketize(values, starts, right=True) - 1]
         samples = (offsets.numel() - 1) // len(features)
-        return torch.tensor([features[feature] for feature in self._order], device=device).repeat_interleave(samples)
+        return torch.tensor(
+            [features[feature] for feature in self._order], device=device
+        ).repeat_interleave(samples)
 
     def __getstate__(self) -> dict[str, Any]:
         # fbgemm's module cannot be pickled; it is built anew around the buffers.
@@ -185,7 +208,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
 class DenseTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.DenseTableBatchedEmbeddingBagsCodegen):
     """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
 
-    It needs no module of fbgemm's: the operator is the one that serves the CPU, and takes tensors of either device.
+    It needs no module of fbgemm's: the operator is the one that serves the CPU, and takes tensors
+    of either device.
     """
 
     def _bind_kernel(self) -> None:

@@ -1,7 +1,8 @@
 """Table-batched lookups through fbgemm's raw CPU operators.
 
-fbgemm's own Python module around these operators costs 200 us a call and half a second of import; the operators
-themselves need a flat buffer and a few integers for each feature, which are prepared here once.
+fbgemm's own Python module around these operators costs 200 us a call and half a second of import;
+the operators themselves need a flat buffer and a few integers for each feature, which are prepared
+here once.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ def _stride(columns: int) -> int:
 def _feature_order(spec: GroupSpec) -> list[int]:
     """Features grouped by table in order of first use: the backward needs them side by side."""
     first = {table: index for index, table in reversed(list(enumerate(spec.feature_tables)))}
-    return sorted(range(len(spec.feature_tables)), key=lambda feature: first[spec.feature_tables[feature]])
+    return sorted(
+        range(len(spec.feature_tables)), key=lambda feature: first[spec.feature_tables[feature]]
+    )
 
 
 class FbgemmTableBatch(TableBatch):
     """What fbgemm's operators share: the buffer's layout, and how a batch is made to fit it.
 
-    Features of one table become neighbours, rows are padded to multiples of 4 columns, and rows that are not pooled are
-    looked up as bags of one id in one table of all rows.
+    Features of one table become neighbours, rows are padded to multiples of 4 columns, and rows
+    that are not pooled are looked up as bags of one id in one table of all rows.
     """
 
     _device_type: str | None = None
@@ -78,8 +81,9 @@ class FbgemmTableBatch(TableBatch):
         self._device_type = self._device_type or device.type
         if device.type != self._device_type:
             raise ValueError(
-                f"tables {[table.name for table in self.spec.tables]} were built with {self.kernel} and cannot move to "
-                f"{device}: build them there with build_table_batch(..., device={str(device)!r})"
+                f"tables {[table.name for table in self.spec.tables]} were built with "
+                f"{self.kernel} and cannot move to {device}: build them there with "
+                f"build_table_batch(..., device={str(device)!r})"
             )
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -101,8 +105,14 @@ class FbgemmTableBatch(TableBatch):
         # The CPU operators can only pool.
         batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if self._row_base is not None and batch:
-            values = values + self._row_base.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
-        return values, torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device), None
+            values = values + self._row_base.repeat_interleave(
+                offsets[::batch].diff(), output_size=values.numel()
+            )
+        return (
+            values,
+            torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device),
+            None,
+        )
 
     def _bind_kernel(self) -> None:
         self._check_device_type()
@@ -170,7 +180,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
                 self._pooling_code,
             ),
             *(weights, None),  # None: every feature is trained
-            *(limit is not None, limit or 0.0, False),  # whether gradients are cut, where, no stochastic rounding
+            # whether gradients are cut, where, no stochastic rounding
+            *(limit is not None, limit or 0.0, False),
         )
         ops, rate = torch.ops.fbgemm, self._learning_rate
         batch = self._batch(values, offsets, weights)
@@ -185,16 +196,18 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
                 *head, *state, self.optimizer.eps, rate, _FP32_OUTPUT
             )
         state = (self._kept[0], self._placements, self._row_offsets)
-        # All arguments are passed: one of the operator's default values has the wrong type. After the rate:
-        # weight decay and its mode (both ignored on the CPU), maximum norm, output type.
+        # All arguments are passed: one of the operator's default values has the wrong type. After
+        # the rate: weight decay and its mode (both ignored on the CPU), maximum norm, output type.
         return ops.split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(
             *head, *state, self.optimizer.eps, rate, 0.0, 0, 0.0, _FP32_OUTPUT
         )
 
     def _batch(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> PooledBatch:
-        """A batch in the buffer's order; rows that are not pooled are bags of one table of all rows."""
+        """A batch in the buffer's order; unpooled rows are bags of one table of all rows."""
         pooled = self.spec.pooling != "none"
-        tables = tuple(self.spec.feature_tables[feature] for feature in self._order) if pooled else (0,)
+        tables = (
+            tuple(self.spec.feature_tables[feature] for feature in self._order) if pooled else (0,)
+        )
         return PooledBatch(values, offsets, weights, self._pooling == "mean", tables)
 
     def _pool(self, batch: PooledBatch) -> Tensor:
@@ -202,7 +215,15 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
         columns, total, _, rows, _ = self._geometry
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.fbgemm.split_embedding_codegen_forward_cpu.default(
-                *(self._flat.detach(), self._weights_offsets, columns, total, rows, batch.values, batch.offsets),
+                *(
+                    self._flat.detach(),
+                    self._weights_offsets,
+                    columns,
+                    total,
+                    rows,
+                    batch.values,
+                    batch.offsets,
+                ),
                 *(self._pooling_code, batch.weights, _FP32_OUTPUT),
             )
 
@@ -248,9 +269,16 @@ class DenseTableBatchedEmbeddingBagsCodegen(_RawOperators):
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         flat = as_one_buffer(self._flat, self._cuts, self._tables)
-        # On the CPU the operator records its own gradient and registers no autograd kernel, which makes the dispatcher
-        # warn at each backward; below the autograd keys it is called directly.
+        # On the CPU the operator records its own gradient and registers no autograd kernel, which
+        # makes the dispatcher warn at each backward; below the autograd keys it is called directly.
         with torch._C._AutoDispatchBelowAutograd() if flat.is_cpu else nullcontext():
             return torch.ops.fbgemm.dense_embedding_codegen_lookup_function(
-                flat, self._weights_offsets, *self._geometry, values, offsets, self._pooling_code, weights, None
+                flat,
+                self._weights_offsets,
+                *self._geometry,
+                values,
+                offsets,
+                self._pooling_code,
+                weights,
+                None,
             )

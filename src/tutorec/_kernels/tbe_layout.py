@@ -51,7 +51,9 @@ def select_features(
     Example:
         >>> import torch
         >>> from tutorec._kernels.tbe_layout import select_features
-        >>> ids, bounds, _ = select_features(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), None, [1, 0], total=2)
+        >>> ids, bounds, _ = select_features(
+        ...     torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), None, [1, 0], total=2
+        ... )
         >>> ids.tolist(), bounds.tolist()
         ([8, 9, 7], [0, 2, 3])
     """
@@ -85,7 +87,9 @@ def empty_bags(
         >>> import torch
         >>> from tutorec._kernels.tbe_layout import empty_bags
         >>> kept = torch.tensor([False, True])
-        >>> ids, bounds, _ = empty_bags(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), None, kept)
+        >>> ids, bounds, _ = empty_bags(
+        ...     torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), None, kept
+        ... )
         >>> ids.tolist(), bounds.tolist()
         ([8, 9], [0, 0, 2])
     """
@@ -96,7 +100,9 @@ def empty_bags(
     return values[of_ids], bounds, None if weights is None else weights[of_ids]
 
 
-def column_slices(features: Sequence[int], columns: Sequence[int], strides: Sequence[int]) -> Slices:
+def column_slices(
+    features: Sequence[int], columns: Sequence[int], strides: Sequence[int]
+) -> Slices:
     """Where each feature's columns stand in an output whose features were reordered and padded.
 
     Args:
@@ -112,7 +118,13 @@ def column_slices(features: Sequence[int], columns: Sequence[int], strides: Sequ
         >>> column_slices([0, 1, 2], columns=[3, 4, 4], strides=[4, 4, 4])
         ((0, 3), (4, 12))
     """
-    starts = dict(zip(features, accumulate((strides[feature] for feature in features), initial=0), strict=False))
+    starts = dict(
+        zip(
+            features,
+            accumulate((strides[feature] for feature in features), initial=0),
+            strict=False,
+        )
+    )
     merged: list[tuple[int, int]] = []
     for feature, width in enumerate(columns):
         start = starts[feature]

@@ -1,11 +1,12 @@
 """Tables in host memory that a GPU looks up, and the cache of their rows on the GPU.
 
-It is fbgemm's module with other places for the rows. ``MANAGED``: the GPU reads and updates rows in the memory of the
-host. ``MANAGED_CACHING``: rows of a batch are copied into a cache in the memory of the GPU, updated there, and written
-back when they make room. Row-wise state is in the memory of the GPU, other state beside the rows.
+It is fbgemm's module with other places for the rows. ``MANAGED``: the GPU reads and updates rows in
+the memory of the host. ``MANAGED_CACHING``: rows of a batch are copied into a cache in the memory
+of the GPU, updated there, and written back when they make room. Row-wise state is in the memory of
+the GPU, other state beside the rows.
 
-Nothing here was run on a GPU yet. The tests run it in CPU memory, with formulas and a cache of their own in place of
-fbgemm's kernels.
+Nothing here was run on a GPU yet. The tests run it in CPU memory, with formulas and a cache of
+their own in place of fbgemm's kernels.
 """
 
 from __future__ import annotations
@@ -41,33 +42,40 @@ class ManagedTableBatch(SplitTableBatchedEmbeddingBagsCodegen):
     def _buffers_of(self, module: Any) -> list[str]:
         states = () if self.optimizer is None else self.optimizer.states
         places = ["dev" if state.rowwise else "uvm" for state in states]
-        return ["weights_uvm", *(f"momentum{number}_{place}" for number, place in enumerate(places, start=1))]
+        return [
+            "weights_uvm",
+            *(f"momentum{number}_{place}" for number, place in enumerate(places, start=1)),
+        ]
 
 
 class ManagedCachingTableBatch(ManagedTableBatch):
     """Fused tables in the memory of the host, and a cache of their rows in that of the GPU.
 
-    ``table_weights()`` are the tables in the memory of the host. Asking for them writes changed rows back, as
-    :meth:`flush` does, so that they are up to date until the next backward. What is written into them until then is
-    seen by the next lookup.
+    ``table_weights()`` are the tables in the memory of the host. Asking for them writes changed
+    rows back, as :meth:`flush` does, so that they are up to date until the next backward. What is
+    written into them until then is seen by the next lookup.
 
-    A backward finds the rows of its lookup in the cache, so that there may be no other lookup between the two.
+    A backward finds the rows of its lookup in the cache, so that there may be no other lookup
+    between the two.
 
     Args:
         spec: Tables, features and pooling.
         optimizer: Applied in backward, to each row where it is.
         device: The GPU.
-        cache: How many rows of each table the cache has room for; it holds as many of all of them together.
+        cache: How many rows of each table the cache has room for; it holds as many of all of them
+            together.
 
     Raises:
-        ValueError: Rows were written from outside which may have been updated in the cache since they were asked for.
-            Or tables have made different numbers of steps.
+        ValueError: Rows were written from outside which may have been updated in the cache since
+            they were asked for. Or tables have made different numbers of steps.
         RuntimeError: A backward comes after the next lookup.
     """
 
     _cache: CacheSpec
 
-    def __init__(self, spec: GroupSpec, optimizer: OptimizerSpec, device: torch.device, cache: CacheSpec) -> None:
+    def __init__(
+        self, spec: GroupSpec, optimizer: OptimizerSpec, device: torch.device, cache: CacheSpec
+    ) -> None:
         # Before the module is one: its buffers are built first.
         object.__setattr__(self, "_cache", cache)
         super().__init__(spec, optimizer, device)
@@ -82,7 +90,10 @@ class ManagedCachingTableBatch(ManagedTableBatch):
 
     def _cache_arguments(self, fbgemm: Any, rows: int) -> dict[str, Any]:
         cache = self._cache
-        slots = sum(min(wanted, table.rows) for wanted, table in zip(cache.rows, self.spec.tables, strict=True))
+        slots = sum(
+            min(wanted, table.rows)
+            for wanted, table in zip(cache.rows, self.spec.tables, strict=True)
+        )
         return {
             "cache_algorithm": fbgemm.CacheAlgorithm[cache.algorithm.upper()],
             "cache_load_factor": max(slots, 1) / rows,
@@ -92,12 +103,13 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         }
 
     def _build(self, device: torch.device) -> Any:
-        # Of a new cache: which write to the tables it has seen, whether its rows may differ from theirs, the number of
-        # its lookups, and the batches that were prefetched and not looked up.
+        # Of a new cache: which write to the tables it has seen, whether its rows may differ from
+        # theirs, the number of its lookups, and the batches that were prefetched and not looked up.
         self._seen, self._is_ahead, self._number = _UNKNOWN, False, 0
         self._prefetched: deque[Tensor] = deque()
         module = super()._build(device)
-        # Called below, in backward: torch warns of hooks of modules none of whose inputs has a gradient.
+        # Called below, in backward: torch warns of hooks of modules none of whose inputs has a
+        # gradient.
         module._backward_pre_hooks.clear()
         return module
 
@@ -107,7 +119,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         self._fbgemm.weights_uvm = self._flat.data
 
     def flush(self) -> None:
-        """Write every changed row back to the memory of the host, so that tables can be read there."""
+        """Write every changed row back to host memory, so that tables can be read there."""
         self._take_what_others_wrote()
         self._fbgemm.flush()
         self._is_ahead = False
@@ -135,7 +147,8 @@ class ManagedCachingTableBatch(ManagedTableBatch):
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         self._take_what_others_wrote()
-        # fbgemm gives a lookup the places of the batch that was prefetched first, whatever its ids are.
+        # fbgemm gives a lookup the places of the batch that was prefetched first, whatever its ids
+        # are.
         if self._prefetched and not _same(self._prefetched.popleft(), values):
             self._forget_prefetched()
         self._number += 1
@@ -149,7 +162,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         return cast(Tensor, _InOrder.apply(found, self, self._number))
 
     def prepare_backward(self) -> None:
-        """Find the rows of the last lookup once more, since later batches may have been prefetched."""
+        """Find the rows of the last lookup again, as later batches may have been prefetched."""
         self._is_ahead = True
         if self._cache.prefetch_pipeline:
             self._fbgemm._update_cache_counter_and_locations(self._fbgemm, ())
@@ -158,8 +171,9 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         """Refuse tables at different steps: each step needs its own call, which would move rows."""
         if len(set(self._counts.tolist())) > 1:
             raise ValueError(
-                f"tables {self.spec.names} have made {self._counts.tolist()} steps, and those of one cache on the GPU "
-                "are updated together: give them the compute kernel 'fused_uvm'"
+                f"tables {self.spec.names} have made {self._counts.tolist()} steps, and those of "
+                "one cache on the GPU are updated together: give them the compute kernel "
+                "'fused_uvm'"
             )
 
     def _take_what_others_wrote(self) -> None:
@@ -168,8 +182,9 @@ class ManagedCachingTableBatch(ManagedTableBatch):
             return
         if self._is_ahead:
             raise ValueError(
-                f"rows of tables {self.spec.names} were written from outside after a backward, and the cache on "
-                f"{self._flat.device} may hold newer ones: call flush() before the rows are written"
+                f"rows of tables {self.spec.names} were written from outside after a backward, and "
+                f"the cache on {self._flat.device} may hold newer ones: call flush() before the "
+                "rows are written"
             )
         self._fbgemm.reset_cache_states()
         self._forget_prefetched()
@@ -205,9 +220,9 @@ class _InOrder(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.tables._number != ctx.number:
             raise RuntimeError(
-                f"tables {ctx.tables.spec.names} were looked up or written again before this backward, and their cache "
-                "may have moved the rows that it updates: run backward before the next forward, or give the tables the "
-                "compute kernel 'fused_uvm'"
+                f"tables {ctx.tables.spec.names} were looked up or written again before this "
+                "backward, and their cache may have moved the rows that it updates: run backward "
+                "before the next forward, or give the tables the compute kernel 'fused_uvm'"
             )
         ctx.tables.prepare_backward()
         return grads[0], None, None
@@ -215,4 +230,6 @@ class _InOrder(torch.autograd.Function):
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors share memory, whatever their numbers."""
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
+    return (
+        one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
+    )

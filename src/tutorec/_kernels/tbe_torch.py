@@ -1,7 +1,7 @@
 """Table-batched lookups in plain torch: one ``embedding_bag`` for each width, no loop over ids.
 
-Runs wherever torch runs. Tables of one width lie behind one another and are one matrix [rows, D]; an id becomes a row
-of that matrix by adding where its table begins.
+Runs wherever torch runs. Tables of one width lie behind one another and are one matrix [rows, D];
+an id becomes a row of that matrix by adding where its table begins.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
         start = row = 0
         for table in sorted(range(len(tables)), key=lambda index: tables[index].columns):
             places[table] = (start, row, tables[table].columns)
-            start, row = start + tables[table].rows * tables[table].columns, row + tables[table].rows
+            start, row = (
+                start + tables[table].rows * tables[table].columns,
+                row + tables[table].rows,
+            )
         self._table_places = places
         return start, row
 
@@ -75,13 +78,20 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
                 continue
             start, row, _ = places[tables[0]]
             rows = sum(spec.tables[table].rows for table in tables)
-            cuts = [(places[table][0] - start, spec.tables[table].rows, columns, columns) for table in tables]
+            cuts = [
+                (places[table][0] - start, spec.tables[table].rows, columns, columns)
+                for table in tables
+            ]
             base = [places[spec.feature_tables[feature]][1] - row for feature in features]
             matrix = flat[start : start + rows * columns].view(rows, columns)
             where = torch.tensor(base, device=flat.device) if any(base) else None
             states = [
-                kept[row : row + rows] if state.rowwise else kept[start : start + rows * columns].view(rows, columns)
-                for kept, state in zip(self._kept, self.optimizer.states if self.optimizer else (), strict=True)
+                kept[row : row + rows]
+                if state.rowwise
+                else kept[start : start + rows * columns].view(rows, columns)
+                for kept, state in zip(
+                    self._kept, self.optimizer.states if self.optimizer else (), strict=True
+                )
             ]
             self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, states, where))
         order = [feature for block in self._blocks for feature in block.features]
@@ -102,14 +112,20 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
         return pick_columns(torch.cat(outputs, dim=1), self._slices)
 
     def _lookup_block(
-        self, block: WidthBlock, steps: Sequence[UpdateStep], ids: Tensor, offsets: Tensor, weights: Tensor | None
+        self,
+        block: WidthBlock,
+        steps: Sequence[UpdateStep],
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
     ) -> Tensor:
         """Look up the features of one width: [B, features * D], or [N, D] without pooling."""
         features = len(block.features)
         batch = (offsets.numel() - 1) // features
         if block.base is not None and batch:
             counts = offsets[::batch].diff()
-            # In int64, whatever the ids are: the rows of all tables together may be more than int32 can count.
+            # In int64, whatever the ids are: the rows of all tables together may be more than int32
+            # can count.
             ids = ids + block.base.repeat_interleave(counts, output_size=ids.numel())
             offsets = offsets.long()
         if weights is not None and weights.dtype != torch.float32:
@@ -124,7 +140,11 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             rows = cast(Tensor, _FusedLookup.apply(self._flat, update, ids, offsets, weights))
         if mode == "none":
             return rows
-        return rows.view(features, batch, block.columns).transpose(0, 1).reshape(batch, features * block.columns)
+        return (
+            rows.view(features, batch, block.columns)
+            .transpose(0, 1)
+            .reshape(batch, features * block.columns)
+        )
 
     def _matrix_of_parameters(self, block: WidthBlock) -> Tensor:
         tables = [self._tables[table] for table in block.tables]
@@ -169,10 +189,16 @@ class _FusedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hook: Tensor, update: _BlockUpdate, ids: Tensor, offsets: Tensor, weights: Tensor | None
+        ctx: Any,
+        hook: Tensor,
+        update: _BlockUpdate,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
     ) -> Tensor:
-        # ``hook`` is the buffer: it requires grad, so that autograd records this call, and gets none. The rows are
-        # not saved for the backward, which changes them: two forwards may wait for their backwards.
+        # ``hook`` is the buffer: it requires grad, so that autograd records this call, and gets
+        # none. The rows are not saved for the backward, which changes them: two forwards may wait
+        # for their backwards.
         ctx.update = update
         ctx.save_for_backward(ids, offsets, weights)
         return _pool(update.block.matrix, ids, offsets, weights, update.pooling)
@@ -186,8 +212,12 @@ class _FusedLookup(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def _pool(matrix: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, mode: str) -> Tensor:
+def _pool(
+    matrix: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, mode: str
+) -> Tensor:
     """Rows of one matrix pooled over bags [F*B, D], or looked up one by one [N, D]."""
     if mode == "none":
         return F.embedding(ids, matrix)
-    return F.embedding_bag(ids, matrix, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)
+    return F.embedding_bag(
+        ids, matrix, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
+    )

@@ -1,7 +1,8 @@
 """The update of a fused lookup in torch: sort rows, sum gradients, update each row once.
 
-No gradient of the size of the table is made, and none of the size [N, D] either: ``embedding_bag`` sums the bags'
-gradients of each row directly, a slice of the rows at a time so that the sums stay in the processor's cache.
+No gradient of the size of the table is made, and none of the size [N, D] either: ``embedding_bag``
+sums the bags' gradients of each row directly, a slice of the rows at a time so that the sums stay
+in the processor's cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tutorec._kernels.row_rules import move_rows
 
 __all__ = ["RowGroups", "apply_update", "pick_rows", "sort_ids", "sort_rows", "sum_rows"]
 
-# Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with 512 KiB of L2 each.
+# Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with
+# 512 KiB of L2 each.
 _SLICE_BYTES = 2 << 20
 
 
@@ -81,7 +83,8 @@ def sort_ids(ids: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     count = ids.numel()
     shift = max(count - 1, 1).bit_length()
     if ids.device.type == "cpu" and count and rows.bit_length() + shift < 63:
-        # Id and place packed into one number: numpy sorts plain integers several times faster than (key, index) pairs.
+        # Id and place packed into one number: numpy sorts plain integers several times faster than
+        # (key, index) pairs.
         packed = (ids.long() << shift).add_(torch.arange(count))
         numbers = packed.numpy()
         numbers.sort()
@@ -98,12 +101,19 @@ def sum_rows(grad: Tensor, groups: RowGroups) -> Tensor:
     """The summed gradient of each touched row: grad [bags, D] -> [U, D]."""
     weights = None if groups.weights is None else groups.weights.to(grad.dtype)
     return F.embedding_bag(
-        groups.bags, grad, groups.starts, mode="sum", per_sample_weights=weights, include_last_offset=True
+        groups.bags,
+        grad,
+        groups.starts,
+        mode="sum",
+        per_sample_weights=weights,
+        include_last_offset=True,
     )
 
 
 @torch.no_grad()
-def apply_update(matrix: Tensor, states: Sequence[Tensor], grad: Tensor, groups: RowGroups, step: UpdateStep) -> None:
+def apply_update(
+    matrix: Tensor, states: Sequence[Tensor], grad: Tensor, groups: RowGroups, step: UpdateStep
+) -> None:
     """Move every touched row once by its summed gradient.
 
     Args:
@@ -144,7 +154,9 @@ def pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:
 
 def _slices(groups: RowGroups, grad: Tensor) -> Iterator[RowGroups]:
     """The rows in chunks whose summed gradients fit in cache; on a device all rows at once."""
-    step = max(_SLICE_BYTES // (4 * grad.shape[1]), 1) if grad.is_cpu else max(groups.rows.numel(), 1)
+    step = (
+        max(_SLICE_BYTES // (4 * grad.shape[1]), 1) if grad.is_cpu else max(groups.rows.numel(), 1)
+    )
     bounds = groups.starts[::step].tolist() if grad.is_cpu else [0, groups.bags.numel()]
     if grad.is_cpu and (groups.starts.numel() - 1) % step:
         bounds.append(groups.bags.numel())

@@ -1,7 +1,8 @@
 """Zeros that take memory page by page, when they are first written.
 
-A table with room for many rows takes address space for all of them, and memory for those in use. Linux and macOS give a
-process an anonymous page when it is first written; a page that was only read is one page of zeros, shared by all.
+A table with room for many rows takes address space for all of them, and memory for those in use.
+Linux and macOS give a process an anonymous page when it is first written; a page that was only read
+is one page of zeros, shared by all.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ _BLOCK_BYTES = 1 << 20
 
 
 def unwritten_zeros(
-    shape: Sequence[int] | int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    shape: Sequence[int] | int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Zeros of which, on the CPU, only the pages that are written take memory.
 
-    On another device, on Windows, and below 256 KiB this is ``torch.zeros``. A page has 4 KiB, or 2 MiB where Linux's
-    setting of transparent huge pages is ``always``.
+    On another device, on Windows, and below 256 KiB this is ``torch.zeros``. A page has 4 KiB, or 2
+    MiB where Linux's setting of transparent huge pages is ``always``.
 
     Args:
         shape: Shape of the tensor.
@@ -40,14 +43,18 @@ def unwritten_zeros(
     """
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     number_of_bytes = math.prod(shape) * dtype.itemsize
-    if torch.device(device).type != "cpu" or sys.platform == "win32" or number_of_bytes < _LEAST_BYTES:
+    if (
+        torch.device(device).type != "cpu"
+        or sys.platform == "win32"
+        or number_of_bytes < _LEAST_BYTES
+    ):
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, number_of_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def is_all_zero(numbers: Tensor) -> bool:
-    """Whether a tensor holds zeros only; one that begins or ends with another number is not read to its end.
+    """Whether a tensor holds zeros only; a nonzero first or last element decides at once.
 
     Example:
         >>> is_all_zero(torch.zeros(3, 2)), is_all_zero(torch.tensor([0.0, -0.5, 0.0]))

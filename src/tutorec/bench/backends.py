@@ -35,7 +35,9 @@ def run(options: Options) -> Report:
         ValueError: fbgemm cannot be had here, or the backends disagree.
     """
     if backend().name != "fbgemm":
-        raise ValueError(f"bench {NAME} needs both backends, and fbgemm cannot be had here: {backend().reason}")
+        raise ValueError(
+            f"bench {NAME} needs both backends, and fbgemm cannot be had here: {backend().reason}"
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -73,9 +75,13 @@ def _build(name: str) -> TableBatch:
     generator = torch.Generator().manual_seed(0)
     with use_backend(name):
         op = build_table_batch(
-            spec, optimizer=OptimizerSpec("rowwise_adagrad", learning_rate=_RATE), device=torch.device("cpu")
+            spec,
+            optimizer=OptimizerSpec("rowwise_adagrad", learning_rate=_RATE),
+            device=torch.device("cpu"),
         )
-    op.load_table_weights([torch.rand(_ROWS, _COLUMNS, generator=generator) - 0.5 for _ in range(_TABLES)])
+    op.load_table_weights(
+        [torch.rand(_ROWS, _COLUMNS, generator=generator) - 0.5 for _ in range(_TABLES)]
+    )
     return op
 
 
@@ -110,7 +116,9 @@ def _step(op: TableBatch, ids: _Ids) -> Tensor:
 
 
 def _variants(ops: dict[str, TableBatch]) -> dict[str, Callable[[int], Sample]]:
-    def measure(call: Callable[[TableBatch, _Ids], Tensor], op: TableBatch) -> Callable[[int], Sample]:
+    def measure(
+        call: Callable[[TableBatch, _Ids], Tensor], op: TableBatch
+    ) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
             ids = _ids(number)
             return time_call(lambda: float(call(op, ids)[-1, -1]))
@@ -118,4 +126,8 @@ def _variants(ops: dict[str, TableBatch]) -> dict[str, Callable[[int], Sample]]:
         return sample
 
     cases = {"forward": _forward, "step": _step}
-    return {f"{name} {case}": measure(call, op) for case, call in cases.items() for name, op in ops.items()}
+    return {
+        f"{name} {case}": measure(call, op)
+        for case, call in cases.items()
+        for name, op in ops.items()
+    }

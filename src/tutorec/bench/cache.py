@@ -1,14 +1,15 @@
 """Cached tables beside tables in memory, and beside a file whose pages the system keeps by itself.
 
-Tables in a file of which a share of the rows is in memory train on power-law ids, whose rows used often lie anywhere.
-Judged is a training step of the embeddings (lookup and fused row-wise Adagrad; no dense model) with 10 % of the rows in
-memory: at least 0.6 times as fast as with all rows in memory. A measurement is the mean over so many steps that
-some of them move rows, after so many batches that hits have settled.
+Tables in a file of which a share of the rows is in memory train on power-law ids, whose rows used
+often lie anywhere. Judged is a training step of the embeddings (lookup and fused row-wise Adagrad;
+no dense model) with 10 % of the rows in memory: at least 0.6 times as fast as with all rows in
+memory. A measurement is the mean over so many steps that some of them move rows, after so many
+batches that hits have settled.
 
-Where the file does not fit in memory, it is to be at least 3 times as fast as the plain file. No table here is that
-large: the pages of both files are dropped before each measured step. The plain file then gets those pages back,
-unmeasured, that are used most often, as many as hold the number of rows that the cache has in memory; a system that
-chooses pages by itself does no better.
+Where the file does not fit in memory, it is to be at least 3 times as fast as the plain file. No
+table here is that large: the pages of both files are dropped before each measured step. The plain
+file then gets those pages back, unmeasured, that are used most often, as many as hold the number of
+rows that the cache has in memory; a system that chooses pages by itself does no better.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from tutorec._kernels.row_file import CacheAlgorithm, CacheSpec
 from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_cached import CachedTableBatch
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, time_call
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Report,
+    Sample,
+    compare,
+    interleave,
+    machine,
+    time_call,
+)
 from tutorec.bench.runner import Options
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.hit_rate import hit_rate
@@ -101,7 +111,10 @@ def _build(cache: CacheSpec | None) -> TableBatch:
     tables = tuple(TableSpec(f"t{table}", ROWS, COLUMNS) for table in range(TABLES))
     rule = OptimizerSpec("rowwise_adagrad", 0.01)
     return build_table_batch(
-        GroupSpec(tables, tuple(range(TABLES))), optimizer=rule, device=torch.device("cpu"), cache=cache
+        GroupSpec(tables, tuple(range(TABLES))),
+        optimizer=rule,
+        device=torch.device("cpu"),
+        cache=cache,
     )
 
 
@@ -120,14 +133,23 @@ def _beside_memory(report: Report, in_memory: TableBatch, spec: CacheSpec, round
     judged = name == f"{_JUDGED} % of the rows, lru"
     for clock in ("cpu", "wall"):
         bar = _OF_MEMORY if judged and clock == "cpu" else None
-        report.comparisons.append(compare(samples, "all rows in memory", name, clock=clock, bar=bar))
-    report.samples |= {f"{one} (beside {name})" if one != name else one: timings for one, timings in samples.items()}
+        report.comparisons.append(
+            compare(samples, "all rows in memory", name, clock=clock, bar=bar)
+        )
+    report.samples |= {
+        f"{one} (beside {name})" if one != name else one: timings
+        for one, timings in samples.items()
+    }
     report.notes.append(_counted(name, spec, counted, cached.counts, report.comparisons[-1]))
 
 
-def _counted(name: str, spec: CacheSpec, before: CacheCounts, after: CacheCounts, wall: Comparison) -> str:
+def _counted(
+    name: str, spec: CacheSpec, before: CacheCounts, after: CacheCounts, wall: Comparison
+) -> str:
     """What a cache did in between, as a sentence."""
-    counts = CacheCounts(after.lookups - before.lookups, after.read - before.read, after.written - before.written)
+    counts = CacheCounts(
+        after.lookups - before.lookups, after.read - before.read, after.written - before.written
+    )
     ids = BATCH * TABLES * POOLING
     steps, row = counts.lookups / ids, 4 * (COLUMNS + 1)
     predicted = hit_rate(_law(), spec.rows[0], spec.algorithm, ids=BATCH * POOLING)
@@ -181,7 +203,11 @@ def _beside_file(report: Report, folder: str, rounds: int) -> None:
         _step(cached, _draw(-1 - number, BATCH))
     warm = f"{file}, all pages in memory", f"{name}, all pages in memory"
     samples = interleave(
-        {warm[0]: lambda number: _steps(plain, number), warm[1]: lambda number: _steps(cached, number)}, rounds
+        {
+            warm[0]: lambda number: _steps(plain, number),
+            warm[1]: lambda number: _steps(cached, number),
+        },
+        rounds,
     )
     report.comparisons.append(compare(samples, *warm))
     report.samples |= samples
@@ -204,7 +230,12 @@ def _beside_file(report: Report, folder: str, rounds: int) -> None:
 
     names = f"{file}, {_JUDGED} % of the pages in memory", f"{name} in memory, no pages"
     samples = interleave(
-        {names[0]: lambda number: cold(plain, number), names[1]: lambda number: cold(cached, number)}, rounds, 3
+        {
+            names[0]: lambda number: cold(plain, number),
+            names[1]: lambda number: cold(cached, number),
+        },
+        rounds,
+        3,
     )
     report.comparisons.append(compare(samples, *names, clock="wall", bar=_OF_FILE))
     report.samples |= samples
@@ -227,7 +258,8 @@ def _most_used_pages(rows: int) -> Tensor:
 def drop_pages(folder: str) -> None:
     """Write the open files of a folder to disk, and drop their pages from memory.
 
-    The next access reads from the disk. On Linux only; where the folder itself is in memory, nothing is forgotten.
+    The next access reads from the disk. On Linux only; where the folder itself is in memory,
+    nothing is forgotten.
 
     Args:
         folder: Of tables in files.

@@ -1,13 +1,14 @@
 """The speeds of this machine, from steps that are really trained: what ``tutorec calibrate`` does.
 
-An estimate is a sum of counts, each times a number of the machine: bytes of lookups, bytes of updates, distinct rows
-of updates, bytes on the wire, exchanges (`cost`). So steps are trained whose counts differ as far as they can, forward
-and backward timed apart, and the numbers are those, none below zero, that come nearest to what was measured, by the sum
-of squared relative errors. What was measured are steps as a program takes them, with all the Python and copying around
-a kernel.
+An estimate is a sum of counts, each times a number of the machine: bytes of lookups, bytes of
+updates, distinct rows of updates, bytes on the wire, exchanges (`cost`). So steps are trained whose
+counts differ as far as they can, forward and backward timed apart, and the numbers are those, none
+below zero, that come nearest to what was measured, by the sum of squared relative errors. What was
+measured are steps as a program takes them, with all the Python and copying around a kernel.
 
-The clock is the processor's on the CPU, which leaves out what else the machine does and the waiting for other ranks,
-and on a GPU the wall's, with the device synchronized. Of each step the lower quartile of the rounds counts.
+The clock is the processor's on the CPU, which leaves out what else the machine does and the waiting
+for other ranks, and on a GPU the wall's, with the device synchronized. Of each step the lower
+quartile of the rounds counts.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ _STAGE = "calibration"
 _FUSED = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.01}
 _BATCHES = 3  # drawn once; rounds take turns
 _TIMEOUT = 300.0
-# How often each step is trained: the first rounds do not count. With the cases below this is all that is done, so that
-# it takes seconds: 14 rounds of less than 0.2 s, and 200 MB of tables to be made.
+# How often each step is trained: the first rounds do not count. With the cases below this is all
+# that is done, so that it takes seconds: 14 rounds of less than 0.2 s, and 200 MB of tables to be
+# made.
 WARMUP, ROUNDS = 2, 12
 _LEAST = 1e-15  # ms of a byte: what took no time at all is as fast as this
 _COPIED = 16 * 2**20  # bytes from the host to a device
@@ -100,9 +102,9 @@ class Cut:
 
 
 Plan = dict[str, Cut]
-# Sharding types, rows, columns, ids of a bag, samples of a rank. Of each type a table for every rank, so that all ranks
-# have the same to do. Hardly anything to do but exchanges; rows in the processor's cache and not; narrow and wide; many
-# bytes to send; all together.
+# Sharding types, rows, columns, ids of a bag, samples of a rank. Of each type a table for every
+# rank, so that all ranks have the same to do. Hardly anything to do but exchanges; rows in the
+# processor's cache and not; narrow and wide; many bytes to send; all together.
 _ALL = ("table_wise", "row_wise", "column_wise", "data_parallel")
 CASES: tuple[tuple[tuple[str, ...], int, int, int, int], ...] = (
     *(((kind,), 8, 8, 1, 1) for kind in _ALL),
@@ -134,13 +136,17 @@ def case_plan(number: int, world_size: int) -> tuple[list[TableSize], Plan, int]
         for rank in range(world_size):
             table = TableSize(f"t{len(tables)}", rows, columns, pooling)
             slices = (rank, (rank + 1) % world_size)
-            plan[table.name] = Cut(kind, {"table_wise": (rank,), "column_wise": slices}.get(kind, ()))
+            plan[table.name] = Cut(
+                kind, {"table_wise": (rank,), "column_wise": slices}.get(kind, ())
+            )
             tables.append(table)
     return tables, plan, samples
 
 
-def loads(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, topology: Topology) -> Floats:
-    """The planner's milliseconds of each rank, exchanges' latency left out: ``[W, 6]``, columns as fields of `Perf`.
+def loads(
+    tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, topology: Topology
+) -> Floats:
+    """The planner's milliseconds per rank without latency ``[W, 6]``; columns are `Perf`'s.
 
     Args:
         tables: The tables.
@@ -152,7 +158,13 @@ def loads(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, to
     for table in tables:
         ids = (float(samples * table.pooling),)
         facts = TableFacts(
-            "", table.name, table.rows, table.columns, features=(table.feature,), samples=(float(samples),), ids=ids
+            "",
+            table.name,
+            table.rows,
+            table.columns,
+            features=(table.feature,),
+            samples=(float(samples),),
+            ids=ids,
         )
         pieces = plan[table.name].pieces(table, topology.world_size)
         sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
@@ -161,7 +173,9 @@ def loads(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, to
     return found
 
 
-def estimated_ms(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, topology: Topology) -> float:
+def estimated_ms(
+    tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, topology: Topology
+) -> float:
     """The planner's milliseconds of a step under a plan: of the slowest rank, and of the exchanges.
 
     Args:
@@ -173,7 +187,9 @@ def estimated_ms(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: 
     Example:
         >>> tables, plan, samples = case_plan(6, 2)
         >>> rows = {table.name: Cut("row_wise") for table in tables}
-        >>> both = [estimated_ms(tables, cuts, samples, Topology.laptop(2)) for cuts in (rows, plan)]
+        >>> both = [
+        ...     estimated_ms(tables, cuts, samples, Topology.laptop(2)) for cuts in (rows, plan)
+        ... ]
         >>> both[0] > both[1] > 0
         True
     """
@@ -183,7 +199,7 @@ def estimated_ms(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: 
 
 
 def calibrate(devices: Sequence[str] | None = None) -> Calibration:
-    """Measure this machine: two ranks on its processor, and a rank on each of its GPUs. Nothing is kept.
+    """Measure this machine: two ranks on its processor, and one on each GPU; nothing is saved.
 
     Args:
         devices: Device types; by default ``"cpu"``, and ``"cuda"`` where there are GPUs.
@@ -192,7 +208,9 @@ def calibrate(devices: Sequence[str] | None = None) -> Calibration:
     speeds = {}
     for device in devices or ("cpu", *(("cuda",) if gpus else ())):
         world_size = 2 if device == "cpu" else gpus
-        with Ranks(world_size, backend="gloo" if device == "cpu" else "auto", timeout=_TIMEOUT) as ranks:
+        with Ranks(
+            world_size, backend="gloo" if device == "cpu" else "auto", timeout=_TIMEOUT
+        ) as ranks:
             measured = ranks.run(_measure, device)
         speeds[device] = solve(np.stack([seconds for seconds, _ in measured], axis=1) * 1e3, device)
         copied = [copy_bandwidth for _, copy_bandwidth in measured if copy_bandwidth]
@@ -228,9 +246,14 @@ def solve(times: Floats, device: str) -> dict[str, float]:
 
 
 def _counts(number: int, world_size: int, device: str) -> Floats:
-    """How much there is to do in a case: ``[W, 2, 5]`` forward and backward; `cost` counts, on a machine of ones."""
+    """The work of a case ``[W, 2, 5]``, forward and backward: `cost` with speeds of one."""
     tables, plan, samples = case_plan(number, world_size)
-    ones: dict[str, Any] = {"ddr_mem_bw": 1.0, "hbm_mem_bw": 1.0, "intra_host_bw": 1.0, "bwd_compute_multiplier": 1.0}
+    ones: dict[str, Any] = {
+        "ddr_mem_bw": 1.0,
+        "hbm_mem_bw": 1.0,
+        "intra_host_bw": 1.0,
+        "bwd_compute_multiplier": 1.0,
+    }
     moved = loads(tables, plan, samples, Topology(world_size, device, row_ms=0.0, **ones))
     with_rows = loads(tables, plan, samples, Topology(world_size, device, row_ms=1.0, **ones))
     counts = np.zeros((world_size, 2, 5))
@@ -245,12 +268,14 @@ def _counts(number: int, world_size: int, device: str) -> Floats:
 
 
 def _measure(device_type: str, rank: int, world_size: int) -> tuple[Floats, float]:
-    """``[cases, 2]`` seconds forward and backward of this rank; bytes per ms from the host to its device, or 0."""
+    """``[cases, 2]`` seconds forward and backward of this rank; bytes per ms from host, or 0."""
     device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, rank)
     steps = []
     for number in range(len(CASES)):
         tables, plan, samples = case_plan(number, world_size)
-        batches = [draw_batch(tables, samples, 100 * rank + each, device) for each in range(_BATCHES)]
+        batches = [
+            draw_batch(tables, samples, 100 * rank + each, device) for each in range(_BATCHES)
+        ]
         steps.append((Step(tables, plan, samples, device), batches))
     found = np.zeros((ROUNDS + WARMUP, len(steps), 2))
     for turn in range(len(found)):
@@ -271,18 +296,27 @@ class Step:
     """
 
     def __init__(
-        self, tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, device: torch.device
+        self,
+        tables: Sequence[TableSize],
+        plan: Mapping[str, Cut],
+        samples: int,
+        device: torch.device,
     ) -> None:
         group = default_group()
         configs = [
             EmbeddingBagConfig(
-                num_embeddings=table.rows, embedding_dim=table.columns, name=table.name, feature_names=[table.feature]
+                num_embeddings=table.rows,
+                embedding_dim=table.columns,
+                name=table.name,
+                feature_names=[table.feature],
             )
             for table in tables
         ]
         entries = {
             table.name: parameter_sharding(
-                ShardingType(plan[table.name].kind), plan[table.name].pieces(table, group.size()), device.type
+                ShardingType(plan[table.name].kind),
+                plan[table.name].pieces(table, group.size()),
+                device.type,
             )
             for table in tables
         }
@@ -312,7 +346,9 @@ class Step:
         return perf_counter()
 
 
-def draw_batch(tables: Sequence[TableSize], samples: int, number: int, device: torch.device) -> KeyedJaggedTensor:
+def draw_batch(
+    tables: Sequence[TableSize], samples: int, number: int, device: torch.device
+) -> KeyedJaggedTensor:
     """Ids spread evenly over rows, equally many in each bag.
 
     Args:
@@ -322,9 +358,13 @@ def draw_batch(tables: Sequence[TableSize], samples: int, number: int, device: t
         device: Where it lies.
     """
     draw = torch.Generator().manual_seed(number)
-    ids = [torch.randint(0, table.rows, (samples * table.pooling,), generator=draw) for table in tables]
+    ids = [
+        torch.randint(0, table.rows, (samples * table.pooling,), generator=draw) for table in tables
+    ]
     lengths = torch.tensor([table.pooling for table in tables]).repeat_interleave(samples)
-    return KeyedJaggedTensor([table.feature for table in tables], torch.cat(ids), lengths=lengths).to(device)
+    return KeyedJaggedTensor(
+        [table.feature for table in tables], torch.cat(ids), lengths=lengths
+    ).to(device)
 
 
 def default_group() -> dist.ProcessGroup:
@@ -357,11 +397,15 @@ def speeds_text(topology: Topology) -> str:
         return f"{bandwidth * 1000 / 1024**3:.2f} GiB/s"
 
     memory = topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
-    copied = "" if topology.compute_device == "cpu" else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
+    copied = (
+        ""
+        if topology.compute_device == "cpu"
+        else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
+    )
     return (
-        f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times that and "
-        f"{topology.row_ms * 1e6:.0f} ns a row; sent {gib(topology.intra_host_bw)}, {topology.latency_ms:.3f} ms an "
-        f"exchange{copied}"
+        f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times "
+        f"that and {topology.row_ms * 1e6:.0f} ns a row; sent {gib(topology.intra_host_bw)}, "
+        f"{topology.latency_ms:.3f} ms an exchange{copied}"
     )
 
 

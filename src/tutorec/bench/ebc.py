@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from tutorec._validation import validation
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, paired_ratio
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Report,
+    Sample,
+    compare,
+    interleave,
+    machine,
+    paired_ratio,
+)
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
 from tutorec.bench.runner import Options
@@ -22,7 +31,8 @@ ROUNDS = 30
 _TABLES, _ROWS, _TRAIN_ROWS, _COLUMNS, _POOLING, _TRAIN_BATCH = 26, 100_000, 30_000, 64, 10, 256
 _RATE = 0.01
 
-# case -> samples B, threads, calls per measurement, clock that is judged, what peer / tutorec should be
+# case -> samples B, threads, calls per measurement, clock that is judged, what peer / tutorec
+# should be
 _FORWARD: dict[str, tuple[int, int, int, Literal["cpu", "wall"], float]] = {
     "forward-1": (1, 1, 50, "cpu", 10.0),
     "forward-256": (256, 1, 5, "cpu", 1.5),
@@ -31,8 +41,9 @@ _FORWARD: dict[str, tuple[int, int, int, Literal["cpu", "wall"], float]] = {
 }
 # with so few samples the checks are no small part, and the bar is for a run without them
 _UNCHECKED = ("forward-1",)
-# case -> optimizer, rows of a table, what peer / tutorec should be: against the peer's fused collection, and against
-# the same call on the peer's plain collection, whose dense gradient costs the more the larger the tables are
+# case -> optimizer, rows of a table, what peer / tutorec should be: against the peer's fused
+# collection, and against the same call on the peer's plain collection, whose dense gradient costs
+# the more the larger the tables are
 _STEP: dict[str, tuple[str, int, float | None, float | None]] = {
     "step-sgd": ("sgd", _TRAIN_ROWS, 1.05, None),
     "step-rowwise_adagrad": ("rowwise_adagrad", _TRAIN_ROWS, 1.05, None),
@@ -63,7 +74,9 @@ def run(options: Options) -> Report:
         name=NAME,
         settings={
             "forward": f"{_TABLES} x {_ROWS} x {_COLUMNS}",
-            "step": f"{_TABLES} x {_TRAIN_ROWS} x {_COLUMNS}, B={_TRAIN_BATCH} (large: x {_ROWS} x)",
+            "step": (
+                f"{_TABLES} x {_TRAIN_ROWS} x {_COLUMNS}, B={_TRAIN_BATCH} (large: x {_ROWS} x)"
+            ),
             "ids per bag": _POOLING,
             "batches": "fresh for every call",
         },
@@ -123,7 +136,9 @@ def _weights(collection: Any) -> Iterator[Tensor]:
 Batch = tuple[list[str], Tensor, Tensor]
 
 
-def fresh_batches(rows: int, batch_size: int, number: int, count: int, device: str = "cpu") -> list[Batch]:
+def fresh_batches(
+    rows: int, batch_size: int, number: int, count: int, device: str = "cpu"
+) -> list[Batch]:
     """Fresh ids of a round, ``count`` batches; the same for every variant of it.
 
     Args:
@@ -159,7 +174,10 @@ def _run_forward(report: Report, sides: list[Library], cases: list[str], options
         def measure(root: str, checks: bool, size: int = size, repeats: int = repeats) -> Variant:
             def sample(number: int) -> Sample:
                 with validation(checks):
-                    return time_each(lambda batch: look_up(root, batch), fresh_batches(_ROWS, size, number, repeats))
+                    return time_each(
+                        lambda batch: look_up(root, batch),
+                        fresh_batches(_ROWS, size, number, repeats),
+                    )
 
             return sample
 
@@ -168,7 +186,9 @@ def _run_forward(report: Report, sides: list[Library], cases: list[str], options
         samples = interleave(checked_and_not(case, sides, measure), options.rounds, warmup=2)
         report.samples |= samples
         if options.vs:
-            report.comparisons += judged_both(samples, case, options.vs, clock, bar, unchecked_only=case in _UNCHECKED)
+            report.comparisons += judged_both(
+                samples, case, options.vs, clock, bar, unchecked_only=case in _UNCHECKED
+            )
 
 
 def _run_step(report: Report, sides: list[Library], case: str, options: Options) -> None:
@@ -178,7 +198,11 @@ def _run_step(report: Report, sides: list[Library], case: str, options: Options)
         steps[f"{options.vs} fused"] = fused_step(sides[-1], optimizer, rows)
     batches = fresh_batches(rows, _TRAIN_BATCH, -1000, 2)
     require_close(
-        case, {title: [step(batch) for batch in batches] + list(weights()) for title, (step, weights) in steps.items()}
+        case,
+        {
+            title: [step(batch) for batch in batches] + list(weights())
+            for title, (step, weights) in steps.items()
+        },
     )
 
     def measure(title: str, checks: bool) -> Variant:
@@ -242,7 +266,10 @@ def fused_step(library: Library, name: str, rows: int, device: str = "cpu") -> S
     """
     kind, arguments = _optimizer(library, name)
     made = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
-        tables=_tables(library, rows), optimizer_type=kind, optimizer_kwargs=arguments, device=torch.device(device)
+        tables=_tables(library, rows),
+        optimizer_type=kind,
+        optimizer_kwargs=arguments,
+        device=torch.device(device),
     )
     return _step_of(library, _fill(made))
 
@@ -255,7 +282,9 @@ def _step_of(library: Library, collection: Any) -> Step:
         keys, values, lengths = batch
         pooled = collection(maker(keys, values, lengths=lengths)).values()
         if pooled.shape not in gradients:
-            gradients[pooled.shape] = torch.linspace(-1, 1, pooled.numel(), device=pooled.device).view_as(pooled)
+            gradients[pooled.shape] = torch.linspace(
+                -1, 1, pooled.numel(), device=pooled.device
+            ).view_as(pooled)
         pooled.backward(gradients[pooled.shape])
         return pooled.detach()
 
@@ -268,14 +297,19 @@ def _run_memory(report: Report, sides: list[Library]) -> None:
         report.notes.append("memory is measured on Linux only")
         return
     weights = float(_TABLES * _TRAIN_ROWS * _COLUMNS * 4)
-    roads = [(side.root, False) for side in sides] + [(side.root, True) for side in sides if side.root != OURS]
+    roads = [(side.root, False) for side in sides] + [
+        (side.root, True) for side in sides if side.root != OURS
+    ]
     for root, fused in roads:
         peaks = [
-            float(bytes_of(f"{__name__}:step_memory({root!r}, {fused!r}, {_TRAIN_ROWS})")) for _ in range(_MEMORY_RUNS)
+            float(bytes_of(f"{__name__}:step_memory({root!r}, {fused!r}, {_TRAIN_ROWS})"))
+            for _ in range(_MEMORY_RUNS)
         ]
         report.comparisons.append(
             Comparison(
-                title=f"memory: peak of a row-wise Adagrad step, {root}{' fused' * fused} / weights",
+                title=(
+                    f"memory: peak of a row-wise Adagrad step, {root}{' fused' * fused} / weights"
+                ),
                 clock="memory",
                 ratio=paired_ratio(peaks, [weights] * len(peaks)),
                 bar=Bar("at most", _MEMORY_BAR, rounds=_MEMORY_RUNS) if root == OURS else None,
@@ -313,7 +347,9 @@ def step_memory(root: str, fused: bool, rows: int) -> int:
     return peak_during(steps(rows, 3)) - before
 
 
-def checked_and_not(case: str, sides: Any, measure: Callable[[str, bool], Variant]) -> dict[str, Variant]:
+def checked_and_not(
+    case: str, sides: Any, measure: Callable[[str, bool], Variant]
+) -> dict[str, Variant]:
     """What is measured of a case: ours with checks and without, the peer, which has none.
 
     Args:
@@ -325,7 +361,10 @@ def checked_and_not(case: str, sides: Any, measure: Callable[[str, bool], Varian
     for side in sides:
         root = side.root if isinstance(side, Library) else side
         if root == OURS:
-            variants |= {f"{case}: {OURS} checked": measure(root, True), f"{case}: {OURS}": measure(root, False)}
+            variants |= {
+                f"{case}: {OURS} checked": measure(root, True),
+                f"{case}: {OURS}": measure(root, False),
+            }
         else:
             variants[f"{case}: {root}"] = measure(root, False)
     return variants
@@ -375,4 +414,6 @@ def require_close(case: str, results: dict[str, list[Tensor]], most: float = 1e-
         for a, b in zip(ours, theirs, strict=True):
             distance = float((a - b).abs().max())
             if not distance <= most:
-                raise ValueError(f"{case}: {first} and {title} differ by up to {distance:.2g}; nothing was timed")
+                raise ValueError(
+                    f"{case}: {first} and {title} differ by up to {distance:.2g}; nothing was timed"
+                )

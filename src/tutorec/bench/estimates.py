@@ -1,11 +1,12 @@
 """The planner's estimates beside measured steps, with this machine's speeds measured first.
 
-Tables and 30 plans for them are drawn, every table cut in a drawn way and put on drawn ranks, so that some plans are
-good and most are not. Two processes of one thread each train each plan in turn; a measurement is that of the slower
-rank. Judged are the correlation of ranks (Spearman) between the estimated and the measured time of a plan, because a
-planner needs to know which of two plans is faster, and the factor between the two. Measured is the lowest tenth of the
-rounds, because other programs of the machine only ever add to them. Both clocks are judged; wall time means something
-on a machine that is idle.
+Tables and 30 plans for them are drawn, every table cut in a drawn way and put on drawn ranks, so
+that some plans are good and most are not. Two processes of one thread each train each plan in turn;
+a measurement is that of the slower rank. Judged are the correlation of ranks (Spearman) between the
+estimated and the measured time of a plan, because a planner needs to know which of two plans is
+faster, and the factor between the two. Measured is the lowest tenth of the rounds, because other
+programs of the machine only ever add to them. Both clocks are judged; wall time means something on
+a machine that is idle.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from tutorec.bench.calibration import (
     estimated_ms,
     speeds_text,
 )
-from tutorec.bench.harness import Bar, Comparison, Ratio, Report, Sample, interleave, machine, time_call
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Ratio,
+    Report,
+    Sample,
+    interleave,
+    machine,
+    time_call,
+)
 from tutorec.bench.runner import Options
 from tutorec.distributed import comm
 from tutorec.distributed.planner.topology import Topology
@@ -54,7 +64,8 @@ def run(options: Options) -> Report:
         options: Rounds.
 
     Returns:
-        Each plan's measurements, correlation and factor with their bars, the machine's numbers as a note.
+        Each plan's measurements, correlation and factor with their bars, the machine's numbers as a
+        note.
     """
     report = Report(
         name=NAME,
@@ -81,7 +92,12 @@ def run(options: Options) -> Report:
 
 
 def measure_plans(
-    tables: Sequence[TableSize], plans: Sequence[Plan], samples: int, rounds: int, rank: int, world_size: int
+    tables: Sequence[TableSize],
+    plans: Sequence[Plan],
+    samples: int,
+    rounds: int,
+    rank: int,
+    world_size: int,
 ) -> list[list[Sample]]:
     """Time steps of each plan on this rank, in turn with the others; collective.
 
@@ -108,7 +124,9 @@ def measure_plans(
 
         return sample
 
-    timed = interleave({str(number): variant(plan) for number, plan in enumerate(plans)}, rounds, warmup=2)
+    timed = interleave(
+        {str(number): variant(plan) for number, plan in enumerate(plans)}, rounds, warmup=2
+    )
     return [timed[str(number)] for number in range(len(plans))]
 
 
@@ -123,7 +141,11 @@ def draw_tables(count: int) -> list[TableSize]:
     tables = []
     for index in range(count):
         rows = int(10 ** rng.uniform(3, np.log10(MOST_ROWS)))
-        tables.append(TableSize(f"t{index}", rows, int(rng.choice([16, 32, 64, 128])), int(rng.integers(1, 21))))
+        tables.append(
+            TableSize(
+                f"t{index}", rows, int(rng.choice([16, 32, 64, 128])), int(rng.integers(1, 21))
+            )
+        )
     return tables
 
 
@@ -168,7 +190,9 @@ def mean_factor(one: Sequence[float] | Floats, other: Sequence[float] | Floats) 
     return float(np.exp(np.abs(np.log(np.asarray(one) / np.asarray(other))).mean()))
 
 
-def _take(report: Report, estimates: Sequence[float], of_ranks: Sequence[Sequence[list[Sample]]]) -> None:
+def _take(
+    report: Report, estimates: Sequence[float], of_ranks: Sequence[Sequence[list[Sample]]]
+) -> None:
     """Add what the ranks measured, and judge the estimates."""
     for number, estimate in enumerate(estimates):
         rounds = zip(*(of_rank[number] for of_rank in of_ranks), strict=True)
@@ -176,21 +200,28 @@ def _take(report: Report, estimates: Sequence[float], of_ranks: Sequence[Sequenc
             Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds
         ]
     for clock in ("wall", "cpu"):
-        measured = 1e3 * np.array([[getattr(s, clock) for s in of_plan] for of_plan in report.samples.values()])
+        measured = 1e3 * np.array(
+            [[getattr(s, clock) for s in of_plan] for of_plan in report.samples.values()]
+        )
         for title, judged, bar in (
             ("rank correlation of estimated and measured time", rank_correlation, _ORDER),
             ("factor between estimated and measured time", mean_factor, _FACTOR),
         ):
             ratio = _judged(judged, estimates, measured)
-            report.comparisons.append(Comparison(f"{title}, {len(estimates)} plans", clock, ratio, bar))
+            report.comparisons.append(
+                Comparison(f"{title}, {len(estimates)} plans", clock, ratio, bar)
+            )
         times = _lowest(measured)
         report.notes.append(
-            f"{clock}: measured {times.min():.1f} to {times.max():.1f} ms, estimated {min(estimates):.1f} to "
-            f"{max(estimates):.1f} ms; the plan with the least estimate takes {times[np.argmin(estimates)]:.1f} ms"
+            f"{clock}: measured {times.min():.1f} to {times.max():.1f} ms, estimated "
+            f"{min(estimates):.1f} to {max(estimates):.1f} ms; the plan with the least estimate "
+            f"takes {times[np.argmin(estimates)]:.1f} ms"
         )
 
 
-def _judged(judged: Callable[[Sequence[float], Floats], float], estimates: Sequence[float], measured: Floats) -> Ratio:
+def _judged(
+    judged: Callable[[Sequence[float], Floats], float], estimates: Sequence[float], measured: Floats
+) -> Ratio:
     """Error of the estimates against each plan's lowest tenth; the interval resamples rounds."""
     rounds = measured.shape[1]
     drawn = np.random.default_rng(0).integers(0, rounds, (_RESAMPLES, rounds))

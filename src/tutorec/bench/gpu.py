@@ -1,9 +1,10 @@
 """On GPUs: lookup, fused step, int8 lookup, sharded step on all of them; --vs adds a peer.
 
-The tables and batches are those of ``bench ebc``, ``quant`` and ``sharded``, larger. Wall time is judged, each call by
-itself from the construction of its batch until the device has finished. Batches lie on the device before the clock
-starts. A lookup is bound by memory: in each of its rounds the device also copies as many bytes as the lookup reads and
-writes, and the ratio of the two times is the share of the memory bandwidth that the lookup reaches.
+The tables and batches are those of ``bench ebc``, ``quant`` and ``sharded``, larger. Wall time is
+judged, each call by itself from the construction of its batch until the device has finished.
+Batches lie on the device before the clock starts. A lookup is bound by memory: in each of its
+rounds the device also copies as many bytes as the lookup reads and writes, and the ratio of the two
+times is the share of the memory bandwidth that the lookup reaches.
 """
 
 from __future__ import annotations
@@ -48,14 +49,18 @@ def run(options: Options) -> Report:
         options: rounds, the peer, which ``--cases``.
 
     Returns:
-        CPU and wall seconds, shares of the device's bandwidth; with a peer the ratios with their bars.
+        CPU and wall seconds, shares of the device's bandwidth; with a peer the ratios with their
+        bars.
 
     Raises:
-        ValueError: there is no GPU, the peer is not installed, an unknown case, or the libraries' results differ.
+        ValueError: there is no GPU, the peer is not installed, an unknown case, or the libraries'
+            results differ.
     """
     device = options.device or "cuda"
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"bench {NAME} needs a CUDA device, and torch {torch.__version__} finds none here")
+        raise ValueError(
+            f"bench {NAME} needs a CUDA device, and torch {torch.__version__} finds none here"
+        )
     sides = libraries(options.vs)
     cases = chosen(CASES, options.cases, "--cases")
     world = torch.cuda.device_count() if device == "cuda" else 2
@@ -90,7 +95,9 @@ def gpus() -> dict[str, Any]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[
+            0
+        ]
     except (OSError, subprocess.CalledProcessError, IndexError):
         driver = None
     return {"gpus": names, "driver": driver, "cuda": torch.version.cuda}
@@ -103,7 +110,9 @@ def _run_forward(report: Report, sides: list[Library], options: Options, device:
     def batches(number: int, count: int) -> list[Batch]:
         return ebc.fresh_batches(ROWS, SAMPLES, number, count, device)
 
-    _run_lookup(report, sides, "forward", _lookup_in(collections, sides), batches, 4 * width, options)
+    _run_lookup(
+        report, sides, "forward", _lookup_in(collections, sides), batches, 4 * width, options
+    )
 
 
 def _run_int8(report: Report, sides: list[Library], options: Options, device: str) -> None:
@@ -115,7 +124,9 @@ def _run_int8(report: Report, sides: list[Library], options: Options, device: st
         return quant.fresh_requests(case, ROWS, number, device)
 
     bytes_of_row = weight.shape[1] * weight.itemsize
-    _run_lookup(report, sides, "int8", _lookup_in(collections, sides), batches, bytes_of_row, options)
+    _run_lookup(
+        report, sides, "int8", _lookup_in(collections, sides), batches, bytes_of_row, options
+    )
 
 
 def _lookup_in(collections: dict[str, Any], sides: list[Library]) -> Lookup:
@@ -161,11 +172,13 @@ def _run_lookup(
         report.comparisons += ebc.judged_both(samples, case, options.vs, "wall", _BAR)
     for side in sides:
         share = compare(samples, copy, f"{case}: {side.root}", "wall")
-        report.comparisons.append(replace(share, title=f"{case}: share of the copy's bandwidth, {side.root}"))
+        report.comparisons.append(
+            replace(share, title=f"{case}: share of the copy's bandwidth, {side.root}")
+        )
         copied, looked_up = (moved / median / 1e9 for median in share.medians or ())
         report.notes.append(
-            f"{case}: {side.root} reads and writes {looked_up:,.1f} GB/s of ids, rows and results, a copy on the "
-            f"device {copied:,.1f} GB/s; {moved:,} bytes each"
+            f"{case}: {side.root} reads and writes {looked_up:,.1f} GB/s of ids, rows and results, "
+            f"a copy on the device {copied:,.1f} GB/s; {moved:,} bytes each"
         )
 
 
@@ -176,14 +189,20 @@ def _bytes_moved(batch: Batch, pooled: Tensor, bytes_of_row: int) -> int:
     return read + pooled.numel() * pooled.itemsize
 
 
-def _run_step(report: Report, sides: list[Library], case: str, options: Options, device: str) -> None:
+def _run_step(
+    report: Report, sides: list[Library], case: str, options: Options, device: str
+) -> None:
     """Ours beside the peer's collection whose optimizer is fused into its kernel."""
     steps = {OURS: ebc.in_backward_step(sides[0], _STEPS[case], ROWS, device)}
     if options.vs:
         steps[f"{options.vs} fused"] = ebc.fused_step(sides[-1], _STEPS[case], ROWS, device)
     batches = ebc.fresh_batches(ROWS, SAMPLES, -1000, 2, device)
     ebc.require_close(
-        case, {title: [step(batch) for batch in batches] + list(weights()) for title, (step, weights) in steps.items()}
+        case,
+        {
+            title: [step(batch) for batch in batches] + list(weights())
+            for title, (step, weights) in steps.items()
+        },
     )
 
     def variant(title: str, checks: bool) -> ebc.Variant:
@@ -202,7 +221,9 @@ def _run_step(report: Report, sides: list[Library], case: str, options: Options,
         report.comparisons += ebc.judged_both(samples, case, f"{options.vs} fused", "wall", _BAR)
 
 
-def _run_sharded(report: Report, names: list[str], options: Options, world: int, device: str) -> None:
+def _run_sharded(
+    report: Report, names: list[str], options: Options, world: int, device: str
+) -> None:
     """Row-wise Adagrad steps with a rank on every GPU."""
     if not names:
         return
@@ -213,4 +234,6 @@ def _run_sharded(report: Report, names: list[str], options: Options, world: int,
             results = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds)
             take_slowest(report, case, results, roots)
             if options.vs:
-                report.comparisons += ebc.judged_both(report.samples, name, options.vs, "wall", _BAR)
+                report.comparisons += ebc.judged_both(
+                    report.samples, name, options.vs, "wall", _BAR
+                )

@@ -1,8 +1,9 @@
 """How tutorec measures: interleaved variants, medians of paired ratios, bootstrap intervals.
 
-Machines are shared and their speed drifts, so two things are compared only within a round, where they ran moments
-apart. Each round gives one ratio; the median over rounds is reported, with the interval that 95 % of resampled medians
-fall in. A bar is met when the median of at least 30 ratios meets it and the interval lies on its right side, less 0.03.
+Machines are shared and their speed drifts, so two things are compared only within a round, where
+they ran moments apart. Each round gives one ratio; the median over rounds is reported, with the
+interval that 95 % of resampled medians fall in. A bar is met when the median of at least 30 ratios
+meets it and the interval lies on its right side, less 0.03.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Comparison:
 
     Attributes:
         title: what is divided by what.
-        clock: what was measured: CPU seconds, wall seconds, bytes of memory, or seconds that a plan is estimated at.
+        clock: what was measured: CPU seconds, wall seconds, bytes of memory, or seconds that a plan
+            is estimated at.
         ratio: the median and its interval.
         bar: what the ratio should be.
         medians: of both sides, in the clock's unit; its ratio is not the median ratio.
@@ -139,8 +141,12 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; times in seconds."""
-        comparisons = [{**asdict(comparison), "verdict": comparison.verdict} for comparison in self.comparisons]
-        samples = {name: [asdict(sample) for sample in samples] for name, samples in self.samples.items()}
+        comparisons = [
+            {**asdict(comparison), "verdict": comparison.verdict} for comparison in self.comparisons
+        ]
+        samples = {
+            name: [asdict(sample) for sample in samples] for name, samples in self.samples.items()
+        }
         return {
             "benchmark": self.name,
             **self.context,
@@ -152,17 +158,27 @@ class Report:
 
     def __str__(self) -> str:
         hardware = self.context["hardware"]
-        versions = ", ".join(f"{name} {version}" for name, version in self.context["versions"].items())
+        versions = ", ".join(
+            f"{name} {version}" for name, version in self.context["versions"].items()
+        )
         lines = [
-            f"bench {self.name}: {versions}; {hardware['cpu']}, {hardware['cores']} cores, load {hardware['load']}"
+            (
+                f"bench {self.name}: {versions}; {hardware['cpu']}, {hardware['cores']} cores, "
+                f"load {hardware['load']}"
+            )
         ]
         lines.append("  " + ", ".join(f"{name}={value}" for name, value in self.settings.items()))
         shown = {name for c in self.comparisons for name in c.variants or ()}
         alone = {name: samples for name, samples in self.samples.items() if name not in shown}
         width = max(map(len, [*alone, *(c.title for c in self.comparisons)]), default=0)
         for name, samples in alone.items():
-            cpu, wall = (float(np.median([getattr(s, clock) for s in samples])) for clock in ("cpu", "wall"))
-            lines.append(f"  {name:<{width}}  cpu {_seconds(cpu)}   wall {_seconds(wall)}   median of {len(samples)}")
+            cpu, wall = (
+                float(np.median([getattr(s, clock) for s in samples])) for clock in ("cpu", "wall")
+            )
+            lines.append(
+                f"  {name:<{width}}  cpu {_seconds(cpu)}   wall {_seconds(wall)}   median of "
+                f"{len(samples)}"
+            )
         for c in self.comparisons:
             bar = "" if c.bar is None else f"   {c.bar.kind} {c.bar.value}: {_in_words(c)}"
             unit = _mebibytes if c.clock == "memory" else _seconds
@@ -174,7 +190,9 @@ class Report:
 def _seconds(value: float) -> str:
     """Eleven characters: microseconds below a millisecond, milliseconds below a second."""
     scale, unit = next(
-        found for found in ((1e6, "us"), (1e3, "ms"), (1.0, "s ")) if value * found[0] < 1e3 or found[0] == 1
+        found
+        for found in ((1e6, "us"), (1e3, "ms"), (1.0, "s "))
+        if value * found[0] < 1e3 or found[0] == 1
     )
     return f"{value * scale:8.2f} {unit}"
 
@@ -194,12 +212,12 @@ def interleave(
 ) -> dict[str, list[Sample]]:
     """Measure every variant once a round, in an order drawn anew for every round.
 
-    A fixed order would favour whoever follows a variant that leaves its data in the caches; so would turning it,
-    because neighbours stay neighbours.
+    A fixed order would favour whoever follows a variant that leaves its data in the caches; so
+    would turning it, because neighbours stay neighbours.
 
     Args:
-        variants: name -> what measures it; it is given the number of the round, so that all variants of a round can use
-            the same input. Warm-up rounds have negative numbers.
+        variants: name -> what measures it; it is given the number of the round, so that all
+            variants of a round can use the same input. Warm-up rounds have negative numbers.
         rounds: rounds that count.
         warmup: rounds before them.
 
@@ -230,17 +248,24 @@ def time_call(call: Callable[[], object], repeat: int = 1) -> Sample:
     return Sample((_cpu_seconds() - cpu) / repeat, (time.perf_counter() - wall) / repeat)
 
 
-def time_command(command: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> Sample:
+def time_command(
+    command: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, str] | None = None
+) -> Sample:
     """CPU and wall seconds of a command, from start to exit.
 
     Raises:
         RuntimeError: the command fails; the message ends with what it wrote to stderr.
     """
     cpu, wall = _cpu_seconds(), time.perf_counter()
-    done = subprocess.run(list(command), cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(command), cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
     sample = Sample(_cpu_seconds() - cpu, time.perf_counter() - wall)
     if done.returncode:
-        raise RuntimeError(f"the measured command failed with exit status {done.returncode}:\n{done.stderr.strip()}")
+        raise RuntimeError(
+            "the measured command failed with exit status "
+            f"{done.returncode}:\n{done.stderr.strip()}"
+        )
     return sample
 
 
@@ -270,9 +295,13 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], seed:
         2.00 [2.00, 2.00]
     """
     if len(numerator) != len(denominator) or not numerator:
-        raise ValueError(f"{len(numerator)} and {len(denominator)} measurements: pairs are needed, at least one")
+        raise ValueError(
+            f"{len(numerator)} and {len(denominator)} measurements: pairs are needed, at least one"
+        )
     if min(*numerator, *denominator) <= 0:
-        raise ValueError("a measurement is not positive: time something longer, for example by more repeats")
+        raise ValueError(
+            "a measurement is not positive: time something longer, for example by more repeats"
+        )
     ratios = np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
     low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
@@ -298,7 +327,9 @@ def compare(
     Returns:
         The comparison, titled "numerator / denominator".
     """
-    above, below = ([getattr(sample, clock) for sample in samples[name]] for name in (numerator, denominator))
+    above, below = (
+        [getattr(sample, clock) for sample in samples[name]] for name in (numerator, denominator)
+    )
     return Comparison(
         title=f"{numerator} / {denominator}",
         clock=clock,
@@ -324,4 +355,8 @@ def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
         "system": f"{sys.platform} {platform.machine()}",
         "load": load,
     }
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions, "hardware": hardware}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions,
+        "hardware": hardware,
+    }

@@ -8,7 +8,16 @@ import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, time_command
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Report,
+    Sample,
+    compare,
+    interleave,
+    machine,
+    time_command,
+)
 from tutorec.bench.runner import Options
 
 NAME = "import"
@@ -28,7 +37,7 @@ with torch.no_grad():
 batch = KeyedJaggedTensor(keys=["item"], values=torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 0, 1]))
 pooled = collection(batch)
 print(pooled.keys(), pooled.values().tolist())
-"""
+"""  # noqa: E501
 
 
 def run(options: Options) -> Report:
@@ -66,11 +75,17 @@ def run(options: Options) -> Report:
 def _peer_scripts(peer: str) -> dict[str, str]:
     """The peer's scripts, after a check that it is there and gives the same result."""
     if find_spec(peer) is None:
-        raise ValueError(f"--vs {peer}: no such package for {_python()}; install it beside {_OURS}, or leave --vs out")
+        raise ValueError(
+            f"--vs {peer}: no such package for {_python()}; install it beside {_OURS}, or "
+            "leave --vs out"
+        )
     ours, theirs = (_output(_FORWARD.format(root=root)) for root in (_OURS, peer))
     if ours != theirs:
         raise ValueError(f"the first forward differs: {_OURS} gives {ours}, {peer} gives {theirs}")
-    return {f"import {peer}": f"import {peer}", f"{peer}, first forward": _FORWARD.format(root=peer)}
+    return {
+        f"import {peer}": f"import {peer}",
+        f"{peer}, first forward": _FORWARD.format(root=peer),
+    }
 
 
 def _comparisons(samples: dict[str, list[Sample]], peer: str | None) -> list[Comparison]:
@@ -92,7 +107,9 @@ def _cold(script: str, folder: str) -> Callable[[int], Sample]:
 
 
 def _output(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise ValueError(f"the first forward fails:\n{done.stderr.strip()}")
     return done.stdout.strip()

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from tutorec._validation import validation
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, paired_ratio
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Report,
+    Sample,
+    compare,
+    interleave,
+    machine,
+    paired_ratio,
+)
 from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
 from tutorec.bench.runner import Options
 
@@ -47,13 +56,24 @@ class Input:
     pooled: Tensor
 
 
-_SIZES = {"tiny": Size(2, 2, 3, 200), "mid": Size(26, 1024, 10, 10), "large": Size(100, 4096, 20, 1)}
+_SIZES = {
+    "tiny": Size(2, 2, 3, 200),
+    "mid": Size(26, 1024, 10, 10),
+    "large": Size(100, 4096, 20, 1),
+}
 SIZES = tuple(_SIZES)
 
 # what the ratio peer / tutorec should be, where it is not 1.0 (2.0 for tiny inputs)
 _BARS = {
     "mid": {"permute": 2.0, "to_dict": 2.5, "split": 4.0, "regroup": 1.7},
-    "large": {"to_dict": 8.0, "split": 4.0, "regroup": 1.6, "from_jt_dict": 0.97, "permute": 0.97, "concat": 0.97}
+    "large": {
+        "to_dict": 8.0,
+        "split": 4.0,
+        "regroup": 1.6,
+        "from_jt_dict": 0.97,
+        "permute": 0.97,
+        "concat": 0.97,
+    }
     | {"regroup+shared": 0.97, "td_to_kjt": 0.97},
 }
 _TINY_BAR, _TINY_MEAN_BAR = 2.0, 3.5
@@ -71,7 +91,8 @@ def run(options: Options) -> Report:
         CPU seconds of one call; with a peer the ratios with their bars.
 
     Raises:
-        ValueError: the peer is not installed, an unknown size or case, or the libraries' results differ.
+        ValueError: the peer is not installed, an unknown size or case, or the libraries' results
+            differ.
     """
     sides = libraries(options.vs)
     sizes = chosen(SIZES, options.sizes, "--sizes")
@@ -98,10 +119,20 @@ def run(options: Options) -> Report:
                 comparisons.append(_geometric_mean(samples, cases, options.vs))
     finally:
         torch.set_num_threads(threads)
-    shapes = {size: f"F={s.features} B={s.batch} L={s.pooling}" for size, s in _SIZES.items() if size in sizes}
+    shapes = {
+        size: f"F={s.features} B={s.batch} L={s.pooling}"
+        for size, s in _SIZES.items()
+        if size in sizes
+    }
     return Report(
         name=NAME,
-        settings={**shapes, "threads": 1, "ids": "int64", "lengths": "int32", "objects": "fresh for every call"},
+        settings={
+            **shapes,
+            "threads": 1,
+            "ids": "int64",
+            "lengths": "int32",
+            "objects": "fresh for every call",
+        },
         samples=samples,
         comparisons=comparisons,
         context=machine([options.vs] if options.vs else []),
@@ -111,12 +142,16 @@ def run(options: Options) -> Report:
 
 def _input(size: Size) -> Input:
     generator = torch.Generator().manual_seed(size.features)
-    lengths = torch.randint(0, 2 * size.pooling + 1, (size.features * size.batch,), generator=generator)
+    lengths = torch.randint(
+        0, 2 * size.pooling + 1, (size.features * size.batch,), generator=generator
+    )
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     values = torch.randint(0, 1_000_000, (int(offsets[-1]),), generator=generator)
     pooled = torch.rand(size.batch, size.features * size.columns, generator=generator)
-    return Input(size, [f"f{i}" for i in range(size.features)], values, lengths.int(), offsets.int(), pooled)
+    return Input(
+        size, [f"f{i}" for i in range(size.features)], values, lengths.int(), offsets.int(), pooled
+    )
 
 
 def _construct(library: Library, batch: Input) -> Case:
@@ -138,23 +173,38 @@ def _construct_synced(library: Library, batch: Input) -> Case:
 
 def _construct_with_offsets(library: Library, batch: Input) -> Case:
     kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-    return lambda _: _read(kjt(batch.keys, batch.values, lengths=batch.lengths, offsets=batch.offsets)), lambda _: None
+    return lambda _: _read(
+        kjt(batch.keys, batch.values, lengths=batch.lengths, offsets=batch.offsets)
+    ), lambda _: None
 
 
 def _from_jt_dict(library: Library, batch: Input) -> Case:
     kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
     jagged = library.get("sparse.jagged_tensor.JaggedTensor")
     counts = batch.lengths.view(len(batch.keys), -1).sum(1).tolist()
-    parts = list(zip(batch.keys, batch.values.split(counts), batch.lengths.split(batch.size.batch), strict=True))
-    return lambda d: _read(kjt.from_jt_dict(d)), lambda _: {key: jagged(v, lengths=n) for key, v, n in parts}
+    parts = list(
+        zip(
+            batch.keys,
+            batch.values.split(counts),
+            batch.lengths.split(batch.size.batch),
+            strict=True,
+        )
+    )
+    return lambda d: _read(kjt.from_jt_dict(d)), lambda _: {
+        key: jagged(v, lengths=n) for key, v, n in parts
+    }
 
 
-def _on_batch(call: Callable[[Any, Input], Any], objects: int = 1) -> Callable[[Library, Input], Case]:
+def _on_batch(
+    call: Callable[[Any, Input], Any], objects: int = 1
+) -> Callable[[Library, Input], Case]:
     """A case whose argument is a fresh KJT with lengths, or a list of KJTs with different keys."""
 
     def case(library: Library, batch: Input) -> Case:
         kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-        keys = [[f"{'abc'[i]}_{key}" for key in batch.keys] if i else batch.keys for i in range(objects)]
+        keys = [
+            [f"{'abc'[i]}_{key}" for key in batch.keys] if i else batch.keys for i in range(objects)
+        ]
 
         def fresh(_: int) -> Any:
             made = [kjt(list(names), batch.values, lengths=batch.lengths) for names in keys]
@@ -189,7 +239,9 @@ def _regroup(shared: bool) -> Callable[[Library, Input], Case]:
         groups += [[order[-1]]] if shared else []
 
         def fresh(_: int) -> Any:
-            return [keyed(list(k), [columns] * len(k), v) for k, v in zip(keys, values, strict=True)]
+            return [
+                keyed(list(k), [columns] * len(k), v) for k, v in zip(keys, values, strict=True)
+            ]
 
         return lambda both: keyed.regroup(both, groups), fresh
 
@@ -205,7 +257,10 @@ def _td_to_kjt(library: Library, batch: Input) -> Case:
     parts = [(batch.values[int(cut[0]) : int(cut[-1])], (cut - cut[0]).long()) for cut in cuts]
 
     def fresh(_: int) -> Any:
-        nested = [torch.nested.nested_tensor_from_jagged(values, offsets=offsets) for values, offsets in parts]
+        nested = [
+            torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+            for values, offsets in parts
+        ]
         return tensordict(dict(zip(batch.keys, nested, strict=True)), batch_size=[rows])
 
     return lambda one: _read(convert(one, batch.keys)), fresh
@@ -242,16 +297,26 @@ def _require_equal(title: str, made: dict[str, Case]) -> None:
     results = [call(fresh(0)) for call, fresh in made.values()]
     flat = [_flatten(result) for result in results]
     for other in flat[1:]:
-        same = len(other) == len(flat[0]) and all(torch.equal(a, b) for a, b in zip(flat[0], other, strict=True))
+        same = len(other) == len(flat[0]) and all(
+            torch.equal(a, b) for a, b in zip(flat[0], other, strict=True)
+        )
         if not same:
-            raise ValueError(f"{title}: {' and '.join(made)} give different tensors; nothing was timed")
+            raise ValueError(
+                f"{title}: {' and '.join(made)} give different tensors; nothing was timed"
+            )
 
 
 def _flatten(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in _flatten(part)]
+    return (
+        [result]
+        if isinstance(result, Tensor)
+        else [tensor for part in result for tensor in _flatten(part)]
+    )
 
 
-def _variants(title: str, made: dict[str, Case], repeats: int) -> dict[str, Callable[[int], Sample]]:
+def _variants(
+    title: str, made: dict[str, Case], repeats: int
+) -> dict[str, Callable[[int], Sample]]:
     def measure(case: Case, checks: bool) -> Callable[[int], Sample]:
         call, fresh = case
 
@@ -264,20 +329,28 @@ def _variants(title: str, made: dict[str, Case], repeats: int) -> dict[str, Call
     variants: dict[str, Callable[[int], Sample]] = {}
     for root, case in made.items():
         if root == OURS:
-            variants |= {f"{title}: {OURS} checked": measure(case, True), f"{title}: {OURS}": measure(case, False)}
+            variants |= {
+                f"{title}: {OURS} checked": measure(case, True),
+                f"{title}: {OURS}": measure(case, False),
+            }
         else:
             variants[f"{title}: {root}"] = measure(case, False)
     return variants
 
 
-def _comparisons(samples: dict[str, list[Sample]], size: str, case: str, peer: str | None) -> list[Comparison]:
+def _comparisons(
+    samples: dict[str, list[Sample]], size: str, case: str, peer: str | None
+) -> list[Comparison]:
     if peer is None:
         return []
     bar = _BARS.get(size, {}).get(case, _TINY_BAR if size == "tiny" else 1.0)
     comparisons = []
     for side, judged in ((OURS, True), (f"{OURS} checked", size != "tiny")):
         comparison = compare(
-            samples, f"{size} {case}: {peer}", f"{size} {case}: {side}", bar=Bar("at least", bar) if judged else None
+            samples,
+            f"{size} {case}: {peer}",
+            f"{size} {case}: {side}",
+            bar=Bar("at least", bar) if judged else None,
         )
         comparisons.append(replace(comparison, title=f"{size} {case}: {peer} / {side}"))
     return comparisons
@@ -287,10 +360,17 @@ def _geometric_mean(samples: dict[str, list[Sample]], cases: list[str], peer: st
     """The geometric mean over the cases, one for each round."""
 
     def logarithms(side: str) -> list[list[float]]:
-        return [[math.log(sample.cpu) for sample in samples[f"tiny {case}: {side}"]] for case in cases]
+        return [
+            [math.log(sample.cpu) for sample in samples[f"tiny {case}: {side}"]] for case in cases
+        ]
 
     theirs, ours = logarithms(peer), logarithms(OURS)
     rounds = range(len(theirs[0]))
-    means = [math.exp(sum(a[i] - b[i] for a, b in zip(theirs, ours, strict=True)) / len(cases)) for i in rounds]
+    means = [
+        math.exp(sum(a[i] - b[i] for a, b in zip(theirs, ours, strict=True)) / len(cases))
+        for i in rounds
+    ]
     ratio = paired_ratio(means, [1.0] * len(means))
-    return Comparison(f"tiny, geometric mean: {peer} / {OURS}", "cpu", ratio, Bar("at least", _TINY_MEAN_BAR))
+    return Comparison(
+        f"tiny, geometric mean: {peer} / {OURS}", "cpu", ratio, Bar("at least", _TINY_MEAN_BAR)
+    )

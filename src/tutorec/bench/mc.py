@@ -1,8 +1,9 @@
-"""Managed collisions: remapping raw ids beside looking their rows up, and recording them beside a training step.
+"""Managed collisions: remapping ids beside their lookup, and recording them in training.
 
-26 tables, full, of 64 columns; raw ids spread over 63 bits, of which nine in ten have a row. Judged is remapping in
-eval mode against the lookup of the remapped batch: at most its time. In training mode ids are recorded too, and compete
-every so many iterations; a measurement is a whole interval, the competition included.
+26 tables, full, of 64 columns; raw ids spread over 63 bits, of which nine in ten have a row. Judged
+is remapping in eval mode against the lookup of the remapped batch: at most its time. In training
+mode ids are recorded too, and compete every so many iterations; a measurement is a whole interval,
+the competition included.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def run(options: Options) -> Report:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        tables = [EmbeddingBagConfig(ROWS, COLUMNS, f"t{each}", feature_names=[f"f{each}"]) for each in range(TABLES)]
+        tables = [
+            EmbeddingBagConfig(ROWS, COLUMNS, f"t{each}", feature_names=[f"f{each}"])
+            for each in range(TABLES)
+        ]
         collection, mappings = EmbeddingBagCollection(tables), filled_mappings(tables)
         apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.01})
         for size in sizes:
@@ -101,7 +105,9 @@ def _draw(number: int, size: str) -> KeyedJaggedTensor:
     frequent = power_law_ids(ids, ROWS, EXPONENT, draw)
     rare = torch.randint(ROWS, 100 * ROWS, (ids,), generator=draw)
     ranks = torch.where(torch.rand(ids, generator=draw) < 0.1, rare, frequent)
-    return KeyedJaggedTensor(keys, _raw_ids(ranks), lengths=torch.full((BATCH * TABLES,), int(size)))
+    return KeyedJaggedTensor(
+        keys, _raw_ids(ranks), lengths=torch.full((BATCH * TABLES,), int(size))
+    )
 
 
 def _measure(
@@ -114,7 +120,9 @@ def _measure(
     """Remap, look up, train, with so many ids a bag."""
     calls = _CALLS[size]
 
-    def sample(number: int, training: bool, count: int, call: Callable[[KeyedJaggedTensor], float]) -> Sample:
+    def sample(
+        number: int, training: bool, count: int, call: Callable[[KeyedJaggedTensor], float]
+    ) -> Sample:
         batches = [_draw(number * count + each, size) for each in range(count)]
         remapped = [mappings.eval()(one) for one in batches]
         mappings.train(training)
@@ -132,7 +140,10 @@ def _measure(
         collection(batch).values().sum().backward()
         return float(next(collection.parameters()).detach()[0, 0])
 
-    names = [f"{what}, {size} ids a bag" for what in ("remap", "look up", "remap in training", "forward and backward")]
+    names = [
+        f"{what}, {size} ids a bag"
+        for what in ("remap", "look up", "remap in training", "forward and backward")
+    ]
     variants: dict[str, Callable[[int], Sample]] = {
         names[0]: partial(sample, training=False, count=calls, call=remap),
         names[1]: partial(sample, training=False, count=calls, call=look_up),

@@ -24,8 +24,8 @@ def resident() -> int:
 def peak_during(call: Callable[[], object]) -> int:
     """Bytes of anonymous memory at the highest point of a call.
 
-    Pages of files are left out: the system lends them and takes them back. The peak is exact as long as their number
-    stays, so that a process should have used its libraries once before.
+    Pages of files are left out: the system lends them and takes them back. The peak is exact as
+    long as their number stays, so that a process should have used its libraries once before.
 
     Args:
         call: what is measured.
@@ -49,7 +49,9 @@ def bytes_of(expression: str) -> int:
     module, _, call = expression.partition(":")
     script = f"import {module} as m; print(m.{call})"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env
+    )
     if done.returncode:
         raise RuntimeError(f"measuring memory of {expression} failed:\n{done.stderr.strip()}")
     return int(done.stdout.splitlines()[-1])

@@ -44,7 +44,8 @@ class Library:
     def module(self, path: str) -> Any:
         """The module ``root.path``, even where a package has a function of that name."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a peer warns of at its import concerns nobody here
+            # what a peer warns of at its import concerns nobody here
+            warnings.simplefilter("ignore")
             import_module(f"{self.root}.{path}")
         return sys.modules[f"{self.root}.{path}"]
 
@@ -60,7 +61,8 @@ def libraries(peer: str | None) -> list[Library]:
     if find_spec(peer) is None:
         version = sys.version.split()[0]
         raise ValueError(
-            f"--vs {peer}: no such package for Python {version}; install it beside {OURS}, or leave --vs out"
+            f"--vs {peer}: no such package for Python {version}; install it beside {OURS}, or "
+            "leave --vs out"
         )
     return [Library(OURS), Library(peer)]
 
@@ -96,7 +98,8 @@ def finish(result: Tensor) -> None:
 def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:
     """Mean CPU and wall seconds of a call over objects that were made before the clock started.
 
-    Python's cyclic collector rests meanwhile: it would charge one variant for the garbage of another.
+    Python's cyclic collector rests meanwhile: it would charge one variant for the garbage of
+    another.
 
     Args:
         call: what is measured.

@@ -1,19 +1,22 @@
 """Train pipelines beside the plain loop, with delays, a cache, memory, and pull request 2581.
 
-The model is a small DLRM of Criteo's form: 26 tables of 20,000 rows and 32 columns, 256 samples a rank, one thread a
-rank, tables by fused row-wise Adagrad. A measurement is that of the slowest rank, a step from a batch that nothing has
-looked at to the weights' update, with the loss read after every step; losses of the first steps are compared before
-anything is timed. CPU and wall time are both judged; wall time means something on a machine that is idle.
+The model is a small DLRM of Criteo's form: 26 tables of 20,000 rows and 32 columns, 256 samples a
+rank, one thread a rank, tables by fused row-wise Adagrad. A measurement is that of the slowest
+rank, a step from a batch that nothing has looked at to the weights' update, with the loss read
+after every step; losses of the first steps are compared before anything is timed. CPU and wall time
+are both judged; wall time means something on a machine that is idle.
 
 The cases:
 
 - ``loop``: ``TrainPipelineSparseDist`` beside the plain loop; with ``--vs`` beside the peer's.
-- ``delay``: the share of 5 ms by which ids come later that a step does not wait for. The delay starts when a rank sends
-  its ids and occupies nobody.
-- ``prefetch``: tables in a file, 10 % of the rows in memory, the pages of the others dropped before each measurement:
-  a pipeline that reads rows from the disk ahead beside one that does not.
-- ``memory``: bytes at the highest point of a pipeline's steps beyond those of the plain loop, in new processes.
-- ``document``: the tables, pipelines and conclusions of TorchRec's pull request 2581; see `pipeline_document`.
+- ``delay``: the share of 5 ms by which ids come later that a step does not wait for. The delay
+  starts when a rank sends its ids and occupies nobody.
+- ``prefetch``: tables in a file, 10 % of the rows in memory, the pages of the others dropped before
+  each measurement: a pipeline that reads rows from the disk ahead beside one that does not.
+- ``memory``: bytes at the highest point of a pipeline's steps beyond those of the plain loop, in
+  new processes.
+- ``document``: the tables, pipelines and conclusions of TorchRec's pull request 2581; see
+  `pipeline_document`.
 """
 
 from __future__ import annotations
@@ -21,11 +24,27 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 
-from tutorec.bench.harness import Bar, Comparison, Ratio, Report, Sample, compare, machine, paired_ratio
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Ratio,
+    Report,
+    Sample,
+    compare,
+    machine,
+    paired_ratio,
+)
 from tutorec.bench.memory import measurable
 from tutorec.bench.peer import chosen, libraries
 from tutorec.bench.pipeline_document import run_document
-from tutorec.bench.pipeline_rank import PLAIN, Contender, PipelineFound, measure_contenders, peak_memory, slowest
+from tutorec.bench.pipeline_rank import (
+    PLAIN,
+    Contender,
+    PipelineFound,
+    measure_contenders,
+    peak_memory,
+    slowest,
+)
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded_rank import Sizes
 from tutorec.bench.train_rank import Shape
@@ -39,7 +58,9 @@ SCALE = 0.1
 
 SHAPE = Shape(Sizes(tables=26, rows=20_000, columns=32, pooling=1), samples=256)
 CACHED_SHAPE = Shape(Sizes(tables=26, rows=100_000, columns=64, pooling=10), samples=32, steps=8)
-MEMORY_SHAPE = Shape(Sizes(tables=26, rows=100, columns=4, pooling=20), samples=8192, dense_layers=(8,))
+MEMORY_SHAPE = Shape(
+    Sizes(tables=26, rows=100, columns=4, pooling=20), samples=8192, dense_layers=(8,)
+)
 DELAY = 0.005
 _SPARSE_DIST, _PREFETCH = "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"
 _OVER_PLAIN = {1: 0.98, 2: 1.03}  # by world
@@ -52,7 +73,8 @@ def run(options: Options) -> Report:
     """Measure in a world of ``options.world`` ranks, 2 by default.
 
     Args:
-        options: Rounds, the peer, which ``--cases``, how many ranks, how many times the document's rows.
+        options: Rounds, the peer, which ``--cases``, how many ranks, how many times the document's
+            rows.
 
     Returns:
         CPU and wall seconds of a step, ratios with their bars, the document's lines as notes.
@@ -101,13 +123,20 @@ def _loop(report: Report, roots: Sequence[str], world: int, rounds: int) -> None
     for root in roots[1:]:
         bars[Contender(_SPARSE_DIST, root).name] = Bar("at least", _OVER_PEER)
     for other, bar in bars.items():
-        report.comparisons += [compare(samples, other, ours, clock, bar) for clock in ("wall", "cpu")]
+        report.comparisons += [
+            compare(samples, other, ours, clock, bar) for clock in ("wall", "cpu")
+        ]
 
 
 def _delay(report: Report, world: int, rounds: int) -> None:
     """How much of a delay of the exchange of ids a pipeline hides, beside the plain loop."""
     loops = PLAIN, _SPARSE_DIST
-    samples = _measure([Contender(each, delay=late) for each in loops for late in (0.0, DELAY)], SHAPE, world, rounds)
+    samples = _measure(
+        [Contender(each, delay=late) for each in loops for late in (0.0, DELAY)],
+        SHAPE,
+        world,
+        rounds,
+    )
     report.samples |= {f"delay: {name}": timings for name, timings in samples.items()}
     shares = _hidden_shares(samples)
     report.comparisons.append(
@@ -122,7 +151,10 @@ def _delay(report: Report, world: int, rounds: int) -> None:
         late = compare(samples, Contender(loop, delay=DELAY).name, Contender(loop).name, "wall")
         assert late.medians is not None, "a comparison of samples has medians"
         cost = (late.medians[0] - late.medians[1]) * 1e3
-        report.notes.append(f"ids {DELAY * 1e3:g} ms later: a step of the {loop} takes {cost:.2f} ms longer (medians)")
+        report.notes.append(
+            f"ids {DELAY * 1e3:g} ms later: a step of the {loop} takes {cost:.2f} ms longer "
+            "(medians)"
+        )
 
 
 def _hidden_shares(samples: dict[str, list[Sample]]) -> Ratio:
@@ -131,7 +163,10 @@ def _hidden_shares(samples: dict[str, list[Sample]]) -> Ratio:
     def wall(loop: str, late: float) -> list[float]:
         return [sample.wall for sample in samples[Contender(loop, delay=late).name]]
 
-    slower = [after - before for after, before in zip(wall(_SPARSE_DIST, DELAY), wall(_SPARSE_DIST, 0.0), strict=True)]
+    slower = [
+        after - before
+        for after, before in zip(wall(_SPARSE_DIST, DELAY), wall(_SPARSE_DIST, 0.0), strict=True)
+    ]
     # A share can be negative, which a ratio cannot: 1 is added, and taken off the result.
     shifted = paired_ratio([max(1e-9, 2 * DELAY - more) for more in slower], [DELAY] * len(slower))
     return Ratio(shifted.median - 1, shifted.low - 1, shifted.high - 1, shifted.rounds)
@@ -148,7 +183,9 @@ def _prefetch(report: Report, world: int, rounds: int) -> None:
     samples = {f"cache of 10 %: {name}": timings for name, timings in samples.items()}
     report.samples |= samples
     slow, fast = samples
-    report.comparisons.append(compare(samples, slow, fast, "wall", Bar("at least", _OVER_SPARSE_DIST)))
+    report.comparisons.append(
+        compare(samples, slow, fast, "wall", Bar("at least", _OVER_SPARSE_DIST))
+    )
     report.comparisons.append(compare(samples, slow, fast, "cpu"))
 
 
@@ -177,19 +214,28 @@ def _memory(report: Report, world: int) -> None:
     )
     for pipeline, of_pipeline in peaks.items():
         middle = sorted(of_pipeline)[len(of_pipeline) // 2] / 2**20
-        report.notes.append(f"memory: {pipeline}: {middle:,.1f} MiB at the highest point (median of {_MEMORY_RUNS})")
+        report.notes.append(
+            f"memory: {pipeline}: {middle:,.1f} MiB at the highest point (median of {_MEMORY_RUNS})"
+        )
 
 
 def _measure(
-    contenders: Sequence[Contender], shape: Shape, world: int, rounds: int, folder: str | None = None
+    contenders: Sequence[Contender],
+    shape: Shape,
+    world: int,
+    rounds: int,
+    folder: str | None = None,
 ) -> dict[str, list[Sample]]:
     """The slowest rank's measurements; refuses losses that differ."""
     with Ranks(world, backend="gloo", timeout=_TIMEOUT) as ranks:
-        of_ranks: list[PipelineFound] = ranks.run(measure_contenders, contenders, shape, rounds, folder=folder)
+        of_ranks: list[PipelineFound] = ranks.run(
+            measure_contenders, contenders, shape, rounds, folder=folder
+        )
     if not all(of_rank.samples for of_rank in of_ranks):
         worst = max(range(world), key=lambda rank: of_ranks[rank].distance)
         names = ", ".join(each.name for each in contenders)
         raise ValueError(
-            f"losses differ by up to {of_ranks[worst].distance:.2g} on rank {worst}, of {names}; nothing was timed"
+            f"losses differ by up to {of_ranks[worst].distance:.2g} on rank {worst}, of "
+            f"{names}; nothing was timed"
         )
     return slowest([of_rank.samples for of_rank in of_ranks])

@@ -1,15 +1,16 @@
 """The benchmark of TorchRec's pull request 2581: TensorDict input beside KJT input.
 
-Tables have ``max(i + 1, 100) * 1000`` rows, times a factor; half of them are plain, ``table_i`` with ``feature_i``,
-half weighted, ``weighted_table_i`` with ``weighted_feature_i``. A TensorDict holds the features of the plain tables;
-ids with weights stay in a KeyedJaggedTensor, as in the document. Each pipeline gives a line in the document's form::
+Tables have ``max(i + 1, 100) * 1000`` rows, times a factor; half of them are plain, ``table_i``
+with ``feature_i``, half weighted, ``weighted_table_i`` with ``weighted_feature_i``. A TensorDict
+holds the features of the plain tables; ids with weights stay in a KeyedJaggedTensor, as in the
+document. Each pipeline gives a line in the document's form::
 
     TrainPipelineSparseDist             | Runtime (P90): 26.737 s | Memory (P90): 34.801 GB (TD)
 
-Runtime is that of one step of the slowest rank, memory the highest point of a few steps above the same process at rest.
-The document concludes four things from its traces. Each is measured on its own: the conversion of a TensorDict beside
-the permutation of a KeyedJaggedTensor, the copies of a batch, whether their cost is on a step's critical path, and the
-whole step.
+Runtime is that of one step of the slowest rank, memory the highest point of a few steps above the
+same process at rest. The document concludes four things from its traces. Each is measured on its
+own: the conversion of a TensorDict beside the permutation of a KeyedJaggedTensor, the copies of a
+batch, whether their cost is on a step's critical path, and the whole step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from tutorec._validation import validation
 from tutorec.bench.harness import Report, Sample, compare, interleave, time_call
 from tutorec.bench.memory import measurable, peak_during, resident
 from tutorec.bench.peer import OURS, Library, finish
-from tutorec.bench.pipeline_rank import Feed, Pipeline, quiet, read, slowest, steps_of, trainer, trim
+from tutorec.bench.pipeline_rank import (
+    Feed,
+    Pipeline,
+    quiet,
+    read,
+    slowest,
+    steps_of,
+    trainer,
+    trim,
+)
 from tutorec.bench.sharded_rank import in_library, optimizer_words, rank_group
 from tutorec.bench.train_rank import dense_and_fused
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
@@ -39,7 +49,12 @@ from tutorec.spmd.devices import device
 from tutorec.spmd.pool import Ranks
 
 # The document's names; TorchRec calls the last one PrefetchTrainPipelineSparseDist.
-PIPELINES = ("TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSemiSync", "TrainPipelinePrefetch")
+PIPELINES = (
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+    "TrainPipelineSemiSync",
+    "TrainPipelinePrefetch",
+)
 _CLASSES = {"TrainPipelinePrefetch": "PrefetchTrainPipelineSparseDist"}
 _PEER_RUNS_ON_CPU = PIPELINES[:2]
 INPUTS = ("TD", "KJT")
@@ -104,7 +119,8 @@ class DocumentBatch:
     def to(self, device: torch.device, non_blocking: bool = False) -> DocumentBatch:
         """The batch on a device."""
         moved = {
-            part.name: getattr(self, part.name).to(device=device, non_blocking=non_blocking) for part in fields(self)
+            part.name: getattr(self, part.name).to(device=device, non_blocking=non_blocking)
+            for part in fields(self)
         }
         return DocumentBatch(**moved)
 
@@ -112,7 +128,9 @@ class DocumentBatch:
         """Tell the allocator that a stream reads the batch."""
         for part in fields(self):
             value = getattr(self, part.name)
-            for tensor in [value] if hasattr(value, "record_stream") else _values_and_offsets(value):
+            for tensor in (
+                [value] if hasattr(value, "record_stream") else _values_and_offsets(value)
+            ):
                 tensor.record_stream(stream)
 
 
@@ -148,8 +166,13 @@ class DocumentModel(nn.Module):
 
     def forward(self, batch: DocumentBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The loss, and (loss, logits [B])."""
-        pooled, weighted = self.ebc(batch.idlist_features), self.weighted_ebc(batch.idscore_features)
-        stacked = torch.cat([self.dense(batch.float_features), pooled.values(), weighted.values()], dim=1)
+        pooled, weighted = (
+            self.ebc(batch.idlist_features),
+            self.weighted_ebc(batch.idscore_features),
+        )
+        stacked = torch.cat(
+            [self.dense(batch.float_features), pooled.values(), weighted.values()], dim=1
+        )
         logits = self.over(stacked).squeeze(1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.label)
         return loss, (loss.detach(), logits.detach())
@@ -170,7 +193,9 @@ class DocumentFound:
     copies: dict[str, int] = field(default_factory=dict)
 
 
-def run_document(report: Report, roots: Sequence[str], world: int, rounds: int, scale: float) -> None:
+def run_document(
+    report: Report, roots: Sequence[str], world: int, rounds: int, scale: float
+) -> None:
     """Add the document's lines and conclusions to a report.
 
     Args:
@@ -196,7 +221,8 @@ def run_document(report: Report, roots: Sequence[str], world: int, rounds: int, 
         memory = f"{float(np.percentile(sizes, 90)) / 1e6:.3f} MB" if sizes else "not measured"
         library = "" if root == OURS else f" of {root}"
         report.notes.append(
-            f"{pipeline + library:<{width}} | Runtime (P90): {runtime:.3f} ms | Memory (P90): {memory} {form}"
+            f"{pipeline + library:<{width}} | Runtime (P90): {runtime:.3f} ms | Memory (P90): "
+            f"{memory} {form}"
         )
     _conclude(report, samples, of_ranks[0].copies)
 
@@ -220,18 +246,26 @@ def _conclude(report: Report, samples: dict[str, list[Sample]], copies: dict[str
     shares = {part: 100 * more[part] / step for part in ("conversion", "copies")}
     hidden = more["conversion"] + more["copies"] - more["total"]
     conclusions = {
-        "1. conversion": f"td_to_kjt takes {more['conversion']:+.3f} ms beside KJT.permute, x {ratios['conversion']}; "
+        "1. conversion": f"td_to_kjt takes {more['conversion']:+.3f} ms beside KJT.permute, x "
+        f"{ratios['conversion']}; "
         f"{shares['conversion']:.1f} % of a step",
-        "2. copies": f"{copies['TD']} tensors of a TD and {copies['KJT']} of a KJT are copied to a device; "
+        "2. copies": f"{copies['TD']} tensors of a TD and {copies['KJT']} of a KJT are copied to a "
+        "device; "
         f"{more['copies']:+.3f} ms, x {ratios['copies']}; {shares['copies']:.1f} % of a step",
-        "3. critical path": f"with a TD a step of {PIPELINES[0]} takes {more['base']:+.3f} ms, one of {PIPELINES[1]} "
-        f"{more['total']:+.3f} ms; of conversion and copies {hidden:+.3f} ms are not on its critical path",
-        "4. total": f"a step of {PIPELINES[1]} with a TD takes x {ratios['total']} of one with a KJT",
+        "3. critical path": f"with a TD a step of {PIPELINES[0]} takes {more['base']:+.3f} ms, one "
+        f"of {PIPELINES[1]} "
+        f"{more['total']:+.3f} ms; of conversion and copies {hidden:+.3f} ms are not on its "
+        "critical path",
+        "4. total": (
+            f"a step of {PIPELINES[1]} with a TD takes x {ratios['total']} of one with a KJT"
+        ),
     }
     report.notes += [f"{what}: {text}" for what, text in conclusions.items()]
 
 
-def measure_document(shape: DocumentShape, roots: Sequence[str], rounds: int, rank: int) -> DocumentFound:
+def measure_document(
+    shape: DocumentShape, roots: Sequence[str], rounds: int, rank: int
+) -> DocumentFound:
     """Every pipeline with both forms of a batch, then conversion and copies alone; collective.
 
     Args:
@@ -246,19 +280,27 @@ def measure_document(shape: DocumentShape, roots: Sequence[str], rounds: int, ra
     for root in roots:
         for pipeline in PIPELINES if root == OURS else _PEER_RUNS_ON_CPU:
             for form in INPUTS:
-                running[f"{root} {pipeline} ({form})"] = _start(Library(root), pipeline, form, shape, rank)
+                running[f"{root} {pipeline} ({form})"] = _start(
+                    Library(root), pipeline, form, shape, rank
+                )
     variants = {name: steps_of(*parts, shape.steps) for name, parts in running.items()}
     result.samples = interleave(variants, rounds, warmup=2)
     if measurable():
         result.memory = {
-            name: [_peak(*parts, shape.steps) for _ in range(_MEMORY_RUNS)] for name, parts in running.items()
+            name: [_peak(*parts, shape.steps) for _ in range(_MEMORY_RUNS)]
+            for name, parts in running.items()
         }
     result.samples |= interleave(_parts(shape, rank), rounds)
-    result.copies = {form: count_copies(draw(Library(OURS), form, shape, rank, 0).idlist_features) for form in INPUTS}
+    result.copies = {
+        form: count_copies(draw(Library(OURS), form, shape, rank, 0).idlist_features)
+        for form in INPUTS
+    }
     return result
 
 
-def _start(library: Library, pipeline: str, form: Form, shape: DocumentShape, rank: int) -> tuple[Pipeline, Feed]:
+def _start(
+    library: Library, pipeline: str, form: Form, shape: DocumentShape, rank: int
+) -> tuple[Pipeline, Feed]:
     """A sharded model of its own, what trains it, and its batches."""
     torch.manual_seed(0)
     model = DocumentModel(library, shape)
@@ -285,7 +327,9 @@ def _start(library: Library, pipeline: str, form: Form, shape: DocumentShape, ra
     )
     optimizer = dense_and_fused(library, parallel, "sgd")
     early = {"start_batch": 0} if pipeline == "TrainPipelineSemiSync" else {}
-    made = trainer(library, _CLASSES.get(pipeline, pipeline))(parallel, optimizer, device(), **early)
+    made = trainer(library, _CLASSES.get(pipeline, pipeline))(
+        parallel, optimizer, device(), **early
+    )
     return made, Feed(lambda number: draw(library, form, shape, rank, number))
 
 
@@ -303,8 +347,12 @@ def draw(library: Library, form: Form, shape: DocumentShape, rank: int, number: 
 
     def features(weighted: bool) -> Any:
         keys = [name for config in shape.configs(weighted) for name in config.feature_names]
-        lengths = torch.randint(0, 2 * shape.pooling + 1, (len(keys), shape.samples), generator=generator)
-        rows = torch.tensor([shape.rows(i) for i in range(shape.tables)]).repeat_interleave(lengths.sum(1))
+        lengths = torch.randint(
+            0, 2 * shape.pooling + 1, (len(keys), shape.samples), generator=generator
+        )
+        rows = torch.tensor([shape.rows(i) for i in range(shape.tables)]).repeat_interleave(
+            lengths.sum(1)
+        )
         ids = (torch.rand(rows.numel(), generator=generator, dtype=torch.float64) * rows).long()
         if form == "TD" and not weighted:
             return _tensor_dict(keys, ids, lengths)
@@ -342,7 +390,9 @@ def _peak(pipeline: Pipeline, feed: Feed, steps: int) -> int:
     feed.refill(2 * steps)
     trim()
     before = resident()
-    return max(0, peak_during(lambda: [read(pipeline.progress(feed)) for _ in range(steps)]) - before)
+    return max(
+        0, peak_during(lambda: [read(pipeline.progress(feed)) for _ in range(steps)]) - before
+    )
 
 
 def _parts(shape: DocumentShape, rank: int) -> dict[str, Callable[[int], Sample]]:
@@ -352,9 +402,16 @@ def _parts(shape: DocumentShape, rank: int) -> dict[str, Callable[[int], Sample]
     order = list(reversed(range(shape.tables)))
     keys = [shape.configs(weighted=False)[i].feature_names[0] for i in order]
 
-    def timed(form: Form, take: Callable[[Any], Any], call: Callable[[Any], Tensor]) -> Callable[[int], Sample]:
+    def timed(
+        form: Form, take: Callable[[Any], Any], call: Callable[[Any], Tensor]
+    ) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
-            fresh = iter([take(draw(library, form, shape, rank, number + i).idlist_features) for i in range(20)])
+            fresh = iter(
+                [
+                    take(draw(library, form, shape, rank, number + i).idlist_features)
+                    for i in range(20)
+                ]
+            )
             with validation(True):
                 return time_call(lambda: finish(call(next(fresh))), 20)
 

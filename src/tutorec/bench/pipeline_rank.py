@@ -54,7 +54,9 @@ class PlainLoop:
         target: Where batches go.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, target: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, target: torch.device
+    ) -> None:
         self._model, self._optimizer, self._device = model, optimizer, target
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
@@ -124,8 +126,10 @@ class PipelineFound:
     """What a rank measured.
 
     Args:
-        distance: The largest difference between losses of the first steps, before anything was timed.
-        samples: Contender -> seconds of a step, one measurement for each round; empty where losses differ.
+        distance: The largest difference between losses of the first steps, before anything was
+            timed.
+        samples: Contender -> seconds of a step, one measurement for each round; empty where losses
+            differ.
     """
 
     distance: float = 0.0
@@ -142,8 +146,8 @@ def measure_contenders(
         shape: The model and its batches.
         rounds: Rounds that count.
         rank: This rank.
-        folder: Where files of tables are: a tenth of the rows is in memory, and the pages of the others are dropped
-            before each measurement. None: all tables are in memory.
+        folder: Where files of tables are: a tenth of the rows is in memory, and the pages of the
+            others are dropped before each measurement. None: all tables are in memory.
 
     Returns:
         Its samples; without them where losses differ on some rank.
@@ -151,9 +155,19 @@ def measure_contenders(
     quiet({contender.root for contender in contenders})
     cache = CacheParams(CacheAlgorithm.LRU, 0.1, folder=folder) if folder is not None else None
     running = {each.name: start(each, shape, rank, cache) for each in contenders}
-    losses = [[read(pipeline.progress(feed)) for _ in range(_COMPARED)] for pipeline, feed in running.values()]
-    measured = PipelineFound(max(abs(a - b) for of_one in losses for a, b in zip(losses[0], of_one, strict=True)))
-    if any(flag for (flag,) in comm.all_gather_ints([int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE)):
+    losses = [
+        [read(pipeline.progress(feed)) for _ in range(_COMPARED)]
+        for pipeline, feed in running.values()
+    ]
+    measured = PipelineFound(
+        max(abs(a - b) for of_one in losses for a, b in zip(losses[0], of_one, strict=True))
+    )
+    if any(
+        flag
+        for (flag,) in comm.all_gather_ints(
+            [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
+        )
+    ):
         return measured
     before = (lambda: drop_pages(folder)) if folder is not None else None
     variants = {name: steps_of(*parts, shape.steps, before) for name, parts in running.items()}
@@ -173,7 +187,9 @@ def read(output: Any) -> float:
     return float(output[0])
 
 
-def start(contender: Contender, shape: Shape, rank: int, cache: CacheParams | None = None) -> tuple[Pipeline, Feed]:
+def start(
+    contender: Contender, shape: Shape, rank: int, cache: CacheParams | None = None
+) -> tuple[Pipeline, Feed]:
     """A model of its own, what trains it, and its batches.
 
     Args:
@@ -188,7 +204,9 @@ def start(contender: Contender, shape: Shape, rank: int, cache: CacheParams | No
     if contender.delay:
         delay_ids(model, contender.delay)
     made = trainer(library, contender.pipeline)(model, optimizer, device())
-    return made, Feed(lambda number: draw_batch(library, shape, rank, number, power_law=cache is not None))
+    return made, Feed(
+        lambda number: draw_batch(library, shape, rank, number, power_law=cache is not None)
+    )
 
 
 def trainer(library: Library, name: str) -> Callable[..., Pipeline]:
@@ -196,7 +214,9 @@ def trainer(library: Library, name: str) -> Callable[..., Pipeline]:
     return PlainLoop if name == PLAIN else library.get(f"{PIPELINES}.{name}")
 
 
-def draw_batch(library: Library, shape: Shape, rank: int, number: int, power_law: bool = False) -> Any:
+def draw_batch(
+    library: Library, shape: Shape, rank: int, number: int, power_law: bool = False
+) -> Any:
     """A batch in a library's classes: the same in both, others on every rank.
 
     Args:
@@ -209,7 +229,9 @@ def draw_batch(library: Library, shape: Shape, rank: int, number: int, power_law
     [(dense, ids, lengths, labels)] = draw_batches(shape, rank, number, 1)
     if power_law:
         draw = torch.Generator().manual_seed(1_000_000 * rank + number)
-        ids = scattered(shape.tables.rows)[power_law_ids(ids.numel(), shape.tables.rows, 1.05, draw)]
+        ids = scattered(shape.tables.rows)[
+            power_law_ids(ids.numel(), shape.tables.rows, 1.05, draw)
+        ]
     keys = [f"f{i}" for i in range(shape.tables.tables)]
     features = library.get("sparse.jagged_tensor.KeyedJaggedTensor")(keys, ids, lengths=lengths)
     return library.get("datasets.utils.Batch")(dense, features, labels)

@@ -1,14 +1,17 @@
 """The planner: quality of plans beside a lower bound and a peer's plans, and planning time.
 
-``seeds`` draws twelve models of 10 to 100 tables for 2 to 128 ranks, and plans them. With ``--vs torchrec`` the peer
-plans the same tables on the same topology, and our search looks for a better plan among the peer's own options, by the
-peer's own estimates and on what its own reservation leaves; ``ms`` of a plan is its slowest rank, and the bars are on
-that. Beside them stands the critical path of both planners' own plans in the traffic simulator, where tables that the
-peer keeps in host memory are taken for tables in the GPU's, which favours it.
+``seeds`` draws twelve models of 10 to 100 tables for 2 to 128 ranks, and plans them. With ``--vs
+torchrec`` the peer plans the same tables on the same topology, and our search looks for a better
+plan among the peer's own options, by the peer's own estimates and on what its own reservation
+leaves; ``ms`` of a plan is its slowest rank, and the bars are on that. Beside them stands the
+critical path of both planners' own plans in the traffic simulator, where tables that the peer keeps
+in host memory are taken for tables in the GPU's, which favours it.
 
-``growth`` plans ever larger models for ever more ranks; enumeration is included, as in all times here.
+``growth`` plans ever larger models for ever more ranks; enumeration is included, as in all times
+here.
 
-A plan is the same in every run, so that one round decides; times are the median of a few, the peer's of one.
+A plan is the same in every run, so that one round decides; times are the median of a few, the
+peer's of one.
 """
 
 from __future__ import annotations
@@ -67,7 +70,8 @@ def run(options: Options) -> Report:
     """Plan the drawn models.
 
     Args:
-        options: The peer, which ``--cases`` and ``--sizes`` (tables x ranks); of rounds three at most.
+        options: The peer, which ``--cases`` and ``--sizes`` (tables x ranks); of rounds three at
+            most.
 
     Returns:
         Seconds of planning, and milliseconds of plans, those of the peer beside ours.
@@ -79,7 +83,11 @@ def run(options: Options) -> Report:
     cases, sizes = chosen(CASES, options.cases, "--cases"), chosen(SIZES, options.sizes, "--sizes")
     report = Report(
         name=NAME,
-        settings={"B of a rank": BATCH_SIZE, "device": "cuda, 32 GiB, 8 ranks a host", "estimates": "nothing is run"},
+        settings={
+            "B of a rank": BATCH_SIZE,
+            "device": "cuda, 32 GiB, 8 ranks a host",
+            "estimates": "nothing is run",
+        },
         samples={},
         comparisons=[],
         context=machine([options.vs] if options.vs else []),
@@ -125,15 +133,26 @@ def _beside(report: Report, title: str, ours: Sequence[Planned], peer: Model) ->
     for clock in ("cpu", "wall"):
         their_ms = getattr(planned.sample, clock)
         our_ms = float(np.median([getattr(one.sample, clock) for one in ours]))
-        bar = Bar("at least", _FASTER, rounds=1) if clock == "cpu" and peer.draw.name == "100x128" else None
+        bar = (
+            Bar("at least", _FASTER, rounds=1)
+            if clock == "cpu" and peer.draw.name == "100x128"
+            else None
+        )
         report.comparisons.append(
-            Comparison(f"{title}: {name} / {OURS}", clock, _once(their_ms / our_ms), bar, (their_ms, our_ms))
+            Comparison(
+                f"{title}: {name} / {OURS}",
+                clock,
+                _once(their_ms / our_ms),
+                bar,
+                (their_ms, our_ms),
+            )
         )
     placement = search(problem)
     if placement is None or planned.ms is None:
         report.notes.append(
-            f"{title}, by the estimates of {name}: {OURS} finds {'a' if placement is not None else 'no'} plan, "
-            f"{name} {'a plan' if planned.ms is not None else 'none: ' + planned.error}"
+            f"{title}, by the estimates of {name}: {OURS} finds "
+            f"{'a' if placement is not None else 'no'} plan, {name} "
+            f"{'a plan' if planned.ms is not None else 'none: ' + planned.error}"
         )
         return None
     broken = broken_rules(problem, placement)
@@ -142,7 +161,9 @@ def _beside(report: Report, title: str, ours: Sequence[Planned], peer: Model) ->
     judged = _of_plans(f"{title}: {OURS} / {name}, its estimates", priced, planned.ms)
     report.comparisons.append(replace(judged, bar=Bar("at most", _NEVER_WORSE, rounds=1)))
     report.comparisons.append(
-        _of_plans(f"{title}: {name}, its estimates / lower bound", planned.ms, lower_bound(problem).ms)
+        _of_plans(
+            f"{title}: {name}, its estimates / lower bound", planned.ms, lower_bound(problem).ms
+        )
     )
     _simulate(report, title, ours[0], planned, peer)
     return priced / planned.ms
@@ -153,10 +174,17 @@ def _simulate(report: Report, title: str, ours: Planned, theirs: Planned, peer: 
     if ours.plan is None or theirs.plan is None:
         return
     draw, our_model = peer.draw, Model(Library(OURS), peer.draw)
-    topology = Topology(world_size=draw.world_size, local_world_size=draw.local_size, compute_device="cuda")
+    topology = Topology(
+        world_size=draw.world_size, local_world_size=draw.local_size, compute_device="cuda"
+    )
     load = Load(BATCH_SIZE, {feature_of(table): table.pooling for table in our_model.tables})
-    steps = [simulate(plan, topology, our_model.module, load).step_ms for plan in (ours.plan, theirs.plan)]
-    report.comparisons.append(_of_plans(f"{title}: {OURS} / {peer.library.root}, own plans simulated", *steps))
+    steps = [
+        simulate(plan, topology, our_model.module, load).step_ms
+        for plan in (ours.plan, theirs.plan)
+    ]
+    report.comparisons.append(
+        _of_plans(f"{title}: {OURS} / {peer.library.root}, own plans simulated", *steps)
+    )
 
 
 def _grow(report: Report, draw: Draw, repeats: int) -> None:
@@ -168,7 +196,9 @@ def _grow(report: Report, draw: Draw, repeats: int) -> None:
     if draw.name in _SECONDS:
         seconds = float(np.median([one.sample.cpu for one in planned]))
         bar = Bar("at most", _SECONDS[draw.name], rounds=1)
-        report.comparisons.append(Comparison(f"{title} / 1 s", "cpu", _once(seconds), bar, (seconds, 1.0)))
+        report.comparisons.append(
+            Comparison(f"{title} / 1 s", "cpu", _once(seconds), bar, (seconds, 1.0))
+        )
     _bounded(report, title, planned[0], Bar("at most", _LOOSE_BAR, rounds=1))
 
 

@@ -33,7 +33,8 @@ class Draw:
         tables: How many.
         world_size: W.
         local_size: L.
-        filled: Bytes of all tables as a part of what the ranks have for them; 0: as they were drawn.
+        filled: Bytes of all tables as a part of what the ranks have for them; 0: as they were
+            drawn.
     """
 
     seed: int
@@ -73,7 +74,9 @@ def draw_tables(draw: Draw) -> list[DrawnTable]:
     if draw.filled:
         rows *= draw.filled * draw.world_size * _ROOM / (rows * columns * 4).sum()
     lines = zip(rows.tolist(), columns.tolist(), pooling.tolist(), strict=True)
-    return [DrawnTable(f"t{i}", max(10, int(r)), int(c), float(p)) for i, (r, c, p) in enumerate(lines)]
+    return [
+        DrawnTable(f"t{i}", max(10, int(r)), int(c), float(p)) for i, (r, c, p) in enumerate(lines)
+    ]
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,18 @@ class Model:
                     for table in self.tables
                 ],
             )
-            self.sharders = [library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()]
+            self.sharders = [
+                library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
+            ]
 
     def topology(self) -> Any:
-        """GPUs with the default amounts of memory and speeds, which are TorchRec's in both libraries."""
+        """GPUs with TorchRec's default memory and speeds, the same in both libraries."""
         topology = self.library.get("distributed.planner.types.Topology")
-        return topology(world_size=self.draw.world_size, local_world_size=self.draw.local_size, compute_device="cuda")
+        return topology(
+            world_size=self.draw.world_size,
+            local_world_size=self.draw.local_size,
+            compute_device="cuda",
+        )
 
     def constraints(self) -> dict[str, Any]:
         """Ids of a bag, and nothing else."""
@@ -138,7 +147,12 @@ class Model:
         plans: list[Any] = []
 
         def call() -> None:
-            made = planner(topology=self.topology(), batch_size=BATCH_SIZE, constraints=self.constraints(), stats=[])
+            made = planner(
+                topology=self.topology(),
+                batch_size=BATCH_SIZE,
+                constraints=self.constraints(),
+                stats=[],
+            )
             plans.append(made)
             try:
                 plans.append(made.plan(self.module, self.sharders))
@@ -153,15 +167,21 @@ class Model:
         report = getattr(plan, "report", None)
         if report is None:
             return Planned(sample, self._slowest(made), plan=_readable(plan))
-        return Planned(sample, cost(report.inputs.problem, report.placement), report.bound.ms, _readable(plan))
+        return Planned(
+            sample, cost(report.inputs.problem, report.placement), report.bound.ms, _readable(plan)
+        )
 
     def problem(self) -> PlanningProblem:
         """The library's options with its own estimates, on what its reservation leaves."""
         enumerator = self.library.get("distributed.planner.enumerators.EmbeddingEnumerator")
-        reservation = self.library.get("distributed.planner.storage_reservations.HeuristicalStorageReservation")
+        reservation = self.library.get(
+            "distributed.planner.storage_reservations.HeuristicalStorageReservation"
+        )
         topology, constraints = self.topology(), self.constraints()
         with _quiet():
-            options = enumerator(topology, BATCH_SIZE, constraints).enumerate(self.module, self.sharders)
+            options = enumerator(topology, BATCH_SIZE, constraints).enumerate(
+                self.module, self.sharders
+            )
             reserved = reservation(percentage=0.15).reserve(
                 topology, BATCH_SIZE, self.module, self.sharders, constraints
             )

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from tutorec._validation import validation
 from tutorec.bench.ebc import require_close
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, paired_ratio
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Report,
+    Sample,
+    compare,
+    interleave,
+    machine,
+    paired_ratio,
+)
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import OURS, Library, chosen, libraries
 from tutorec.bench.runner import Options
@@ -35,7 +44,8 @@ class Case:
         ids: In each bag; one is what the 26 features of Criteo's log have.
         calls: Timed one by one in each round.
         bar: What peer / tutorec should be at the median; None for what is only shown.
-        checked: Whether calls with checks are judged by the bar, too; with one sample the checks are no small part.
+        checked: Whether calls with checks are judged by the bar, too; with one sample the checks
+            are no small part.
     """
 
     samples: int
@@ -70,7 +80,8 @@ def run(options: Options) -> Report:
         options: rounds, the peer, and which ``--cases``.
 
     Returns:
-        CPU and wall seconds of the median call and of the slowest in a hundred; with a peer the ratios with their bars.
+        CPU and wall seconds of the median call and of the slowest in a hundred; with a peer the
+        ratios with their bars.
 
     Raises:
         ValueError: the peer is not installed, an unknown case, or the libraries' results differ.
@@ -82,7 +93,9 @@ def run(options: Options) -> Report:
         settings={
             "tables": f"{_TABLES} x {_ROWS} x {_COLUMNS}",
             "threads": 1,
-            "requests": "fresh ids and a new KeyedJaggedTensor for every call, each call timed by itself",
+            "requests": (
+                "fresh ids and a new KeyedJaggedTensor for every call, each call timed by itself"
+            ),
             "ids per bag": "1, or as the case says",
         },
         samples={},
@@ -132,7 +145,9 @@ def quantized(library: Library, rows: int, dtype: str = "qint8", device: str = "
     """
     collection = _float_collection(library, rows, device)
     if library.root == OURS:
-        return library.get("quant.whole_model.quantize")(collection, getattr(torch, dtype), inplace=True)
+        return library.get("quant.whole_model.quantize")(
+            collection, getattr(torch, dtype), inplace=True
+        )
     return _from_float(library, collection, dtype)
 
 
@@ -184,11 +199,15 @@ def _run_requests(report: Report, sides: list[Library], cases: list[str], option
         case = _REQUESTS[name]
         tails: dict[str, list[Sample]] = {}
 
-        def measure(title: str, root: str, checks: bool, case: Case = case, tails: Any = tails) -> Any:
+        def measure(
+            title: str, root: str, checks: bool, case: Case = case, tails: Any = tails
+        ) -> Any:
             def sample(number: int) -> Sample:
                 requests = fresh_requests(case, _ROWS, number)
                 with validation(checks):
-                    median, tail = time_single_calls(lambda request: answer(root, request), requests)
+                    median, tail = time_single_calls(
+                        lambda request: answer(root, request), requests
+                    )
                 if number >= 0:
                     tails.setdefault(f"{title}, p{_TAIL}", []).append(tail)
                 return median
@@ -231,7 +250,8 @@ def _operator_alone(collection: Any, case: Case) -> Callable[[int], Sample]:
 def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tuple[Sample, Sample]:
     """CPU and wall seconds of the median call and of the 99th percentile, each call timed alone.
 
-    Python's cyclic collector rests meanwhile: it would charge one variant for the garbage of another.
+    Python's cyclic collector rests meanwhile: it would charge one variant for the garbage of
+    another.
 
     Args:
         call: what is measured.
@@ -246,10 +266,16 @@ def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tu
         for place, one in enumerate(fresh):
             wall_start, cpu_start = time.perf_counter(), time.process_time()
             call(one)
-            cpu[place], wall[place] = time.process_time() - cpu_start, time.perf_counter() - wall_start
+            cpu[place], wall[place] = (
+                time.process_time() - cpu_start,
+                time.perf_counter() - wall_start,
+            )
     finally:
         gc.enable()
-    low, high = (Sample(*(float(np.percentile(times, share)) for times in (cpu, wall))) for share in (50, _TAIL))
+    low, high = (
+        Sample(*(float(np.percentile(times, share)) for times in (cpu, wall)))
+        for share in (50, _TAIL)
+    )
     return low, high
 
 
@@ -259,7 +285,9 @@ def _judged(samples: dict[str, list[Sample]], name: str, peer: str, case: Case) 
         judge = case.bar is not None and (case.checked or side == OURS)
         for tail, value in (("", case.bar or 0.0), (f", p{_TAIL}", 1.0)):
             judged = Bar("at least", value) if judge else None
-            comparisons.append(compare(samples, f"{name}: {peer}{tail}", f"{name}: {side}{tail}", "cpu", judged))
+            comparisons.append(
+                compare(samples, f"{name}: {peer}{tail}", f"{name}: {side}{tail}", "cpu", judged)
+            )
     return comparisons
 
 
@@ -267,11 +295,16 @@ def _run_rows(report: Report, sides: list[Library]) -> None:
     """Bytes of a row, of the buffers that the collections show."""
     for dtype, allowed in _BYTES_A_ROW.items():
         for side in sides:
-            weight = _from_float(side, _float_collection(side, 10), dtype).embedding_bags["t0"].weight
+            weight = (
+                _from_float(side, _float_collection(side, 10), dtype).embedding_bags["t0"].weight
+            )
             size = float(weight.shape[1] * weight.itemsize)
             report.comparisons.append(
                 Comparison(
-                    title=f"rows: bytes of a row of {_COLUMNS} columns in {dtype}, {side.root} / {allowed}",
+                    title=(
+                        f"rows: bytes of a row of {_COLUMNS} columns in {dtype}, {side.root} / "
+                        f"{allowed}"
+                    ),
                     clock="memory",
                     ratio=paired_ratio([size], [float(allowed)]),
                     bar=Bar("at most", 1.0, rounds=1) if side.root == OURS else None,
@@ -290,7 +323,10 @@ def _run_memory(report: Report, sides: list[Library]) -> None:
     for root, in_place, allowed, bar in roads + [
         (side.root, False, model, None) for side in sides if side.root != OURS
     ]:
-        peaks = [float(bytes_of(f"{__name__}:quantize_memory({root!r}, {in_place!r})")) for _ in range(_MEMORY_RUNS)]
+        peaks = [
+            float(bytes_of(f"{__name__}:quantize_memory({root!r}, {in_place!r})"))
+            for _ in range(_MEMORY_RUNS)
+        ]
         against = "(float model + its largest table)" if in_place else "float model"
         report.comparisons.append(
             Comparison(
@@ -321,7 +357,9 @@ def quantize_memory(root: str, in_place: bool, rows: int = _ROWS) -> int:
         model = nn.Sequential(_float_collection(library, rows))
         if root != OURS:
             return lambda: _from_float(library, model[0])
-        return lambda: library.get("quant.whole_model.quantize")(model, torch.int8, inplace=in_place)
+        return lambda: library.get("quant.whole_model.quantize")(
+            model, torch.int8, inplace=in_place
+        )
 
     work(100)()
     before = resident()

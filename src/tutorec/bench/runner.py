@@ -1,10 +1,11 @@
 """``python -m tutorec bench``: find the benchmarks, run one, print its table, write its JSON.
 
-A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) -> Report``. Its docstring's
-first line is its help. Common options: ``--rounds``, ``--json``, ``--vs``. One that names its parts in ``SIZES`` or
-``CASES`` takes ``--sizes`` or ``--cases``: a run of some of them. One that runs on several ranks names the numbers of
-them in ``WORLDS`` and takes ``--world``. One whose tables can have more or fewer rows names the usual factor in
-``SCALE`` and takes ``--scale``.
+A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) ->
+Report``. Its docstring's first line is its help. Common options: ``--rounds``, ``--json``,
+``--vs``. One that names its parts in ``SIZES`` or ``CASES`` takes ``--sizes`` or ``--cases``: a run
+of some of them. One that runs on several ranks names the numbers of them in ``WORLDS`` and takes
+``--world``. One whose tables can have more or fewer rows names the usual factor in ``SCALE`` and
+takes ``--scale``.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class Options:
 
     Attributes:
         rounds: rounds that count.
-        vs: name of an installed package to compare with, found when the benchmark runs; None for no peer.
+        vs: name of an installed package to compare with, found when the benchmark runs; None for no
+            peer.
         sizes: which sizes to run; None for all.
         cases: which cases to run; None for all.
         world: how many ranks; None for the benchmark's own choice.
         scale: how many times as many rows; None for the benchmark's own choice.
-        device: the device type that ``bench gpu`` runs on; None for ``"cuda"``. The command line has it for tests.
+        device: the device type that ``bench gpu`` runs on; None for ``"cuda"``. The command line
+            has it for tests.
     """
 
     rounds: int
@@ -62,10 +65,14 @@ def benchmarks() -> dict[str, ModuleType]:
         >>> from tutorec.bench.runner import benchmarks
         >>> print(*sorted(benchmarks()))
         backends cache ebc estimates gpu import kjt mc pipeline planner quant sharded train validation
-    """
+    """  # noqa: E501
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
-    files = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name not in _NOT_BENCHMARKS)
+    files = sorted(
+        module.name
+        for module in pkgutil.iter_modules([str(folder)])
+        if module.name not in _NOT_BENCHMARKS
+    )
     modules = [import_module(f"{package}.{name}") for name in files]
     return {module.NAME: module for module in modules}
 
@@ -94,7 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--scale {options.scale}: it must be above 0")
     rounds = module.ROUNDS if options.rounds is None else options.rounds
     report = module.run(
-        Options(rounds, options.vs, options.sizes, options.cases, options.world, options.scale, options.device)
+        Options(
+            rounds,
+            options.vs,
+            options.sizes,
+            options.cases,
+            options.world,
+            options.scale,
+            options.device,
+        )
     )
     print(report)
     if options.json is not None:
@@ -103,29 +118,54 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<12}{(module.__doc__ or '').splitlines()[0]}" for name, module in known.items())
+    listing = "\n".join(
+        f"  {name:<12}{(module.__doc__ or '').splitlines()[0]}" for name, module in known.items()
+    )
     parser = argparse.ArgumentParser(
         prog="tutorec bench",
-        description="Measure: variants in turn, medians of paired ratios with their 95 % intervals.",
+        description=(
+            "Measure: variants in turn, medians of paired ratios with their 95 % intervals."
+        ),
         epilog=f"benchmarks:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=sorted(known), metavar="NAME", help="one of the benchmarks below")
-    parser.add_argument("--vs", metavar="PEER", help="an installed package with the same names to compare with")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds that count; from 30 on a bar is judged")
+    parser.add_argument(
+        "name", choices=sorted(known), metavar="NAME", help="one of the benchmarks below"
+    )
+    parser.add_argument(
+        "--vs", metavar="PEER", help="an installed package with the same names to compare with"
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds that count; from 30 on a bar is judged"
+    )
     for part in ("sizes", "cases"):
         parts = "; ".join(
             f"{name}: {', '.join(getattr(module, part.upper(), ())) or 'none'}"
             for name, module in known.items()
             if hasattr(module, part.upper())
         )
-        parser.add_argument(f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})")
-    worlds = [f"{name}: {', '.join(map(str, m.WORLDS))}" for name, m in known.items() if hasattr(m, "WORLDS")]
-    parser.add_argument("--world", type=int, metavar="W", help=f"how many ranks ({'; '.join(worlds) or 'none'})")
+        parser.add_argument(
+            f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})"
+        )
+    worlds = [
+        f"{name}: {', '.join(map(str, m.WORLDS))}"
+        for name, m in known.items()
+        if hasattr(m, "WORLDS")
+    ]
+    parser.add_argument(
+        "--world", type=int, metavar="W", help=f"how many ranks ({'; '.join(worlds) or 'none'})"
+    )
     scales = [f"{name}: {m.SCALE}" for name, m in known.items() if hasattr(m, "SCALE")]
-    parser.add_argument("--scale", type=float, metavar="X", help=f"X times as many rows ({'; '.join(scales)})")
+    parser.add_argument(
+        "--scale", type=float, metavar="X", help=f"X times as many rows ({'; '.join(scales)})"
+    )
     parser.add_argument("--device", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write samples, ratios, versions and hardware there")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="PATH",
+        help="write samples, ratios, versions and hardware there",
+    )
     return parser
 
 

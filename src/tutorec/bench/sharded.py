@@ -1,13 +1,14 @@
 """Sharded collections on W processes: forward, step, exchange of ids, memory; --vs adds a peer.
 
-Both libraries run in the same processes on the same tables, plan and batches: the peer with its fused kernel, except
-for data-parallel tables, of which it knows the dense one only, stepped by ``torch.optim.SGD``. Outputs and every piece
-of every table are compared before anything is timed. One thread a rank; a measurement is that of the slowest rank.
+Both libraries run in the same processes on the same tables, plan and batches: the peer with its
+fused kernel, except for data-parallel tables, of which it knows the dense one only, stepped by
+``torch.optim.SGD``. Outputs and every piece of every table are compared before anything is timed.
+One thread a rank; a measurement is that of the slowest rank.
 
-CPU time is judged, of steps with row-wise Adagrad, and with SGD where tables are data-parallel: any other dense
-optimizer of the peer's moves rows that are not in the batch. Other steps with SGD, in which both libraries spend most
-of their time in the same kernel, are measured and not judged; nor are row-wise and column-wise in a world of 1, where
-they cut nothing.
+CPU time is judged, of steps with row-wise Adagrad, and with SGD where tables are data-parallel: any
+other dense optimizer of the peer's moves rows that are not in the batch. Other steps with SGD, in
+which both libraries spend most of their time in the same kernel, are measured and not judged; nor
+are row-wise and column-wise in a world of 1, where they cut nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _MEMORY_BAR, _MEMORY_RUNS = 1.10, 3
 _INPUT_ROUNDS = 2
 _TIMEOUT = 1800.0
 
-# sharding type -> what peer / tutorec should be in a step; the others have no peer to speak of on one machine
+# sharding type -> what peer / tutorec should be in a step; the others have no peer to speak of on
+# one machine
 _STEP_BARS = {"table_wise": 1.05, "row_wise": 1.15, "column_wise": 1.4, "data_parallel": 3.0}
 _CUT_NOTHING_ALONE = ("row_wise", "column_wise")
 _FORWARD_BAR, _ONE_SAMPLE_BAR, _EXCHANGE_BAR = 1.4, 1.6, 1.3
@@ -65,7 +67,8 @@ def run(options: Options) -> Report:
         CPU and wall seconds of the slowest rank; with a peer the ratios with their bars.
 
     Raises:
-        ValueError: the peer is not installed, an unknown case or world, or the libraries' results differ.
+        ValueError: the peer is not installed, an unknown case or world, or the libraries' results
+            differ.
     """
     world = options.world or 2
     if world not in WORLDS:
@@ -77,7 +80,9 @@ def run(options: Options) -> Report:
         settings={
             "world": world,
             "hosts": hosts,
-            "tables": f"{SIZES_OF_TABLES.tables} x {SIZES_OF_TABLES.rows} x {SIZES_OF_TABLES.columns}",
+            "tables": (
+                f"{SIZES_OF_TABLES.tables} x {SIZES_OF_TABLES.rows} x {SIZES_OF_TABLES.columns}"
+            ),
             "B of a rank": 256,
             "ids per bag": SIZES_OF_TABLES.pooling,
             "checks": "on and off" if world == 1 else "on",
@@ -106,10 +111,17 @@ def _runnable(cases: Sequence[Case], world: int, report: Report) -> list[Case]:
     if missing:
         report.notes.append(f"left out, not built: {', '.join(missing)}")
     kept = [case for case in cases if case.sharding in built]
-    return [case for case in kept if world == 1 or case.samples > 1 if world > 1 or case.kind != "exchange"]
+    return [
+        case
+        for case in kept
+        if world == 1 or case.samples > 1
+        if world > 1 or case.kind != "exchange"
+    ]
 
 
-def take_slowest(report: Report, case: Case, results: Sequence[Found], roots: Sequence[str]) -> None:
+def take_slowest(
+    report: Report, case: Case, results: Sequence[Found], roots: Sequence[str]
+) -> None:
     """Add the slowest rank's measurements, and what was sent; refuse results that differ.
 
     Args:
@@ -119,29 +131,38 @@ def take_slowest(report: Report, case: Case, results: Sequence[Found], roots: Se
         roots: Libraries; ours first.
 
     Raises:
-        ValueError: the libraries' results differ, or ours had another number of rounds of input than are due.
+        ValueError: the libraries' results differ, or ours had another number of rounds of input
+            than are due.
     """
     distances = [of_rank.distance for of_rank in results]
     if not all(of_rank.samples for of_rank in results):
         worst = max(range(len(results)), key=lambda rank: distances[rank])
         raise ValueError(
-            f"{case.name}: {' and '.join(roots)} differ by up to {distances[worst]:.2g} on rank {worst}; "
-            "nothing was timed"
+            f"{case.name}: {' and '.join(roots)} differ by up to {distances[worst]:.2g} on rank "
+            f"{worst}; nothing was timed"
         )
     for variant in results[0].samples:
         rounds = zip(*(of_rank.samples[variant] for of_rank in results), strict=True)
-        report.samples[variant] = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
+        report.samples[variant] = [
+            Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds
+        ]
     traffic = results[0].traffic
     of_input = sum(count for stage, count in traffic.issues.items() if stage.startswith("input"))
     if len(results) > 1 and of_input != (0 if case.sharding == "data_parallel" else _INPUT_ROUNDS):
-        raise ValueError(f"{case.name}: {of_input} rounds of input, {_INPUT_ROUNDS} are due: {dict(traffic.issues)}")
+        raise ValueError(
+            f"{case.name}: {of_input} rounds of input, {_INPUT_ROUNDS} are due: "
+            f"{dict(traffic.issues)}"
+        )
     stages = ", ".join(
-        f"{stage} {count} x, {traffic.total(stage):,} bytes" for stage, count in sorted(traffic.issues.items())
+        f"{stage} {count} x, {traffic.total(stage):,} bytes"
+        for stage, count in sorted(traffic.issues.items())
     )
     report.notes.append(f"{case.name}: rank 0 sends {stages or 'nothing'}")
 
 
-def _judged(samples: dict[str, list[Sample]], case: Case, peer: str, world: int) -> list[Comparison]:
+def _judged(
+    samples: dict[str, list[Sample]], case: Case, peer: str, world: int
+) -> list[Comparison]:
     """CPU time against the bar, wall time without one."""
     checked = f"{case.name}: {OURS} checked"
     sides = [OURS, f"{OURS} checked"] if checked in samples else [OURS]
@@ -152,7 +173,9 @@ def _judged(samples: dict[str, list[Sample]], case: Case, peer: str, world: int)
             bar = None  # with one sample the checks are no small part
         for clock in ("cpu", "wall"):
             judged = bar if clock == "cpu" else None
-            comparison = compare(samples, f"{case.name}: {peer}", f"{case.name}: {side}", clock, judged)
+            comparison = compare(
+                samples, f"{case.name}: {peer}", f"{case.name}: {side}", clock, judged
+            )
             comparisons.append(replace(comparison, title=f"{case.name}: {peer} / {side}"))
     return comparisons
 

@@ -83,7 +83,8 @@ class Found:
     """What a rank found.
 
     Args:
-        distance: The largest difference between the two libraries' results, before anything was timed.
+        distance: The largest difference between the two libraries' results, before anything was
+            timed.
         samples: Variant -> one measurement for each round; empty where the results differ.
         traffic: What one call of ours sent from this rank.
     """
@@ -131,7 +132,12 @@ def measure(
     calls = {root: call for root, (call, _) in made.items()}
     check = _batches(sizes, case, rank, -1000, 2)
     measured = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
-    if any(flag for (flag,) in comm.all_gather_ints([int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE)):
+    if any(
+        flag
+        for (flag,) in comm.all_gather_ints(
+            [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
+        )
+    ):
         return measured
     [one] = _batches(sizes, case, rank, -2000, 1)
     with count_traffic() as measured.traffic:
@@ -194,8 +200,12 @@ def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> li
     keys = [f"f{i}" for i in range(sizes.tables)]
     batches = []
     for i in range(count):
-        generator = torch.Generator().manual_seed(100_000_000 * rank + 1_000_000 + 1000 * number + i)
-        lengths = torch.randint(0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator)
+        generator = torch.Generator().manual_seed(
+            100_000_000 * rank + 1_000_000 + 1000 * number + i
+        )
+        lengths = torch.randint(
+            0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator
+        )
         values = torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator)
         batches.append((keys, values.to(device()), lengths.to(device())))
     return batches
@@ -204,7 +214,9 @@ def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> li
 Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
 
 
-def _call(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool = False) -> tuple[Call, Pieces]:
+def _call(
+    library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool = False
+) -> tuple[Call, Pieces]:
     """What is timed, and this rank's shards: (name, first row, first column) -> rows."""
     if case.kind == "exchange":
         return _exchange(library, sizes), dict
@@ -254,10 +266,14 @@ def _exchange(library: Library, sizes: Sizes) -> Call:
     return call
 
 
-def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool) -> tuple[Any, Any]:
+def _sharded(
+    library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool
+) -> tuple[Any, Any]:
     """The sharded collection, and the optimizer that a peer's data-parallel tables need."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    collection = made(tables=table_configs(library, sizes), device=torch.device("meta") if on_meta else device())
+    collection = made(
+        tables=table_configs(library, sizes), device=torch.device("meta") if on_meta else device()
+    )
     by_caller = case.sharding == "data_parallel" and library.root != OURS
     if not by_caller:
         kind, arguments = optimizer_words(library, case.optimizer)
@@ -275,7 +291,12 @@ def table_configs(library: Library, sizes: Sizes) -> list[Any]:
     """The configs of a case's tables, in a library's class."""
     config = library.get("modules.embedding_configs.EmbeddingBagConfig")
     return [
-        config(num_embeddings=sizes.rows, embedding_dim=sizes.columns, name=f"t{i}", feature_names=[f"f{i}"])
+        config(
+            num_embeddings=sizes.rows,
+            embedding_dim=sizes.columns,
+            name=f"t{i}",
+            feature_names=[f"f{i}"],
+        )
         for i in range(sizes.tables)
     ]
 
@@ -290,8 +311,8 @@ def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]
 def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
     """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables.
 
-    Ours is copied for the peer entry by entry: its hand-written plans choose dense kernels, cannot name the ranks of a
-    host, and cut no grid of tables of 64 columns.
+    Ours is copied for the peer entry by entry: its hand-written plans choose dense kernels, cannot
+    name the ranks of a host, and cut no grid of tables of 64 columns.
 
     Args:
         library: Whose plan.
@@ -335,7 +356,9 @@ def in_library(library: Library, plan: Any, kernel: str) -> Any:
     entry_of, plan_of = (library.get(f"distributed.types.{name}") for name in _PLAN_TYPES)
     entries = plan_of()
     for name, ours in plan.items():
-        entries[name] = entry_of(ours.sharding_type, kernel, ranks=ours.ranks, sharding_spec=ours.sharding_spec)
+        entries[name] = entry_of(
+            ours.sharding_type, kernel, ranks=ours.ranks, sharding_spec=ours.sharding_spec
+        )
     return entries
 
 
@@ -358,20 +381,29 @@ def fill_tables(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> Non
         of_table = {place: piece for place, piece in pieces.items() if place[0] == f"t{i}"}
         if not of_table:
             continue
-        rows = torch.rand(sizes.rows, sizes.columns, generator=torch.Generator().manual_seed(i)) - 0.5
+        rows = (
+            torch.rand(sizes.rows, sizes.columns, generator=torch.Generator().manual_seed(i)) - 0.5
+        )
         for (_, row, column), piece in of_table.items():
             piece.copy_(rows[row : row + piece.shape[0], column : column + piece.shape[1]])
 
 
 def _distance(batches: list[Batch], calls: dict[str, Call], pieces: Sequence[Pieces]) -> float:
-    """How far the libraries are apart after two batches: outputs, and every piece of every table."""
-    ours, *others = [[part for batch in batches for part in _tensors(call(batch))] for call in calls.values()]
+    """How far the libraries differ after two batches: outputs, and every shard."""
+    ours, *others = [
+        [part for batch in batches for part in _tensors(call(batch))] for call in calls.values()
+    ]
     my_pieces, *other_pieces = [of_library() for of_library in pieces]
     distance = 0.0
     for theirs, their_pieces in zip(others, other_pieces, strict=True):
-        if [a.shape for a in ours] != [b.shape for b in theirs] or my_pieces.keys() != their_pieces.keys():
+        if [a.shape for a in ours] != [
+            b.shape for b in theirs
+        ] or my_pieces.keys() != their_pieces.keys():
             return float("inf")
-        pairs = [*zip(ours, theirs, strict=True), *((my_pieces[k], their_pieces[k]) for k in my_pieces)]
+        pairs = [
+            *zip(ours, theirs, strict=True),
+            *((my_pieces[k], their_pieces[k]) for k in my_pieces),
+        ]
         distance = max([distance, *(float((a - b).abs().max()) for a, b in pairs if a.numel())])
     return distance
 

@@ -1,14 +1,15 @@
 """The training loop of a small DLRM on W processes, in examples per second; --vs adds a peer.
 
-The model has the form of Criteo's data: 13 dense columns and 26 tables, one id a bag on average. Both libraries run in
-the same processes with the same weights, plan and fresh batches: tables by fused row-wise Adagrad, dense parts by
-torch's SGD (or Adam) under DistributedDataParallel, loss read after every step, one thread a rank. Losses, logits,
-every piece of every table and the dense weights are compared after two steps, before anything is timed.
+The model has the form of Criteo's data: 13 dense columns and 26 tables, one id a bag on average.
+Both libraries run in the same processes with the same weights, plan and fresh batches: tables by
+fused row-wise Adagrad, dense parts by torch's SGD (or Adam) under DistributedDataParallel, loss
+read after every step, one thread a rank. Losses, logits, every piece of every table and the dense
+weights are compared after two steps, before anything is timed.
 
-Judged are CPU and wall time of the slowest rank, a step from the lists of ids to the weights' update. A ratio of times
-is one of examples per second, since both see the same batches. ``dlrm`` takes each library's own DLRM;
-``dlrm-one-interaction`` puts our inner products into both, so that the rest of a step is compared. Wall time means
-something on a machine that is idle.
+Judged are CPU and wall time of the slowest rank, a step from the lists of ids to the weights'
+update. A ratio of times is one of examples per second, since both see the same batches. ``dlrm``
+takes each library's own DLRM; ``dlrm-one-interaction`` puts our inner products into both, so that
+the rest of a step is compared. Wall time means something on a machine that is idle.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ def run(options: Options) -> Report:
         options: rounds, the peer, which ``--cases``, how many ranks.
 
     Returns:
-        CPU and wall seconds of a step on the slowest rank, examples per second; with a peer the ratios with their bars.
+        CPU and wall seconds of a step on the slowest rank, examples per second; with a peer the
+        ratios with their bars.
 
     Raises:
-        ValueError: the peer is not installed, an unknown case or world, or the libraries' results differ.
+        ValueError: the peer is not installed, an unknown case or world, or the libraries' results
+            differ.
     """
     world = options.world or 2
     if world not in WORLDS:
@@ -87,22 +90,28 @@ def run(options: Options) -> Report:
     return report
 
 
-def _take(report: Report, case: TrainCase, results: Sequence[TrainFound], roots: Sequence[str], world: int) -> None:
+def _take(
+    report: Report, case: TrainCase, results: Sequence[TrainFound], roots: Sequence[str], world: int
+) -> None:
     """Add the slowest rank's measurements, and examples per second; refuse results that differ."""
     if not all(of_rank.samples for of_rank in results):
         worst = max(range(len(results)), key=lambda rank: results[rank].distance)
         raise ValueError(
-            f"{case.name}: {' and '.join(roots)} differ by up to {results[worst].distance:.2g} on rank {worst}; "
-            "nothing was timed"
+            f"{case.name}: {' and '.join(roots)} differ by up to {results[worst].distance:.2g} on "
+            f"rank {worst}; nothing was timed"
         )
     for variant in results[0].samples:
         rounds = list(zip(*(of_rank.samples[variant] for of_rank in results), strict=True))
         samples = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
         report.samples[variant] = samples
         examples = world * SHAPE.samples
-        cpu, wall = (sorted(getattr(s, clock) for s in samples)[len(samples) // 2] for clock in ("cpu", "wall"))
+        cpu, wall = (
+            sorted(getattr(s, clock) for s in samples)[len(samples) // 2]
+            for clock in ("cpu", "wall")
+        )
         report.notes.append(
-            f"{variant}: {examples / cpu:,.0f} examples per CPU second, {examples / wall:,.0f} per second (medians)"
+            f"{variant}: {examples / cpu:,.0f} examples per CPU second, {examples / wall:,.0f} "
+            "per second (medians)"
         )
 
 
@@ -111,5 +120,6 @@ def _judged(samples: dict[str, list[Sample]], case: TrainCase, peer: str) -> lis
     bar = Bar("at least", _BAR) if case.name in _JUDGED else None
     theirs, ours = f"{case.name}: {peer}", f"{case.name}: {OURS}"
     return [
-        replace(compare(samples, theirs, ours, clock, bar), title=f"{theirs} / {OURS}") for clock in ("cpu", "wall")
+        replace(compare(samples, theirs, ours, clock, bar), title=f"{theirs} / {OURS}")
+        for clock in ("cpu", "wall")
     ]

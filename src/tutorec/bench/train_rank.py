@@ -44,8 +44,8 @@ class TrainCase:
         name: Its name.
         sharding: A `ShardingType` value, of all tables.
         dense: ``"sgd"`` or ``"adam"``: what steps the dense parts.
-        own_interaction: Each library's DLRM takes inner products in its own way; otherwise both take ours, which does
-            without the slow backward of an index of two lists.
+        own_interaction: Each library's DLRM takes inner products in its own way; otherwise both
+            take ours, which does without the slow backward of an index of two lists.
         cache: Of our tables, where they are in files and a part of the rows in memory.
     """
 
@@ -69,7 +69,9 @@ class Shape:
         steps: Steps in one measurement, each on a fresh batch.
     """
 
-    tables: Sizes = field(default_factory=lambda: Sizes(tables=26, rows=10_000, columns=32, pooling=1))
+    tables: Sizes = field(
+        default_factory=lambda: Sizes(tables=26, rows=10_000, columns=32, pooling=1)
+    )
     samples: int = 512
     dense_columns: int = 13
     dense_layers: tuple[int, ...] = (64,)
@@ -82,9 +84,10 @@ class TrainFound:
     """What a rank found.
 
     Args:
-        distance: The largest difference between the two libraries' losses, logits, tables and dense weights after two
-            steps, before anything was timed.
-        samples: Variant -> seconds of a step, one measurement for each round; empty where the results differ.
+        distance: The largest difference between the two libraries' losses, logits, tables and dense
+            weights after two steps, before anything was timed.
+        samples: Variant -> seconds of a step, one measurement for each round; empty where the
+            results differ.
     """
 
     distance: float = 0.0
@@ -97,7 +100,9 @@ Step = Callable[[Lists], tuple[float, Tensor]]
 Weights = Callable[[], dict[object, Tensor]]
 
 
-def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds: int, rank: int) -> TrainFound:
+def measure_training(
+    case: TrainCase, shape: Shape, roots: Sequence[str], rounds: int, rank: int
+) -> TrainFound:
     """Run a loop on this rank, the libraries in turn; every rank calls it at the same time.
 
     Args:
@@ -115,7 +120,12 @@ def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds
     warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
     made = {root: _loop(Library(root), case, shape) for root in roots}
     measured = TrainFound(_distance(list(made.values()), shape, rank))
-    if any(flag for (flag,) in comm.all_gather_ints([int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE)):
+    if any(
+        flag
+        for (flag,) in comm.all_gather_ints(
+            [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
+        )
+    ):
         return measured
 
     def variant(step: Step) -> Callable[[int], Sample]:
@@ -146,15 +156,19 @@ def draw_batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists
     for i in range(count):
         draw = torch.Generator().manual_seed(100_000_000 * rank + 10_000_000 + 1000 * number + i)
         dense = torch.randn(shape.samples, shape.dense_columns, generator=draw)
-        lengths = torch.randint(0, 2 * tables.pooling + 1, (tables.tables * shape.samples,), generator=draw)
+        lengths = torch.randint(
+            0, 2 * tables.pooling + 1, (tables.tables * shape.samples,), generator=draw
+        )
         ids = torch.randint(0, tables.rows, (int(lengths.sum()),), generator=draw)
         labels = torch.randint(0, 2, (shape.samples,), generator=draw).float()
-        batches.append((dense.to(device()), ids.to(device()), lengths.to(device()), labels.to(device())))
+        batches.append(
+            (dense.to(device()), ids.to(device()), lengths.to(device()), labels.to(device()))
+        )
     return batches
 
 
 def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weights]:
-    """The plain loop of a library, as its documents write it, and the weights that this rank has."""
+    """A library's plain training loop, as its documents write it, and this rank's weights."""
     batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
     keys = [f"f{i}" for i in range(shape.tables.tables)]
     model = parallel_model(library, case, shape)
@@ -171,7 +185,9 @@ def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weight
 
     def weights() -> dict[object, Tensor]:
         tables = _part(model.module, _TABLES)
-        parameters: dict[object, Tensor] = {(name, row, at): piece for name, row, at, piece in table_pieces(tables)}
+        parameters: dict[object, Tensor] = {
+            (name, row, at): piece for name, row, at, piece in table_pieces(tables)
+        }
         return parameters | dict(_dense_parameters(library, model))
 
     return step, weights
@@ -182,7 +198,9 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
     collection = made(tables=table_configs(library, shape.tables), device=device())
     kind, options = optimizer_words(library, "rowwise_adagrad")
-    library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(kind, collection.parameters(), options)
+    library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(
+        kind, collection.parameters(), options
+    )
     models = library.module("models.dlrm")
     dense_layers = [*shape.dense_layers, shape.tables.columns]
     dlrm = models.DLRM(collection, shape.dense_columns, dense_layers, list(shape.over_layers))
@@ -191,7 +209,10 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     model = models.DLRMTrain(dlrm)
     plan = module_plan(library, shape.tables, case.sharding, rank_group().size())
     for entry in plan.values() if case.cache else ():
-        entry.compute_kernel, entry.cache_params = EmbeddingComputeKernel.FUSED_UVM_CACHING.value, case.cache
+        entry.compute_kernel, entry.cache_params = (
+            EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+            case.cache,
+        )
     parallel = library.get("distributed.model_parallel.DistributedModelParallel")(
         module=model,
         env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
@@ -204,12 +225,14 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for _, parameter in sorted(_dense_parameters(library, parallel)):
-            parameter.copy_((torch.rand(parameter.shape, generator=draw) - 0.5) / max(parameter.shape) ** 0.5)
+            parameter.copy_(
+                (torch.rand(parameter.shape, generator=draw) - 0.5) / max(parameter.shape) ** 0.5
+            )
     return parallel
 
 
 def dense_and_fused(library: Library, model: Any, dense: str) -> Any:
-    """The fused optimizer of the tables and a dense one, combined, as the documents combine them."""
+    """The tables' fused optimizer and a dense one, combined as the documents combine them."""
     keyed = library.module("optim.keyed")
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[dense]
     wrapped = keyed.KeyedOptimizerWrapper(
@@ -244,5 +267,11 @@ def _distance(made: Sequence[tuple[Step, Weights]], shape: Shape, rank: int) -> 
         pairs = [(a[1], b[1]) for a, b in zip(ours, theirs, strict=True)]
         pairs += [(my_weights[key], their_weights[key]) for key in my_weights]
         losses = [abs(a[0] - b[0]) for a, b in zip(ours, theirs, strict=True)]
-        distance = max([distance, *losses, *(float((a - b).detach().abs().max()) for a, b in pairs if a.numel())])
+        distance = max(
+            [
+                distance,
+                *losses,
+                *(float((a - b).detach().abs().max()) for a, b in pairs if a.numel()),
+            ]
+        )
     return distance

@@ -34,7 +34,9 @@ def run(options: Options) -> Report:
     torch.set_num_threads(1)
     try:
         keys = [f"f{i}" for i in range(_TABLES)]
-        tables = [EmbeddingBagConfig(_ROWS, _COLUMNS, f"t_{key}", feature_names=[key]) for key in keys]
+        tables = [
+            EmbeddingBagConfig(_ROWS, _COLUMNS, f"t_{key}", feature_names=[key]) for key in keys
+        ]
         collection = EmbeddingBagCollection(tables)
         variants: dict[str, Callable[[int], Sample]] = {}
         for batch_size in _REPEATS:
@@ -52,7 +54,11 @@ def run(options: Options) -> Report:
     shares = [(b, 1 - 1 / c.ratio.median) for b, c in zip(_REPEATS, comparisons[::2], strict=True)]
     return Report(
         name=NAME,
-        settings={"tables": f"{_TABLES} x {_ROWS} x {_COLUMNS}", "ids per bag": _POOLING, "threads": 1},
+        settings={
+            "tables": f"{_TABLES} x {_ROWS} x {_COLUMNS}",
+            "ids per bag": _POOLING,
+            "threads": 1,
+        },
         samples=samples,
         comparisons=comparisons,
         context=machine(),
@@ -66,9 +72,12 @@ def _variant(
     def sample(number: int) -> Sample:
         values, lengths = _ids(batch_size, number)
         with validation(checks):
-            # both variants of a round look up the same rows: neither may find them in the caches when the other did not
+            # both variants of a round look up the same rows: neither may find them in the caches
+            # when the other did not
             _look_up(collection, keys, values, lengths)
-            return time_call(lambda: _look_up(collection, keys, values, lengths), _REPEATS[batch_size])
+            return time_call(
+                lambda: _look_up(collection, keys, values, lengths), _REPEATS[batch_size]
+            )
 
     return sample
 
@@ -80,7 +89,9 @@ def _ids(batch_size: int, number: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _look_up(collection: EmbeddingBagCollection, keys: list[str], values: Tensor, lengths: Tensor) -> float:
+def _look_up(
+    collection: EmbeddingBagCollection, keys: list[str], values: Tensor, lengths: Tensor
+) -> float:
     """A fresh batch from its values and lengths, looked up; the result is read."""
     pooled = collection(KeyedJaggedTensor(keys, values, lengths=lengths))
     return float(pooled.values()[-1, -1])

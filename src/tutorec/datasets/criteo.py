@@ -1,8 +1,9 @@
 """Click logs in Criteo's format as batches, streamed from files in constant memory.
 
 The format and its names are in :mod:`tutorec.datasets.criteo_text`, TorchRec's readers of arrays in
-:mod:`tutorec.datasets.criteo_npy` and :mod:`tutorec.datasets.criteo_memory`. The shop writes itself in this format too
-(``shop().write_criteo(path)``), so everything here can be tried without fetching anything.
+:mod:`tutorec.datasets.criteo_npy` and :mod:`tutorec.datasets.criteo_memory`. The shop writes itself
+in this format too (``shop().write_criteo(path)``), so everything here can be tried without fetching
+anything.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
         The rows, at most ``rows`` of them.
 
     Raises:
-        ValueError: no rows at all, a number of rows that is none, or a damaged line (names file and line).
+        ValueError: no rows at all, a number of rows that is none, or a damaged line (names file and
+            line).
         FileNotFoundError: a file is not there.
     """
     if rows is not None:
@@ -103,19 +105,23 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
 class CriteoDataset:
     """Batches of Criteo files; a list of days is read as one long file.
 
-    Dense features are ``log(1 + x)`` of the 13 integers, with the sign kept for negative ones and 0 for missing ones.
-    An id is hashed to a row of its table (:func:`tutorec.sparse.hashing.mixing_hash`); a missing one is an empty bag.
-    The hash does not depend on the column, so columns that share a vocabulary can share a table.
+    Dense features are ``log(1 + x)`` of the 13 integers, with the sign kept for negative ones and 0
+    for missing ones. An id is hashed to a row of its table
+    (:func:`tutorec.sparse.hashing.mixing_hash`); a missing one is an empty bag. The hash does not
+    depend on the column, so columns that share a vocabulary can share a table.
 
     Args:
         paths: one file or several.
-        rows_per_table: rows of the table that a feature's ids are hashed to: one number, or one for each feature.
-        features: which columns make up each feature, as ``{"clicked": ["cat_2", "cat_3"]}``; a feature of several
-            columns is a bag of the ids that are there. By default each of the 26 columns is a feature.
+        rows_per_table: rows of the table that a feature's ids are hashed to: one number, or one for
+            each feature.
+        features: which columns make up each feature, as ``{"clicked": ["cat_2", "cat_3"]}``; a
+            feature of several columns is a bag of the ids that are there. By default each of the 26
+            columns is a feature.
         progress: show a progress bar; by default only on a terminal outside of CI.
 
     Raises:
-        ValueError: an unknown column, no feature, or a table size that is missing or no whole number from 1.
+        ValueError: an unknown column, no feature, or a table size that is missing or no whole
+            number from 1.
         FileNotFoundError: a file is not there.
 
     Example:
@@ -123,7 +129,9 @@ class CriteoDataset:
         >>> from tutorec.datasets.criteo import CriteoDataset
         >>> from tutorec.datasets.random import shop
         >>> path = shop(rows=100).write_criteo(pathlib.Path(tempfile.mkdtemp()) / "day_0.gz")
-        >>> data = CriteoDataset(path, rows_per_table=1000, features={"user": ["cat_0"], "item": ["cat_1"]})
+        >>> data = CriteoDataset(
+        ...     path, rows_per_table=1000, features={"user": ["cat_0"], "item": ["cat_1"]}
+        ... )
         >>> len(data), [tuple(batch.dense_features.shape) for batch in data.batches(64)]
         (100, [(64, 13), (36, 13)])
     """
@@ -141,9 +149,13 @@ class CriteoDataset:
                 raise FileNotFoundError(f"no Criteo file at {path}")
         features = {name: [name] for name in DEFAULT_CAT_NAMES} if features is None else features
         if not features:
-            raise ValueError(f"{features=} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}")
+            raise ValueError(
+                f"{features=} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}"
+            )
         self._columns = {name: _column_numbers(name, columns) for name, columns in features.items()}
-        self.features: dict[str, list[str]] = {name: list(columns) for name, columns in features.items()}
+        self.features: dict[str, list[str]] = {
+            name: list(columns) for name, columns in features.items()
+        }
         self.rows_per_table = {name: _table_rows(rows_per_table, name) for name in self.features}
         self.progress = progress
 
@@ -159,12 +171,17 @@ class CriteoDataset:
         return f"CriteoDataset({len(self.paths)} file(s), {len(self.features)} features)"
 
     def batches(
-        self, batch_size: int, rank: int = 0, world_size: int = 1, epochs: int = 1, drop_last: bool = False
+        self,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int = 1,
+        drop_last: bool = False,
     ) -> Iterator[Batch]:
         """This rank's batches of B rows each, in order; every rank gets the same number of them.
 
-        Every rank goes through the files and checks the form of every line, but parses only rows of its own; how rows
-        are dealt out: :func:`tutorec.datasets.utils.step_slices`.
+        Every rank goes through the files and checks the form of every line, but parses only rows of
+        its own; how rows are dealt out: :func:`tutorec.datasets.utils.step_slices`.
 
         Args:
             batch_size: B, rows per batch on this rank.
@@ -193,7 +210,9 @@ class CriteoDataset:
         dense = np.where(rows.ints_known, np.copysign(np.log1p(np.abs(ints)), ints), np.float32(0))
         # hashed all columns at a time: one pass per table size, not one per feature
         ids = torch.from_numpy(rows.cats)
-        hashed = {size: mixing_hash(ids, size).numpy() for size in set(self.rows_per_table.values())}
+        hashed = {
+            size: mixing_hash(ids, size).numpy() for size in set(self.rows_per_table.values())
+        }
         values, lengths = [], []
         for name, columns in self._columns.items():
             known = rows.cats_known[:, columns]
@@ -209,17 +228,25 @@ class CriteoDataset:
 
 def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
     if len(example) not in (len(DEFAULT_COLUMN_NAMES) - 1, len(DEFAULT_COLUMN_NAMES)):
-        raise ValueError(f"a line of Criteo's format must have 40 fields, or 39 without a label, not {len(example)}")
+        raise ValueError(
+            "a line of Criteo's format must have 40 fields, or 39 without a label, not "
+            f"{len(example)}"
+        )
     # from the end, because a line of a test file has no label
-    columns = zip(reversed(DEFAULT_COLUMN_NAMES), reversed(COLUMN_TYPE_CASTERS), reversed(example), strict=False)
+    columns = zip(
+        reversed(DEFAULT_COLUMN_NAMES),
+        reversed(COLUMN_TYPE_CASTERS),
+        reversed(example),
+        strict=False,
+    )
     return {name: cast(field) for name, cast, field in columns}
 
 
 class CriteoIterDataPipe(IterDataPipe):
     """The lines of Criteo files as dictionaries of columns; TorchRec's ``CriteoIterDataPipe``.
 
-    A worker of a DataLoader reads every ``num_workers``-th file. For batches use :class:`CriteoDataset` or
-    :class:`InMemoryBinaryCriteoIterDataPipe`.
+    A worker of a DataLoader reads every ``num_workers``-th file. For batches use
+    :class:`CriteoDataset` or :class:`InMemoryBinaryCriteoIterDataPipe`.
 
     Args:
         paths: the files.
@@ -251,20 +278,30 @@ class CriteoIterDataPipe(IterDataPipe):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        paths = self.paths if worker is None else islice(self.paths, worker.id, None, worker.num_workers)
+        paths = (
+            self.paths
+            if worker is None
+            else islice(self.paths, worker.id, None, worker.num_workers)
+        )
         lines = ReadLinesFromCSV(LoadFiles(paths, mode="r", **self.open_kw), delimiter="\t")
         return iter(lines) if self.row_mapper is None else map(self.row_mapper, lines)
 
 
 def criteo_terabyte(
-    paths: Iterable[str], *, row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper, **open_kw: Any
+    paths: Iterable[str],
+    *,
+    row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper,
+    **open_kw: Any,
 ) -> IterDataPipe:
     """The lines of the 1 TB click logs: a :class:`CriteoIterDataPipe` over ``paths``."""
     return CriteoIterDataPipe(paths, row_mapper=row_mapper, **open_kw)
 
 
 def criteo_kaggle(
-    path: str, *, row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper, **open_kw: Any
+    path: str,
+    *,
+    row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper,
+    **open_kw: Any,
 ) -> IterDataPipe:
     """A :class:`CriteoIterDataPipe` over a file of the Kaggle challenge, train or test."""
     return CriteoIterDataPipe((path,), row_mapper=row_mapper, **open_kw)
@@ -284,7 +321,9 @@ def _table_rows(rows_per_table: int | Mapping[str, int], name: str) -> int:
 
 def _column_numbers(name: str, columns: Sequence[str]) -> list[int]:
     if not columns or not set(columns) <= set(DEFAULT_CAT_NAMES):
-        raise ValueError(f"feature '{name}' is made of columns {columns!r}: give a list of 'cat_0' to 'cat_25'")
+        raise ValueError(
+            f"feature '{name}' is made of columns {columns!r}: give a list of 'cat_0' to 'cat_25'"
+        )
     return [DEFAULT_CAT_NAMES.index(column) for column in columns]
 
 
@@ -293,12 +332,16 @@ def _blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
         yield from line_blocks(path)
 
 
-def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: ProgressBar) -> Iterator[CriteoColumns]:
+def _rows_of_slices(
+    paths: list[Path], slices: list[tuple[int, int]], bar: ProgressBar
+) -> Iterator[CriteoColumns]:
     """The rows of each slice, from one pass over the files that parses no other rows."""
     bounds = np.array(slices, dtype=np.int64)
     pending: list[CriteoColumns] = []
     held, step, row = 0, 0, 0
-    before = dict(zip(paths, accumulate((path.stat().st_size for path in paths), initial=0), strict=False))
+    before = dict(
+        zip(paths, accumulate((path.stat().st_size for path in paths), initial=0), strict=False)
+    )
     for block in _blocks(paths):
         bar.at(before[block.path] + block.position)
         lines = _rows_inside(bounds, row, row + len(block)) - row
@@ -315,8 +358,14 @@ def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: Progr
             held -= size
             step += 1
     if step < len(slices):
-        needed = f"step {step} needs rows {slices[step][0]} to {slices[step][1] - 1}: make the dataset again"
-        raise ValueError(f"{', '.join(map(str, paths))}: the files were replaced and have {row} rows now; {needed}")
+        needed = (
+            f"step {step} needs rows {slices[step][0]} to {slices[step][1] - 1}: make the "
+            "dataset again"
+        )
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: the files were replaced and have {row} rows now; "
+            f"{needed}"
+        )
 
 
 def _rows_inside(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Criteo's files of numpy as batches, in memory or mapped; the loader of the DLRM reference.
 
-Source: ``torchrec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe``: the same rows for each rank and step, and the
-same order for a seed.
+Source: ``torchrec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe``: the same rows for each rank
+and step, and the same order for a seed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ Rows = list[NDArray[Any]]  # dense, sparse, labels
 class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
     """Batches of files that ``BinaryCriteoUtils`` wrote, the same number on every rank.
 
-    The rows of all files are one sequence, which :func:`tutorec.datasets.utils.step_slices` divides: a step takes
-    W * B consecutive rows, rank after rank. Without ``mmap_mode`` every rank holds all files in memory.
+    The rows of all files are one sequence, which :func:`tutorec.datasets.utils.step_slices`
+    divides: a step takes W * B consecutive rows, rank after rank. Without ``mmap_mode`` every rank
+    holds all files in memory.
 
     Args:
-        stage: "train" takes all rows; "val" takes the first half of the first file and "test" the second, and both all
-            other files.
+        stage: "train" takes all rows; "val" takes the first half of the first file and "test" the
+            second, and both all other files.
         dense_paths: files of dense features [R, 13], float32.
         sparse_paths: files of ids [R, 26].
         labels_paths: files of labels [R, 1].
@@ -43,23 +44,29 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         world_size: W.
         drop_last: leave out the rows after the last full step; else they are dealt out evenly.
         shuffle_batches: shuffle the rows inside each batch, in a new order in every pass.
-        shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds only its own in memory.
-        shuffle_training_set_random_seed: the seed of both shuffles, of a generator of this object's own.
+        shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds only its own
+            in memory.
+        shuffle_training_set_random_seed: the seed of both shuffles, of a generator of this object's
+            own.
         mmap_mode: map the files into memory, and read rows when a batch needs them.
         hashes: for each of the 26 columns the rows of its table; ids are taken modulo that number.
         path_manager_key: see :func:`tutorec.datasets.utils.opener`.
 
     Yields:
-        Batches with dense [B, 13], bags of one id for each of ``DEFAULT_CAT_NAMES``, and labels [B].
+        Batches with dense [B, 13], bags of one id for each of ``DEFAULT_CAT_NAMES``, and labels
+        [B].
 
     Raises:
-        ValueError: no such stage or rank, files that do not fit one another, or too few rows for every rank to get one.
+        ValueError: no such stage or rank, files that do not fit one another, or too few rows for
+            every rank to get one.
 
     Example:
         >>> from tutorec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
         >>> from tutorec.datasets.test_utils.criteo_test_utils import CriteoTest
         >>> with CriteoTest._create_dataset_npys(num_rows=10) as (dense, sparse, labels):
-        ...     data = InMemoryBinaryCriteoIterDataPipe("train", [dense], [sparse], [labels], 3, rank=0, world_size=2)
+        ...     data = InMemoryBinaryCriteoIterDataPipe(
+        ...         "train", [dense], [sparse], [labels], 3, rank=0, world_size=2
+        ...     )
         >>> [len(batch.labels) for batch in data]
         [3, 2]
     """
@@ -83,7 +90,12 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         require_one_of("stage", stage, list(_STAGES))
-        self.stage, self.batch_size, self.rank, self.world_size = stage, batch_size, rank, world_size
+        self.stage, self.batch_size, self.rank, self.world_size = (
+            stage,
+            batch_size,
+            rank,
+            world_size,
+        )
         self.drop_last, self.shuffle_batches, self.mmap_mode = drop_last, shuffle_batches, mmap_mode
         self.hashes = None if hashes is None else np.array(hashes).reshape(1, CAT_FEATURE_COUNT)
         self._generator = np.random.RandomState(shuffle_training_set_random_seed)
@@ -111,7 +123,10 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             for sparse in self.sparse_arrs:
                 _hash(sparse, self.hashes, out=sparse)
         self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
-        self._lengths, self._offsets = torch.ones(0, dtype=torch.int32), torch.arange(1, dtype=torch.int32)
+        self._lengths, self._offsets = (
+            torch.ones(0, dtype=torch.int32),
+            torch.arange(1, dtype=torch.int32),
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -129,12 +144,17 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
     def _rows(self, start: int, stop: int) -> Rows:
         first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
         parts = [
-            [files[i][max(start - self._starts[i], 0) : stop - self._starts[i]] for i in range(first, last)]
+            [
+                files[i][max(start - self._starts[i], 0) : stop - self._starts[i]]
+                for i in range(first, last)
+            ]
             for files in (self.dense_arrs, self.sparse_arrs, self.labels_arrs)
         ]
         return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
 
-    def _np_arrays_to_batch(self, dense: NDArray[Any], sparse: NDArray[Any], labels: NDArray[Any]) -> Batch:
+    def _np_arrays_to_batch(
+        self, dense: NDArray[Any], sparse: NDArray[Any], labels: NDArray[Any]
+    ) -> Batch:
         if self.hashes is not None and self._hash_each_batch:
             sparse = _hash(sparse, self.hashes, out=np.empty_like(sparse))
         if self.shuffle_batches:
@@ -166,15 +186,22 @@ def _load(path: str, mapped: bool, path_manager_key: Any) -> NDArray[Any]:
         with opened(path, "rb") as file:
             return np.load(file)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cut short, or not an array of numpy ({error}): write it again") from error
+        raise ValueError(
+            f"{path}: cut short, or not an array of numpy ({error}): write it again"
+        ) from error
 
 
 def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
     if not arrays[0] or len({len(part) for part in arrays}) > 1:
-        raise ValueError(f"{[len(part) for part in paths]} files of dense, sparse, labels: give as many of each")
+        raise ValueError(
+            f"{[len(part) for part in paths]} files of dense, sparse, labels: give as many of each"
+        )
     for names, files in zip(zip(*paths, strict=True), zip(*arrays, strict=True), strict=True):
         if len({len(file) for file in files}) > 1:
-            raise ValueError(f"{', '.join(names)} have {[len(file) for file in files]} rows: they must be of one day")
+            raise ValueError(
+                f"{', '.join(names)} have {[len(file) for file in files]} rows: they must be "
+                "of one day"
+            )
 
 
 def _gathered(files: Rows, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Criteo's files as numpy arrays: converted, split by rank, given contiguous ids, shuffled.
 
-Names and results are those of ``torchrec.datasets.criteo.BinaryCriteoUtils``. A file gets its name when it is whole.
-Every step shows a progress bar on a terminal outside of CI.
+Names and results are those of ``torchrec.datasets.criteo.BinaryCriteoUtils``. A file gets its name
+when it is whole. Every step shows a progress bar on a terminal outside of CI.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class BinaryCriteoUtils:
     ) -> None:
         """Write R rows of text as dense [R, 13] float32, sparse [R, 26] int64, labels [R, 1] int32.
 
-        A missing number is 0. Dense values are ``log(x - min + 2)``, min being the least one of the file. A file of
-        "criteo_kaggle" without labels gets labels of -1.
+        A missing number is 0. Dense values are ``log(x - min + 2)``, min being the least one of the
+        file. A file of "criteo_kaggle" without labels gets labels of -1.
         """
         require_one_of("dataset_name", dataset_name, ("criteo_1tb", "criteo_kaggle"))
         path = Path(in_file)
@@ -77,14 +77,18 @@ class BinaryCriteoUtils:
                 if low < _INT32.min or high > _INT32.max:
                     lines = f"lines {block.first_line} to {block.first_line + len(block) - 1}"
                     value = low if low < _INT32.min else high
-                    raise ValueError(f"{path}: an integer of {lines} is {value}, and 32 bits must hold it")
+                    raise ValueError(
+                        f"{path}: an integer of {lines} is {value}, and 32 bits must hold it"
+                    )
                 least = min(least, int(low))
                 at = slice(row, row := row + len(block))
                 whole[at], sparse[at], labels[at, 0] = columns.ints, columns.cats, columns.label
                 bar.at(block.position)
             for start in range(0, rows, _ROWS):
                 chunk = dense[start : start + _ROWS]
-                np.log(chunk.view(np.int32).astype(np.int64) - (least - 2), dtype=np.float32, out=chunk)
+                np.log(
+                    chunk.view(np.int32).astype(np.int64) - (least - 2), dtype=np.float32, out=chunk
+                )
 
     @staticmethod
     def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
@@ -94,12 +98,16 @@ class BinaryCriteoUtils:
 
     @staticmethod
     def get_file_row_ranges_and_remainder(
-        lengths: list[int], rank: int, world_size: int, start_row: int = 0, last_row: int | None = None
+        lengths: list[int],
+        rank: int,
+        world_size: int,
+        start_row: int = 0,
+        last_row: int | None = None,
     ) -> tuple[dict[int, tuple[int, int]], int]:
-        """The rows of each file that a rank takes, first and last, and how many ranks take one row more.
+        """First and last row of each file for a rank, and how many ranks take one row more.
 
-        The files are one long list of rows, of which ``start_row`` to ``last_row`` are dealt out: consecutive ones
-        to each rank.
+        The files are one long list of rows, of which ``start_row`` to ``last_row`` are dealt out:
+        consecutive ones to each rank.
         """
         stop = sum(lengths) if last_row is None else last_row + 1
         first, end = split_evenly(start_row, stop, world_size)[rank]
@@ -113,22 +121,32 @@ class BinaryCriteoUtils:
 
     @staticmethod
     def load_npy_range(
-        fname: str, start_row: int, num_rows: int, path_manager_key: str = PATH_MANAGER_KEY, mmap_mode: bool = False
+        fname: str,
+        start_row: int,
+        num_rows: int,
+        path_manager_key: str = PATH_MANAGER_KEY,
+        mmap_mode: bool = False,
     ) -> NDArray[Any]:
         """Read ``num_rows`` rows of a file's array [R, C] from ``start_row`` on, and no others."""
         with opener(path_manager_key)(fname, "rb") as file:
             shape, by_columns, dtype = _read_header(file)
             if len(shape) != 2 or by_columns:
-                raise ValueError(f"{fname}: an array {list(shape)} must have two dimensions and lie row by row")
+                raise ValueError(
+                    f"{fname}: an array {list(shape)} must have two dimensions and lie row by row"
+                )
             if not (0 <= start_row < shape[0] and 0 <= num_rows <= shape[0] - start_row):
                 last = start_row + num_rows - 1
-                raise ValueError(f"{fname}: rows {start_row} to {last} asked for: use rows 0 to {shape[0] - 1}")
+                raise ValueError(
+                    f"{fname}: rows {start_row} to {last} asked for: use rows 0 to {shape[0] - 1}"
+                )
             if mmap_mode:
                 return np.load(fname, mmap_mode="r")[start_row : start_row + num_rows]
             rows = np.empty((num_rows, shape[1]), dtype)
             file.seek(file.tell() + start_row * shape[1] * dtype.itemsize)
             if file.readinto(rows.view(np.uint8).data) != rows.nbytes:
-                raise ValueError(f"{fname}: the file ends before row {start_row + num_rows - 1}: write it again")
+                raise ValueError(
+                    f"{fname}: the file ends before row {start_row + num_rows - 1}: write it again"
+                )
             return rows
 
     @staticmethod
@@ -140,15 +158,18 @@ class BinaryCriteoUtils:
         path_manager_key: str = PATH_MANAGER_KEY,
         output_file_suffix: str = "_contig_freq.npy",
     ) -> None:
-        """Write files whose ids are 2, 3, ... for each column, in the order of their first occurrence.
+        """Write files whose ids are 2, 3, ... per column, in order of first occurrence.
 
-        Ids that occur less than ``frequency_threshold`` times, over all files, become 1. All files are in memory.
+        Ids that occur less than ``frequency_threshold`` times, over all files, become 1. All files
+        are in memory.
         """
         arrays = [np.load(file) for file in in_files]
         ends = np.cumsum([len(array) for array in arrays])[:-1]
         with ProgressBar("contiguous ids", columns, unit="column") as bar:
             for column in range(columns):
-                ids = _contiguous(np.concatenate([array[:, column] for array in arrays]), frequency_threshold)
+                ids = _contiguous(
+                    np.concatenate([array[:, column] for array in arrays]), frequency_threshold
+                )
                 for array, part in zip(arrays, np.split(ids, ends), strict=True):
                     array[:, column] = part
                 bar.at(column + 1)
@@ -174,10 +195,14 @@ class BinaryCriteoUtils:
 
         Writes day_0_dense.npy, day_0_sparse.npy, day_0_labels.npy and so on.
 
-        The files keep their numbers of rows, ``rows_per_day``. A seed gives the order that TorchRec's function gives.
-        With ``output_dir_full_set`` the rows before the shuffle are written, too: full.npy, float32.
+        The files keep their numbers of rows, ``rows_per_day``. A seed gives the order that
+        TorchRec's function gives. With ``output_dir_full_set`` the rows before the shuffle are
+        written, too: full.npy, float32.
         """
-        sources = {part: input_dir_sparse if part == "sparse" else input_dir_labels_and_dense for part in _PARTS}
+        sources = {
+            part: input_dir_sparse if part == "sparse" else input_dir_labels_and_dense
+            for part in _PARTS
+        }
         widths = {"dense": int_columns, "sparse": sparse_columns, "labels": 1}
         rows = [rows_per_day[day] for day in range(days - 1)]
         inputs = {
@@ -185,7 +210,9 @@ class BinaryCriteoUtils:
             for part, folder in sources.items()
         }
         if output_dir_full_set is not None:
-            _write_full_set(Path(output_dir_full_set) / "full.npy", list(inputs.values()), path_manager_key)
+            _write_full_set(
+                Path(output_dir_full_set) / "full.npy", list(inputs.values()), path_manager_key
+            )
         order = np.random.RandomState(random_seed).permutation(sum(rows))
         with ProgressBar("shuffled days", days - 1, unit="day") as bar:
             for day, taken in enumerate(np.split(order, np.cumsum(rows)[:-1])):
@@ -193,7 +220,9 @@ class BinaryCriteoUtils:
                 for part in _PARTS:
                     dtype = np.float32 if part == "dense" else np.int32
                     target = Path(output_dir_shuffled) / f"day_{day}_{part}.npy"
-                    with _new_array(target, (rows[day], widths[part]), dtype, path_manager_key) as output:
+                    with _new_array(
+                        target, (rows[day], widths[part]), dtype, path_manager_key
+                    ) as output:
                         gather_rows(inputs[part], taken[places], places, output)
                 bar.at(day + 1)
         for part in _PARTS:
@@ -203,7 +232,10 @@ class BinaryCriteoUtils:
 
 
 def gather_rows(
-    files: Sequence[NDArray[Any]], rows: NDArray[np.int64], places: NDArray[np.int64], output: NDArray[Any]
+    files: Sequence[NDArray[Any]],
+    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
+    output: NDArray[Any],
 ) -> None:
     """Copy rows of several arrays to other places; each file is read from front to back.
 
@@ -222,7 +254,9 @@ def gather_rows(
         block = array[rows[low:high] - start]
         narrower = output.dtype == np.int32 != block.dtype
         if narrower and len(block) and not _INT32.min <= block.min() <= block.max() <= _INT32.max:
-            raise ValueError(f"an id is {block.max()}, and 32 bits must hold it: run sparse_to_contiguous first")
+            raise ValueError(
+                f"an id is {block.max()}, and 32 bits must hold it: run sparse_to_contiguous first"
+            )
         output[places[low:high]] = block
         start += len(array)
 
@@ -248,7 +282,9 @@ def _written(path: str | Path, path_manager_key: Any) -> Iterator[Path]:
 
 
 @contextmanager
-def _new_array(path: str | Path, shape: tuple[int, int], dtype: Any, path_manager_key: Any) -> Iterator[np.memmap]:
+def _new_array(
+    path: str | Path, shape: tuple[int, int], dtype: Any, path_manager_key: Any
+) -> Iterator[np.memmap]:
     with _written(path, path_manager_key) as draft:
         array = npy.open_memmap(draft, "w+", dtype, shape)
         yield array
@@ -257,7 +293,9 @@ def _new_array(path: str | Path, shape: tuple[int, int], dtype: Any, path_manage
 
 def _contiguous(ids: NDArray[Any], threshold: int) -> NDArray[np.int64]:
     """Ids [N] as 2, 3, ... in the order of their first occurrence; the rare ones as 1."""
-    _, first, index, counts = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
+    _, first, index, counts = np.unique(
+        ids, return_index=True, return_inverse=True, return_counts=True
+    )
     numbers = np.ones(len(first), np.int64)
     frequent = np.flatnonzero(counts >= threshold)
     numbers[frequent[np.argsort(first[frequent])]] = np.arange(2, 2 + len(frequent))
@@ -268,7 +306,10 @@ def _day(folder: str, day: int, part: str, shape: tuple[int, int]) -> NDArray[An
     path = Path(folder) / f"day_{day}_{part}.npy"
     array = np.load(path, mmap_mode="r")
     if array.shape != shape:
-        raise ValueError(f"{path}: the array is {list(array.shape)}, and {list(shape)} was expected: see rows_per_day")
+        raise ValueError(
+            f"{path}: the array is {list(array.shape)}, and {list(shape)} was expected: see "
+            "rows_per_day"
+        )
     return array
 
 

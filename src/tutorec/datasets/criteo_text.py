@@ -1,10 +1,10 @@
 """Criteo's text format: label TAB 13 integers TAB 26 hexadecimal ids; any of the 39 may be empty.
 
-One line is one impression of an advertisement. The files of the Kaggle challenge and of the 1 TB click logs (24 files,
-day_0 to day_23) share this form. Names as in ``torchrec.datasets.criteo``.
+One line is one impression of an advertisement. The files of the Kaggle challenge and of the 1 TB
+click logs (24 files, day_0 to day_23) share this form. Names as in ``torchrec.datasets.criteo``.
 
-Reading is vectorised over lines: find every tab and newline of a block at once, then take the k-th character of all
-fields of a kind together, for k = 0, 1, ...
+Reading is vectorised over lines: find every tab and newline of a block at once, then take the k-th
+character of all fields of a kind together, for k = 0, 1, ...
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class CriteoColumns:
         label: [B], 0 or 1; -1 in a file without labels.
         ints: [B, 13]; where ``ints_known`` is False the file had nothing, and the value is 0.
         ints_known: [B, 13].
-        cats: [B, 26], the 32-bit ids; where ``cats_known`` is False the file had nothing, and the value is 0.
+        cats: [B, 26], the 32-bit ids; where ``cats_known`` is False the file had nothing, and the
+            value is 0.
         cats_known: [B, 26].
     """
 
@@ -80,7 +81,9 @@ class CriteoColumns:
         if len(parts) == 1:
             return parts[0]
         names = [field.name for field in fields(CriteoColumns)]
-        return CriteoColumns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return CriteoColumns(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ class LineBlock:
         path: the file.
         first_line: number of the block's first line, from 1.
         data: [bytes].
-        separators: [lines, 40], or [lines, 39] without labels: where the fields of each line end (at a tab,
-            and the last one at the newline).
+        separators: [lines, 40], or [lines, 39] without labels: where the fields of each line end
+            (at a tab, and the last one at the newline).
         position: bytes of the file consumed so far (compressed bytes of a gz file).
     """
 
@@ -126,8 +129,14 @@ def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
         counts = np.diff(newlines, prepend=-1)
         if (counts != fields).any():
             line = int((counts != fields).argmax())
-            columns = f"{'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids"
-            count = f"{int(counts[line])} fields found, {fields} expected ({columns}, separated by tabs)"
+            columns = (
+                f"{'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} "
+                "hexadecimal ids"
+            )
+            count = (
+                f"{int(counts[line])} fields found, {fields} expected ({columns}, separated by "
+                "tabs)"
+            )
             raise ValueError(f"{path}, line {first_line + line}: {count}")
         yield LineBlock(path, first_line, data, separators.reshape(-1, fields), position)
         first_line += len(newlines)
@@ -167,8 +176,12 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
     ends = ends.copy()
     ends[:, -1] -= block.data[np.maximum(ends[:, -1] - 1, 0)] == _RETURN
     split = ends.shape[1] - CAT_FEATURE_COUNT
-    decimals, decimals_known = _numbers(block, numbers, starts[:, :split], ends[:, :split], base=10, digits=18)
-    cats, cats_known = _numbers(block, numbers, starts[:, split:], ends[:, split:], base=16, digits=8)
+    decimals, decimals_known = _numbers(
+        block, numbers, starts[:, :split], ends[:, :split], base=10, digits=18
+    )
+    cats, cats_known = _numbers(
+        block, numbers, starts[:, split:], ends[:, split:], base=16, digits=8
+    )
     if split == INT_FEATURE_COUNT:
         return CriteoColumns(np.full(len(ends), -1), decimals, decimals_known, cats, cats_known)
     label = decimals[:, 0]
@@ -205,7 +218,9 @@ def _numbers(
     if bad.any():
         where = np.unravel_index(int(bad.argmax()), starts.shape)
         kind = "an integer" if base == 10 else f"at most {digits} hexadecimal digits"
-        raise _bad_field(block, numbers, starts, ends, (int(where[0]), int(where[1])), kind, is_cat=base == 16)
+        raise _bad_field(
+            block, numbers, starts, ends, (int(where[0]), int(where[1])), kind, is_cat=base == 16
+        )
     np.negative(values, out=values, where=minus)
     return values.reshape(starts.shape), known
 
@@ -220,9 +235,16 @@ def _bad_field(
     is_cat: bool = False,
 ) -> ValueError:
     row, column = at
-    names = DEFAULT_CAT_NAMES if is_cat else DEFAULT_COLUMN_NAMES[FIELDS - block.separators.shape[1] :]
-    text = bytes(block.data[starts[row, column] : ends[row, column]][:40]).decode("ascii", "backslashreplace")
-    return ValueError(f"{block.path}, line {numbers[row]}: column '{names[column]}' is '{text}', expected {expected}")
+    names = (
+        DEFAULT_CAT_NAMES if is_cat else DEFAULT_COLUMN_NAMES[FIELDS - block.separators.shape[1] :]
+    )
+    text = bytes(block.data[starts[row, column] : ends[row, column]][:40]).decode(
+        "ascii", "backslashreplace"
+    )
+    return ValueError(
+        f"{block.path}, line {numbers[row]}: column '{names[column]}' is '{text}', expected "
+        f"{expected}"
+    )
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[NDArray[np.uint8], int]]:
@@ -237,7 +259,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[NDArray[np.uint8], int]]:
             else:
                 rest += chunk
             if len(rest) > _LONGEST_LINE:
-                raise ValueError(f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text file")
+                raise ValueError(
+                    f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text file"
+                )
         if rest:
             yield np.frombuffer(rest + b"\n", dtype=np.uint8), raw.tell()
 
@@ -248,7 +272,9 @@ def _chunks(path: Path, raw: IO[bytes]) -> Iterator[bytes]:
         try:
             chunk = file.read(_BLOCK_BYTES)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: damaged gzip file ({error}): fetch or write it again") from error
+            raise ValueError(
+                f"{path}: damaged gzip file ({error}): fetch or write it again"
+            ) from error
         if not chunk:
             return
         yield chunk

@@ -16,7 +16,8 @@ def uniform_ids(count: int, rows: int, generator: torch.Generator | None = None)
     Args:
         count: N, how many are drawn, independently of one another.
         rows: R; ids are 0 to R - 1.
-        generator: Where the randomness comes from, and the device of the ids; by default torch's global one.
+        generator: Where the randomness comes from, and the device of the ids; by default torch's
+            global one.
 
     Returns:
         Ids [N], int64; the same for the same state of the generator.
@@ -32,22 +33,27 @@ def uniform_ids(count: int, rows: int, generator: torch.Generator | None = None)
     """
     require_int("uniform_ids: count", count, 0)
     require_int("uniform_ids: rows", rows, 1)
-    return torch.randint(rows, (count,), generator=generator, device=None if generator is None else generator.device)
+    return torch.randint(
+        rows, (count,), generator=generator, device=None if generator is None else generator.device
+    )
 
 
-def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Generator | None = None) -> Tensor:
+def power_law_ids(
+    count: int, rows: int, exponent: float, generator: torch.Generator | None = None
+) -> Tensor:
     """Ids of a power law, as users and products follow: id 0 is the most frequent one.
 
     ``P(k) = (k + 1)**-s / (1**-s + 2**-s + ... + R**-s)`` for k = 0, ..., R - 1.
 
-    The law is exact, for every exponent; nothing of size R is made, so R may be a billion. Where an id must not tell
-    how popular it is, deal new ones out: ``torch.randperm(rows)[ids]``.
+    The law is exact, for every exponent; nothing of size R is made, so R may be a billion. Where an
+    id must not tell how popular it is, deal new ones out: ``torch.randperm(rows)[ids]``.
 
     Args:
         count: N, how many are drawn, independently of one another.
         rows: R; ids are 0 to R - 1.
         exponent: s; 0 makes all ids alike, about 1 is usual for users and products.
-        generator: Where the randomness comes from, and the device of the ids; by default torch's global one.
+        generator: Where the randomness comes from, and the device of the ids; by default torch's
+            global one.
 
     Returns:
         Ids [N], int64; the same for the same state of the generator.
@@ -62,16 +68,19 @@ def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Gener
         [0.5, 0.3, 0.2]
 
     Source:
-        Rejection-inversion (Hormann and Derflinger, *Rejection-inversion to generate variates from monotone discrete
-        distributions*, 1996): an area under the smooth curve ``x ** -s`` is drawn and turned into a whole number; the
-        few that fall between the curve and the steps of the law are drawn again.
+        Rejection-inversion (Hormann and Derflinger, *Rejection-inversion to generate variates from
+        monotone discrete distributions*, 1996): an area under the smooth curve ``x ** -s`` is drawn
+        and turned into a whole number; the few that fall between the curve and the steps of the law
+        are drawn again.
     """
     require_int("power_law_ids: count", count, 0)
     require_finite("power_law_ids: exponent", exponent, 0)
     require_int("power_law_ids: rows", rows, 1, _EXACT)
     device = None if generator is None else generator.device
     law = _Curve(exponent)
-    first, last, two, half = (torch.tensor(x, dtype=torch.float64, device=device) for x in (1.5, rows + 0.5, 2.0, 2.5))
+    first, last, two, half = (
+        torch.tensor(x, dtype=torch.float64, device=device) for x in (1.5, rows + 0.5, 2.0, 2.5)
+    )
     # The step of 1 is as wide as the area to its right allows, so that it is never rejected.
     low, high = law.area(first) - 1.0, law.area(last)
     sure = 2.0 - law.at_area(law.area(half) - law.height(two))
@@ -111,4 +120,6 @@ def _ratio(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """``function(t) / t`` of a function that is t near 0; there, 1 and half of its curvature."""
     small = t.abs() < 1e-8
     curvature = 0.5 if function is torch.expm1 else -0.5
-    return torch.where(small, 1.0 + curvature * t, function(t) / torch.where(small, torch.ones_like(t), t))
+    return torch.where(
+        small, 1.0 + curvature * t, function(t) / torch.where(small, torch.ones_like(t), t)
+    )

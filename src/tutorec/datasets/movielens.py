@@ -17,7 +17,8 @@ DEFAULT_RATINGS_COLUMN_NAMES: list[str] = ["userId", "movieId", "rating", "times
 DEFAULT_MOVIES_COLUMN_NAMES: list[str] = ["movieId", "title", "genres"]
 DEFAULT_COLUMN_NAMES: list[str] = DEFAULT_RATINGS_COLUMN_NAMES + DEFAULT_MOVIES_COLUMN_NAMES[1:]
 COLUMN_TYPE_CASTERS: list[Callable[[Any], Any]] = [
-    partial(safe_cast, dest_type=type(default), default=default) for default in (0, 0, 0.0, 0, "", "")
+    partial(safe_cast, dest_type=type(default), default=default)
+    for default in (0, 0, 0.0, 0, "", "")
 ]
 
 RowMapper = Callable[[list[str]], Any] | None
@@ -31,12 +32,23 @@ def _default_row_mapper(example: list[str]) -> dict[str, float | int | str]:
 class _Ratings(IterDataPipe):
     """The lines of ratings.csv, on request with the title and genres of each movie."""
 
-    def __init__(self, root: str, with_movies: bool, row_mapper: RowMapper, open_kw: dict[str, Any]) -> None:
+    def __init__(
+        self, root: str, with_movies: bool, row_mapper: RowMapper, open_kw: dict[str, Any]
+    ) -> None:
         super().__init__()
-        self.root, self.with_movies, self.row_mapper, self.open_kw = root, with_movies, row_mapper, open_kw
+        self.root, self.with_movies, self.row_mapper, self.open_kw = (
+            root,
+            with_movies,
+            row_mapper,
+            open_kw,
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        movies = {movie: rest for movie, *rest in self._lines(MOVIES_FILENAME)} if self.with_movies else {}
+        movies = (
+            {movie: rest for movie, *rest in self._lines(MOVIES_FILENAME)}
+            if self.with_movies
+            else {}
+        )
         for line in self._lines(RATINGS_FILENAME):
             row = line + movies[line[1]] if self.with_movies else line
             yield row if self.row_mapper is None else self.row_mapper(row)
@@ -47,7 +59,11 @@ class _Ratings(IterDataPipe):
 
 
 def movielens_20m(
-    root: str, *, include_movies_data: bool = False, row_mapper: RowMapper = _default_row_mapper, **open_kw: Any
+    root: str,
+    *,
+    include_movies_data: bool = False,
+    row_mapper: RowMapper = _default_row_mapper,
+    **open_kw: Any,
 ) -> IterDataPipe:
     """The ratings of MovieLens 20M, as dictionaries of columns.
 
@@ -64,7 +80,9 @@ def movielens_20m(
         >>> import tempfile, pathlib
         >>> from tutorec.datasets.movielens import movielens_20m
         >>> root = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = (root / "ratings.csv").write_text("userId,movieId,rating,timestamp" + chr(10) + "1,2,3.5,1112486027")
+        >>> _ = (root / "ratings.csv").write_text(
+        ...     "userId,movieId,rating,timestamp" + chr(10) + "1,2,3.5,1112486027"
+        ... )
         >>> list(movielens_20m(str(root)))
         [{'userId': 1, 'movieId': 2, 'rating': 3.5, 'timestamp': 1112486027}]
     """

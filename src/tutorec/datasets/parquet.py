@@ -29,19 +29,21 @@ Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
 class ParquetDataset(IterableDataset[Batch]):
     """Batches of Parquet files: ids from list columns, dense features and labels from numbers.
 
-    A pass takes every row once. The rows of all row groups are one sequence, and each rank takes a range of it, so that
-    two ranks share at most one row group. Every rank gets the same number of batches: ranges differ by at most one
-    row, and so do the last batches of the ranks. No loop runs over samples: a row group is decoded once, and a batch
-    copies the ids of each feature from Arrow's memory.
+    A pass takes every row once. The rows of all row groups are one sequence, and each rank takes a
+    range of it, so that two ranks share at most one row group. Every rank gets the same number of
+    batches: ranges differ by at most one row, and so do the last batches of the ranks. No loop runs
+    over samples: a row group is decoded once, and a batch copies the ids of each feature from
+    Arrow's memory.
 
-    A worker of a DataLoader (``batch_size=None``) takes every ``num_workers``-th batch of its rank, from a range of its
-    own. Workers hold copies of this object: call :meth:`set_epoch` before each pass, and give :meth:`state_dict` the
-    number of batches.
+    A worker of a DataLoader (``batch_size=None``) takes every ``num_workers``-th batch of its rank,
+    from a range of its own. Workers hold copies of this object: call :meth:`set_epoch` before each
+    pass, and give :meth:`state_dict` the number of batches.
 
     Args:
         paths: one file or several.
         batch_size: B, rows per batch on this rank.
-        sparse: columns that are features: lists of integers, or integers for bags of one id; a null is an empty bag.
+        sparse: columns that are features: lists of integers, or integers for bags of one id; a null
+            is an empty bag.
         dense: columns of numbers that are dense features, in this order.
         label: the column of labels; without it they are 0.
         rank: this rank.
@@ -49,22 +51,27 @@ class ParquetDataset(IterableDataset[Batch]):
         seed: shuffle the row groups, in a new order in each pass; by default they keep their order.
 
     Yields:
-        Batches with dense [B, D] float32, ids of every feature (int32 where all columns are, else int64), and labels
-        [B] float32.
+        Batches with dense [B, D] float32, ids of every feature (int32 where all columns are, else
+        int64), and labels [B] float32.
 
     Raises:
         ImportError: pyarrow is not installed.
         FileNotFoundError: a file is not there.
-        ValueError: a damaged file, a column that is missing or of another type, a null where a number is needed, a rank
-            or size that cannot be, or too few rows for every rank to get one.
+        ValueError: a damaged file, a column that is missing or of another type, a null where a
+            number is needed, a rank or size that cannot be, or too few rows for every rank to get
+            one.
 
     Example:
         >>> import tempfile, pyarrow, pyarrow.parquet
         >>> from tutorec.datasets.parquet import ParquetDataset
-        >>> rows = pyarrow.table({"item": [[7, 1], [], [3]], "price": [1.0, 2.0, 3.0], "click": [1, 0, 1]})
+        >>> rows = pyarrow.table(
+        ...     {"item": [[7, 1], [], [3]], "price": [1.0, 2.0, 3.0], "click": [1, 0, 1]}
+        ... )
         >>> path = tempfile.mkdtemp() + "/day_0.parquet"
         >>> pyarrow.parquet.write_table(rows, path)
-        >>> data = ParquetDataset(path, batch_size=2, sparse=["item"], dense=["price"], label="click")
+        >>> data = ParquetDataset(
+        ...     path, batch_size=2, sparse=["item"], dense=["price"], label="click"
+        ... )
         >>> [(batch.sparse_features.values().tolist(), batch.labels.tolist()) for batch in data]
         [([7, 1], [1.0, 0.0]), ([3], [1.0])]
     """
@@ -82,7 +89,9 @@ class ParquetDataset(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         if isinstance(sparse, str) or not sparse:
-            raise ValueError(f"sparse={sparse!r}: give a list of at least one column, ['{sparse or 'item'}']")
+            raise ValueError(
+                f"sparse={sparse!r}: give a list of at least one column, ['{sparse or 'item'}']"
+            )
         if seed is not None:
             require_int("seed", seed, 0)
         self.sparse, self.dense, self.label = list(sparse), list(dense), label
@@ -103,7 +112,7 @@ class ParquetDataset(IterableDataset[Batch]):
         return len(rank_slices(_total(self._left), self.batch_size, self.rank, self.world_size))
 
     def set_epoch(self, epoch: int) -> None:
-        """The coming pass is the whole one of this number, which decides the order of the row groups."""
+        """Begin the epoch of this number, which decides the order of the row groups."""
         require_int("epoch", epoch, 0)
         self._epoch, self._left, self._given = epoch, [(0, self._rows)], 0
 
@@ -117,8 +126,9 @@ class ParquetDataset(IterableDataset[Batch]):
         """Where the pass stands, the same on every rank: numbers and lists, which JSON holds.
 
         Args:
-            batches: how many batches of the pass each rank is done with; by default those that this object gave out.
-                A pipeline reads ahead of the step that it trains, and a DataLoader's workers give batches out instead.
+            batches: how many batches of the pass each rank is done with; by default those that this
+                object gave out. A pipeline reads ahead of the step that it trains, and a
+                DataLoader's workers give batches out instead.
             num_workers: of the DataLoader that gave them out.
         """
         given, workers = self._given if batches is None else batches, max(num_workers, 1)
@@ -126,9 +136,14 @@ class ParquetDataset(IterableDataset[Batch]):
         left: Ranges = []
         for rank in range(self.world_size):
             plan = self._batches_of_workers(rank, workers)
-            # the worker that is next comes first: with as many workers the batches go on as if nothing had stopped
+            # the worker that is next comes first: with as many workers the batches go on as if
+            # nothing had stopped
             for worker in (number % workers for number in range(given, given + workers)):
-                left += [rows for batch in plan[worker][len(range(worker, given, workers)) :] for rows in batch]
+                left += [
+                    rows
+                    for batch in plan[worker][len(range(worker, given, workers)) :]
+                    for rows in batch
+                ]
         epoch = self._epoch
         if _total(left) < self.world_size:
             epoch, left = epoch + 1, [(0, self._rows)]
@@ -144,7 +159,10 @@ class ParquetDataset(IterableDataset[Batch]):
         """
         other = {name: state.get(name) for name in self._identity()}
         if other != self._identity():
-            raise ValueError(f"the state is of {other}, and this data is {self._identity()}: use its files and seed")
+            raise ValueError(
+                f"the state is of {other}, and this data is {self._identity()}: use its files "
+                "and seed"
+            )
         self.set_epoch(state["epoch"])
         left = [(start, stop) for start, stop in state["left"]]
         if _total(left) < self.world_size:
@@ -159,7 +177,10 @@ class ParquetDataset(IterableDataset[Batch]):
         """For each worker of a rank, the rows of each of its batches."""
         total = _total(self._left)
         at = split_evenly(0, total, self.world_size)[rank][0]
-        sizes = [stop - start for start, stop in rank_slices(total, self.batch_size, rank, self.world_size)]
+        sizes = [
+            stop - start
+            for start, stop in rank_slices(total, self.batch_size, rank, self.world_size)
+        ]
         plan = []
         for worker in range(workers):
             ends = list(accumulate(sizes[worker::workers], initial=at))
@@ -194,16 +215,28 @@ class ParquetDataset(IterableDataset[Batch]):
             change = f"{table.num_rows} rows and had {count} when the data set was made"
             raise ValueError(f"{path}: row group {group} has {change}: the file was replaced")
         where = f"{path}, row group {group}"
-        lists = [_lists(table.column(name).combine_chunks(), f"{where}, column '{name}'") for name in self.sparse]
-        numbers = [_without_nulls(table.column(name), f"{where}, column '{name}'") for name in self._numbers]
+        lists = [
+            _lists(table.column(name).combine_chunks(), f"{where}, column '{name}'")
+            for name in self.sparse
+        ]
+        numbers = [
+            _without_nulls(table.column(name), f"{where}, column '{name}'")
+            for name in self._numbers
+        ]
         return _Rows(lists, [column.astype(np.float32, copy=False) for column in numbers])
 
     def _to_batch(self, parts: list[_Rows]) -> Batch:
         lists = [part.lists[feature] for feature in range(len(self.sparse)) for part in parts]
         values = np.concatenate([values[offsets[0] : offsets[-1]] for offsets, values in lists])
-        lengths = np.concatenate([np.diff(offsets) for offsets, _ in lists]).astype(np.int32, copy=False)
-        kjt = KeyedJaggedTensor(self.sparse, torch.from_numpy(values), lengths=torch.from_numpy(lengths))
-        columns = [np.concatenate(column) for column in zip(*(part.numbers for part in parts), strict=True)]
+        lengths = np.concatenate([np.diff(offsets) for offsets, _ in lists]).astype(
+            np.int32, copy=False
+        )
+        kjt = KeyedJaggedTensor(
+            self.sparse, torch.from_numpy(values), lengths=torch.from_numpy(lengths)
+        )
+        columns = [
+            np.concatenate(column) for column in zip(*(part.numbers for part in parts), strict=True)
+        ]
         size = len(lengths) // len(self.sparse)
         dense, label = columns[: len(self.dense)], columns[len(self.dense) :]
         return Batch(
@@ -230,14 +263,18 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ImportError("reading Parquet needs pyarrow: pip install 'tutorec[parquet]'") from error
+        raise ImportError(
+            "reading Parquet needs pyarrow: pip install 'tutorec[parquet]'"
+        ) from error
     try:
         with parquet.ParquetFile(path, memory_map=True) as file:
             yield file
     except FileNotFoundError:
         raise
     except (importlib.import_module("pyarrow").ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path}: damaged, or not a Parquet file ({error}): write it again") from error
+        raise ValueError(
+            f"{path}: damaged, or not a Parquet file ({error}): write it again"
+        ) from error
 
 
 def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str]) -> None:
@@ -248,7 +285,10 @@ def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str
         kind = schema.field(name).type
         if i < len(sparse):
             ids = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
-            fits, expected = types.is_integer(ids), "integers or lists of them (hash other ids first)"
+            fits, expected = (
+                types.is_integer(ids),
+                "integers or lists of them (hash other ids first)",
+            )
         else:
             fits = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
             expected = "numbers"
@@ -268,7 +308,9 @@ def _lists(array: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _without_nulls(array: Any, where: str) -> NDArray[Any]:
     if array.null_count:
-        raise ValueError(f"{where}: {array.null_count} of {len(array)} values are null: give every one a number")
+        raise ValueError(
+            f"{where}: {array.null_count} of {len(array)} values are null: give every one a number"
+        )
     return array.to_numpy(zero_copy_only=False)
 
 

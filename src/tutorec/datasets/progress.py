@@ -24,7 +24,9 @@ class ProgressBar:
 
     def __init__(self, title: str, total: int, unit: str = "B", wanted: bool | None = None) -> None:
         self._options = {"desc": title, "total": total, "unit": unit, "unit_scale": unit == "B"}
-        self._wanted = sys.stderr.isatty() and not os.environ.get("CI") if wanted is None else wanted
+        self._wanted = (
+            sys.stderr.isatty() and not os.environ.get("CI") if wanted is None else wanted
+        )
         self._bar: Any = None
 
     def __enter__(self) -> ProgressBar:

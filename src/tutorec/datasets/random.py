@@ -1,15 +1,17 @@
 """The shop: click data from a seeded generator, with a truth that is known because it was planted.
 
-A user looks at an item; the user's recent clicks and a few dense columns (hour, price, age, discount) are known; did
-the user click? Every user and every item has a hidden vector, and the probability of a click is::
+A user looks at an item; the user's recent clicks and a few dense columns (hour, price, age,
+discount) are known; did the user click? Every user and every item has a hidden vector, and the
+probability of a click is::
 
     sigmoid(bias + <user, item> + <recent clicks, item> + popularity of both + dense terms)
 
-No model can rank better than these probabilities do, so the best possible AUC is known (:attr:`Shop.best_auc`).
+No model can rank better than these probabilities do, so the best possible AUC is known
+(:attr:`Shop.best_auc`).
 
-Rows are generated in blocks of fixed size, each from a generator of its own that is seeded by (seed, split, block). So
-the rows do not depend on the batch size, nor on how they are dealt out to ranks, and memory is bounded however many
-rows there are.
+Rows are generated in blocks of fixed size, each from a generator of its own that is seeded by
+(seed, split, block). So the rows do not depend on the batch size, nor on how they are dealt out to
+ranks, and memory is bounded however many rows there are.
 """
 
 from __future__ import annotations
@@ -28,13 +30,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutorec._check import require_finite, require_int
-from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, INT_FEATURE_COUNT, CriteoColumns, write_rows
+from tutorec.datasets.criteo_text import (
+    CAT_FEATURE_COUNT,
+    INT_FEATURE_COUNT,
+    CriteoColumns,
+    write_rows,
+)
 from tutorec.datasets.random_rec import RandomRecDataset
 from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.models.metrics import auc
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-__all__ = ["CRITEO_FEATURES", "DENSE_NAMES", "SPARSE_NAMES", "RandomRecDataset", "Shop", "ShopRows", "Split", "shop"]
+__all__ = [
+    "CRITEO_FEATURES",
+    "DENSE_NAMES",
+    "SPARSE_NAMES",
+    "RandomRecDataset",
+    "Shop",
+    "ShopRows",
+    "Split",
+    "shop",
+]
 
 Split = Literal["train", "test"]
 
@@ -48,7 +64,8 @@ CRITEO_FEATURES: dict[str, list[str]] = {
     "clicked": [f"cat_{i}" for i in range(2, 2 + _CRITEO_CLICKED)],
 }
 
-# how strongly the parts of the truth speak: user with item, recent clicks with item; a third of the rows are clicks
+# how strongly the parts of the truth speak: user with item, recent clicks with item; a third of the
+# rows are clicks
 _AFFINITY = 1.6
 _RECENT = 0.6
 _BIAS = -1.0
@@ -63,8 +80,9 @@ _SPLIT_CODE = {"train": 1, "test": 2}
 class ShopRows:
     """Some rows of the shop, column by column: B rows, N recent clicks in all.
 
-    ``clicked`` holds the recent clicks of all rows one after the other, ``clicked_lengths`` [B] how many belong to each
-    row, and ``dwell`` [N] the share of the user's attention that each of them got (a row's shares sum to 1).
+    ``clicked`` holds the recent clicks of all rows one after the other, ``clicked_lengths`` [B] how
+    many belong to each row, and ``dwell`` [N] the share of the user's attention that each of them
+    got (a row's shares sum to 1).
     """
 
     user: NDArray[np.int64]
@@ -100,7 +118,10 @@ class ShopRows:
         if len(parts) == 1:
             return parts[0]
         return ShopRows(
-            **{name: np.concatenate([getattr(p, name) for p in parts]) for name in ShopRows.__annotations__}
+            **{
+                name: np.concatenate([getattr(p, name) for p in parts])
+                for name in ShopRows.__annotations__
+            }
         )
 
 
@@ -122,8 +143,9 @@ def shop(
         items: number of products; ids are 0 .. items-1.
         rows: rows of the training split.
         test_rows: rows of the held-out split.
-        exponent: the k-th most popular id appears in proportion to ``k ** -exponent`` (0: all alike). An id says
-            nothing about its popularity: popularity ranks are dealt out at random.
+        exponent: the k-th most popular id appears in proportion to ``k ** -exponent`` (0: all
+            alike). An id says nothing about its popularity: popularity ranks are dealt out at
+            random.
         max_clicked: the longest list of recent clicks; a list can be empty.
         factors: length of the hidden vectors.
         seed: everything is a function of it and of the arguments above.
@@ -132,8 +154,8 @@ def shop(
         The shop; nothing is generated before it is asked for.
 
     Raises:
-        ValueError: a size is no whole number or not positive, ``seed`` none from 0, or ``exponent`` is negative or no
-            number.
+        ValueError: a size is no whole number or not positive, ``seed`` none from 0, or ``exponent``
+            is negative or no number.
 
     Example:
         >>> from tutorec.datasets.random import shop
@@ -143,7 +165,13 @@ def shop(
         >>> next(small.batches(64)).sparse_features.keys()
         ['user', 'item', 'clicked']
     """
-    sizes = {"users": users, "items": items, "rows": rows, "test_rows": test_rows, "factors": factors}
+    sizes = {
+        "users": users,
+        "items": items,
+        "rows": rows,
+        "test_rows": test_rows,
+        "factors": factors,
+    }
     for name, size in sizes.items():
         require_int(f"shop: {name}", size, 1)
     require_int("shop: max_clicked", max_clicked, 0)
@@ -163,7 +191,8 @@ class Shop:
     """Click data with named columns and a known truth; made by :func:`shop`.
 
     Attributes:
-        table_rows: rows that the embedding tables need: 'user' and 'item' (the ids of ``clicked`` are items).
+        table_rows: rows that the embedding tables need: 'user' and 'item' (the ids of ``clicked``
+            are items).
         counts: rows of each split.
         hidden_user: [users, factors], the planted vectors.
         hidden_item: [items, factors].
@@ -211,11 +240,15 @@ class Shop:
         require_int("shop: start", start)
         require_int("shop: stop", stop)
         if not 0 <= start <= stop <= count:
-            raise ValueError(f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}")
+            raise ValueError(
+                f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}"
+            )
         parts = []
         for block in range(start // _BLOCK_ROWS, max(start, stop - 1) // _BLOCK_ROWS + 1):
             base = block * _BLOCK_ROWS
-            parts.append(self._block(split, block).slice(max(start - base, 0), min(stop - base, _BLOCK_ROWS)))
+            parts.append(
+                self._block(split, block).slice(max(start - base, 0), min(stop - base, _BLOCK_ROWS))
+            )
         return ShopRows.concat(parts)
 
     def batches(
@@ -231,8 +264,9 @@ class Shop:
     ) -> RowBatches:
         """This rank's batches of B rows each, in order; every rank gets the same number of them.
 
-        At step s the W ranks together take the next W * B rows, rank 0 the first B of them: the ranks' batches, one
-        after the other, are the batch that one process with ``batch_size=W * B`` sees.
+        At step s the W ranks together take the next W * B rows, rank 0 the first B of them: the
+        ranks' batches, one after the other, are the batch that one process with ``batch_size=W *
+        B`` sees.
 
         Args:
             batch_size: B, rows per batch on this rank.
@@ -240,19 +274,23 @@ class Shop:
             world_size: W.
             split: "train" or "test".
             epochs: how often the split is gone through.
-            weighted: give every id a weight: its dwell share for ``clicked``, 1 for ``user`` and ``item``.
+            weighted: give every id a weight: its dwell share for ``clicked``, 1 for ``user`` and
+                ``item``.
             drop_last: leave out the rows after the last full step; else they are dealt out evenly.
-            start: go on where an earlier run stood, at its batches' ``position``; its world may have been another one.
+            start: go on where an earlier run stood, at its batches' ``position``; its world may
+                have been another one.
 
         Returns:
-            An iterator of batches with dense [B, 4], ids of 'user', 'item', 'clicked', and labels [B]. It knows its
-            ``position``: see :class:`tutorec.datasets.utils.RowBatches`.
+            An iterator of batches with dense [B, 4], ids of 'user', 'item', 'clicked', and labels
+            [B]. It knows its ``position``: see :class:`tutorec.datasets.utils.RowBatches`.
         """
 
         def read(first: int, stop: int) -> Batch:
             return _to_batch(self.rows(first, stop, split), weighted)
 
-        return RowBatches(read, self._count(split), batch_size, rank, world_size, epochs, drop_last, start)
+        return RowBatches(
+            read, self._count(split), batch_size, rank, world_size, epochs, drop_last, start
+        )
 
     def probabilities(self, split: Split = "test") -> Tensor:
         """The planted probability of a click [N] for every row of a split."""
@@ -270,8 +308,9 @@ class Shop:
     def best_items(self, k: int, start: int, stop: int, split: Split = "test") -> Tensor:
         """The k items [stop - start, k] that each row's user most probably clicks, best first.
 
-        What a perfect retrieval model answers, which knows the user and the recent clicks and nothing of the item:
-        items by how often they are shown times the planted probability of a click, over all hours and discounts.
+        What a perfect retrieval model answers, which knows the user and the recent clicks and
+        nothing of the item: items by how often they are shown times the planted probability of a
+        click, over all hours and discounts.
         """
         rows = self.rows(start, stop, split)
         hours = 0.5 * np.cos((np.arange(24) - 20) * (2 * math.pi / 24))
@@ -279,13 +318,16 @@ class Shop:
         terms = (hours[:, None] + discounts).reshape(-1)
         known = (
             _BIAS
-            + self._taste(rows.user, rows.clicked, rows.clicked_lengths, rows.dwell) @ self.hidden_item.T
+            + self._taste(rows.user, rows.clicked, rows.clicked_lengths, rows.dwell)
+            @ self.hidden_item.T
             + self._user_liking[rows.user][:, None]
             + self._item_liking
         )
         # a function of one number: between points of a fine grid it is a straight line
         grid = np.linspace(known.min(), known.max(), 2000)
-        chance = np.interp(known, grid, (1.0 / (1.0 + np.exp(-(grid[:, None] + terms)))).mean(axis=1))
+        chance = np.interp(
+            known, grid, (1.0 / (1.0 + np.exp(-(grid[:, None] + terms)))).mean(axis=1)
+        )
         best = np.argsort(-chance * self._item_draw.share, axis=1, kind="stable")[:, :k]
         return torch.from_numpy(np.ascontiguousarray(best))
 
@@ -295,7 +337,10 @@ class Shop:
         hit_count = 0
         for start in range(0, self.counts["test"], _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, self.counts["test"])
-            hits = self.best_items(k, start, stop).numpy() == self.rows(start, stop, "test").item[:, None]
+            hits = (
+                self.best_items(k, start, stop).numpy()
+                == self.rows(start, stop, "test").item[:, None]
+            )
             hit_count += int((hits.any(axis=1) & label[start:stop]).sum())
         return hit_count / int(label.sum())
 
@@ -318,21 +363,31 @@ class Shop:
             lines.append([*ids, f"{hour:.0f}", f"{price:.2f}", f"{age:.0f}", f"{discount:.0%}"])
         widths = [max(len(line[c]) for line in lines) for c in range(len(titles))]
         return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
         )
 
-    def write_criteo(self, path: str | Path, rows: int | None = None, split: Split = "train", start: int = 0) -> Path:
+    def write_criteo(
+        self, path: str | Path, rows: int | None = None, split: Split = "train", start: int = 0
+    ) -> Path:
         """Write rows of a split as a Criteo TSV (``.gz`` compresses); returns the path.
 
-        Integer columns: 0 hour, 1 price in cents, 2 age, 3 discount in percent, 4 number of recent clicks, 5..12 their
-        dwell shares in percent. Categorical columns: 0 user, 1 item, 2..9 the recent clicks (item ids), 10..25 empty.
-        ``CriteoDataset(path, rows, features=CRITEO_FEATURES)`` reads the ids back as the shop's three features.
+        Integer columns: 0 hour, 1 price in cents, 2 age, 3 discount in percent, 4 number of recent
+        clicks, 5..12 their dwell shares in percent. Categorical columns: 0 user, 1 item, 2..9 the
+        recent clicks (item ids), 10..25 empty. ``CriteoDataset(path, rows,
+        features=CRITEO_FEATURES)`` reads the ids back as the shop's three features.
         """
         count = self._count(split)
         stop = count if rows is None else start + rows
         if not 0 <= start <= stop <= count:
-            raise ValueError(f"write_criteo: rows={rows} from row {start}, and split '{split}' has {count:,} rows")
-        blocks = (self.rows(at, min(at + _BLOCK_ROWS, stop), split) for at in range(start, stop, _BLOCK_ROWS))
+            raise ValueError(
+                f"write_criteo: rows={rows} from row {start}, and split '{split}' has "
+                f"{count:,} rows"
+            )
+        blocks = (
+            self.rows(at, min(at + _BLOCK_ROWS, stop), split)
+            for at in range(start, stop, _BLOCK_ROWS)
+        )
         return write_rows(Path(path), (_criteo_columns(block) for block in blocks))
 
     def _count(self, split: Split) -> int:
@@ -344,7 +399,9 @@ class Shop:
         """One block of a split: generated, or remembered if it was used lately."""
         key = (split, block)
         if key not in self._blocks:
-            self._blocks[key] = self._generate(np.random.default_rng([self.seed, _SPLIT_CODE[split], block]))
+            self._blocks[key] = self._generate(
+                np.random.default_rng([self.seed, _SPLIT_CODE[split], block])
+            )
             if len(self._blocks) > _CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
@@ -368,9 +425,13 @@ class Shop:
             + 2.0 * (discount - 0.25)
         )
         probability = 1.0 / (1.0 + np.exp(-logit))
-        dense = np.stack([hour, self._price[item], self._age[user], discount], axis=1).astype(np.float32)
+        dense = np.stack([hour, self._price[item], self._age[user], discount], axis=1).astype(
+            np.float32
+        )
         label = (rng.random(b) < probability).astype(np.int64)
-        return ShopRows(user, item, clicked, lengths, dwell.astype(np.float32), dense, probability, label)
+        return ShopRows(
+            user, item, clicked, lengths, dwell.astype(np.float32), dense, probability, label
+        )
 
     def _taste(
         self,
@@ -379,12 +440,18 @@ class Shop:
         lengths: NDArray[np.int64],
         dwell: NDArray[np.floating],
     ) -> NDArray[np.float64]:
-        """What each row's user likes [B, factors]: the inner product with an item speaks for a click."""
+        """Preferences of each row's user [B, factors]; an item's inner product favours a click."""
         recent = np.zeros((len(user), self.hidden_item.shape[1]))
-        np.add.at(recent, np.repeat(np.arange(len(user)), lengths), self.hidden_item[clicked] * dwell[:, None])
+        np.add.at(
+            recent,
+            np.repeat(np.arange(len(user)), lengths),
+            self.hidden_item[clicked] * dwell[:, None],
+        )
         return _AFFINITY * self.hidden_user[user] + _RECENT * recent
 
-    def _recent_clicks(self, rng: np.random.Generator, user: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _recent_clicks(
+        self, rng: np.random.Generator, user: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """One recent click [N] for each entry of user [N]: the best of a few popular items."""
         offered = self._item_draw(rng, len(user) * _CANDIDATES).reshape(len(user), _CANDIDATES)
         liking = np.einsum("nd,ncd->nc", self.hidden_user[user], self.hidden_item[offered])
@@ -425,12 +492,21 @@ def _to_batch(rows: ShopRows, weighted: bool) -> Batch:
     weights = np.concatenate([np.ones(2 * b, dtype=np.float32), rows.dwell]) if weighted else None
     hour, price, age, discount = rows.dense.T
     # centred and scaled: a model should not have to learn the units first
-    dense = np.stack([(hour - 11.5) / 6.9, (np.log(price) - 3.0) / 0.7, (age - 48.5) / 17.9, (discount - 0.25) / 0.16])
+    dense = np.stack(
+        [
+            (hour - 11.5) / 6.9,
+            (np.log(price) - 3.0) / 0.7,
+            (age - 48.5) / 17.9,
+            (discount - 0.25) / 0.16,
+        ]
+    )
     kjt = KeyedJaggedTensor(
         keys=list(SPARSE_NAMES),
         values=torch.from_numpy(np.concatenate([rows.user, rows.item, rows.clicked])),
         weights=None if weights is None else torch.from_numpy(weights),
-        lengths=torch.from_numpy(np.concatenate([ones, ones, rows.clicked_lengths]).astype(np.int32)),
+        lengths=torch.from_numpy(
+            np.concatenate([ones, ones, rows.clicked_lengths]).astype(np.int32)
+        ),
     )
     labels = torch.from_numpy(rows.label.astype(np.float32))
     return Batch(torch.from_numpy(np.ascontiguousarray(dense.T, dtype=np.float32)), kjt, labels)
@@ -439,10 +515,18 @@ def _to_batch(rows: ShopRows, weighted: bool) -> Batch:
 def _criteo_columns(rows: ShopRows) -> CriteoColumns:
     """The shop's columns laid out as write_criteo documents."""
     b = len(rows)
-    ints, ints_known = np.zeros((b, INT_FEATURE_COUNT), np.int64), np.zeros((b, INT_FEATURE_COUNT), bool)
-    cats, cats_known = np.zeros((b, CAT_FEATURE_COUNT), np.int64), np.zeros((b, CAT_FEATURE_COUNT), bool)
+    ints, ints_known = (
+        np.zeros((b, INT_FEATURE_COUNT), np.int64),
+        np.zeros((b, INT_FEATURE_COUNT), bool),
+    )
+    cats, cats_known = (
+        np.zeros((b, CAT_FEATURE_COUNT), np.int64),
+        np.zeros((b, CAT_FEATURE_COUNT), bool),
+    )
     hour, price, age, discount = rows.dense.T
-    ints[:, :5] = np.rint(np.stack([hour, price * 100, age, discount * 100, rows.clicked_lengths], axis=1))
+    ints[:, :5] = np.rint(
+        np.stack([hour, price * 100, age, discount * 100, rows.clicked_lengths], axis=1)
+    )
     ints_known[:, :5] = True
     cats[:, 0], cats[:, 1] = rows.user, rows.item
     cats_known[:, :2] = True

@@ -43,7 +43,12 @@ class Sessions:
     """
 
     def __init__(
-        self, items: int = 200, rows: int = 60_000, test_rows: int = 5_000, longest: int = 10, seed: int = 0
+        self,
+        items: int = 200,
+        rows: int = 60_000,
+        test_rows: int = 5_000,
+        longest: int = 10,
+        seed: int = 0,
     ) -> None:
         least = {"items": len(_FOLLOWERS), "rows": 1, "test_rows": 1, "longest": 2, "seed": 0}
         for name, number in zip(least, (items, rows, test_rows, longest, seed), strict=True):
@@ -52,7 +57,8 @@ class Sessions:
         rng = np.random.default_rng([seed, 0])
         # [items, 5]: different followers for each item
         self._after_one, self._after_two = (
-            np.stack([rng.choice(items, len(_FOLLOWERS), replace=False) for _ in range(items)]) for _ in range(2)
+            np.stack([rng.choice(items, len(_FOLLOWERS), replace=False) for _ in range(items)])
+            for _ in range(2)
         )
         weights = np.arange(1, items + 1) ** -0.8
         self._popular = rng.permutation(weights / weights.sum())
@@ -60,7 +66,10 @@ class Sessions:
 
     def __repr__(self) -> str:
         rows, test_rows = (len(self._split[split][1]) for split in ("train", "test"))
-        return f"Sessions(items={self.items:,}, rows={rows:,}, test_rows={test_rows:,}, longest={self.longest})"
+        return (
+            f"Sessions(items={self.items:,}, rows={rows:,}, test_rows={test_rows:,}, "
+            f"longest={self.longest})"
+        )
 
     def batches(
         self,
@@ -82,8 +91,9 @@ class Sessions:
             start: the position of an earlier run's batches.
 
         Returns:
-            Batches with the features ``history`` (oldest item first) and ``item`` (the one that came next), no dense
-            columns [B, 0], and labels [B] of 1.0: every session ends with a click.
+            Batches with the features ``history`` (oldest item first) and ``item`` (the one that
+            came next), no dense columns [B, 0], and labels [B] of 1.0: every session ends with a
+            click.
         """
         walks, lengths = self._split[split]
 
@@ -91,8 +101,12 @@ class Sessions:
             # a history ends in the column before the last
             columns = np.arange(self.longest)
             held = columns >= self.longest - lengths[first:stop, None]
-            ids = torch.from_numpy(np.concatenate([walks[first:stop, :-1][held], walks[first:stop, -1]]))
-            counts = torch.from_numpy(np.concatenate([lengths[first:stop], np.ones(stop - first, dtype=np.int64)]))
+            ids = torch.from_numpy(
+                np.concatenate([walks[first:stop, :-1][held], walks[first:stop, -1]])
+            )
+            counts = torch.from_numpy(
+                np.concatenate([lengths[first:stop], np.ones(stop - first, dtype=np.int64)])
+            )
             features = KeyedJaggedTensor(["history", "item"], ids, lengths=counts)
             return Batch(torch.empty(stop - first, 0), features, torch.ones(stop - first))
 
@@ -102,7 +116,8 @@ class Sessions:
         """Share of held-out sessions whose next item is among the k likeliest of the model."""
         walks, _ = self._split["test"]
         rows = np.arange(len(walks))[:, None]
-        chance = np.tile((1 - _AFTER_ONE - _AFTER_TWO) * self._popular, (len(walks), 1))  # [rows, items]
+        # [rows, items]
+        chance = np.tile((1 - _AFTER_ONE - _AFTER_TWO) * self._popular, (len(walks), 1))
         # an item's followers differ, so no entry is added to twice
         chance[rows, self._after_one[walks[:, -2]]] += _AFTER_ONE * _FOLLOWERS
         chance[rows, self._after_two[walks[:, -3]]] += _AFTER_TWO * _FOLLOWERS
@@ -112,7 +127,8 @@ class Sessions:
     def _walk(self, rows: int, stream: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Items [rows, longest + 1], the next item last, and the length [rows] of each history."""
         rng = np.random.default_rng([self.seed, stream])
-        walks = rng.choice(self.items, (rows, self.longest + 1), p=self._popular)  # what chance would show
+        # what chance would show
+        walks = rng.choice(self.items, (rows, self.longest + 1), p=self._popular)
         for step in range(2, self.longest + 1):
             which = rng.choice(len(_FOLLOWERS), rows, p=_FOLLOWERS)
             draw = rng.random(rows)

@@ -1,6 +1,7 @@
-"""A shop whose catalogue turns over: every day some products leave and others, with ids never seen before, come.
+"""A shop whose catalogue turns over: every day products leave and new ids arrive.
 
-A user looks at a product; did the user click? The probability is planted, as in :mod:`tutorec.datasets.random`::
+A user looks at a product; did the user click? The probability is planted, as in
+:mod:`tutorec.datasets.random`::
 
     sigmoid(bias + <user, product> + liking of the user + liking of the product)
 """
@@ -38,15 +39,20 @@ class TurningShop:
         seed: Everything is a function of it and of the arguments above.
 
     Attributes:
-        catalogue: Ids of the products of each day [days, products]; what is in one column has one popularity.
+        catalogue: Ids of the products of each day [days, products]; what is in one column has one
+            popularity.
         share: Share of the visits that each column has [products].
 
     Raises:
-        ValueError: A size is not a whole number or too small, or ``turnover`` is not between 0 and 1.
+        ValueError: A size is not a whole number or too small, or ``turnover`` is not between 0 and
+            1.
 
     Example:
         >>> shop = TurningShop(users=10, products=20, days=3, visits=50, turnover=0.1)
-        >>> [len(set(shop.catalogue[day].tolist()) - set(shop.catalogue[0].tolist())) for day in range(3)]
+        >>> [
+        ...     len(set(shop.catalogue[day].tolist()) - set(shop.catalogue[0].tolist()))
+        ...     for day in range(3)
+        ... ]
         [0, 2, 4]
         >>> next(shop.batches(day=1, batch_size=8)).sparse_features.keys()
         ['user', 'item']
@@ -63,13 +69,21 @@ class TurningShop:
         factors: int = 3,
         seed: int = 0,
     ) -> None:
-        sizes = {"users": users, "products": products, "days": days, "visits": visits, "factors": factors}
+        sizes = {
+            "users": users,
+            "products": products,
+            "days": days,
+            "visits": visits,
+            "factors": factors,
+        }
         for name, size in sizes.items():
             require_int(f"TurningShop: {name}", size, 1)
         require_int("TurningShop: seed", seed, 0)
         require_finite("TurningShop: exponent", exponent, 0)
         if not 0 <= turnover <= 1:
-            raise ValueError(f"TurningShop: turnover={turnover}; it is a share of the products, between 0 and 1")
+            raise ValueError(
+                f"TurningShop: turnover={turnover}; it is a share of the products, between 0 and 1"
+            )
         self.days, self.visits = days, visits
         rng = np.random.default_rng([seed, 0])
         born = round(turnover * products)
@@ -86,20 +100,31 @@ class TurningShop:
         scale = _AFFINITY / np.sqrt(factors)
         self._visits = list[tuple[Tensor, ...]]()
         for day in range(days):
-            user, column = rng.integers(0, users, visits), rng.choice(products, visits, p=self.share.numpy())
+            user, column = (
+                rng.integers(0, users, visits),
+                rng.choice(products, visits, p=self.share.numpy()),
+            )
             product = places[day, column]
             affinity = scale * np.einsum("vf,vf->v", hidden[0][user], hidden[1][product])
-            probability = 1 / (1 + np.exp(-(_BIAS + affinity + liking[0][user] + liking[1][product])))
+            probability = 1 / (
+                1 + np.exp(-(_BIAS + affinity + liking[0][user] + liking[1][product]))
+            )
             label = (rng.random(visits) < probability).astype(np.float32)
-            self._visits.append(tuple(map(torch.from_numpy, (user, ids[product], probability, label))))
+            self._visits.append(
+                tuple(map(torch.from_numpy, (user, ids[product], probability, label)))
+            )
 
     def batches(self, day: int, batch_size: int) -> Iterator[Batch]:
-        """Batches of B visits of a day, in order: ids of 'user' and 'item', labels [B], no dense columns."""
+        """Batches of B visits of a day, in order: ids 'user' and 'item', labels [B], no dense."""
         user, item, _, label = self._visits[day]
-        for parts in zip(*(column.split(batch_size) for column in (user, item, label)), strict=True):
+        for parts in zip(
+            *(column.split(batch_size) for column in (user, item, label)), strict=True
+        ):
             count = len(parts[2])
             features = KeyedJaggedTensor(
-                ["user", "item"], torch.cat(parts[:2]), lengths=torch.ones(2 * count, dtype=torch.int32)
+                ["user", "item"],
+                torch.cat(parts[:2]),
+                lengths=torch.ones(2 * count, dtype=torch.int32),
             )
             yield Batch(torch.empty(count, 0), features, parts[2])
 

@@ -1,6 +1,7 @@
 """Batch, how the rows of a data set are dealt out to ranks, and TorchRec's pipes of samples.
 
-A pipe is a ``torch.utils.data.IterDataPipe``, so that torch's own ones (``map``, ``batch``, ``collate``) take it.
+A pipe is a ``torch.utils.data.IterDataPipe``, so that torch's own ones (``map``, ``batch``,
+``collate``) take it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Batch:
         >>> import torch
         >>> from tutorec.datasets.utils import Batch
         >>> from tutorec.sparse.jagged_tensor import KeyedJaggedTensor
-        >>> kjt = KeyedJaggedTensor(keys=["item"], values=torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 1]))
+        >>> kjt = KeyedJaggedTensor(
+        ...     keys=["item"], values=torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 1])
+        ... )
         >>> batch = Batch(torch.zeros(2, 1), kjt, torch.tensor([1.0, 0.0]))
         >>> batch.to(torch.device("cpu")).labels
         tensor([1., 0.])
@@ -78,9 +81,10 @@ def step_slices(
 ) -> list[list[tuple[int, int]]]:
     """The row range (start, stop) of each rank in each step, for ``rows`` rows.
 
-    A full step takes W * B consecutive rows, B for each rank in rank order. The rows after the last full step are dealt
-    out evenly; when they are fewer than the ranks they join the last full step instead, because a rank whose batch
-    is empty has no mean loss. Every rank takes part in every step.
+    A full step takes W * B consecutive rows, B for each rank in rank order. The rows after the last
+    full step are dealt out evenly; when they are fewer than the ranks they join the last full step
+    instead, because a rank whose batch is empty has no mean loss. Every rank takes part in every
+    step.
 
     Args:
         rows: rows in all.
@@ -92,8 +96,8 @@ def step_slices(
         ``steps[s][r] == (start, stop)``.
 
     Raises:
-        ValueError: a size that is no whole number, a batch size or world size below 1, or too few rows for every rank
-            to get one.
+        ValueError: a size that is no whole number, a batch size or world size below 1, or too few
+            rows for every rank to get one.
 
     Example:
         >>> from tutorec.datasets.utils import step_slices
@@ -138,9 +142,9 @@ def rank_slices(
 class RowBatches(Iterator[Batch]):
     """One rank's batches over numbered rows, with a position from which any world can resume.
 
-    Ranks are dealt out the rows as :func:`step_slices` says. Where a run goes on inside an epoch, the rows that are
-    left of it are dealt out in the same way: with the same W * B the steps are those of a run that never stopped. Fewer
-    rows than ranks make no step then, and are left out.
+    Ranks are dealt out the rows as :func:`step_slices` says. Where a run goes on inside an epoch,
+    the rows that are left of it are dealt out in the same way: with the same W * B the steps are
+    those of a run that never stopped. Fewer rows than ranks make no step then, and are left out.
 
     Args:
         read: makes a batch of the rows start..stop-1.
@@ -153,11 +157,13 @@ class RowBatches(Iterator[Batch]):
         start: the :attr:`position` of a run to go on from.
 
     Attributes:
-        position: rows that all ranks together have taken so far, over all epochs; equal on all ranks. It counts what
-            ``next`` has given out, which a pipeline that looks ahead takes before it trains with it.
+        position: rows that all ranks together have taken so far, over all epochs; equal on all
+            ranks. It counts what ``next`` has given out, which a pipeline that looks ahead takes
+            before it trains with it.
 
     Raises:
-        ValueError: no such rank or position, a size below 1, or too few rows for every rank to get one.
+        ValueError: no such rank or position, a size below 1, or too few rows for every rank to get
+            one.
 
     Example:
         >>> from tutorec.datasets.random import shop
@@ -178,7 +184,8 @@ class RowBatches(Iterator[Batch]):
         drop_last: bool = False,
         start: int = 0,
     ) -> None:
-        rank_slices(rows, batch_size, rank, world_size, drop_last)  # refuses what cannot be dealt out
+        # refuses what cannot be dealt out
+        rank_slices(rows, batch_size, rank, world_size, drop_last)
         require_int("epochs", epochs, 0)
         require_int(f"position in {epochs} epoch(s) of {rows} rows: start", start, 0, epochs * rows)
         self._read, self._rows, self._epochs = read, int(rows), int(epochs)
@@ -226,7 +233,7 @@ class RowBatches(Iterator[Batch]):
         return max((self._epochs - epoch) * whole - done // step, 0)
 
     def _rest_of_epoch(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """The position after each step of the current epoch, and the rows that this rank takes in it."""
+        """The position after each step of this epoch, and the rows of this rank in it."""
         epoch, done = divmod(self.position, self._rows)
         left, step = self._rows - done, self._batch_size * self._world_size
         if done and left < (step if self._drop_last else self._world_size):
@@ -259,7 +266,11 @@ def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
 
 def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list[tuple[int, int]]:
     """The range of rows that all ranks together take in each step."""
-    for name, number, least in (("rows", rows, 0), ("batch_size", batch_size, 1), ("world_size", world_size, 1)):
+    for name, number, least in (
+        ("rows", rows, 0),
+        ("batch_size", batch_size, 1),
+        ("world_size", world_size, 1),
+    ):
         require_int(name, number, least)
     step = batch_size * world_size
     full = rows // step
@@ -268,7 +279,10 @@ def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list
     if rest and not drop_last:
         ends[len(ends) if rest >= world_size else -1 :] = [rows]
     if ends[-1] == 0 or len(ends) == 1:
-        step_of = f"{world_size} rank(s) with batch_size={batch_size}{' and drop_last' if drop_last else ''}"
+        step_of = (
+            f"{world_size} rank(s) with "
+            f"batch_size={batch_size}{' and drop_last' if drop_last else ''}"
+        )
         raise ValueError(f"{rows} rows are not enough for one step of {step_of}")
     return list(pairwise(ends))
 
@@ -277,8 +291,9 @@ def opener(path_manager_key: Any) -> Callable[..., Any]:
     """What opens a path: Python's ``open``, or that of a path manager.
 
     Args:
-        path_manager_key: a path manager, which is any object with ``open(path, mode)``; or the name of one of iopath's,
-            looked up where the program has imported iopath. Without iopath there are local files only.
+        path_manager_key: a path manager, which is any object with ``open(path, mode)``; or the name
+            of one of iopath's, looked up where the program has imported iopath. Without iopath
+            there are local files only.
 
     Returns:
         A function like ``open``.
@@ -346,7 +361,8 @@ class ReadLinesFromCSV(IterDataPipe):
     A file is closed at its end.
 
     Args:
-        datapipe: pairs of a path and a file that is open for text, as :class:`LoadFiles` gives them.
+        datapipe: pairs of a path and a file that is open for text, as :class:`LoadFiles` gives
+            them.
         skip_first_line: leave out the first line of every file.
         kw: passed on to ``csv.reader``: ``delimiter``, for example.
     """
@@ -376,7 +392,8 @@ def _limit(self: IterDataPipe, limit: int) -> Limit:
     return Limit(self, limit)
 
 
-# Beside torch's functional forms, pipe.map and others, whose registry takes a name only once in a process.
+# Beside torch's functional forms, pipe.map and others, whose registry takes a name only once in a
+# process.
 IterDataPipe.limit = _limit  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -392,7 +409,9 @@ class ParallelReadConcat(IterDataPipe):
     """
 
     def __init__(
-        self, *datapipes: Iterable[Any], dp_selector: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self,
+        *datapipes: Iterable[Any],
+        dp_selector: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
         self.datapipes, self.dp_selector = datapipes, dp_selector or _of_worker
@@ -416,7 +435,9 @@ def safe_cast(val: T, dest_type: Callable[[T], T], default: T) -> T:
         return default
 
 
-def train_filter(key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int) -> bool:
+def train_filter(
+    key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int
+) -> bool:
     """Whether sample ``idx`` belongs to the training part.
 
     Args:
@@ -428,7 +449,9 @@ def train_filter(key_fn: Callable[[int], int], train_perc: float, decimal_places
     return key_fn(idx) % 10**decimal_places < round(train_perc * 10**decimal_places)
 
 
-def val_filter(key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int) -> bool:
+def val_filter(
+    key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int
+) -> bool:
     """Whether sample ``idx`` belongs to the validation part: the opposite of :func:`train_filter`.
 
     Args:
@@ -441,7 +464,10 @@ def val_filter(key_fn: Callable[[int], int], train_perc: float, decimal_places: 
 
 
 def idx_split_train_val(
-    datapipe: Iterable[Any], train_perc: float, decimal_places: int = 2, key_fn: Callable[[int], int] = int
+    datapipe: Iterable[Any],
+    train_perc: float,
+    decimal_places: int = 2,
+    key_fn: Callable[[int], int] = int,
 ) -> tuple[IterDataPipe, IterDataPipe]:
     """A training part and a validation part, by the position of a sample.
 
@@ -463,7 +489,9 @@ def idx_split_train_val(
         >>> list(train)[-3:], list(val)
         ([15, 16, 17], [8, 9, 18, 19])
     """
-    return _two_parts(datapipe, train_perc, partial(_by_position, key_fn, train_perc, decimal_places))
+    return _two_parts(
+        datapipe, train_perc, partial(_by_position, key_fn, train_perc, decimal_places)
+    )
 
 
 def rand_split_train_val(
@@ -474,7 +502,8 @@ def rand_split_train_val(
     Args:
         datapipe: the samples; both parts read all of them.
         train_perc: the probability that a sample is in the training part, between 0 and 1.
-        random_seed: decides, with ``train_perc``, which part a sample is in; the same in every pass.
+        random_seed: decides, with ``train_perc``, which part a sample is in; the same in every
+            pass.
 
     Returns:
         The two parts.
@@ -491,7 +520,9 @@ def rand_split_train_val(
     return _two_parts(datapipe, train_perc, partial(_drawn, train_perc, random_seed))
 
 
-def _by_position(key_fn: Callable[[int], int], train_perc: float, decimal_places: int) -> Callable[[int], bool]:
+def _by_position(
+    key_fn: Callable[[int], int], train_perc: float, decimal_places: int
+) -> Callable[[int], bool]:
     return partial(train_filter, key_fn, train_perc, decimal_places)
 
 
@@ -511,7 +542,9 @@ def _two_parts(
 class _Part(IterDataPipe):
     """The samples for which a rule says ``kept``; the rule starts anew in every pass."""
 
-    def __init__(self, datapipe: Iterable[Any], rule: Callable[[], Callable[[int], bool]], kept: bool) -> None:
+    def __init__(
+        self, datapipe: Iterable[Any], rule: Callable[[], Callable[[int], bool]], kept: bool
+    ) -> None:
         super().__init__()
         self.datapipe, self.rule, self.kept = datapipe, rule, kept
 
@@ -525,6 +558,8 @@ def _of_worker(datapipes: Sequence[Any]) -> Sequence[Any]:
     if worker is None:
         return datapipes
     if worker.num_workers > len(datapipes):
-        raise ValueError(f"{worker.num_workers} workers for {len(datapipes)} pipe(s): use as many at most")
+        raise ValueError(
+            f"{worker.num_workers} workers for {len(datapipes)} pipe(s): use as many at most"
+        )
     start, stop = split_evenly(0, len(datapipes), worker.num_workers)[worker.id]
     return datapipes[start:stop]

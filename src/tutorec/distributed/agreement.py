@@ -18,7 +18,9 @@ from tutorec.errors import AgreementError
 _STAGE = "agreement"
 
 
-def check_agreement(subject: str, facts: Mapping[str, str], env: ShardingEnv, problem: Exception | None = None) -> None:
+def check_agreement(
+    subject: str, facts: Mapping[str, str], env: ShardingEnv, problem: Exception | None = None
+) -> None:
     """Return if all ranks have the same facts and none has a problem; else raise on every rank.
 
     Args:
@@ -42,19 +44,28 @@ def check_agreement(subject: str, facts: Mapping[str, str], env: ShardingEnv, pr
     if digests[0] != 0 and len(set(digests)) == 1:
         return
     notes = getattr(problem, "__notes__", [])
-    trouble = "; ".join([f"{type(problem).__name__}: {problem}", *notes]) if problem is not None else None
+    trouble = (
+        "; ".join([f"{type(problem).__name__}: {problem}", *notes]) if problem is not None else None
+    )
     gathered = comm.all_gather_objects((trouble, dict(facts)), env.process_group, _STAGE)
     if problem is not None:
         raise problem
-    troubles = [f"rank {rank} raised {text}" for rank, (text, _) in enumerate(gathered) if text is not None]
+    troubles = [
+        f"rank {rank} raised {text}" for rank, (text, _) in enumerate(gathered) if text is not None
+    ]
     if troubles:
         raise AgreementError(f"{subject} was aborted on every rank: " + "; ".join(troubles))
-    raise AgreementError(f"ranks disagree in {subject}: " + _differences([held for _, held in gathered]))
+    raise AgreementError(
+        f"ranks disagree in {subject}: " + _differences([held for _, held in gathered])
+    )
 
 
 def _digest(value: object) -> int:
     """A digest of 63 bits, never 0: 0 marks a rank with a problem."""
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1 or 1
+    return (
+        int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
+        or 1
+    )
 
 
 def _differences(held: list[dict[str, str]]) -> str:
@@ -68,6 +79,9 @@ def _differences(held: list[dict[str, str]]) -> str:
         common, _ = Counter(values).most_common(1)[0]
         others = values.index(common)
         differing = [rank for rank, value in enumerate(values) if value != common]
-        lines.extend(f"{name} is {values[rank]} on rank {rank} and {common} on rank {others}" for rank in differing)
+        lines.extend(
+            f"{name} is {values[rank]} on rank {rank} and {common} on rank {others}"
+            for rank in differing
+        )
     shown = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
     return "; ".join(shown)

@@ -179,7 +179,10 @@ def is_fp32(data_type: Any) -> bool:
         >>> is_fp32(None), is_fp32(DataType.FP32), is_fp32("fp16")
         (True, True, False)
     """
-    return data_type is None or str(getattr(data_type, "value", data_type)).upper() in ("FP32", "TORCH.FLOAT32")
+    return data_type is None or str(getattr(data_type, "value", data_type)).upper() in (
+        "FP32",
+        "TORCH.FLOAT32",
+    )
 
 
 def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
@@ -189,7 +192,13 @@ def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
         >>> sharder_cache({"cache_load_factor": 0.1, "lr": 0.5}).load_factor
         0.1
     """
-    return CacheParams(**{CACHE_KEYS[key]: value for key, value in (fused_params or {}).items() if key in CACHE_KEYS})
+    return CacheParams(
+        **{
+            CACHE_KEYS[key]: value
+            for key, value in (fused_params or {}).items()
+            if key in CACHE_KEYS
+        }
+    )
 
 
 def table_cache(
@@ -207,29 +216,41 @@ def table_cache(
         ValueError: The algorithm is unknown, or a number is out of range.
 
     Example:
-        >>> table_cache("item", CacheParams(load_factor=0.5), {"cache_folder": "/data"}, has_cache=True)
-        TableCache(load_factor=0.5, algorithm='lru', folder='/data', reserved_memory=0.0, prefetch_pipeline=False)
+        >>> table_cache(
+        ...     "item", CacheParams(load_factor=0.5), {"cache_folder": "/data"}, has_cache=True
+        ... )
+        TableCache(load_factor=0.5, algorithm='lru', folder='/data', reserved_memory=0.0, ...)
     """
-    given = {each.name: getattr(params, each.name) for each in fields(CacheParams)} if params is not None else {}
-    asked = replace(sharder_cache(fused_params), **{name: value for name, value in given.items() if value is not None})
+    given = (
+        {each.name: getattr(params, each.name) for each in fields(CacheParams)}
+        if params is not None
+        else {}
+    )
+    asked = replace(
+        sharder_cache(fused_params),
+        **{name: value for name, value in given.items() if value is not None},
+    )
     factor = _LOAD_FACTOR if asked.load_factor is None else asked.load_factor
     if not 0 < factor <= 1:
         raise ValueError(
-            f"table {table!r}: load_factor={factor} of its cache is the fraction of its rows in memory; choose a "
-            "number above 0 and at most 1"
+            f"table {table!r}: load_factor={factor} of its cache is the fraction of its rows in "
+            "memory; choose a number above 0 and at most 1"
         )
     if not is_fp32(asked.precision):
         raise ValueError(
-            f"table {table!r}: precision={asked.precision} of its cache is not that of its rows, DataType.FP32; leave "
-            "precision out"
+            f"table {table!r}: precision={asked.precision} of its cache is not that of its rows, "
+            "DataType.FP32; leave precision out"
         )
     algorithm = _algorithm_name(CacheAlgorithm.LRU if asked.algorithm is None else asked.algorithm)
     if algorithm not in ("lru", "lfu"):
-        raise ValueError(f"table {table!r}: algorithm={asked.algorithm!r} of its cache is neither LRU nor LFU")
+        raise ValueError(
+            f"table {table!r}: algorithm={asked.algorithm!r} of its cache is neither LRU nor LFU"
+        )
     ahead = bool(asked.prefetch_pipeline) and has_cache
     if ahead and algorithm == "lfu":
         raise ValueError(
-            f"table {table!r}: prefetch_pipeline=True of its cache needs algorithm=CacheAlgorithm.LRU, not LFU"
+            f"table {table!r}: prefetch_pipeline=True of its cache needs "
+            "algorithm=CacheAlgorithm.LRU, not LFU"
         )
     factor = factor if has_cache else 0.0
     return TableCache(factor, algorithm, asked.folder, float(asked.reserved_memory or 0.0), ahead)
@@ -246,7 +267,9 @@ def cache_spec(tables: Sequence[tuple[TableCache, int]]) -> CacheSpec:
         (3,)
     """
     first = tables[0][0]
-    slots = tuple(ceil(cache.load_factor * rows) for cache, rows in tables) if first.load_factor else ()
+    slots = (
+        tuple(ceil(cache.load_factor * rows) for cache, rows in tables) if first.load_factor else ()
+    )
     return CacheSpec(slots, *first[1:])
 
 

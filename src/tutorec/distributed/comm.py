@@ -95,7 +95,9 @@ def all_to_all(
         return map_awaitable(lambda arrived: codec.decode(arrived, send.dtype), arriving)
     _announce(group, stage, [count * send.element_size() for count in send_counts])
     received = send.new_empty(sum(receive_counts))
-    work = dist.all_to_all_single(received, send, list(receive_counts), list(send_counts), group, async_op=True)
+    work = dist.all_to_all_single(
+        received, send, list(receive_counts), list(send_counts), group, async_op=True
+    )
     return _InFlight(work, send, received)
 
 
@@ -127,12 +129,18 @@ def all_to_all_slices(
         return NoWait([send])
     if codec is not None:
         arriving = all_to_all_slices(codec.encode(send), send_counts, receive_counts, group, stage)
-        return map_awaitable(lambda slices: [codec.decode(part, send.dtype) for part in slices], arriving)
+        return map_awaitable(
+            lambda slices: [codec.decode(part, send.dtype) for part in slices], arriving
+        )
     out, into, me = list(send_counts), list(receive_counts), group.rank()
     if 0 < me < len(out) - 1:
         arriving = all_to_all(send, out, into, group, stage)
         return map_awaitable(lambda arrived: list(arrived.split(into)), arriving)
-    own, others = (send[: out[0]], send[out[0] :]) if me == 0 else (send[sum(out[:-1]) :], send[: sum(out[:-1])])
+    own, others = (
+        (send[: out[0]], send[out[0] :])
+        if me == 0
+        else (send[sum(out[:-1]) :], send[: sum(out[:-1])])
+    )
     out[me] = into[me] = 0
 
     def with_mine(arrived: torch.Tensor) -> list[torch.Tensor]:
@@ -211,7 +219,9 @@ def all_gather(
     if world_size == 1:
         return NoWait(mine)
     # An all-to-all of copies supports different sizes and costs no more than torch's all-gather.
-    return all_to_all(mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage, codec)
+    return all_to_all(
+        mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage, codec
+    )
 
 
 def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:
@@ -256,10 +266,16 @@ def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: s
         return value
     mine = group.rank() == source
     device = message_device(group)
-    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if mine else torch.empty(0)
+    pickled = (
+        torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        if mine
+        else torch.empty(0)
+    )
     size = torch.tensor([pickled.numel()], device=device)
     broadcast(size, source, group, stage)
-    content = pickled.to(device) if mine else torch.empty(int(size), dtype=torch.uint8, device=device)
+    content = (
+        pickled.to(device) if mine else torch.empty(int(size), dtype=torch.uint8, device=device)
+    )
     broadcast(content, source, group, stage)
     return value if mine else pickle.loads(content.cpu().numpy().tobytes())
 
@@ -309,14 +325,22 @@ def get_local_size(world_size: int | None = None) -> int:
         TorchRec's ``torchrec.distributed.comm.get_local_size``.
     """
     world_size = dist.get_world_size() if world_size is None else world_size
-    names = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+    names = (
+        "LOCAL_WORLD_SIZE",
+        "MPI_LOCALNRANKS",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    )
     local_size = _number_in_environment(names)
     if local_size is None:
         return world_size
     differ = hosts_differ(local_size)
     if local_size < 1 or world_size % local_size or differ:
         why = "is not that of every host" if differ else f"does not divide {world_size} ranks"
-        warnings.warn(f"LOCAL_WORLD_SIZE={local_size} {why}: all ranks are assumed to share one host", stacklevel=2)
+        warnings.warn(
+            f"LOCAL_WORLD_SIZE={local_size} {why}: all ranks are assumed to share one host",
+            stacklevel=2,
+        )
         return world_size
     return local_size
 
@@ -337,7 +361,12 @@ def get_local_rank(world_size: int | None = None, rank: int | None = None) -> in
         TorchRec's ``torchrec.distributed.comm.get_local_rank``.
     """
     local_size = get_local_size(world_size)
-    names = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+    names = (
+        "LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+    )
     local_rank = _number_in_environment(names)
     if local_rank is None or local_rank >= local_size:
         return (dist.get_rank() if rank is None else rank) % local_size
@@ -349,7 +378,10 @@ def _number_in_environment(names: Sequence[str]) -> int | None:
     for name in names:
         text = os.environ.get(name, "-1")
         if not text.lstrip("-").isdigit():
-            raise ValueError(f"{name}={text!r} is not a number of ranks: unset it, or let torchrun or Ranks set it")
+            raise ValueError(
+                f"{name}={text!r} is not a number of ranks: unset it, or let torchrun or Ranks "
+                "set it"
+            )
         if int(text) >= 0:
             return int(text)
     return None
@@ -395,7 +427,9 @@ def check_thread(group: dist.ProcessGroup) -> None:
     # Autograd's device threads are not Python threads (dummies at most, where one has logged).
     # While one of them issues, the thread that called backward() waits, so the order is still that
     # of one thread.
-    threads = (other for other in threading.enumerate() if not isinstance(other, threading._DummyThread))
+    threads = (
+        other for other in threading.enumerate() if not isinstance(other, threading._DummyThread)
+    )
     alive = {other.ident: other.name for other in threads}
     if thread not in alive:
         return
@@ -403,7 +437,8 @@ def check_thread(group: dist.ProcessGroup) -> None:
         _issuing_thread[group] = thread
         return
     raise RuntimeError(
-        f"thread {alive[thread]!r} issues a collective on a process group whose collectives come from thread "
-        f"{alive[owner]!r}: ranks match collectives by order, so two threads would swap each other's results; "
-        "give this thread a group of its own: torch.distributed.new_group()"
+        f"thread {alive[thread]!r} issues a collective on a process group whose collectives come "
+        f"from thread {alive[owner]!r}: ranks match collectives by order, so two threads would "
+        "swap each other's results; give this thread a group of its own: "
+        "torch.distributed.new_group()"
     )

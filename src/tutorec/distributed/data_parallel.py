@@ -25,7 +25,9 @@ from tutorec.spmd.devices import backend_for
 # the old one.
 _SYNC_BUFFERS = "forward_sync_buffers"
 _DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
-_KEEP_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False}
+_KEEP_BUFFERS: dict[str, Any] = {
+    _SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False
+}
 _COMPRESSION = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 
 
@@ -86,8 +88,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
     ) -> None:
         if allreduce_comm_precision not in (None, *_COMPRESSION):
             raise ValueError(
-                f"allreduce_comm_precision={allreduce_comm_precision!r}: gradients are sent as one of "
-                f"{[*_COMPRESSION]}, or unchanged (None)"
+                f"allreduce_comm_precision={allreduce_comm_precision!r}: gradients are sent as one "
+                f"of {[*_COMPRESSION]}, or unchanged (None)"
             )
         self._options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
@@ -120,20 +122,24 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         first = next(iter(dense))
         if env.process_group is None:
             raise ValueError(
-                f"DistributedDataParallel needs a process group for the dense parameters ({first!r} and "
-                f"{len(dense) - 1} more), and this ShardingEnv has none: use ShardingEnv.from_process_group, or "
-                "init_data_parallel=False"
+                "DistributedDataParallel needs a process group for the dense parameters "
+                f"({first!r} and {len(dense) - 1} more), and this ShardingEnv has none: use "
+                "ShardingEnv.from_process_group, or init_data_parallel=False"
             )
         unmade = [name for name, parameter in dense.items() if parameter.is_meta]
         if unmade:
             raise ValueError(
-                f"dense parameter {unmade[0]!r} and {len(unmade) - 1} more are on the meta device and have no values: "
-                "leave init_parameters=True, or allocate and fill them before init_data_parallel()"
+                f"dense parameter {unmade[0]!r} and {len(unmade) - 1} more are on the meta device "
+                "and have no values: leave init_parameters=True, or allocate and fill them before "
+                "init_data_parallel()"
             )
-        if self._precision == "bf16" and (carrier := backend_for(env.process_group, device.type)) != "nccl":
+        if (
+            self._precision == "bf16"
+            and (carrier := backend_for(env.process_group, device.type)) != "nccl"
+        ):
             raise ValueError(
-                f"allreduce_comm_precision='bf16' needs NCCL, and {carrier} carries the gradients of {device.type}: "
-                "use 'fp16'"
+                f"allreduce_comm_precision='bf16' needs NCCL, and {carrier} carries the gradients "
+                f"of {device.type}: use 'fp16'"
             )
         # DDP reads this attribute of the module that it wraps.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(ignored))
@@ -146,9 +152,13 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         if self._precision is not None or not get_gradient_division():
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-            hook = getattr(default_hooks, _COMPRESSION[self._precision] if self._precision else "allreduce_hook")
+            hook = getattr(
+                default_hooks,
+                _COMPRESSION[self._precision] if self._precision else "allreduce_hook",
+            )
             wrapped.register_comm_hook(
-                env.process_group, hook if get_gradient_division() else _summing(hook, env.world_size)
+                env.process_group,
+                hook if get_gradient_division() else _summing(hook, env.world_size),
             )
         dmp._dmp_wrapped_module = wrapped
 
@@ -156,7 +166,9 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 def _summing(averages: Callable[..., Any], world_size: int) -> Callable[..., Any]:
     """A DDP hook that sums gradients over ranks, from one that averages them."""
     # A lambda, since DDP requires specific annotations or none.
-    return lambda group, bucket: averages(group, bucket).then(lambda averaged: averaged.value().mul_(world_size))
+    return lambda group, bucket: averages(group, bucket).then(
+        lambda averaged: averaged.value().mul_(world_size)
+    )
 
 
 def sharded_parts(module: nn.Module) -> Iterator[tuple[str, ShardedModule[Any, Any, Any, Any]]]:

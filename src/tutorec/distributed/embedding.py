@@ -15,7 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import ArrivedIds, KJTArrival
-from tutorec.distributed.embedding_base import BatchContext, ResultAwaitable, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.embedding_base import (
+    BatchContext,
+    ResultAwaitable,
+    ShardedEmbeddingModule,
+    Unsharded,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
@@ -63,11 +68,15 @@ class RowResults:
         self._dists = dists
         self._arriving_keys = [key for sharding in shardings for key in sharding.output_keys()]
         self._feature_of = {
-            key: feature for table in tables for key, feature in zip(table.output_keys, table.features, strict=True)
+            key: feature
+            for table in tables
+            for key, feature in zip(table.output_keys, table.features, strict=True)
         }
         self._need_indices = need_indices
 
-    def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext) -> dict[str, JaggedTensor]:
+    def join(
+        self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext
+    ) -> dict[str, JaggedTensor]:
         """Return the results in the order of the tables, from one output per sharding."""
         assert ctx.features is not None, "input_dist keeps the batch"
         if len(parts) > 1:
@@ -132,8 +141,9 @@ class ShardedEmbeddingCollection(
         device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
         qcomm_codecs_registry: Data types in which rows and their gradients are sent; float32 by
             default.
-        use_index_dedup: Whether an id that a feature has several times in a batch is sent once; its row returns once,
-            and its gradients are added before they are sent. It costs two sorts of the batch's ids.
+        use_index_dedup: Whether an id that a feature has several times in a batch is sent once; its
+            row returns once, and its gradients are added before they are sent. It costs two sorts
+            of the batch's ids.
 
     Raises:
         ValueError: The plan does not fit the module or the world size.
@@ -160,17 +170,27 @@ class ShardedEmbeddingCollection(
         self._embedding_dim_of = module.embedding_dim
         weights = {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
         codecs = qcomm_codecs_registry or {}
-        source = Unsharded("EmbeddingCollection", "embeddings", self._configs, weights, False, codecs)
+        source = Unsharded(
+            "EmbeddingCollection", "embeddings", self._configs, weights, False, codecs
+        )
 
         def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> SequenceEmbeddingSharding:
             return SEQUENCE_SHARDINGS[kind](tables, env, codecs)
 
         super().__init__(
-            source, table_name_to_parameter_sharding, env, fused_params, device, tuple(SEQUENCE_SHARDINGS), build
+            source,
+            table_name_to_parameter_sharding,
+            env,
+            fused_params,
+            device,
+            tuple(SEQUENCE_SHARDINGS),
+            build,
         )
         self._use_index_dedup = use_index_dedup
         self._need_indices = module.need_indices()
-        self._results = RowResults(self._shardings, self._output_dists, self._tables, self._need_indices)
+        self._results = RowResults(
+            self._shardings, self._output_dists, self._tables, self._need_indices
+        )
 
     # --- one batch
 
@@ -179,13 +199,15 @@ class ShardedEmbeddingCollection(
         return EmbeddingCollectionContext()
 
     def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
-        """The batch, checked, with its features in the order of the shardings; each id once, if that is wanted."""
+        """The checked batch, features in the order of the shardings; ids unique if requested."""
         arranged = super()._arranged(features, ctx)
         if self._use_index_dedup:
             arranged, ctx.reverse_indices = distinct_ids(arranged)
         return arranged
 
-    def _received(self, ctx: EmbeddingCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[list[ArrivedIds]]:
+    def _received(
+        self, ctx: EmbeddingCollectionContext, arrivals: Sequence[KJTArrival]
+    ) -> Awaitable[list[ArrivedIds]]:
         """Return the ids that arrived for this rank's shards, per sharding."""
 
         def ids_by_rank() -> list[ArrivedIds]:
@@ -196,7 +218,9 @@ class ShardedEmbeddingCollection(
 
         return map_awaitable(ids_by_rank)
 
-    def _join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext) -> dict[str, JaggedTensor]:
+    def _join(
+        self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext
+    ) -> dict[str, JaggedTensor]:
         """Join the rows of all shardings into the results."""
         return self._results.join(parts, ctx)
 
@@ -232,11 +256,19 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> tables = [EmbeddingConfig(num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"])]
-        >>> plan = EmbeddingModuleShardingPlan(products=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
+        >>> tables = [
+        ...     EmbeddingConfig(
+        ...         num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"]
+        ...     )
+        ... ]
+        >>> plan = EmbeddingModuleShardingPlan(
+        ...     products=table_wise_sharding((8, 4), rank=0, device_type="cpu")
+        ... )
         >>> sharder = EmbeddingCollectionSharder(fused_params={"learning_rate": 0.02})
         >>> sharded = sharder.shard(EmbeddingCollection(tables), plan, ShardingEnv.from_local(1, 0))
-        >>> rows = sharded(KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1])))["item"]
+        >>> rows = sharded(
+        ...     KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1]))
+        ... )["item"]
         >>> rows.values().shape, rows.lengths().tolist()
         (torch.Size([3, 4]), [2, 1])
 
@@ -271,7 +303,9 @@ def distinct_ids(batch: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, dict[str,
 
     Example:
         >>> ids, reverse = distinct_ids(
-        ...     KeyedJaggedTensor(["a", "b"], torch.tensor([7, 5, 7, 7]), lengths=torch.tensor([2, 1, 1, 0]))
+        ...     KeyedJaggedTensor(
+        ...         ["a", "b"], torch.tensor([7, 5, 7, 7]), lengths=torch.tensor([2, 1, 1, 0])
+        ...     )
         ... )
         >>> ids.values().tolist(), ids.lengths().tolist(), reverse["a"].tolist()
         ([5, 7, 7], [2, 1], [1, 0, 1])
@@ -286,5 +320,7 @@ def distinct_ids(batch: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, dict[str,
     per_key = starts.diff(append=starts.new_full((1,), pairs.numel()))
     reverse = (inverse - starts[feature]).split(counts)
     keys, sizes = batch.keys(), per_key.tolist()
-    sent = KeyedJaggedTensor._from_parts(keys, distinct, None, per_key.to(batch.lengths().dtype), None, 1, sizes)
+    sent = KeyedJaggedTensor._from_parts(
+        keys, distinct, None, per_key.to(batch.lengths().dtype), None, 1, sizes
+    )
     return sent, dict(zip(keys, reverse, strict=True))

@@ -30,7 +30,11 @@ from tutorec.distributed.optimizer_state import ShardedStates
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import CompIn, DistOut, Out, ShardedModule
-from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext, SparseFeaturesDist
+from tutorec.distributed.sharding.base import (
+    EmbeddingSharding,
+    EmbeddingShardingContext,
+    SparseFeaturesDist,
+)
 from tutorec.distributed.state_dict import copy_when_loading, register_state_hooks
 from tutorec.distributed.tables import (
     IN_FILE,
@@ -84,7 +88,8 @@ class BatchContext:
         variable_batch_per_feature: Whether features have different numbers of samples on some rank.
         arranged: The batch in the order in which it is sent, if
             `ShardedEmbeddingModule.prepare_input` has been called.
-        reverse_indices: Feature -> which of its distinct ids each of its ids is ``[N]``, if only those are sent.
+        reverse_indices: Feature -> which of its distinct ids each of its ids is ``[N]``, if only
+            those are sent.
     """
 
     sharding_contexts: list[Any] = field(default_factory=list)
@@ -117,7 +122,10 @@ class ResultAwaitable(LazyAwaitable[Any]):
     """
 
     def __init__(
-        self, arriving: Sequence[Awaitable[torch.Tensor]], join: Callable[..., Any], ctx: BatchContext
+        self,
+        arriving: Sequence[Awaitable[torch.Tensor]],
+        join: Callable[..., Any],
+        ctx: BatchContext,
     ) -> None:
         super().__init__()
         self._arriving, self._join, self._ctx = arriving, join, ctx
@@ -131,7 +139,9 @@ class ResultAwaitable(LazyAwaitable[Any]):
 
 
 class ShardedEmbeddingModule(
-    ShardedModule[C, CompIn, DistOut, Out], FusedOptimizerModule, Generic[C, CompIn, DistOut, Out, S]
+    ShardedModule[C, CompIn, DistOut, Out],
+    FusedOptimizerModule,
+    Generic[C, CompIn, DistOut, Out, S],
 ):
     """A collection of tables sharded over the ranks of a process group.
 
@@ -183,7 +193,9 @@ class ShardedEmbeddingModule(
             sharding.create_lookup(rows_of, self._device) for sharding in self._shardings
         ]
         self._input_dists: list[SparseFeaturesDist] = []
-        self._output_dists: list[Any] = [sharding.create_output_dist() for sharding in self._shardings]
+        self._output_dists: list[Any] = [
+            sharding.create_output_dist() for sharding in self._shardings
+        ]
         self._dists_are_built = False
         self._prepare_raw_ids: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
         self._prepare_features()
@@ -198,7 +210,9 @@ class ShardedEmbeddingModule(
         self.add_module(source.path, holder)
         fused = [optimizer for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
         for optimizer in fused:
-            optimizer.store_as(ShardedStates(self.held_tables(), list(optimizer.params), env, self._device))
+            optimizer.store_as(
+                ShardedStates(self.held_tables(), list(optimizer.params), env, self._device)
+            )
         self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in fused])
         register_state_hooks(self)
 
@@ -233,20 +247,32 @@ class ShardedEmbeddingModule(
         ctx.sharding_contexts = contexts
         arranged, ctx.arranged = ctx.arranged, None
         if arranged is None:
-            arranged = self._arranged(features, ctx) if self._dists_are_built else self._first_arranged(features, ctx)
-        parts = [arranged] if len(self._input_dists) == 1 else arranged.split(self._features_per_sharding)
+            arranged = (
+                self._arranged(features, ctx)
+                if self._dists_are_built
+                else self._first_arranged(features, ctx)
+            )
+        parts = (
+            [arranged]
+            if len(self._input_dists) == 1
+            else arranged.split(self._features_per_sharding)
+        )
 
         def second_round(*arrivals: KJTArrival) -> Awaitable[CompIn]:
             for of_sharding, arrival in zip(contexts, arrivals, strict=True):
                 of_sharding.batch_size_per_rank = arrival.batch_size_per_rank
                 of_sharding.sent_counts = arrival.sent_counts
-                of_sharding.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
+                of_sharding.batch_size_per_rank_per_feature = (
+                    arrival.batch_size_per_rank_per_feature
+                )
                 if arrival.batch_size_per_rank_per_feature is not None:
                     ctx.variable_batch_per_feature = True
             return self._received(ctx, arrivals)
 
         moves = zip(self._input_dists, parts, contexts, strict=True)
-        return map_awaitable(second_round, *[dist(part, of_sharding) for dist, part, of_sharding in moves])
+        return map_awaitable(
+            second_round, *[dist(part, of_sharding) for dist, part, of_sharding in moves]
+        )
 
     @abstractmethod
     def _received(self, ctx: C, arrivals: Sequence[KJTArrival]) -> Awaitable[CompIn]:
@@ -260,8 +286,12 @@ class ShardedEmbeddingModule(
 
     def output_dist(self, ctx: C, output: DistOut) -> LazyAwaitable[Out]:
         """Send looked-up rows back to the ranks of their samples."""
-        moves = zip(self._output_dists, cast(list[torch.Tensor], output), ctx.sharding_contexts, strict=True)
-        return self._awaitable([dist(rows, of_sharding) for dist, rows, of_sharding in moves], self._join, ctx)
+        moves = zip(
+            self._output_dists, cast(list[torch.Tensor], output), ctx.sharding_contexts, strict=True
+        )
+        return self._awaitable(
+            [dist(rows, of_sharding) for dist, rows, of_sharding in moves], self._join, ctx
+        )
 
     @abstractmethod
     def _join(self, parts: Sequence[torch.Tensor], ctx: C) -> Out:
@@ -273,7 +303,9 @@ class ShardedEmbeddingModule(
         Raises:
             RanksWithoutBatch: On every rank, when it waits for that round.
         """
-        return map_awaitable(lambda *_: None, *[dist.send_status(status) for dist in self._input_dists])
+        return map_awaitable(
+            lambda *_: None, *[dist.send_status(status) for dist in self._input_dists]
+        )
 
     def prefetch(self, dist_input: CompIn) -> None:
         """Start reading the rows of a coming batch into this rank's caches; returns at once.
@@ -292,10 +324,11 @@ class ShardedEmbeddingModule(
             lookup.prefetch(ids)
 
     def take_raw_ids(self, prepare: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> None:
-        """Send ids as ``prepare`` returns them, instead of rows; before ``compute`` they are to become rows.
+        """Send ids as ``prepare`` returns them; they become rows before ``compute``.
 
         Args:
-            prepare: Checks and hashes a batch, whose features are in the order in which the shardings take them.
+            prepare: Checks and hashes a batch, whose features are in the order in which the
+                shardings take them.
         """
         self._prepare_raw_ids = prepare
 
@@ -328,7 +361,11 @@ class ShardedEmbeddingModule(
 
     def cache_counts(self) -> list[CacheCounts]:
         """Counters of this rank's CPU caches: lookups, rows read and rows written so far."""
-        operators = [optimizer.operator for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
+        operators = [
+            optimizer.operator
+            for lookup in self._lookups
+            for optimizer in lookup.fused_optimizers()
+        ]
         return [operator.counts for operator in operators if isinstance(operator, CachedTableBatch)]
 
     def held_tables(self) -> list[HeldTable]:
@@ -371,11 +408,14 @@ class ShardedEmbeddingModule(
         A copy would share the exchanges of the process group and lose its optimizer.
         """
         raise TypeError(
-            f"a Sharded{self._kind} belongs to its process group and can be neither copied nor pickled: shard the "
-            f"unsharded {self._kind} once more, and give it this one's state_dict()"
+            f"a Sharded{self._kind} belongs to its process group and can be neither copied nor "
+            f"pickled: shard the unsharded {self._kind} once more, and give it this one's "
+            "state_dict()"
         )
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[C, CompIn, DistOut, Out, S]:
+    def _apply(
+        self, fn: Any, recurse: bool = True
+    ) -> ShardedEmbeddingModule[C, CompIn, DistOut, Out, S]:
         """Move or convert the rows (``.to``); parameters and optimizer state follow.
 
         Raises:
@@ -386,9 +426,9 @@ class ShardedEmbeddingModule(
         fixed = [table for table in self._tables if table.kernel in IN_FILE]
         if fixed and device != here.device:
             raise ValueError(
-                f"table {fixed[0].name!r} has the compute kernel {fixed[0].kernel.value!r} and cannot move from "
-                f"{here.device} to {device}, which has another kind of slower memory: shard the unsharded module "
-                f"there, with device=torch.device('{device}')"
+                f"table {fixed[0].name!r} has the compute kernel {fixed[0].kernel.value!r} and "
+                f"cannot move from {here.device} to {device}, which has another kind of slower "
+                f"memory: shard the unsharded module there, with device=torch.device('{device}')"
             )
         for lookup in self._lookups:
             lookup._apply(fn)
@@ -412,19 +452,38 @@ class ShardedEmbeddingModule(
         problem: Exception | None = None
         env = self._env
         rules = PlacementRules(
-            env.world_size, self._is_weighted, sharding_types, SUPPORTED_KERNELS, fused_params, env.local_size
+            env.world_size,
+            self._is_weighted,
+            sharding_types,
+            SUPPORTED_KERNELS,
+            fused_params,
+            env.local_size,
         )
         names = [config.name for config in source.configs]
         try:
             check_plan_covers(names, plan)
-            for config, keys in zip(source.configs, get_embedding_names_by_table(source.configs), strict=True):
-                tables.append(place_table(config, keys, source.weights[config.name], plan[config.name], rules))
+            for config, keys in zip(
+                source.configs, get_embedding_names_by_table(source.configs), strict=True
+            ):
+                tables.append(
+                    place_table(config, keys, source.weights[config.name], plan[config.name], rules)
+                )
         except (ValueError, KeyError, TypeError) as error:
             problem = error
-        facts = {"tables": ", ".join(names), "qcomm_codecs_registry": str(sorted(source.codecs.items()))}
+        facts = {
+            "tables": ", ".join(names),
+            "qcomm_codecs_registry": str(sorted(source.codecs.items())),
+        }
         facts |= {"ranks per host": str(env.local_size), **division_fact()}
-        facts |= {f"table {t.name!r}: {fact}": value for t in tables for fact, value in t.describe().items()}
-        facts |= {f"table {name!r}: requires_grad": str(rows.requires_grad) for name, rows in source.weights.items()}
+        facts |= {
+            f"table {t.name!r}: {fact}": value
+            for t in tables
+            for fact, value in t.describe().items()
+        }
+        facts |= {
+            f"table {name!r}: requires_grad": str(rows.requires_grad)
+            for name, rows in source.weights.items()
+        }
         article = "an" if source.kind[0] in "AEIOU" else "a"
         check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
         return tables
@@ -439,7 +498,11 @@ class ShardedEmbeddingModule(
         wanted = [sharding.feature_names() for sharding in self._shardings]
         self._features_per_sharding = [len(names) for names in wanted]
         self._features = FeatureOrder([name for names in wanted for name in names], tables_of)
-        self._feature_rows = [(feature, table.name, table.rows) for table in self._tables for feature in table.features]
+        self._feature_rows = [
+            (feature, table.name, table.rows)
+            for table in self._tables
+            for feature in table.features
+        ]
 
     def _first_arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
         """Check the first batch together with the other ranks, and build the dists."""
@@ -465,7 +528,9 @@ class ShardedEmbeddingModule(
     def _title(self) -> str:
         """Class and table names, for messages."""
         names = [table.name for table in self._tables]
-        shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        shown = ", ".join(map(repr, names[:3])) + (
+            f" and {len(names) - 3} more" if len(names) > 3 else ""
+        )
         return f"the {self._kind} of tables {shown}"
 
     def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
@@ -473,7 +538,10 @@ class ShardedEmbeddingModule(
         if not isinstance(features, KeyedJaggedTensor):
             features = maybe_td_to_kjt(features, self._feature_names)
             if not isinstance(features, KeyedJaggedTensor):
-                raise TypeError(f"a Sharded{self._kind} takes a KeyedJaggedTensor, got {type(features).__name__}")
+                raise TypeError(
+                    f"a Sharded{self._kind} takes a KeyedJaggedTensor, got "
+                    f"{type(features).__name__}"
+                )
         ctx.features = features
         _check_device(features, self._device)
         arranged = self._features.arrange(features)
@@ -495,10 +563,12 @@ class ShardedEmbeddingModule(
             )
         if weights.requires_grad and self._env.world_size > 1:
             raise ValueError(
-                "weights of the batch require a gradient, which does not travel back between ranks: "
-                "detach them, weights.detach()"
+                "weights of the batch require a gradient, which does not travel back between "
+                "ranks: detach them, weights.detach()"
             )
-        return arranged if weights.dtype == torch.float32 else _with_weights(arranged, weights.float())
+        return (
+            arranged if weights.dtype == torch.float32 else _with_weights(arranged, weights.float())
+        )
 
 
 def _with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> KeyedJaggedTensor:
@@ -524,8 +594,10 @@ def _check_device(features: KeyedJaggedTensor, tables: torch.device) -> None:
         ValueError: The batch is on another device.
     """
     device = features.device()
-    if device.type != tables.type or (tables.index is not None and device.index not in (None, tables.index)):
+    if device.type != tables.type or (
+        tables.index is not None and device.index not in (None, tables.index)
+    ):
         raise ValueError(
-            f"the batch (keys {features.keys()}) is on {device} and the tables are on {tables}: move the batch, "
-            f"features.to(torch.device('{tables}'))"
+            f"the batch (keys {features.keys()}) is on {device} and the tables are on {tables}: "
+            f"move the batch, features.to(torch.device('{tables}'))"
         )

@@ -1,7 +1,10 @@
 """TorchRec's import path ``torchrec.distributed.embedding_lookup``."""
 
 from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
-from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup, InferGroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.quant import (
+    InferGroupedEmbeddingsLookup,
+    InferGroupedPooledEmbeddingsLookup,
+)
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
 
 __all__ = [

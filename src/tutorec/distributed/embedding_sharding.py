@@ -25,9 +25,10 @@ def bucketize_kjt_before_all2all(
 ) -> tuple[KeyedJaggedTensor, Tensor | None]:
     """Divide the ids of each bag into W buckets, bucket after bucket, as `KJTAllToAll` sends them.
 
-    Of a feature with block size s and n blocks in all, a bucket has n / W blocks. An id below s * n belongs to the
-    bucket of its block, and becomes its row there; any other, and every id where s is 0, to block ``id % n``, and
-    becomes ``id // n``. Ids of a bag keep their order in each bucket.
+    Of a feature with block size s and n blocks in all, a bucket has n / W blocks. An id below s * n
+    belongs to the bucket of its block, and becomes its row there; any other, and every id where s
+    is 0, to block ``id % n``, and becomes ``id // n``. Ids of a bag keep their order in each
+    bucket.
 
     Args:
         kjt: F features.
@@ -40,13 +41,16 @@ def bucketize_kjt_before_all2all(
         keep_original_indices: Whether ids stay as they are.
 
     Returns:
-        The batch of W * F features, whose keys repeat, and the position of each id in it ``[N]`` or None.
+        The batch of W * F features, whose keys repeat, and the position of each id in it ``[N]`` or
+        None.
 
     Raises:
         ValueError: Features and block sizes differ in number.
 
     Example:
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, 1, 5]), lengths=torch.tensor([2, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([7, 1, 5]), lengths=torch.tensor([2, 1])
+        ... )
         >>> in_halves, _ = bucketize_kjt_before_all2all(batch, 2, torch.tensor([4]))
         >>> in_halves.lengths().tolist(), in_halves.values().tolist()
         ([1, 0, 1, 1], [1, 3, 1])
@@ -57,11 +61,16 @@ def bucketize_kjt_before_all2all(
     strides, ids, lengths = kjt.stride_per_key(), kjt.values(), kjt.lengths()
     if block_sizes.numel() != len(strides):
         raise ValueError(
-            f"{block_sizes.numel()} block sizes for the {len(strides)} features {kjt.keys()}; give each one"
+            f"{block_sizes.numel()} block sizes for the {len(strides)} features {kjt.keys()}; "
+            "give each one"
         )
     device = ids.device
-    feature_of_bag = torch.arange(len(strides), device=device).repeat_interleave(torch.tensor(strides, device=device))
-    bag = torch.arange(lengths.numel(), device=device).repeat_interleave(lengths, output_size=ids.numel())
+    feature_of_bag = torch.arange(len(strides), device=device).repeat_interleave(
+        torch.tensor(strides, device=device)
+    )
+    bag = torch.arange(lengths.numel(), device=device).repeat_interleave(
+        lengths, output_size=ids.numel()
+    )
     feature = feature_of_bag[bag]
     if block_bucketize_row_pos is None:
         size = block_sizes.to(device, ids.dtype)[feature]

@@ -14,7 +14,12 @@ import torch
 
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import KJTArrival
-from tutorec.distributed.embedding_base import BatchContext, ResultAwaitable, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.embedding_base import (
+    BatchContext,
+    ResultAwaitable,
+    ShardedEmbeddingModule,
+    Unsharded,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
 from tutorec.distributed.plan import ParameterSharding, ShardingType
@@ -59,15 +64,21 @@ class PooledOutputs:
         self._piece_features = [list(sharding.output_features()) for sharding in shardings]
         pieces = [list(sharding.output_pieces()) for sharding in shardings]
         self._piece_columns = [[piece.columns for piece in of_sharding] for of_sharding in pieces]
-        self._columns = ColumnOrder([piece for of_sharding in pieces for piece in of_sharding], wanted=self._keys)
+        self._columns = ColumnOrder(
+            [piece for of_sharding in pieces for piece in of_sharding], wanted=self._keys
+        )
 
-    def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
+    def join(
+        self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
+    ) -> KeyedTensor:
         """Return the columns of every key, from one output per sharding."""
         lengths = self._columns.length_per_key
         if not parts:
             parts = [torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)]
         if not ctx.variable_batch_per_feature:
-            pooled = self._columns.arrange(parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1))
+            pooled = self._columns.arrange(
+                parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+            )
             if ctx.inverse_indices is None:
                 return KeyedTensor(self._keys, lengths, pooled)
             by_key = list(pooled.split(lengths, dim=1))
@@ -75,18 +86,26 @@ class PooledOutputs:
             # Replicated tables are looked up locally: nothing tells them that another rank's batch
             # is variable.
             flats = [
-                part if part.dim() == 1 else torch.cat([block.reshape(-1) for block in part.split(columns, dim=1)])
+                part
+                if part.dim() == 1
+                else torch.cat([block.reshape(-1) for block in part.split(columns, dim=1)])
                 for part, columns in zip(parts, self._piece_columns, strict=True)
             ]
-            by_key = self._columns.by_key(flats[0] if len(flats) == 1 else torch.cat(flats), self._samples(ctx))
-        joined = join_samples(self._features, by_key, ctx.inverse_indices, ctx.variable_batch_per_feature)
+            by_key = self._columns.by_key(
+                flats[0] if len(flats) == 1 else torch.cat(flats), self._samples(ctx)
+            )
+        joined = join_samples(
+            self._features, by_key, ctx.inverse_indices, ctx.variable_batch_per_feature
+        )
         return KeyedTensor(self._keys, lengths, joined)
 
     def _samples(self, ctx: EmbeddingBagCollectionContext) -> list[int]:
         """For a variable batch, the local samples of each output of a sharding."""
         return [
             of_sharding.batch_size_per_feature_pre_a2a[feature]
-            for of_sharding, features in zip(ctx.sharding_contexts, self._piece_features, strict=True)
+            for of_sharding, features in zip(
+                ctx.sharding_contexts, self._piece_features, strict=True
+            )
             for feature in features
         ]
 
@@ -140,13 +159,21 @@ class ShardedEmbeddingBagCollection(
         self._configs = module.embedding_bag_configs()
         weights = {name: bag.get_parameter("weight") for name, bag in module.embedding_bags.items()}
         codecs, weighted = qcomm_codecs_registry or {}, module.is_weighted()
-        source = Unsharded("EmbeddingBagCollection", "embedding_bags", self._configs, weights, weighted, codecs)
+        source = Unsharded(
+            "EmbeddingBagCollection", "embedding_bags", self._configs, weights, weighted, codecs
+        )
 
         def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> PooledEmbeddingSharding:
             return POOLED_SHARDINGS[kind](tables, env, codecs)
 
         super().__init__(
-            source, table_name_to_parameter_sharding, env, fused_params, device, tuple(POOLED_SHARDINGS), build
+            source,
+            table_name_to_parameter_sharding,
+            env,
+            fused_params,
+            device,
+            tuple(POOLED_SHARDINGS),
+            build,
         )
         self._outputs = PooledOutputs(self._shardings, self._tables, self._device)
 
@@ -156,11 +183,15 @@ class ShardedEmbeddingBagCollection(
         """Return an empty context for one batch."""
         return EmbeddingBagCollectionContext()
 
-    def _received(self, ctx: EmbeddingBagCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[KJTList]:
+    def _received(
+        self, ctx: EmbeddingBagCollectionContext, arrivals: Sequence[KJTArrival]
+    ) -> Awaitable[KJTList]:
         """Return the received batch of each sharding."""
         return map_awaitable(lambda *batches: KJTList(list(batches)), *arrivals)
 
-    def _join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
+    def _join(
+        self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
+    ) -> KeyedTensor:
         """Join the outputs of all shardings into the result."""
         return self._outputs.join(parts, ctx)
 
@@ -194,11 +225,21 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> tables = [EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"])]
-        >>> plan = EmbeddingModuleShardingPlan(products=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"]
+        ...     )
+        ... ]
+        >>> plan = EmbeddingModuleShardingPlan(
+        ...     products=table_wise_sharding((8, 4), rank=0, device_type="cpu")
+        ... )
         >>> sharder = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.02})
-        >>> sharded = sharder.shard(EmbeddingBagCollection(tables), plan, ShardingEnv.from_local(1, 0))
-        >>> sharded(KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))).keys()
+        >>> sharded = sharder.shard(
+        ...     EmbeddingBagCollection(tables), plan, ShardingEnv.from_local(1, 0)
+        ... )
+        >>> sharded(
+        ...     KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))
+        ... ).keys()
         ['item']
 
     Source:

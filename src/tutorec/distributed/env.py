@@ -38,9 +38,14 @@ class ShardingEnv:
         local_size: int | None = None,
     ) -> None:
         if output_dtensor:
-            raise ValueError("output_dtensor=True: state dicts hold ShardedTensors, not DTensors; leave it out")
+            raise ValueError(
+                "output_dtensor=True: state dicts hold ShardedTensors, not DTensors; leave it out"
+            )
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to {world_size - 1}")
+            raise ValueError(
+                f"rank {rank} is outside of a world of {world_size}: ranks are 0 to "
+                f"{world_size - 1}"
+            )
         if local_size is not None and (local_size < 1 or world_size % local_size):
             raise ValueError(
                 f"{world_size} ranks cannot be split into hosts of {local_size}: "
@@ -70,8 +75,9 @@ class ShardingEnv:
         """
         if self.process_group is None and self.world_size > 1:
             raise ValueError(
-                f"{what} over {self.world_size} ranks needs a process group, and this ShardingEnv has none "
-                "(from_local): use ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
+                f"{what} over {self.world_size} ranks needs a process group, and this ShardingEnv "
+                "has none (from_local): use "
+                "ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
             )
         return self.process_group
 
@@ -84,7 +90,9 @@ def local_world_size() -> int | None:
     """
     text = os.environ.get("LOCAL_WORLD_SIZE", "0")
     if not text.isdecimal():
-        raise ValueError(f"LOCAL_WORLD_SIZE is {text!r}, not a number of ranks per host: set it, or unset it")
+        raise ValueError(
+            f"LOCAL_WORLD_SIZE is {text!r}, not a number of ranks per host: set it, or unset it"
+        )
     return None if hosts_differ(int(text)) else int(text) or None
 
 
@@ -109,11 +117,15 @@ def ranks_per_host(ranks: Sequence[int], local_size: int) -> int:
         >>> ranks_per_host([0, 2, 4, 6], local_size=4), ranks_per_host([0, 1, 2, 4], local_size=4)
         (2, 4)
     """
-    hosts = [len(list(members)) for _, members in groupby(ranks, key=lambda rank: rank // local_size)]
+    hosts = [
+        len(list(members)) for _, members in groupby(ranks, key=lambda rank: rank // local_size)
+    ]
     return hosts[0] if len(set(hosts)) == 1 else len(ranks)
 
 
-def sharding_groups(world_size: int, size: int, use_inter_host_allreduce: bool = False) -> list[list[int]]:
+def sharding_groups(
+    world_size: int, size: int, use_inter_host_allreduce: bool = False
+) -> list[list[int]]:
     """The ranks of each group that holds a replica of all tables: see `replicas`.
 
     Args:
@@ -132,7 +144,8 @@ def sharding_groups(world_size: int, size: int, use_inter_host_allreduce: bool =
     if size < 1 or world_size % size:
         fits = [each for each in range(1, world_size + 1) if world_size % each == 0]
         raise ValueError(
-            f"{world_size} ranks cannot be divided into groups of sharding_group_size={size}: give one of {fits}"
+            f"{world_size} ranks cannot be divided into groups of sharding_group_size={size}: "
+            f"give one of {fits}"
         )
     groups = world_size // size
     if use_inter_host_allreduce:

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from tutorec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding
 from tutorec.distributed.qcomm import QuantizedCommCodecs
@@ -38,7 +41,9 @@ class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         device: torch.device | None = None,
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
-        super().__init__(module, table_name_to_parameter_sharding, env, None, device, qcomm_codecs_registry)
+        super().__init__(
+            module, table_name_to_parameter_sharding, env, None, device, qcomm_codecs_registry
+        )
 
 
 class FusedKernelsOnly(BaseEmbeddingSharder[Any]):

@@ -35,21 +35,44 @@ _KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], "gradient_clipping")
 _WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding", "bounds_check_mode", "enforce_hbm")
 _ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
-_ADAGRAD_NEUTRAL = {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False, "differentiable": False}
+_ADAGRAD_NEUTRAL = {
+    "lr_decay": 0,
+    "initial_accumulator_value": 0,
+    "maximize": False,
+    "differentiable": False,
+}
 # Optimizers in backward with a fused form: their defaults, and the arguments that do not change it.
 # The eps of Adagrad is the fused kernel's 1e-8, as in TorchRec, not the class's 1e-10.
 _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, Any]]] = {
     torch.optim.SGD: (
         {"optimizer": "exact_sgd", "lr": 1e-3},
-        {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False, "differentiable": False},
+        {
+            "momentum": 0,
+            "dampening": 0,
+            "nesterov": False,
+            "maximize": False,
+            "differentiable": False,
+        },
     ),
-    torch.optim.Adagrad: ({"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-8}, _ADAGRAD_NEUTRAL),
+    torch.optim.Adagrad: (
+        {"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-8},
+        _ADAGRAD_NEUTRAL,
+    ),
     # torch's Adam adds weight decay to the gradient; fused Adam decouples it from the gradient, as
     # AdamW does.
-    torch.optim.Adam: ({"optimizer": "adam", **_ADAM_DEFAULTS}, {"weight_decay": 0, **_ADAM_NEUTRAL}),
-    torch.optim.AdamW: ({"optimizer": "adam", **_ADAM_DEFAULTS, "weight_decay": 1e-2}, _ADAM_NEUTRAL),
+    torch.optim.Adam: (
+        {"optimizer": "adam", **_ADAM_DEFAULTS},
+        {"weight_decay": 0, **_ADAM_NEUTRAL},
+    ),
+    torch.optim.AdamW: (
+        {"optimizer": "adam", **_ADAM_DEFAULTS, "weight_decay": 1e-2},
+        _ADAM_NEUTRAL,
+    ),
     PartialRowWiseAdam: ({"optimizer": "partial_row_wise_adam", **_ADAM_DEFAULTS}, {}),
-    RowWiseAdagrad: ({"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-8}, _ADAGRAD_NEUTRAL),
+    RowWiseAdagrad: (
+        {"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-8},
+        _ADAGRAD_NEUTRAL,
+    ),
 }
 # Arguments that select an implementation, not a result.
 _MANNER = ("foreach", "fused")
@@ -73,23 +96,32 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
             no effect.
 
     Example:
-        >>> optimizer_spec({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}).kind
+        >>> optimizer_spec(
+        ...     {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}
+        ... ).kind
         'rowwise_adagrad'
     """
-    given = {key: value for key, value in (fused_params or {}).items() if key not in (*CACHE_KEYS, *_WITHOUT_EFFECT)}
+    given = {
+        key: value
+        for key, value in (fused_params or {}).items()
+        if key not in (*CACHE_KEYS, *_WITHOUT_EFFECT)
+    }
     if not is_fp32(output := given.pop("output_dtype", None)):
         raise ValueError(
-            f"fused_params: output_dtype={output} is not what rows leave sharded tables in, DataType.FP32; leave it "
-            "out: get_qcomm_codecs_registry narrows what travels between ranks"
+            f"fused_params: output_dtype={output} is not what rows leave sharded tables in, "
+            "DataType.FP32; leave it out: get_qcomm_codecs_registry narrows what travels between "
+            "ranks"
         )
     unknown = sorted(str(key) for key in given if key not in _KEYS)
     if unknown:
-        raise ValueError(f"fused_params has unknown keys {unknown}: known are {', '.join((*_KEYS, *CACHE_KEYS))}")
+        raise ValueError(
+            f"fused_params has unknown keys {unknown}: known are {', '.join((*_KEYS, *CACHE_KEYS))}"
+        )
     if "lr" in given:
         if "learning_rate" in given:
             raise ValueError(
-                f"fused_params names the learning rate twice: learning_rate={given['learning_rate']} "
-                f"and lr={given['lr']}; keep one"
+                "fused_params names the learning rate twice: "
+                f"learning_rate={given['learning_rate']} and lr={given['lr']}; keep one"
             )
         given["learning_rate"] = given.pop("lr")
     kind = _kind(given.pop("optimizer", "exact_sgd"))
@@ -97,11 +129,14 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         given.setdefault("max_gradient", 1.0)
     elif "max_gradient" in given:
         raise ValueError(
-            f"fused_params: max_gradient={given['max_gradient']} has no effect without gradient_clipping=True"
+            f"fused_params: max_gradient={given['max_gradient']} has no effect without "
+            "gradient_clipping=True"
         )
     for name, number in given.items():
         if not isinstance(number, int | float):
-            raise TypeError(f"fused_params: {name}={number!r} is a {type(number).__name__}, not a number")
+            raise TypeError(
+                f"fused_params: {name}={number!r} is a {type(number).__name__}, not a number"
+            )
     return OptimizerSpec(kind, **{name: float(number) for name, number in given.items()})
 
 
@@ -121,12 +156,15 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
         return None
     if len(classes) > 1:
         names = [optimizer.__name__ for optimizer in classes]
-        raise ValueError(f"table {name!r} has {len(classes)} optimizers in backward, {names}: apply one")
+        raise ValueError(
+            f"table {name!r} has {len(classes)} optimizers in backward, {names}: apply one"
+        )
     (optimizer,), (arguments,) = classes, getattr(parameter, "_optimizer_kwargs", ({},))
     if optimizer not in _IN_BACKWARD:
         known = ", ".join(each.__name__ for each in _IN_BACKWARD)
         raise ValueError(
-            f"table {name!r}: {optimizer.__name__} in backward has no fused form for sharded tables; use one of {known}"
+            f"table {name!r}: {optimizer.__name__} in backward has no fused form for sharded "
+            f"tables; use one of {known}"
         )
     defaults, neutral = _IN_BACKWARD[optimizer]
     given = {**defaults, **{key: value for key, value in arguments.items() if key not in _MANNER}}
@@ -135,12 +173,14 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
         if given.pop(key, value) != value:
             remedy = "use AdamW, whose decay it has" if key == "weight_decay" else "leave it out"
             raise ValueError(
-                f"table {name!r}: {optimizer.__name__}({key}={arguments[key]!r}) in backward has no fused form for "
-                f"sharded tables; {remedy}"
+                f"table {name!r}: {optimizer.__name__}({key}={arguments[key]!r}) in backward has "
+                f"no fused form for sharded tables; {remedy}"
             )
     # The learning rate may have been changed since, by hand or by a schedule.
     for live in getattr(parameter, "_in_backward_optimizers", ()):
-        given["lr"] = check_rate(live.param_groups[0]["lr"], f"table {name!r}: {optimizer.__name__} in backward")
+        given["lr"] = check_rate(
+            live.param_groups[0]["lr"], f"table {name!r}: {optimizer.__name__} in backward"
+        )
     if "betas" in given:
         given["beta1"], given["beta2"] = given.pop("betas")
     try:
@@ -172,7 +212,8 @@ def _kind(optimizer: Any) -> OptimizerKind:
     if kind is None:
         raise ValueError(
             f"fused_params names the optimizer {value!r}, which has no fused form here: use one of "
-            "'exact_sgd', 'exact_adagrad', 'exact_row_wise_adagrad', 'adam', 'partial_row_wise_adam' "
-            "(EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, ...)"
+            "'exact_sgd', 'exact_adagrad', 'exact_row_wise_adagrad', 'adam', "
+            "'partial_row_wise_adam' (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, "
+            "...)"
         )
     return kind

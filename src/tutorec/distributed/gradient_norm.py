@@ -35,7 +35,9 @@ class NormOverRanks:
 
     def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
         self._group = env.group_for("the norm of sharded gradients") if env.world_size > 1 else None
-        parts: list[Any] = [part for _, part in sharded_parts(model) if hasattr(part, "held_tables")]
+        parts: list[Any] = [
+            part for _, part in sharded_parts(model) if hasattr(part, "held_tables")
+        ]
         # A rank without gradients has a zero on the CPU, for which another backend than the other
         # ranks' would be used.
         self._device = next((parameter.device for parameter in model.parameters()), None)

@@ -68,9 +68,13 @@ class GroupedEmbeddingConfig:
     """The shards of a rank that one operator looks up.
 
     Example:
-        >>> item = ShardedEmbeddingTable(8, 4, "item", feature_names=["bought", "seen"], local_rows=8, local_cols=4)
+        >>> item = ShardedEmbeddingTable(
+        ...     8, 4, "item", feature_names=["bought", "seen"], local_rows=8, local_cols=4
+        ... )
         >>> fused = EmbeddingComputeKernel.FUSED
-        >>> group = GroupedEmbeddingConfig(DataType.FP32, PoolingType.SUM, False, False, fused, [item])
+        >>> group = GroupedEmbeddingConfig(
+        ...     DataType.FP32, PoolingType.SUM, False, False, fused, [item]
+        ... )
         >>> group.num_features(), group.dim_sum(), group.embedding_dims()
         (2, 8, [4, 4])
 
@@ -89,7 +93,9 @@ class GroupedEmbeddingConfig:
 
     def feature_hash_sizes(self) -> list[int]:
         """R of the table of each feature."""
-        return [table.num_embeddings for table in self.embedding_tables for _ in table.feature_names]
+        return [
+            table.num_embeddings for table in self.embedding_tables for _ in table.feature_names
+        ]
 
     def num_features(self) -> int:
         """F of all tables."""
@@ -117,7 +123,9 @@ class GroupedEmbeddingConfig:
 
     def embedding_shard_metadata(self) -> list[ShardMetadata | None]:
         """Metadata of the shard that each feature reads."""
-        return [table.local_metadata for table in self.embedding_tables for _ in table.feature_names]
+        return [
+            table.local_metadata for table in self.embedding_tables for _ in table.feature_names
+        ]
 
 
 def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingConfig:
@@ -136,7 +144,9 @@ def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingC
 def _sharded_table(shard: TableShard, device: torch.device) -> ShardedEmbeddingTable:
     table, piece = shard.table, shard.piece
     place = ShardMetadata(
-        [piece.row_offset, piece.column_offset], [piece.rows, piece.columns], f"rank:{piece.rank}/{device}"
+        [piece.row_offset, piece.column_offset],
+        [piece.rows, piece.columns],
+        f"rank:{piece.rank}/{device}",
     )
     return ShardedEmbeddingTable(
         table.rows,

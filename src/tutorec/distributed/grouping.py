@@ -45,7 +45,11 @@ class TableGroup:
     @property
     def cache(self) -> CacheSpec | None:
         """For tables in a file: the cache, with its rows per shard."""
-        caches = [(shard.table.cache, shard.piece.rows) for shard in self.shards if shard.table.cache is not None]
+        caches = [
+            (shard.table.cache, shard.piece.rows)
+            for shard in self.shards
+            if shard.table.cache is not None
+        ]
         return cache_spec(caches) if caches else None
 
     @property
@@ -73,10 +77,14 @@ class TableGroup:
         first = self.shards[0].table
         return GroupSpec(
             tables=tuple(
-                TableSpec(shard.table.name, shard.piece.rows, shard.piece.columns, shard.table.dtype)
+                TableSpec(
+                    shard.table.name, shard.piece.rows, shard.piece.columns, shard.table.dtype
+                )
                 for shard in self.shards
             ),
-            feature_tables=tuple(index for index, shard in enumerate(self.shards) for _ in shard.table.features),
+            feature_tables=tuple(
+                index for index, shard in enumerate(self.shards) for _ in shard.table.features
+            ),
             pooling=_lookup_pooling(first),
             weighted=first.weighted,
         )
@@ -88,13 +96,26 @@ def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
     pieces = Counter[str]()
     for shard in shards:
         table = shard.table
-        name = f"{table.name}.weight_{pieces[table.name]}" if pieces[table.name] else f"{table.name}.weight"
+        name = (
+            f"{table.name}.weight_{pieces[table.name]}"
+            if pieces[table.name]
+            else f"{table.name}.weight"
+        )
         pieces[table.name] += 1
         pooling = _lookup_pooling(table)
         # Unpooled rows fit into one tensor only if they have equal widths.
         width = shard.piece.columns if pooling == "none" else 0
         cache = None if table.cache is None else table.cache._replace(load_factor=0.0)
-        alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, cache, table.virtual, width)
+        alike = (
+            pooling,
+            table.weighted,
+            table.dtype,
+            table.kernel,
+            table.optimizer,
+            cache,
+            table.virtual,
+            width,
+        )
         groups.setdefault(alike, []).append((shard, name))
     return [TableGroup(*zip(*members, strict=True)) for members in groups.values()]
 

@@ -53,13 +53,20 @@ def hit_rate(
     Example:
         >>> import torch
         >>> popularity = torch.tensor([4.0, 2.0, 1.0, 1.0])
-        >>> round(hit_rate(popularity, 2, "lfu", ids=1), 2), round(hit_rate(popularity, 2, "lru", admitted=1), 2)
+        >>> (
+        ...     round(hit_rate(popularity, 2, "lfu", ids=1), 2),
+        ...     round(hit_rate(popularity, 2, "lru", admitted=1), 2),
+        ... )
         (0.76, 0.65)
     """
-    rows = torch.ones(len(probabilities), dtype=torch.float64) if copies is None else copies.double()
+    rows = (
+        torch.ones(len(probabilities), dtype=torch.float64) if copies is None else copies.double()
+    )
     total = float((probabilities * rows).sum())
     if total <= 0 or bool((probabilities < 0).any()):
-        raise ValueError(f"hit_rate: probabilities must not be negative, and not all 0; sum {total:g}")
+        raise ValueError(
+            f"hit_rate: probabilities must not be negative, and not all 0; sum {total:g}"
+        )
     if slots >= float(rows.sum()):
         return 1.0
     uses = probabilities.double() * (ids / total)
@@ -90,7 +97,9 @@ def _settled(uses: Tensor, used: Tensor, rows: Tensor, slots: int, share: float)
         high *= 2
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        low, high = (middle, high) if float((rows * in_memory(middle)).sum()) < slots else (low, middle)
+        low, high = (
+            (middle, high) if float((rows * in_memory(middle)).sum()) < slots else (low, middle)
+        )
     found = in_memory(high)
     # A batch with more distinct rows than slots leaves some of its rows in the cache.
     return found * min(1.0, slots / float((rows * found).sum()))
@@ -121,16 +130,27 @@ class RowPopularity(CacheStatistics):
         self._algorithm: CacheAlgorithm = algorithm
 
     @classmethod
-    def power_law(cls, rows: int, exponent: float, ids: int, algorithm: CacheAlgorithm = "lru") -> RowPopularity:
+    def power_law(
+        cls, rows: int, exponent: float, ids: int, algorithm: CacheAlgorithm = "lru"
+    ) -> RowPopularity:
         """Statistics of a power law: the k-th row has a probability ~ ``k ** -exponent``.
 
         Example:
-            >>> round(RowPopularity.power_law(1000, 1.05, ids=100, algorithm="lfu").expected_miss_rate(0.1), 2)
+            >>> round(
+            ...     RowPopularity.power_law(1000, 1.05, ids=100, algorithm="lfu").expected_miss_rate(
+            ...         0.1
+            ...     ),
+            ...     2,
+            ... )
             0.26
-        """
+        """  # noqa: E501
         made = cls(torch.ones(1), ids, algorithm)
         # Rows whose ranks differ by less than one percent count as equally popular.
-        edges = torch.logspace(0, log10(rows + 1), ceil(100 * log(rows + 1)) + 2, dtype=torch.float64).floor().unique()
+        edges = (
+            torch.logspace(0, log10(rows + 1), ceil(100 * log(rows + 1)) + 2, dtype=torch.float64)
+            .floor()
+            .unique()
+        )
         edges[-1] = rows + 1
         made._rows = edges.diff()
         made._counts = ((edges[:-1] + edges[1:] - 1) / 2) ** -exponent

@@ -27,7 +27,9 @@ class InitialRows:
         weights: Table name -> weights ``[R, D]`` of the unsharded collection.
     """
 
-    def __init__(self, configs: Sequence[BaseEmbeddingConfig], weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, configs: Sequence[BaseEmbeddingConfig], weights: Mapping[str, torch.Tensor]
+    ) -> None:
         self._configs = {config.name: config for config in configs}
         self._weights = weights
         on_meta = any(weight.is_meta for weight in weights.values())
@@ -35,7 +37,11 @@ class InitialRows:
 
     def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
         """Write the rows ``[R, D]`` of a shard."""
-        weight, piece, virtual = self._weights[shard.table.name].detach(), shard.piece, shard.table.virtual
+        weight, piece, virtual = (
+            self._weights[shard.table.name].detach(),
+            shard.piece,
+            shard.table.virtual,
+        )
         if weight.is_meta:
             if not virtual:
                 draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
@@ -92,9 +98,13 @@ def draw_piece(
         begins = block * rows_per_block
         ends = min(begins + rows_per_block, config.num_embeddings)
         numbers = torch.Generator().manual_seed(_block_seed(seed, config.name, block))
-        values = torch.empty(ends - begins, columns, dtype=dtype).uniform_(low, high, generator=numbers)
+        values = torch.empty(ends - begins, columns, dtype=dtype).uniform_(
+            low, high, generator=numbers
+        )
         first, last = max(begins, rows.start), min(ends, rows.stop)
-        drawn[first - rows.start : last - rows.start] = values[first - begins : last - begins, wanted]
+        drawn[first - rows.start : last - rows.start] = values[
+            first - begins : last - begins, wanted
+        ]
     return drawn
 
 

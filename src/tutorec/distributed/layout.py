@@ -28,7 +28,9 @@ class FeatureOrder:
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2])
+        ... )
         >>> FeatureOrder(["b", "a"], {}).arrange(batch).values()
         tensor([2, 3, 1])
     """
@@ -66,7 +68,8 @@ class FeatureOrder:
             if feature not in place:
                 tables = " and ".join(repr(table) for table in self._tables_of.get(feature, ()))
                 raise KeyError(
-                    f"the batch has no feature {feature!r}, which table {tables} reads; its keys are {list(keys)}"
+                    f"the batch has no feature {feature!r}, which table {tables} reads; its "
+                    f"keys are {list(keys)}"
                 )
         positions = [place[feature] for feature in self._wanted]
         return None if positions == list(range(len(keys))) else positions
@@ -96,7 +99,11 @@ class ColumnOrder:
 
     Example:
         >>> import torch
-        >>> arriving = [ColumnPiece("item", 0, 1), ColumnPiece("user", 1, 1), ColumnPiece("user", 0, 1)]
+        >>> arriving = [
+        ...     ColumnPiece("item", 0, 1),
+        ...     ColumnPiece("user", 1, 1),
+        ...     ColumnPiece("user", 0, 1),
+        ... ]
         >>> order = ColumnOrder(arriving, wanted=["user", "item"])
         >>> order.length_per_key, order.arrange(torch.tensor([[7, 8, 9]]))
         ([2, 1], tensor([[9, 8, 7]]))
@@ -104,14 +111,18 @@ class ColumnOrder:
 
     def __init__(self, arriving: Sequence[ColumnPiece], wanted: Sequence[str]) -> None:
         place = {key: index for index, key in enumerate(wanted)}
-        assert {piece.key for piece in arriving} == set(wanted), f"{arriving} arrive, and {list(wanted)} are expected"
+        assert {piece.key for piece in arriving} == set(wanted), (
+            f"{arriving} arrive, and {list(wanted)} are expected"
+        )
         width = Counter[str]()
         for piece in arriving:
             width[piece.key] += piece.columns
         self.length_per_key: list[int] = [width[key] for key in wanted]
         self._columns = [piece.columns for piece in arriving]
         self._keys = len(wanted)
-        order = sorted(range(len(arriving)), key=lambda i: (place[arriving[i].key], arriving[i].offset))
+        order = sorted(
+            range(len(arriving)), key=lambda i: (place[arriving[i].key], arriving[i].offset)
+        )
         self._order = order
         self._places = [place[arriving[i].key] for i in order]
         self._in_order = order == list(range(len(order)))
@@ -122,7 +133,9 @@ class ColumnOrder:
         starts = [i for i, to in enumerate(targets) if i == 0 or to != targets[i - 1] + 1]
         ends = [*starts[1:], len(targets)] if starts else []
         offsets = [0, *accumulate(self._columns)]
-        self._block_columns = [offsets[end] - offsets[start] for start, end in zip(starts, ends, strict=True)]
+        self._block_columns = [
+            offsets[end] - offsets[start] for start, end in zip(starts, ends, strict=True)
+        ]
         self._block_order = sorted(range(len(starts)), key=lambda block: targets[starts[block]])
 
     def arrange(self, pooled: torch.Tensor) -> torch.Tensor:

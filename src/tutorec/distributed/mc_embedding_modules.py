@@ -1,4 +1,4 @@
-"""What sharded collections with managed collisions have in common: tables, mappings, and one exchange for both."""
+"""What sharded managed collision collections share: tables, mappings, one exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch import nn
 from tutorec.awaitable import Awaitable, LazyAwaitable
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.mc_modules import ManagedCollisionCollectionContext, ManagedCollisionCollectionSharder
+from tutorec.distributed.mc_modules import (
+    ManagedCollisionCollectionContext,
+    ManagedCollisionCollectionSharder,
+)
 from tutorec.distributed.mc_resharding import move_ids_to_owners
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding
 from tutorec.distributed.qcomm import QuantizedCommCodecs
@@ -24,14 +27,19 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class BaseShardedManagedCollisionEmbeddingCollection(
-    ShardedModule[ManagedCollisionCollectionContext, Any, Any, tuple[Any, LazyAwaitable[KeyedJaggedTensor] | None]]
+    ShardedModule[
+        ManagedCollisionCollectionContext,
+        Any,
+        Any,
+        tuple[Any, LazyAwaitable[KeyedJaggedTensor] | None],
+    ]
 ):
     """A collection with managed collisions over the ranks of a process group.
 
-    In: my samples, with raw ids. Out: what the sharded collection returns, and my batch with rows in place of raw ids,
-    or None. To build one is a collective: every rank does it with the same tables and the same plan. Whatever the
-    number of ranks, a batch is remapped by one mapping, that of after the batch was observed. In eval mode nothing
-    changes.
+    In: my samples, with raw ids. Out: what the sharded collection returns, and my batch with rows
+    in place of raw ids, or None. To build one is a collective: every rank does it with the same
+    tables and the same plan. Whatever the number of ranks, a batch is remapped by one mapping, that
+    of after the batch was observed. In eval mode nothing changes.
 
     Args:
         module: The unsharded collection.
@@ -46,7 +54,8 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         AgreementError: Ranks differ, or another rank failed.
 
     Source:
-        TorchRec's ``torchrec.distributed.mc_embedding_modules.BaseShardedManagedCollisionEmbeddingCollection``.
+        TorchRec's
+        ``torchrec.distributed.mc_embedding_modules.BaseShardedManagedCollisionEmbeddingCollection``.
     """
 
     # One call in a traced graph, as every sharded collection.
@@ -76,7 +85,10 @@ class BaseShardedManagedCollisionEmbeddingCollection(
             getattr(e_sharder, "use_index_dedup", False),
         )
         tables.take_raw_ids(self._managed_collision_collection.preprocess)
-        self._configs = {config.name: config for config in module._managed_collision_collection.embedding_configs()}
+        self._configs = {
+            config.name: config
+            for config in module._managed_collision_collection.embedding_configs()
+        }
         self._return_remapped_features = module._return_remapped_features
         self._allow_in_place_embed_weight_update = module._allow_in_place_embed_weight_update
         self._resets = 0
@@ -90,11 +102,15 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         """The context of one batch."""
         return ManagedCollisionCollectionContext()
 
-    def prepare_input(self, ctx: ManagedCollisionCollectionContext, features: KeyedJaggedTensor) -> None:
+    def prepare_input(
+        self, ctx: ManagedCollisionCollectionContext, features: KeyedJaggedTensor
+    ) -> None:
         """Do what ``input_dist`` does on this rank alone."""
         self._embedding_module.prepare_input(ctx, features)
 
-    def input_dist(self, ctx: ManagedCollisionCollectionContext, features: KeyedJaggedTensor) -> Awaitable[Any]:
+    def input_dist(
+        self, ctx: ManagedCollisionCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Any]:
         """My samples, raw ids -> every sample, raw ids that I may give a row."""
         return self._embedding_module.input_dist(ctx, features)
 
@@ -128,8 +144,12 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         return result, self._managed_collision_collection.output_dist(ctx, ctx.remapped_kjt)
 
     def _evict(self, evictions_per_table: Mapping[str, torch.Tensor | None]) -> None:
-        """Reset rows of this rank that belong to other ids now, and the state of their optimizer."""
-        evicted = {name: rows for name, rows in evictions_per_table.items() if rows is not None and rows.numel()}
+        """Reset this rank's rows that belong to other ids now, and their optimizer state."""
+        evicted = {
+            name: rows
+            for name, rows in evictions_per_table.items()
+            if rows is not None and rows.numel()
+        }
         if not evicted:
             return
         for held in self._embedding_module.held_tables():
@@ -139,17 +159,20 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         self._resets += 1
 
     def _refuse_reset_rows(self, resets: int, gradient: torch.Tensor) -> None:
-        """Refuse a backward that would give other ids the gradients of those that a forward looked up."""
+        """Refuse a backward that would give rows the gradients of ids that have left."""
         if self._resets != resets:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: rows "
-                f"of tables {[*self._configs]} were given to other ids after this forward; call its backward before "
-                "the next forward, or build the collection with allow_in_place_embed_weight_update=True"
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: rows of tables {[*self._configs]} were given to other ids "
+                "after this forward; call its backward before the next forward, or build the "
+                "collection with allow_in_place_embed_weight_update=True"
             )
 
     def move_ids_to_owners(self) -> None:
         """Send ids whose rows were loaded on another rank than their owner there. A collective."""
-        move_ids_to_owners(self._embedding_module, self._managed_collision_collection, self._configs)
+        move_ids_to_owners(
+            self._embedding_module, self._managed_collision_collection, self._configs
+        )
 
     # --- what it shares with the unsharded module
 
@@ -165,10 +188,12 @@ class BaseManagedCollisionEmbeddingCollectionSharder(ModuleSharder[M]):
     Args:
         e_sharder: Shards the tables.
         mc_sharder: Shards the mappings.
-        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``.
+        qcomm_codecs_registry: What rows and their gradients travel as, from
+            ``get_qcomm_codecs_registry``.
 
     Source:
-        TorchRec's ``torchrec.distributed.mc_embedding_modules.BaseManagedCollisionEmbeddingCollectionSharder``.
+        TorchRec's
+        ``torchrec.distributed.mc_embedding_modules.BaseManagedCollisionEmbeddingCollectionSharder``.
     """
 
     _module_type: ClassVar[type[nn.Module]]
@@ -201,9 +226,11 @@ class BaseManagedCollisionEmbeddingCollectionSharder(ModuleSharder[M]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
+        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's, unused."""
         collection = cast(BaseManagedCollisionEmbeddingCollection, module)
-        return type(self)._sharded_type(collection, params, self._e_sharder, self._mc_sharder, env, device)
+        return type(self)._sharded_type(
+            collection, params, self._e_sharder, self._mc_sharder, env, device
+        )
 
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
@@ -212,9 +239,11 @@ class BaseManagedCollisionEmbeddingCollectionSharder(ModuleSharder[M]):
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """`ShardingType` values that both tables and mappings can be built for, on any device."""
         known = self._e_sharder.sharding_types(compute_device_type)
-        return [each for each in self._mc_sharder.sharding_types(compute_device_type) if each in known]
+        return [
+            each for each in self._mc_sharder.sharding_types(compute_device_type) if each in known
+        ]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Kernels whose optimizer runs inside backward: its state is reset with the rows of ids that left."""
+        """Kernels whose optimizer runs in backward: its state is reset with reassigned rows."""
         kernels: Sequence[str] = self._e_sharder.compute_kernels(sharding_type, compute_device_type)
         return [kernel for kernel in kernels if kernel != EmbeddingComputeKernel.DENSE.value]

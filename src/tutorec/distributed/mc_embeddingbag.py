@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from tutorec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from tutorec.distributed.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollectionSharder,
     BaseShardedManagedCollisionEmbeddingCollection,
 )
-from tutorec.distributed.mc_modules import ManagedCollisionCollectionContext, ManagedCollisionCollectionSharder
+from tutorec.distributed.mc_modules import (
+    ManagedCollisionCollectionContext,
+    ManagedCollisionCollectionSharder,
+)
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import KJTList
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
@@ -20,12 +26,13 @@ ManagedCollisionEmbeddingBagCollectionContext = ManagedCollisionCollectionContex
 
 
 class ShardedManagedCollisionEmbeddingBagCollection(BaseShardedManagedCollisionEmbeddingCollection):
-    """A `ManagedCollisionEmbeddingBagCollection` over the ranks of a process group: one pooled row for each bag.
+    """A `ManagedCollisionEmbeddingBagCollection` sharded over ranks: a row for each bag.
 
     Its arguments are those of `BaseShardedManagedCollisionEmbeddingCollection`.
 
     Source:
-        TorchRec's ``torchrec.distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection``.
+        TorchRec's
+        ``torchrec.distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection``.
     """
 
     @property
@@ -44,11 +51,13 @@ class ManagedCollisionEmbeddingBagCollectionSharder(
     Args:
         ebc_sharder: Shards the tables; by default one of the next two arguments.
         mc_sharder: Shards the mappings.
-        fused_params: The optimizer that runs inside backward, as of `EmbeddingBagCollectionSharder`.
+        fused_params: The optimizer that runs inside backward, as of
+            `EmbeddingBagCollectionSharder`.
         qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
 
     Source:
-        TorchRec's ``torchrec.distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder``.
+        TorchRec's
+        ``torchrec.distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder``.
     """
 
     _module_type = ManagedCollisionEmbeddingBagCollection

@@ -5,11 +5,11 @@ A raw id is sent once, to the rank that may give it a row; there it is remapped 
     my samples, raw ids          KJT [F x B]
       | input_dist    raw ids travel to the rank that owns their table or bucket    (all-to-all)
     every sample, my buckets     KJT [F_mine x W*B]
-      | remap         observe the ids, change the mapping where that is due; rows that change hands are reset
+      | remap         observe the ids, update the mapping when due; reassigned rows are reset
     every sample, my rows        KJT [F_mine x W*B]
       | lookup, output_dist      as of the collection of tables
-      | output_dist of rows      only with return_remapped_features=True: 4 bytes an id travel back    (all-to-all)
-"""
+      | output_dist of rows      only with return_remapped_features=True: 4 bytes an id    (all-to-all)
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class ManagedCollisionCollectionContext(BatchContext):
     """What the moves of one batch tell each other.
 
     Args:
-        remapped_kjt: For each sharding every sample's rows of my slots, counted from the first row that I hold.
+        remapped_kjt: For each sharding every sample's rows of my slots, counted from the first row
+            that I hold.
         evictions_per_table: Table -> rows of mine that this batch has given to other ids.
         arrived: For each sharding every sample's raw ids of my slots.
 
@@ -96,14 +97,20 @@ class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
         ctx = self._ctx
         assert ctx.features is not None, "input_dist keeps the batch"
         rows: dict[str, torch.Tensor] = {}
-        for part, order, own in zip(self._arriving, self._orders, ctx.sharding_contexts, strict=True):
-            rows |= zip(order.keys, order.by_key(part.wait(), own.sent_counts, own.places), strict=True)
+        for part, order, own in zip(
+            self._arriving, self._orders, ctx.sharding_contexts, strict=True
+        ):
+            rows |= zip(
+                order.keys, order.by_key(part.wait(), own.sent_counts, own.places), strict=True
+            )
         for key, reverse in ctx.reverse_indices.items():
             rows[key] = rows[key].index_select(0, reverse)
         batch = self._features.arrange(ctx.features)
         values = torch.cat([rows[key].view(-1) for key in self._features.wanted]).long()
         inverse = ctx.features.inverse_indices_or_none()
-        return batch._with_tensors(values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse)
+        return batch._with_tensors(
+            values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ class TableMapping:
 
     Args:
         table: The table.
-        whole: The mapping onto all its rows, on meta: it has no state, and says how ids are hashed and bucketized.
+        whole: The mapping onto all its rows, on meta: it has no state, and says how ids are hashed
+            and bucketized.
         held: The mapping onto the rows of this rank; None where it holds none.
         first_row: The first of them.
         width: Raw ids of a bucket; 0: the ids are unbounded.
@@ -132,17 +140,20 @@ class TableMapping:
         """The rank that may give each raw id a row ``[N]``."""
         numbers = ints_on_device([self.width, *self.bounds, *self.ranks], torch.int64, ids.device)
         width, bounds, ranks = numbers.split([1, len(self.bounds), len(self.ranks)])
-        return ranks[torch.searchsorted(bounds[1:-1], bucket_of(ids, width, bounds[-1:]), right=True)]
+        return ranks[
+            torch.searchsorted(bounds[1:-1], bucket_of(ids, width, bounds[-1:]), right=True)
+        ]
 
 
-_Held = tuple[TableMapping, int]  # a mapping, and how many neighbouring slots of this rank look its table up
+# a mapping, and how many neighbouring slots of this rank look its table up
+_Held = tuple[TableMapping, int]
 
 
 class ShardedManagedCollisionCollection(nn.Module):
     """The mappings of a `ManagedCollisionCollection`, each on the ranks that hold its table's rows.
 
-    It sends no ids: the collection of tables does, by the exchange that both share. Its state has the names of the
-    unsharded module; a rank has that of its own rows.
+    It sends no ids: the collection of tables does, by the exchange that both share. Its state has
+    the names of the unsharded module; a rank has that of its own rows.
 
     Args:
         module: The unsharded mappings.
@@ -151,16 +162,18 @@ class ShardedManagedCollisionCollection(nn.Module):
         device: Where this rank's tables live.
         embedding_shardings: Those of the collection of tables, which say where rows are.
         qcomm_codecs_registry: TorchRec's; ids travel as they are.
-        use_index_dedup: Whether the collection sends an id once that a feature has several times in a batch; it is
-            then counted once.
+        use_index_dedup: Whether the collection sends an id once that a feature has several times in
+            a batch; it is then counted once.
 
     Attributes:
         mappings: Those of all tables, in the order in which the shardings take them.
-        has_ids: Whether ids had rows before it was sharded, which may lie on other ranks than the ids' owners.
+        has_ids: Whether ids had rows before it was sharded, which may lie on other ranks than the
+            ids' owners.
         slot_keys: The feature of each slot of this rank, for each sharding.
 
     Raises:
-        ValueError: A table has a sharding type or a kernel that mappings are not made for, or is cut inside a bucket.
+        ValueError: A table has a sharding type or a kernel that mappings are not made for, or is
+            cut inside a bucket.
         AgreementError: Another rank failed.
 
     Source:
@@ -188,15 +201,24 @@ class ShardedManagedCollisionCollection(nn.Module):
                 self.mappings += self._build(sharding, module)
         except (ValueError, RuntimeError) as error:
             problem = error
-        ids = {f"table {each.table.name!r}: ids with a row": str(_count_ids(module, each)) for each in self.mappings}
+        ids = {
+            f"table {each.table.name!r}: ids with a row": str(_count_ids(module, each))
+            for each in self.mappings
+        }
         check_agreement("sharding a ManagedCollisionCollection", ids, env, problem)
         self.has_ids = any(count != "0" for count in ids.values())
         self._features_per_table = [len(each.table.features) for each in self.mappings]
         self._need_preprocess = module.need_preprocess
         self._held = [self._held_slots(sharding) for sharding in self._shardings]
-        self._orders = [RowOrder(sharding.slots, sharding.route, columns=1) for sharding in self._shardings]
-        self.slot_keys = [[slot.feature for slot in each.slots.per_rank[env.rank]] for each in self._shardings]
-        features = [feature for config in module.embedding_configs() for feature in config.feature_names]
+        self._orders = [
+            RowOrder(sharding.slots, sharding.route, columns=1) for sharding in self._shardings
+        ]
+        self.slot_keys = [
+            [slot.feature for slot in each.slots.per_rank[env.rank]] for each in self._shardings
+        ]
+        features = [
+            feature for config in module.embedding_configs() for feature in config.feature_names
+        ]
         self._feature_order = FeatureOrder(features, {})
         self.register_state_dict_post_hook(_store_sharded)
         self.register_load_state_dict_pre_hook(_load_sharded)
@@ -207,7 +229,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         return self._env.rank
 
     def preprocess(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """My batch, in the order of the shardings -> the ids that are sent: checked, hashed, int64."""
+        """This rank's batch in the shardings' order -> ids to send: checked, hashed, int64."""
         features._check_numbers()
         ids = features.values().long()
         if self._need_preprocess:
@@ -218,26 +240,31 @@ class ShardedManagedCollisionCollection(nn.Module):
     def compute(
         self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[KeyedJaggedTensor]
     ) -> list[KeyedJaggedTensor]:
-        """Every sample's raw ids of my slots -> the rows that I hold for them; in training mode the mappings learn."""
+        """All samples' raw ids of this rank's shards -> its rows; in training mappings learn."""
         ctx.arrived = list(dist_input)
-        ctx.remapped_kjt = [self._remapped(batch, held) for batch, held in zip(ctx.arrived, self._held, strict=True)]
+        ctx.remapped_kjt = [
+            self._remapped(batch, held) for batch, held in zip(ctx.arrived, self._held, strict=True)
+        ]
         ctx.evictions_per_table = self.evict()
         return ctx.remapped_kjt
 
     def output_dist(
         self, ctx: ManagedCollisionCollectionContext, output: Sequence[KeyedJaggedTensor]
     ) -> LazyAwaitable[KeyedJaggedTensor]:
-        """What ``compute`` gave -> my samples, with the rows of the whole tables in place of raw ids.
+        """The result of ``compute`` -> this rank's samples, with table rows instead of raw ids.
 
         Raises:
-            ValueError: A mapping has taken ids out of their lists, so that there is no row for each id.
+            ValueError: A mapping has taken ids out of their lists, so that there is no row for each
+                id.
         """
-        moves = zip(self._shardings, self._held, ctx.arrived, output, ctx.sharding_contexts, strict=True)
+        moves = zip(
+            self._shardings, self._held, ctx.arrived, output, ctx.sharding_contexts, strict=True
+        )
         arriving = [self._send_back(*move) for move in moves]
         return ManagedCollisionCollectionAwaitable(arriving, self._orders, ctx, self._feature_order)
 
     def evict(self) -> dict[str, torch.Tensor | None]:
-        """Table -> rows of mine ``[U]`` that other ids have now, counted from the first that I hold; or None."""
+        """Table -> reassigned rows of this rank ``[U]``, counted from its first row; or None."""
         evictions: dict[str, torch.Tensor | None] = {}
         for mapping in self.mappings:
             if mapping.held is not None:
@@ -247,18 +274,28 @@ class ShardedManagedCollisionCollection(nn.Module):
 
     def open_slots(self) -> dict[str, torch.Tensor]:
         """Table -> rows of mine that no id has ``[1]``."""
-        return {each.table.name: each.held.open_slots() for each in self.mappings if each.held is not None}
+        return {
+            each.table.name: each.held.open_slots()
+            for each in self.mappings
+            if each.held is not None
+        }
 
     def row_state(self, prefix: str = "") -> Iterator[tuple[str, PlacedTable, torch.Tensor]]:
-        """What is kept for each row: name in the state dict, table, and the whole ``[R, ...]`` on meta."""
+        """What is kept per row: name in the state dict, table, the whole ``[R, ...]`` on meta."""
         for each in self.mappings:
             for name, value in each.whole.state_dict().items():
                 if name not in each.whole.once_per_table:
-                    yield f"{prefix}_managed_collision_modules.{each.table.name}.{name}", each.table, value
+                    yield (
+                        f"{prefix}_managed_collision_modules.{each.table.name}.{name}",
+                        each.table,
+                        value,
+                    )
 
     # --- set-up
 
-    def _build(self, sharding: EmbeddingSharding, module: ManagedCollisionCollection) -> list[TableMapping]:
+    def _build(
+        self, sharding: EmbeddingSharding, module: ManagedCollisionCollection
+    ) -> list[TableMapping]:
         """The mappings of the tables of one sharding, and how raw ids find them."""
         found = list[TableMapping]()
         for table in sharding.slots.tables:
@@ -272,8 +309,9 @@ class ShardedManagedCollisionCollection(nn.Module):
             if any(row not in starts for row in ends):
                 count = whole.buckets()
                 raise ValueError(
-                    f"table {table.name!r} has {count} buckets of rows, which begin at {starts}, and the plan cuts it "
-                    f"at rows {ends}: a bucket lies on one rank; row_wise(num_buckets={count}) cuts between buckets"
+                    f"table {table.name!r} has {count} buckets of rows, which begin at {starts}, "
+                    f"and the plan cuts it at rows {ends}: a bucket lies on one rank; "
+                    f"row_wise(num_buckets={count}) cuts between buckets"
                 )
             held, first = None, 0
             for piece in pieces:
@@ -283,7 +321,10 @@ class ShardedManagedCollisionCollection(nn.Module):
                     self._managed_collision_modules[table.name] = held.train(source.training)
                     if source.device.type != "meta":
                         held.load_state_by_row(_rows_of_state(source, first, end))
-            width, bounds = -(-whole.input_size() // whole.buckets()), [starts.index(row) for row in ends]
+            width, bounds = (
+                -(-whole.input_size() // whole.buckets()),
+                [starts.index(row) for row in ends],
+            )
             ranks = [piece.rank for piece in pieces]
             found.append(TableMapping(table, whole, held, first, width, bounds, ranks))
         by_feature = [mapping for mapping in found for _ in mapping.table.features]
@@ -292,7 +333,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         return found
 
     def _held_slots(self, sharding: EmbeddingSharding) -> list[tuple[TableMapping, int]]:
-        """The neighbouring slots of one table that this rank looks up: its mapping, and how many slots."""
+        """One table's neighbouring shards on this rank: its mapping, and how many shards."""
         of_table = {each.table.name: each for each in self.mappings}
         tables = [slot.shard.table.name for slot in sharding.slots.per_rank[self._env.rank]]
         return [(of_table[name], len(list(slots))) for name, slots in groupby(tables)]
@@ -311,12 +352,18 @@ class ShardedManagedCollisionCollection(nn.Module):
         if batch.weights_or_none() is not None:
             raise ValueError(
                 f"the mappings of tables {_names(held)} take ids without a row out of their lists, "
-                "and these ids have weights: use mappings that have a row for every id (disable_fallback=False)"
+                "and these ids have weights: use mappings that have a row for every id "
+                "(disable_fallback=False)"
             )
-        variable, lengths = batch.variable_stride_per_key(), torch.cat([lengths for _, lengths in found])
+        variable, lengths = (
+            batch.variable_stride_per_key(),
+            torch.cat([lengths for _, lengths in found]),
+        )
         strides = batch._stride_per_key_per_rank if variable else None
         stride = None if variable else batch.stride()
-        return KeyedJaggedTensor._from_parts(batch.keys(), values, None, lengths, None, stride, None, strides)
+        return KeyedJaggedTensor._from_parts(
+            batch.keys(), values, None, lengths, None, stride, None, strides
+        )
 
     def _send_back(
         self,
@@ -330,23 +377,30 @@ class ShardedManagedCollisionCollection(nn.Module):
         if remapped.values().numel() != arrived.values().numel():
             raise ValueError(
                 f"{arrived.values().numel()} ids have arrived for tables {_names(held)}, and their "
-                f"mappings have taken all but {remapped.values().numel()} out of their lists: use mappings that have a "
-                "row for every id, or return_remapped_features=False"
+                f"mappings have taken all but {remapped.values().numel()} out of their lists: use "
+                "mappings that have a row for every id, or return_remapped_features=False"
             )
         slots = sharding.slots
         firsts = [mapping.first_row for mapping, slots in held for _ in range(slots)]
         numbers = ints_on_device([firsts, arrived.length_per_key()], torch.int64, remapped.device())
-        rows = remapped.values() + numbers[0].repeat_interleave(numbers[1], output_size=remapped.values().numel())
+        rows = remapped.values() + numbers[0].repeat_interleave(
+            numbers[1], output_size=remapped.values().numel()
+        )
         group = slots.process_group()
         if group is None or slots.env.world_size == 1:
             return NoWait(rows)
         counts = ctx.arrived_counts or arrived_counts(arrived, ctx)
-        out, into = [sum(of_rank) for of_rank in counts], [sum(of_rank) for of_rank in ctx.sent_counts]
+        out, into = (
+            [sum(of_rank) for of_rank in counts],
+            [sum(of_rank) for of_rank in ctx.sent_counts],
+        )
         by_rank = rank_major(rows, counts).to(slots.rows_dtype)
         return comm.all_to_all(by_rank, out, into, group, REMAPPED_IDS_STAGE)
 
 
-def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+def _store_sharded(
+    module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any
+) -> None:
     """Name the state of every mapping in the state dict, whole, as ShardedTensors."""
     if module._env.process_group is None:
         return
@@ -366,7 +420,9 @@ def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any)
     """Leave in the state dict what this rank holds."""
     for key, table, whole in module.row_state(prefix):
         value: torch.Tensor | None = state_dict.pop(key, None)
-        mine = next((piece for piece in table.pieces if piece.rank == module._env.rank and piece.rows), None)
+        mine = next(
+            (piece for piece in table.pieces if piece.rank == module._env.rank and piece.rows), None
+        )
         if value is None or mine is None:
             continue
         sizes = [mine.rows, *whole.shape[1:]]
@@ -392,14 +448,22 @@ def as_batch(ids: ArrivedIds, keys: Sequence[str]) -> KeyedJaggedTensor:
         ([1, 3, 4, 2], [1, 2, 1, 0])
     """
     by_slot = [list(of_slot) for of_slot in zip(*ids.counts, strict=True)] if keys else []
-    values = feature_major(ids.values.split([sum(c) for c in ids.counts]), ids.counts) if keys else ids.values
-    lengths = ints_on_device([count for of_slot in by_slot for count in of_slot], torch.int64, values.device)
+    values = (
+        feature_major(ids.values.split([sum(c) for c in ids.counts]), ids.counts)
+        if keys
+        else ids.values
+    )
+    lengths = ints_on_device(
+        [count for of_slot in by_slot for count in of_slot], torch.int64, values.device
+    )
     per_key = [sum(of_slot) for of_slot in by_slot]
-    return KeyedJaggedTensor._from_parts(list(keys), values, None, lengths, None, len(ids.counts), per_key)
+    return KeyedJaggedTensor._from_parts(
+        list(keys), values, None, lengths, None, len(ids.counts), per_key
+    )
 
 
 def rank_major(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """What stands slot after slot, rank after rank in each -> in order of arrival: ``counts[rank][slot]`` of each.
+    """Ordered by shard, then rank -> in order of arrival: ``counts[rank][shard]`` of each.
 
     Example:
         >>> rank_major(torch.tensor([1, 3, 4, 2]), [[1, 1], [2, 0]])
@@ -410,9 +474,11 @@ def rank_major(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.T
 
 
 def arrived_counts(batch: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> list[list[int]]:
-    """Ids of each rank and slot ``[W][slots]`` of a batch whose samples stand rank after rank. A sync point."""
+    """Ids per rank and shard ``[W][slots]`` of a batch ordered by rank. A sync point."""
     slots, ranks = len(batch.keys()), range(len(ctx.batch_size_per_rank))
-    samples = ctx.batch_size_per_rank_per_feature or [[size] * slots for size in ctx.batch_size_per_rank]
+    samples = ctx.batch_size_per_rank_per_feature or [
+        [size] * slots for size in ctx.batch_size_per_rank
+    ]
     bounds = running_sum([samples[rank][slot] for slot in range(slots) for rank in ranks])
     counts = [end - start for start, end in pairwise(offsets_at(batch.offsets(), bounds))]
     return [counts[rank :: len(ranks)] for rank in ranks]
@@ -429,7 +495,9 @@ def _count_ids(module: ManagedCollisionCollection, mapping: TableMapping) -> int
 def _rows_of_state(source: ManagedCollisionModule, first: int, end: int) -> dict[str, torch.Tensor]:
     """The state of a part of the rows."""
     state = source.state_by_row().items()
-    return {name: value if name in source.once_per_table else value[first:end] for name, value in state}
+    return {
+        name: value if name in source.once_per_table else value[first:end] for name, value in state
+    }
 
 
 def _names(held: Sequence[_Held]) -> list[str]:
@@ -443,14 +511,20 @@ def _preprocessed(mapping: TableMapping, batch: KeyedJaggedTensor) -> torch.Tens
     return mapping.whole.preprocess({name: lists})[name].values()
 
 
-def _remapped_table(batch: KeyedJaggedTensor, mapping: TableMapping) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of my ids of one table, counted from the first that I hold, and lengths of their lists."""
+def _remapped_table(
+    batch: KeyedJaggedTensor, mapping: TableMapping
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's rows for one table's ids, counted from its first row, and list lengths."""
     module = mapping.held
     if module is None:  # no row is here, and no id was sent
         return batch.values(), batch.lengths()
     counts = torch.tensor(batch.length_per_key()) if module.wants_feature_lengths else None
-    features = {mapping.table.name: jagged_from_parts(batch.values(), counts, batch.lengths(), None)}
-    if module._enable_per_feature_lookups and any(key.endswith(module.readable_suffix) for key in batch.keys()):
+    features = {
+        mapping.table.name: jagged_from_parts(batch.values(), counts, batch.lengths(), None)
+    }
+    if module._enable_per_feature_lookups and any(
+        key.endswith(module.readable_suffix) for key in batch.keys()
+    ):
         features = batch.to_dict()
     found = module.remap(module.profile(features)).values()
     rows = torch.cat([lists.values() for lists in found])
@@ -460,11 +534,13 @@ def _remapped_table(batch: KeyedJaggedTensor, mapping: TableMapping) -> tuple[to
 def _with_values(batch: KeyedJaggedTensor, values: torch.Tensor) -> KeyedJaggedTensor:
     """The same lists with other ids."""
     inverse = batch.inverse_indices_or_none()
-    return batch._with_tensors(values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse)
+    return batch._with_tensors(
+        values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse
+    )
 
 
 def _check_placed(table: PlacedTable) -> None:
-    """Refuse a plan by which rows of an id lie on several ranks, or are updated by an optimizer that is not known here.
+    """Refuse a plan that spreads an id's row over ranks, or whose optimizer has no reset.
 
     Raises:
         ValueError: It is such a plan.
@@ -472,13 +548,13 @@ def _check_placed(table: PlacedTable) -> None:
     types = [kind.value for kind in MANAGED_SHARDINGS]
     if table.sharding_type not in MANAGED_SHARDINGS:
         raise ValueError(
-            f"table {table.name!r} remaps ids, and the plan shards it {table.sharding_type.value}: use one of {types}, "
-            "which keep the whole row of an id on one rank"
+            f"table {table.name!r} remaps ids, and the plan shards it {table.sharding_type.value}: "
+            f"use one of {types}, which keep the whole row of an id on one rank"
         )
     if table.kernel is EmbeddingComputeKernel.DENSE:
         raise ValueError(
-            f"table {table.name!r} remaps ids, and has the compute kernel 'dense', whose optimizer keeps the state of "
-            "rows that are given to other ids: use 'fused'"
+            f"table {table.name!r} remaps ids, and has the compute kernel 'dense', whose optimizer "
+            "keeps the state of rows that are given to other ids: use 'fused'"
         )
 
 
@@ -509,7 +585,13 @@ class ManagedCollisionCollectionSharder(ModuleSharder[ManagedCollisionCollection
         """The mappings, sharded as the tables are; every rank calls it."""
         device = torch.device(device) if device is not None else own_device()
         return ShardedManagedCollisionCollection(
-            module, params, env, device, embedding_shardings, self.qcomm_codecs_registry, use_index_dedup
+            module,
+            params,
+            env,
+            device,
+            embedding_shardings,
+            self.qcomm_codecs_registry,
+            use_index_dedup,
         )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:

@@ -1,15 +1,16 @@
-"""Ids of mappings that come from another plan, or from an unsharded module, brought to the ranks that own them now.
+"""Brings ids of mappings from another plan or an unsharded module to their new ranks.
 
-A stored mapping is cut by rows, as its table is. Under another number of ranks the owner of an id may be another rank
-than the one that holds its row. The id then moves there, with its row, the row's optimizer state and the metadata of
-the mapping, and is given an open row::
+A stored mapping is cut by rows, as its table is. Under another number of ranks the owner of an id
+may be another rank than the one that holds its row. The id then moves there, with its row, the
+row's optimizer state and the metadata of the mapping, and is given an open row::
 
-    2 ranks, ids below 4000    rank 0 owns ids 0 to 1999, rows 0 to 7;  rank 1 owns ids 2000 to 3999, rows 8 to 15
+    2 ranks, ids below 4000    rank 0: ids 0 to 1999, rows 0 to 7;  rank 1: ids 2000 to 3999, rows 8 to 15
     stored by one rank         id 2500 has row 3
-    loaded                     rank 0 sends id 2500 and row 3 to rank 1, where it gets row 8; row 3 is open
+    loaded                     rank 0 sends id 2500 and row 3 to rank 1, where it gets row 8
 
-A rank sends 8 bytes for each state of a row's mapping, and 4 for each number of the row and of its optimizer state.
-"""
+A rank sends 8 bytes for each state of a row's mapping, and 4 for each number of the row and of its
+optimizer state.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,8 +41,9 @@ def move_ids_to_owners(
 ) -> None:
     """Send ids whose row lies on another rank than their owner there, with their row. A collective.
 
-    Where an owner has fewer open rows than ids arrive, the ids that have the smallest numbers in the first state of
-    the mapping's policy (counts, or the last access) lose their row, and a warning says how many.
+    Where an owner has fewer open rows than ids arrive, the ids that have the smallest numbers in
+    the first state of the mapping's policy (counts, or the last access) lose their row, and a
+    warning says how many.
 
     Args:
         tables: The tables.
@@ -59,9 +61,15 @@ def move_ids_to_owners(
         rows = _TableRows(mapping, weights[name], configs[name], tables.device, env)
         arrived = rows.exchange()
         lost = rows.place(*arrived)
-        dropped = sum(of_rank[0] for of_rank in comm.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE))
+        dropped = sum(
+            of_rank[0] for of_rank in comm.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
+        )
         if dropped and env.rank == 0:
-            _logger.warning("table %r: %d ids lose their rows: their owners have no open row left", name, dropped)
+            _logger.warning(
+                "table %r: %d ids lose their rows: their owners have no open row left",
+                name,
+                dropped,
+            )
 
 
 class _TableRows:
@@ -84,13 +92,19 @@ class _TableRows:
         env: ShardingEnv,
     ) -> None:
         self._module, self._config, self._env = mapping.held, config, env
-        whole = [name for name in mapping.whole.state_by_row() if name not in mapping.whole.once_per_table]
+        whole = [
+            name
+            for name in mapping.whole.state_by_row()
+            if name not in mapping.whole.once_per_table
+        ]
         self._state = (
             {name: torch.empty(0, dtype=torch.int64, device=device) for name in whole}
             if self._module is None
             else {name: each for name, each in self._module.state_by_row().items() if name in whole}
         )
-        self._weight = weights[0] if weights else torch.empty(0, mapping.table.columns, device=device)
+        self._weight = (
+            weights[0] if weights else torch.empty(0, mapping.table.columns, device=device)
+        )
         self._kept = [
             value
             for optimizer in getattr(self._weight, "_in_backward_optimizers", ())
@@ -104,7 +118,7 @@ class _TableRows:
         self._leaves = (ids != NO_ID) & elsewhere
 
     def exchange(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send what leaves to its owners -> states ``[N, S]`` and values ``[N, numbers]`` of what arrives."""
+        """Send what leaves to its owners -> received states ``[N, S]``, values ``[N, numbers]``."""
         group, me = _group(self._env), self._env.rank
         rows = self._leaves.nonzero().view(-1)
         rows = rows[self._owners[rows].argsort(stable=True)]
@@ -112,7 +126,11 @@ class _TableRows:
         into = [of_rank[me] for of_rank in comm.all_gather_ints(counts, group, MOVED_IDS_STAGE)]
         states = torch.stack([state[rows] for state in self._state.values()], dim=1)
         values = torch.cat(
-            [each[rows].reshape(len(rows), prod(each.shape[1:])) for each in (self._weight, *self._kept)], dim=1
+            [
+                each[rows].reshape(len(rows), prod(each.shape[1:]))
+                for each in (self._weight, *self._kept)
+            ],
+            dim=1,
         )
         arrived = list[torch.Tensor]()
         for sent in (states, values):

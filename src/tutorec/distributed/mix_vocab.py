@@ -23,7 +23,11 @@ from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShardingPlan, ShardingType
+from tutorec.distributed.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ShardingType,
+)
 from tutorec.distributed.shard_geometry import parameter_sharding, row_wise_pieces
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -61,7 +65,9 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         ValueError: ``mode`` is unknown, a feature has no rows, or ``weight`` does not have R rows.
 
     Example:
-        >>> bag = ParallelMixVocabEmbeddingBag([3, 2], embedding_dim=4, weight=torch.arange(5.0)[:, None].expand(5, 4))
+        >>> bag = ParallelMixVocabEmbeddingBag(
+        ...     [3, 2], embedding_dim=4, weight=torch.arange(5.0)[:, None].expand(5, 4)
+        ... )
         >>> bag(torch.tensor([[2, 1], [0, 0]]))[:, 0].tolist()
         [6.0, 3.0]
 
@@ -88,11 +94,17 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         self._mode, self._features = mode, [f"feature_{number}" for number in range(len(rows))]
         self._feature_rows = FeatureRows(zip(self._features, self._features, rows, strict=True))
         device = torch.device(device) if device is not None else own_device()
-        self.register_buffer("starts", torch.tensor([0, *accumulate(rows[:-1])], device=device), persistent=False)
+        self.register_buffer(
+            "starts", torch.tensor([0, *accumulate(rows[:-1])], device=device), persistent=False
+        )
         env = env if env is not None else _env()
-        kernel = EmbeddingComputeKernel.DENSE if fused_params is None else EmbeddingComputeKernel.FUSED
+        kernel = (
+            EmbeddingComputeKernel.DENSE if fused_params is None else EmbeddingComputeKernel.FUSED
+        )
         pieces = row_wise_pieces(sum(rows), embedding_dim, range(env.world_size))
-        entry = parameter_sharding(ShardingType.ROW_WISE, pieces, device.type, env.local_size, kernel)
+        entry = parameter_sharding(
+            ShardingType.ROW_WISE, pieces, device.type, env.local_size, kernel
+        )
         plan = EmbeddingModuleShardingPlan({_TABLE: entry})
         config: dict[str, Any] = {
             "num_embeddings": sum(rows),
@@ -105,11 +117,17 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         meta = torch.device("meta")
         if mode == "max":
             table = EmbeddingCollection([EmbeddingConfig(**config)], device=meta)
-            self.collection = EmbeddingCollectionSharder(fused_params).shard(table, plan, env, device)
+            self.collection = EmbeddingCollectionSharder(fused_params).shard(
+                table, plan, env, device
+            )
         else:
             pooling = PoolingType.SUM if mode == "sum" else PoolingType.MEAN
-            table = EmbeddingBagCollection([EmbeddingBagConfig(**config, pooling=pooling)], device=meta)
-            self.collection = EmbeddingBagCollectionSharder(fused_params).shard(table, plan, env, device)
+            table = EmbeddingBagCollection(
+                [EmbeddingBagConfig(**config, pooling=pooling)], device=meta
+            )
+            self.collection = EmbeddingBagCollectionSharder(fused_params).shard(
+                table, plan, env, device
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Ids ``[B, F]`` -> ``[B, D]``.
@@ -119,15 +137,20 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         """
         if x.dim() != 2 or x.shape[1] != len(self._features):
             raise ValueError(
-                f"ids have shape {tuple(x.shape)}: expected [B, {len(self._features)}], a column for each feature"
+                f"ids have shape {tuple(x.shape)}: expected [B, {len(self._features)}], a "
+                "column for each feature"
             )
         samples, features = x.shape
         # Checked before offsets are added: an id too large for its feature is a row of the next
         # feature.
         ones = torch.ones(x.numel(), dtype=torch.int64, device=x.device)
-        check_ids(KeyedJaggedTensor(self._features, x.t().reshape(-1), lengths=ones), self._feature_rows)
+        check_ids(
+            KeyedJaggedTensor(self._features, x.t().reshape(-1), lengths=ones), self._feature_rows
+        )
         lengths = torch.full((samples,), features, device=x.device)
-        found = self.collection(KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths))
+        found = self.collection(
+            KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths)
+        )
         if self._mode != "max":
             return found.values()
         # Features share no rows, so the gradient of each column's maximum goes to one row.
@@ -144,6 +167,11 @@ def _check(rows: Sequence[int], mode: str, weight: Tensor | None) -> None:
         raise ValueError(f"mode={mode!r}: a bag is pooled by one of {list(get_args(Mode))}")
     empty = [feature for feature, count in enumerate(rows) if count < 1]
     if empty or not rows:
-        raise ValueError(f"features {empty} have no rows in embeddings_per_feat={list(rows)}: leave them out")
+        raise ValueError(
+            f"features {empty} have no rows in embeddings_per_feat={list(rows)}: leave them out"
+        )
     if weight is not None and len(weight) != sum(rows):
-        raise ValueError(f"weight has {len(weight)} rows, and the features have {sum(rows)} together: {list(rows)}")
+        raise ValueError(
+            f"weight has {len(weight)} rows, and the features have {sum(rows)} together: "
+            f"{list(rows)}"
+        )

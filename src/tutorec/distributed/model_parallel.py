@@ -21,7 +21,11 @@ from torch.nn.parameter import is_lazy
 
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
-from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
+from tutorec.distributed.data_parallel import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+    sharded_parts,
+)
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
@@ -97,7 +101,11 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         shardable = dict(collections_of(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
-        self._wrapper = data_parallel_wrapper if data_parallel_wrapper is not None else DefaultDataParallelWrapper()
+        self._wrapper = (
+            data_parallel_wrapper
+            if data_parallel_wrapper is not None
+            else DefaultDataParallelWrapper()
+        )
         self._dense_env = self._env  # the ranks that share the dense layers
         self._ddp_is_built, self._divides = False, get_gradient_division()
         for path in list(shardable):
@@ -105,7 +113,9 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             found, sharder = shardable.pop(path)
             module_plan = self._plan.get_plan_for_module(path)
             if module_plan is not None:
-                module = replaced(module, found, sharder.shard(found, module_plan, self._env, self.device, path))
+                module = replaced(
+                    module, found, sharder.shard(found, module_plan, self._env, self.device, path)
+                )
         if init_parameters:
             allocate_dense_parts(module, self.device, {})
         move_dense_parts(module, self.device)
@@ -124,14 +134,15 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """
         if self.device.type == "meta":
             raise ValueError(
-                "this DistributedModelParallel is on the meta device: its tables have shapes and no rows to look up; "
-                "build it with device=torch.device('cpu') to use it"
+                "this DistributedModelParallel is on the meta device: its tables have shapes and "
+                "no rows to look up; build it with device=torch.device('cpu') to use it"
             )
         if self._ddp_is_built and get_gradient_division() is not self._divides:
             was, now = ("mean", "sum") if self._divides else ("sum", "mean")
             raise ValueError(
-                f"this model's dense layers use the {was} of the ranks' gradients since it was built, and "
-                f"set_gradient_division asks for the {now} now: call it before DistributedModelParallel"
+                f"this model's dense layers use the {was} of the ranks' gradients since it was "
+                f"built, and set_gradient_division asks for the {now} now: call it before "
+                "DistributedModelParallel"
             )
         return self._dmp_wrapped_module(*args, **kwargs)
 
@@ -140,11 +151,14 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "_dmp_wrapped_module" not in self.__dict__.get("_modules", {}) or not hasattr(self.module, name):
+            if "_dmp_wrapped_module" not in self.__dict__.get("_modules", {}) or not hasattr(
+                self.module, name
+            ):
                 raise
         raise AttributeError(
-            f"DistributedModelParallel has no {name!r}, the model inside has: write .module.{name}; where torch's "
-            "get_model_state_dict asks for it, call state_dict() instead, which names every table on every rank"
+            f"DistributedModelParallel has no {name!r}, the model inside has: write "
+            f".module.{name}; where torch's get_model_state_dict asks for it, call state_dict() "
+            "instead, which names every table on every rank"
         )
 
     @property
@@ -188,11 +202,15 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """(name, buffer) under unsharded names."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
-    def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    def bare_named_parameters(
+        self, prefix: str = "", recurse: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
         """`named_parameters` without duplicates; the two are the same, as in TorchRec."""
         return self.module.named_parameters(prefix, recurse)
 
-    def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
+    def sparse_grad_parameter_names(
+        self, destination: list[str] | None = None, prefix: str = ""
+    ) -> list[str]:
         """Append the names of torch embeddings with sparse gradients to ``destination``."""
         names = [] if destination is None else destination
         for path, part in self.module.named_modules():
@@ -212,7 +230,11 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self, state_dict: Mapping[str, Any], prefix: str = "", strict: bool = True
     ) -> Any:
         """Load the state of names that begin with ``prefix``; tables may be whole tensors."""
-        wanted = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        wanted = {
+            name.removeprefix(prefix): value
+            for name, value in state_dict.items()
+            if name.startswith(prefix)
+        }
         return self.module.load_state_dict(wanted, strict)
 
 
@@ -286,17 +308,27 @@ class DMPCollection(DistributedModelParallel):
             "world_size": str(world_size),
             "sharding_group_size": str(sharding_group_size),
             "use_inter_host_allreduce": str(use_inter_host_allreduce),
-            "the plan": "is to be made" if plan is None else f"{zlib.crc32(str(plan).encode()):08x}",
+            "the plan": "is to be made"
+            if plan is None
+            else f"{zlib.crc32(str(plan).encode()):08x}",
         }
         check_agreement("DMPCollection", facts, everyone, _bad_world_size(world_size, everyone))
         groups = ReplicaGroups.of(global_pg, sharding_group_size, use_inter_host_allreduce)
-        env = ShardingEnv(sharding_group_size, groups.sharding.rank(), groups.sharding, local_size=node_group_size)
+        env = ShardingEnv(
+            sharding_group_size, groups.sharding.rank(), groups.sharding, local_size=node_group_size
+        )
         if plan is None:
             makers = _checked_sharders(sharders) if sharders is not None else get_default_sharders()
             plan = make_plan(module, makers, env, usable_device(device, {}), everyone=everyone)
-        super().__init__(module, env, device, plan, sharders, False, init_parameters, data_parallel_wrapper)
+        super().__init__(
+            module, env, device, plan, sharders, False, init_parameters, data_parallel_wrapper
+        )
         self._dense_env, self._groups, self._all_reduce = everyone, groups, custom_all_reduce
-        parts = [part for _, part in sharded_parts(self.module) if isinstance(part, ShardedEmbeddingModule)]
+        parts = [
+            part
+            for _, part in sharded_parts(self.module)
+            if isinstance(part, ShardedEmbeddingModule)
+        ]
         _check_no_mappings(self.module)
         self._replicas = ReplicaMean(parts, groups.replica)
         if self.device.type != "meta":
@@ -347,10 +379,12 @@ class DMPCollection(DistributedModelParallel):
                 diverge.
         """
         tables = [held.table for part in self._replicas.parts for held in part.held_tables()]
-        if dense := [table.name for table in tables if table.kernel is EmbeddingComputeKernel.DENSE]:
+        if dense := [
+            table.name for table in tables if table.kernel is EmbeddingComputeKernel.DENSE
+        ]:
             raise ValueError(
-                f"the gradient of table {dense[0]!r} differs between replicas, and clipping needs one norm on all "
-                "ranks: give it compute_kernel='fused', or clip dense parts alone"
+                f"the gradient of table {dense[0]!r} differs between replicas, and clipping needs "
+                "one norm on all ranks: give it compute_kernel='fused', or clip dense parts alone"
             )
         return super().reduce_norm()
 
@@ -366,7 +400,11 @@ def get_unwrapped_module(module: nn.Module) -> nn.Module:
         TorchRec's ``torchrec.distributed.model_parallel.get_unwrapped_module``.
     """
     while isinstance(module, DistributedModelParallel | DistributedDataParallel):
-        module = module._dmp_wrapped_module if isinstance(module, DistributedModelParallel) else module.module
+        module = (
+            module._dmp_wrapped_module
+            if isinstance(module, DistributedModelParallel)
+            else module.module
+        )
     return module
 
 
@@ -381,10 +419,14 @@ def get_module(module: nn.Module) -> nn.Module:
     return module
 
 
-def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _insert_wrapped_path(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
+) -> None:
     """Restore the path that `state_dict` drops from names, if this model is part of another."""
     assert isinstance(module, DistributedModelParallel), "the hook of a DistributedModelParallel"
-    inner = "_dmp_wrapped_module." + ("" if module.module is module._dmp_wrapped_module else "module.")
+    inner = "_dmp_wrapped_module." + (
+        "" if module.module is module._dmp_wrapped_module else "module."
+    )
     for name in [name for name in state_dict if name.startswith(prefix)]:
         state_dict[f"{prefix}{inner}{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
@@ -394,7 +436,8 @@ def _checked_sharders(sharders: Sequence[ModuleSharder[Any]]) -> list[ModuleShar
     for sharder in sharders:
         if isinstance(sharder, type):
             raise TypeError(
-                f"sharders holds the class {sharder.__name__}: pass objects, [EmbeddingBagCollectionSharder()]"
+                f"sharders holds the class {sharder.__name__}: pass objects, "
+                "[EmbeddingBagCollectionSharder()]"
             )
     return list(sharders)
 
@@ -402,11 +445,13 @@ def _checked_sharders(sharders: Sequence[ModuleSharder[Any]]) -> list[ModuleShar
 def _bad_world_size(world_size: int, everyone: ShardingEnv) -> Exception | None:
     if world_size == everyone.world_size:
         return None
-    return ValueError(f"world_size={world_size}, and global_pg has {everyone.world_size} ranks: give that number")
+    return ValueError(
+        f"world_size={world_size}, and global_pg has {everyone.world_size} ranks: give that number"
+    )
 
 
 def _check_no_mappings(module: nn.Module) -> None:
-    """Refuse replicas of tables whose ids are remapped: each replica would give a row to another id.
+    """Refuse replicas of remapped tables: each replica would give a row to another id.
 
     Raises:
         ValueError: A collection remaps ids.
@@ -414,8 +459,8 @@ def _check_no_mappings(module: nn.Module) -> None:
     for path, part in module.named_modules():
         if isinstance(part, BaseShardedManagedCollisionEmbeddingCollection):
             raise ValueError(
-                f"module {path!r} remaps ids, by a mapping of its own in each replica, and a mean over replicas would "
-                "mix rows of different ids: use DistributedModelParallel"
+                f"module {path!r} remaps ids, by a mapping of its own in each replica, and a mean "
+                "over replicas would mix rows of different ids: use DistributedModelParallel"
             )
 
 
@@ -429,7 +474,8 @@ def _check_wrapped_once(module: nn.Module) -> None:
         if isinstance(part, DistributedModelParallel):
             what = f"module {path!r}" if path else "the module"
             raise ValueError(
-                f"{what} is already a DistributedModelParallel: wrap the whole model once, before any part of it"
+                f"{what} is already a DistributedModelParallel: wrap the whole model once, "
+                "before any part of it"
             )
 
 
@@ -464,7 +510,9 @@ def _agreed_plan(
         sharded = [path for path in shardable if path in plan.plan]
         facts |= {"collections that the plan shards": str(sharded), **division_fact()}
         facts |= {
-            f"parameter {name!r}: shape": "not known yet" if is_lazy(parameter) else str(list(parameter.shape))
+            f"parameter {name!r}: shape": "not known yet"
+            if is_lazy(parameter)
+            else str(list(parameter.shape))
             for name, parameter in model.named_parameters()
             if not any(path == "" or name.startswith(f"{path}.") for path in sharded)
         }
@@ -485,10 +533,13 @@ def _given_or_made(
     problem: Exception | None = None
     if plan is not None and not isinstance(plan, ShardingPlan):
         problem = TypeError(
-            f"plan is a {type(plan).__name__} and no ShardingPlan, which maps the paths of collections to their "
-            "plans: plan=ShardingPlan({'path.in.the.model': construct_module_sharding_plan(...)})"
+            f"plan is a {type(plan).__name__} and no ShardingPlan, which maps the paths of "
+            "collections to their plans: plan=ShardingPlan({'path.in.the.model': "
+            "construct_module_sharding_plan(...)})"
         )
-    check_agreement("DistributedModelParallel", {"a plan is given": str(plan is not None)}, env, problem)
+    check_agreement(
+        "DistributedModelParallel", {"a plan is given": str(plan is not None)}, env, problem
+    )
     if plan is not None:
         return plan
     return make_plan(model, sharders, env, device)

@@ -32,7 +32,13 @@ class ShardedStates:
         device: Device of the tables.
     """
 
-    def __init__(self, held: Sequence[HeldTable], names: Sequence[str], env: ShardingEnv, device: torch.device) -> None:
+    def __init__(
+        self,
+        held: Sequence[HeldTable],
+        names: Sequence[str],
+        env: ShardingEnv,
+        device: torch.device,
+    ) -> None:
         self._env, self._device = env, device
         self._pieces: dict[str, list[tuple[str, PlacedTable, ShardPiece]]] = {}
         for table in held:
@@ -41,7 +47,10 @@ class ShardedStates:
                 if name in names:
                     # A table with shards in two operators, which have different widths, is saved by
                     # each of them separately.
-                    first = next((known for known, own in self._pieces.items() if own[0][1] is table.table), name)
+                    first = next(
+                        (known for known, own in self._pieces.items() if own[0][1] is table.table),
+                        name,
+                    )
                     self._pieces.setdefault(first, []).append((name, table.table, piece))
 
     def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -50,7 +59,9 @@ class ShardedStates:
         for name, own in self._pieces.items():
             states = [state[parameter] for parameter, _, _ in own if parameter in state]
             if len(states) == len(own):
-                found[name] = {key: self._whole(own, [each[key] for each in states]) for key in states[0]}
+                found[name] = {
+                    key: self._whole(own, [each[key] for each in states]) for key in states[0]
+                }
         return found
 
     def local(
@@ -71,17 +82,27 @@ class ShardedStates:
             for parameter, table, piece in own if name in loaded else ():
                 here = state.get(parameter, {})
                 found[parameter] = {
-                    key: _piece_of(value, here[key], table, piece, f"{key!r} of {name!r}") if key in here else value
+                    key: _piece_of(value, here[key], table, piece, f"{key!r} of {name!r}")
+                    if key in here
+                    else value
                     for key, value in loaded[name].items()
                 }
         return found
 
-    def _whole(self, own: Sequence[tuple[str, PlacedTable, ShardPiece]], parts: Sequence[torch.Tensor]) -> Any:
+    def _whole(
+        self, own: Sequence[tuple[str, PlacedTable, ShardPiece]], parts: Sequence[torch.Tensor]
+    ) -> Any:
         table, pieces = own[0][1], [piece for _, _, piece in own]
         alone = self._env.process_group is None and self._env.world_size == 1
-        if parts[0].dim() == 0 or table.sharding_type is ShardingType.DATA_PARALLEL or (alone and len(parts) == 1):
+        if (
+            parts[0].dim() == 0
+            or table.sharding_type is ShardingType.DATA_PARALLEL
+            or (alone and len(parts) == 1)
+        ):
             return parts[0]
-        others = [piece for piece in table.pieces if piece.rank != self._env.rank or piece in pieces]
+        others = [
+            piece for piece in table.pieces if piece.rank != self._env.rank or piece in pieces
+        ]
         rectangles = _rectangles(table, others, parts[0].dim())
         if not alone:
             return sharded_tensor(rectangles, parts, parts[0].dtype, self._env, self._device)
@@ -95,9 +116,13 @@ def _rectangles(table: PlacedTable, pieces: Sequence[ShardPiece], dimensions: in
     ranks = [piece.rank for piece in pieces]
     if dimensions > 1:
         offsets = [[piece.row_offset, piece.column_offset] for piece in pieces]
-        return Rectangles((table.rows, table.columns), offsets, [[p.rows, p.columns] for p in pieces], ranks)
+        return Rectangles(
+            (table.rows, table.columns), offsets, [[p.rows, p.columns] for p in pieces], ranks
+        )
     size = (len(table.slice_widths) * table.rows,)
-    return Rectangles(size, [[table.first_row_state(p)] for p in pieces], [[p.rows] for p in pieces], ranks)
+    return Rectangles(
+        size, [[table.first_row_state(p)] for p in pieces], [[p.rows] for p in pieces], ranks
+    )
 
 
 def _part_of(whole: torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
@@ -118,7 +143,9 @@ def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what
     rows = len(table.slice_widths) * table.rows
     if size not in ([(rows,), (table.rows,)] if by_row else [(table.rows, table.columns)]):
         wanted = [rows] if by_row else [table.rows, table.columns]
-        raise ValueError(f"optimizer state {what} is {wanted} as a whole, and the loaded state is {list(size)}")
+        raise ValueError(
+            f"optimizer state {what} is {wanted} as a whole, and the loaded state is {list(size)}"
+        )
     if not isinstance(value, ShardedTensor):
         return _part_of(value, table, piece)
     offsets = [table.first_row_state(piece)] if by_row else [piece.row_offset, piece.column_offset]

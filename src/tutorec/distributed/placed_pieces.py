@@ -17,11 +17,21 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from tutorec.distributed.plan import ParameterSharding, ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece, data_parallel_pieces, exact_cover, host_ranks, pieces_of
+from tutorec.distributed.shard_geometry import (
+    ShardPiece,
+    data_parallel_pieces,
+    exact_cover,
+    host_ranks,
+    pieces_of,
+)
 
 
 def placed_pieces(
-    table: str, shape: tuple[int, int], sharding: ParameterSharding, world_size: int, local_size: int
+    table: str,
+    shape: tuple[int, int],
+    sharding: ParameterSharding,
+    world_size: int,
+    local_size: int,
 ) -> tuple[ShardPiece, ...]:
     """The shards of a table, by columns, then by rows; a replicated table has one per rank.
 
@@ -37,7 +47,9 @@ def placed_pieces(
 
     Example:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
-        >>> placed_pieces("item", (8, 4), table_wise_sharding((8, 4), 1, "cpu"), world_size=2, local_size=2)
+        >>> placed_pieces(
+        ...     "item", (8, 4), table_wise_sharding((8, 4), 1, "cpu"), world_size=2, local_size=2
+        ... )
         (ShardPiece(rank=1, row_offset=0, column_offset=0, rows=8, columns=4),)
     """
     kind = ShardingType(sharding.sharding_type)
@@ -47,21 +59,24 @@ def placed_pieces(
     for piece in pieces:
         if not 0 <= piece.rank < world_size:
             raise ValueError(
-                f"the plan puts table {table!r} on rank {piece.rank}, and the world has {world_size} "
-                f"ranks: 0 to {world_size - 1}"
+                f"the plan puts table {table!r} on rank {piece.rank}, and the world has "
+                f"{world_size} ranks: 0 to {world_size - 1}"
             )
     held = sorted({piece.rank for piece in pieces})
     if sharding.ranks is not None and pieces and sorted(set(sharding.ranks)) != held:
         raise ValueError(
-            f"the plan names ranks {sharding.ranks} for table {table!r}, and places its shards on ranks {held}; "
-            "let ranks say where the shards are, or leave ranks=None"
+            f"the plan names ranks {sharding.ranks} for table {table!r}, and places its shards on "
+            f"ranks {held}; let ranks say where the shards are, or leave ranks=None"
         )
     rows, columns = shape
     if not exact_cover(pieces, rows, columns):
-        shards = [([piece.row_offset, piece.column_offset], [piece.rows, piece.columns]) for piece in pieces]
+        shards = [
+            ([piece.row_offset, piece.column_offset], [piece.rows, piece.columns])
+            for piece in pieces
+        ]
         raise ValueError(
-            f"the plan's shards of table {table!r} do not cover its {rows} x {columns} rows and columns once: "
-            f"(offsets, sizes) {shards}; make the plan from this module"
+            f"the plan's shards of table {table!r} do not cover its {rows} x {columns} rows and "
+            f"columns once: (offsets, sizes) {shards}; make the plan from this module"
         )
     pieces.sort(key=lambda piece: (piece.column_offset, piece.row_offset))
     problem = _misplaced(kind, pieces, rows, world_size, local_size)
@@ -75,13 +90,13 @@ def _replicated(
 ) -> tuple[ShardPiece, ...]:
     if sharding.sharding_spec is not None:
         raise ValueError(
-            f"table {table!r} is data_parallel, which is the whole table on every rank, and the plan lists shards; "
-            "leave sharding_spec=None"
+            f"table {table!r} is data_parallel, which is the whole table on every rank, and the "
+            "plan lists shards; leave sharding_spec=None"
         )
     if sharding.ranks is not None and sorted(sharding.ranks) != list(range(world_size)):
         raise ValueError(
-            f"table {table!r} is data_parallel, which is the whole table on every rank of {world_size}, and the plan "
-            f"names ranks {sharding.ranks}; name them all, or none"
+            f"table {table!r} is data_parallel, which is the whole table on every rank of "
+            f"{world_size}, and the plan names ranks {sharding.ranks}; name them all, or none"
         )
     return tuple(data_parallel_pieces(*shape, world_size))
 
@@ -97,17 +112,23 @@ def _misplaced(
         short = [piece for piece in pieces if piece.rows != rows or not piece.columns]
         if short:
             return (
-                f"shards of {rows} rows and at least one column, and the plan has one of {short[0].rows} x "
-                f"{short[0].columns} on rank {short[0].rank}"
+                f"shards of {rows} rows and at least one column, and the plan has one of "
+                f"{short[0].rows} x {short[0].columns} on rank {short[0].rank}"
             )
         if kind is ShardingType.TABLE_COLUMN_WISE:
             hosts = sorted({rank // local_size for rank in ranks})
             if len(hosts) > 1:
-                return f"shards on one host of {local_size} ranks, and the plan has ranks {ranks} on hosts {hosts}"
+                return (
+                    f"shards on one host of {local_size} ranks, and the plan has ranks {ranks} "
+                    f"on hosts {hosts}"
+                )
         return None
     if kind is ShardingType.ROW_WISE:
         if len({piece.column_offset for piece in pieces}) > 1 or ranks != list(range(world_size)):
-            return f"a range of rows on each of ranks 0 to {world_size - 1}, in this order, and the plan has {ranks}"
+            return (
+                f"a range of rows on each of ranks 0 to {world_size - 1}, in this order, and "
+                f"the plan has {ranks}"
+            )
         return None
     return _misplaced_on_hosts(kind, pieces, world_size, local_size)
 
@@ -117,8 +138,13 @@ def _misplaced_on_hosts(
 ) -> str | None:
     """The same for sharding types that split rows inside a host."""
     if world_size % local_size:
-        return f"made for hosts of as many ranks each, and {world_size} ranks are not a multiple of {local_size}"
-    slices = [list(members) for _, members in groupby(pieces, key=lambda piece: piece.column_offset)]
+        return (
+            f"made for hosts of as many ranks each, and {world_size} ranks are not a multiple "
+            f"of {local_size}"
+        )
+    slices = [
+        list(members) for _, members in groupby(pieces, key=lambda piece: piece.column_offset)
+    ]
     if kind is ShardingType.TABLE_ROW_WISE and len(slices) > 1:
         return f"one range of columns, and the plan has {len(slices)}"
     for members in slices:
@@ -126,7 +152,7 @@ def _misplaced_on_hosts(
         on_host = list(host_ranks(ranks[0] // local_size, local_size))
         if ranks != on_host:
             return (
-                f"a range of rows on each rank of a host, which are {local_size}, in rank order, and the plan has "
-                f"ranks {ranks} where {on_host} are a host"
+                f"a range of rows on each rank of a host, which are {local_size}, in rank order, "
+                f"and the plan has ranks {ranks} where {on_host} are a host"
             )
     return None

@@ -148,11 +148,17 @@ class ParameterSharding:
         # Of the optional fields, print those that are set.
         shown = [each.name for each in fields(self) if each.repr]
         shown = shown[:4] + [name for name in shown[4:] if getattr(self, name) is not None]
-        return f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        return (
+            f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        )
 
     def shards(self) -> list[ShardMetadata]:
         """The shards; empty if the plan lists none."""
-        return list(self.sharding_spec.shards) if isinstance(self.sharding_spec, EnumerableShardingSpec) else []
+        return (
+            list(self.sharding_spec.shards)
+            if isinstance(self.sharding_spec, EnumerableShardingSpec)
+            else []
+        )
 
     def table_shape(self) -> tuple[int, int] | None:
         """``(R, D)`` of the table: as stored, or from the extent of the shards; None if unknown."""
@@ -160,13 +166,19 @@ class ParameterSharding:
             return self.shape
         ends = [
             (row + rows, column + columns)
-            for (row, column), (rows, columns) in ((s.shard_offsets, s.shard_sizes) for s in self.shards())
+            for (row, column), (rows, columns) in (
+                (s.shard_offsets, s.shard_sizes) for s in self.shards()
+            )
         ]
         return max(row for row, _ in ends), max(column for _, column in ends)
 
     def _stored(self) -> StoredTable:
         shards = [
-            StoredShard(list(s.shard_offsets), list(s.shard_sizes), str(s.placement) if s.placement else None)
+            StoredShard(
+                list(s.shard_offsets),
+                list(s.shard_sizes),
+                str(s.placement) if s.placement else None,
+            )
             for s in self.shards()
         ]
         return StoredTable(
@@ -180,7 +192,10 @@ class ParameterSharding:
 
     @classmethod
     def _from_stored(cls, table: str, stored: StoredTable, source: str) -> ParameterSharding:
-        for kind, text in ((ShardingType, stored.sharding_type), (EmbeddingComputeKernel, stored.compute_kernel)):
+        for kind, text in (
+            (ShardingType, stored.sharding_type),
+            (EmbeddingComputeKernel, stored.compute_kernel),
+        ):
             try:
                 kind(text)
             except ValueError:
@@ -192,13 +207,23 @@ class ParameterSharding:
             shards = [ShardMetadata(s.offsets, s.sizes, s.placement) for s in stored.shards or ()]
             for shard in shards:
                 if shard.placement is None or shard.placement.rank() is None:
-                    raise ValueError(f"{str(shard.placement)!r} names no rank, as 'rank:0/cpu' does")
+                    raise ValueError(
+                        f"{str(shard.placement)!r} names no rank, as 'rank:0/cpu' does"
+                    )
             spec = EnumerableShardingSpec(shards) if stored.shards is not None else None
         except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{source}: a shard of table {table!r} cannot be placed: {error}") from None
+            raise ValueError(
+                f"{source}: a shard of table {table!r} cannot be placed: {error}"
+            ) from None
         cache = stored.cache and CacheParams._from_stored(stored.cache)
         return cls(
-            stored.sharding_type, stored.compute_kernel, stored.ranks, spec, cache, shape=stored.shape, source=source
+            stored.sharding_type,
+            stored.compute_kernel,
+            stored.ranks,
+            spec,
+            cache,
+            shape=stored.shape,
+            source=source,
         )
 
 
@@ -211,7 +236,11 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
 
     Example:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
-        >>> print(EmbeddingModuleShardingPlan(item=table_wise_sharding((8, 4), rank=0, device_type="cpu")))
+        >>> print(
+        ...     EmbeddingModuleShardingPlan(
+        ...         item=table_wise_sharding((8, 4), rank=0, device_type="cpu")
+        ...     )
+        ... )
         ... # doctest: +NORMALIZE_WHITESPACE
         <BLANKLINE>
         <BLANKLINE>
@@ -236,9 +265,13 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
         tables = [["param", "sharding type", "compute kernel", "ranks"]]
         pieces = [["param", "shard offsets", "shard sizes", "placement"]]
         for name, sharding in self.items():
-            tables.append([name, sharding.sharding_type, sharding.compute_kernel, str(sharding.ranks)])
+            tables.append(
+                [name, sharding.sharding_type, sharding.compute_kernel, str(sharding.ranks)]
+            )
             for shard in sharding.shards():
-                pieces.append([name, str(shard.shard_offsets), str(shard.shard_sizes), str(shard.placement)])
+                pieces.append(
+                    [name, str(shard.shard_offsets), str(shard.shard_sizes), str(shard.placement)]
+                )
         return tables, pieces
 
 
@@ -285,7 +318,10 @@ class ShardingPlan:
         return cls(
             {
                 path: EmbeddingModuleShardingPlan(
-                    {name: ParameterSharding._from_stored(name, stored, source) for name, stored in of.items()}
+                    {
+                        name: ParameterSharding._from_stored(name, stored, source)
+                        for name, stored in of.items()
+                    }
                 )
                 for path, of in from_text(text, source).items()
             }
@@ -308,7 +344,9 @@ class ShardingPlan:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{os.fspath(path)} is no whole JSON document: {error}; save the plan again") from None
+            raise ValueError(
+                f"{os.fspath(path)} is no whole JSON document: {error}; save the plan again"
+            ) from None
         return cls.from_json(text, source=os.fspath(path))
 
     def fingerprint(self) -> str:
@@ -325,10 +363,11 @@ class ShardingPlan:
             ValueError: A module or table is missing, or has another shape.
 
         Example:
-            >>> ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}).check_fingerprint(nn.Module())
+            >>> plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan()})
+            >>> plan.check_fingerprint(nn.Module())
             Traceback (most recent call last):
                 ...
-            ValueError: the plan is for other tables: the model has no module 'sparse'; make the plan from this model
+            ValueError: the plan is for other tables: the model has no module 'sparse'; ...
         """
         differences = []
         for path, module_plan in self.plan.items():
@@ -338,19 +377,28 @@ class ShardingPlan:
                 differences.append(f"the model has no module {path!r}")
                 continue
             planned = {name: sharding.table_shape() for name, sharding in module_plan.items()}
-            differences += [f"module {path!r} has no table {name!r}" for name in planned if name not in tables]
             differences += [
-                f"the plan has no table {name!r} of module {path!r}" for name in tables if name not in planned
+                f"module {path!r} has no table {name!r}" for name in planned if name not in tables
             ]
             differences += [
-                f"table {name!r} is {shape[0]} x {shape[1]} in the plan and {tables[name][0]} x {tables[name][1]} in "
-                "the model"
+                f"the plan has no table {name!r} of module {path!r}"
+                for name in tables
+                if name not in planned
+            ]
+            differences += [
+                f"table {name!r} is {shape[0]} x {shape[1]} in the plan and {tables[name][0]} x "
+                f"{tables[name][1]} in the model"
                 for name, shape in planned.items()
                 if name in tables and shape is not None and shape != tables[name]
             ]
         if differences:
-            source = next((s.source for of in self.plan.values() for s in of.values() if s.source), "the plan")
-            raise ValueError(f"{source} is for other tables: {'; '.join(differences)}; make the plan from this model")
+            source = next(
+                (s.source for of in self.plan.values() for s in of.values() if s.source), "the plan"
+            )
+            raise ValueError(
+                f"{source} is for other tables: {'; '.join(differences)}; make the plan from "
+                "this model"
+            )
 
     def diff(self, other: ShardingPlan) -> PlanDiff:
         """Compare with another plan: which tables differ, and how many bytes would have to be sent.
@@ -363,7 +411,10 @@ class ShardingPlan:
             0
         """
         if not isinstance(other, ShardingPlan):
-            raise TypeError(f"a plan is compared with a ShardingPlan, got {type(other).__name__}: plan.diff(other)")
+            raise TypeError(
+                f"a plan is compared with a ShardingPlan, got {type(other).__name__}: "
+                "plan.diff(other)"
+            )
         return plan_diff(self._stored(), other._stored())
 
     def _repr_html_(self) -> str:
@@ -374,10 +425,14 @@ class ShardingPlan:
         )
 
     def _stored(self) -> dict[str, dict[str, StoredTable]]:
-        return {path: {name: s._stored() for name, s in of.items()} for path, of in self.plan.items()}
+        return {
+            path: {name: s._stored() for name, s in of.items()} for path, of in self.plan.items()
+        }
 
     def __str__(self) -> str:
-        return "\n\n".join(f"module: {path}{module_plan}" for path, module_plan in self.plan.items())
+        return "\n\n".join(
+            f"module: {path}{module_plan}" for path, module_plan in self.plan.items()
+        )
 
 
 def _shapes_of(collection: Any) -> dict[str, tuple[int, int]]:
@@ -400,7 +455,10 @@ def _as_text(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     head = " | ".join(f"{cell:^{width}}" for cell, width in zip(rows[0], widths, strict=True))
     rule = " | ".join("-" * width for width in widths)
-    body = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows[1:]]
+    body = [
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows[1:]
+    ]
     return "\n".join([head, rule, *body])
 
 

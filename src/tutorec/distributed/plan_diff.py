@@ -52,8 +52,12 @@ class PlanDiff:
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
-        >>> plans = [ShardingPlan({"": EmbeddingModuleShardingPlan(item=table_wise_sharding((8, 4), rank, "cpu"))})
-        ...          for rank in (0, 1)]
+        >>> plans = [
+        ...     ShardingPlan(
+        ...         {"": EmbeddingModuleShardingPlan(item=table_wise_sharding((8, 4), rank, "cpu"))}
+        ...     )
+        ...     for rank in (0, 1)
+        ... ]
         >>> print(plans[0].diff(plans[1]))
         1 table differs, 0 are alike; 128 B of weights come to ranks that do not hold them
         <BLANKLINE>
@@ -82,7 +86,11 @@ class PlanDiff:
         return iter(self.changes)
 
     def __str__(self) -> str:
-        return self._summary() if not self.changes else f"{self._summary()}\n\n{self._table()}{self._rest()}"
+        return (
+            self._summary()
+            if not self.changes
+            else f"{self._summary()}\n\n{self._table()}{self._rest()}"
+        )
 
     def _repr_html_(self) -> str:
         """The difference as HTML, for a notebook."""
@@ -94,8 +102,8 @@ class PlanDiff:
             return f"the plans are the same for {several(self.alike, 'table')}"
         differ = "differs" if len(self.changes) == 1 else "differ"
         return (
-            f"{several(len(self.changes), 'table')} {differ}, {self.alike:,} are alike; {bytes_text(self.moved_bytes)} "
-            "of weights come to ranks that do not hold them"
+            f"{several(len(self.changes), 'table')} {differ}, {self.alike:,} are alike; "
+            f"{bytes_text(self.moved_bytes)} of weights come to ranks that do not hold them"
         )
 
     def _table(self) -> TextTable:
@@ -113,7 +121,11 @@ class PlanDiff:
 
     def _rest(self) -> str:
         more = len(self.changes) - _PRINTED
-        return f"\nand {several(more, 'table')} more: iterate over the diff for all of them" if more > 0 else ""
+        return (
+            f"\nand {several(more, 'table')} more: iterate over the diff for all of them"
+            if more > 0
+            else ""
+        )
 
 
 def plan_diff(before: Stored, after: Stored) -> PlanDiff:
@@ -123,7 +135,9 @@ def plan_diff(before: Stored, after: Stored) -> PlanDiff:
     type of device on which a rank stores a shard (``cpu``, ``cuda:1``) is ignored.
     """
     changes, alike = [], 0
-    tables = [(path, table) for plan in (before, after) for path, of in plan.items() for table in of]
+    tables = [
+        (path, table) for plan in (before, after) for path, of in plan.items() for table in of
+    ]
     for path, table in dict.fromkeys(tables):
         old, new = (plan.get(path, {}).get(table) for plan in (before, after))
         if old is not None and new is not None and _compared(old) == _compared(new):
@@ -169,7 +183,9 @@ def _moved_bytes(before: StoredTable, after: StoredTable) -> int:
     elements = 0
     for rank, rectangles in _rectangles(after).items():
         for mine in rectangles:
-            elements += _area(mine) - sum(_area(_common(mine, other)) for other in had.get(rank, ()))
+            elements += _area(mine) - sum(
+                _area(_common(mine, other)) for other in had.get(rank, ())
+            )
     return elements * _ELEMENT_BYTES
 
 

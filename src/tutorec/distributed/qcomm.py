@@ -68,7 +68,9 @@ class CommCodec:
         >>> codec = CommCodec(torch.bfloat16)
         >>> codec.encode(torch.tensor([1.0, 1.0 + 2**-8]))
         tensor([1., 1.], dtype=torch.bfloat16)
-        >>> CommCodec(torch.float16, loss_scale=1024.0).decode(torch.tensor([1.0]).half(), torch.float32)
+        >>> CommCodec(torch.float16, loss_scale=1024.0).decode(
+        ...     torch.tensor([1.0]).half(), torch.float32
+        ... )
         tensor([0.0010])
     """
 
@@ -196,14 +198,18 @@ _DTYPES = {CommType.FP32: None, CommType.FP16: torch.float16, CommType.BF16: tor
 
 def _codec(direction: str, precision: CommType, loss_scale: float | None) -> CommCodec | None:
     if not isinstance(precision, CommType):
-        raise ValueError(f"{direction}_precision must be a CommType, got {precision!r}: try CommType.FP16")
+        raise ValueError(
+            f"{direction}_precision must be a CommType, got {precision!r}: try CommType.FP16"
+        )
     if precision not in _DTYPES:
         raise ValueError(
             f"{direction}_precision {precision.name} is not supported: "
             "rows and gradients are sent as FP32, FP16 or BF16"
         )
     if loss_scale is not None and not loss_scale > 0:
-        raise ValueError(f"{direction}_loss_scale must be a positive number or None, got {loss_scale!r}")
+        raise ValueError(
+            f"{direction}_loss_scale must be a positive number or None, got {loss_scale!r}"
+        )
     dtype = _DTYPES[precision]
     return None if dtype is None else CommCodec(dtype, loss_scale)
 

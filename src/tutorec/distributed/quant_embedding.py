@@ -12,7 +12,12 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup
 from tutorec.distributed.plan import ParameterSharding
 from tutorec.distributed.quant_embeddingbag import ShardedQuantEbcInputDist, flatten_feature_lengths
-from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
+from tutorec.distributed.quant_state import (
+    BaseQuantEmbeddingSharder,
+    QuantContext,
+    QuantSource,
+    ShardedQuantModule,
+)
 from tutorec.distributed.sharding.infer_sharding import on_device
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -26,7 +31,9 @@ torch.fx.wrap("flatten_feature_lengths")
 
 
 @torch.fx.wrap
-def rows_of_features(rows: Tensor, features: KeyedJaggedTensor, first: int, count: int) -> list[Tensor]:
+def rows_of_features(
+    rows: Tensor, features: KeyedJaggedTensor, first: int, count: int
+) -> list[Tensor]:
     """Split rows by feature.
 
     Args:
@@ -36,7 +43,9 @@ def rows_of_features(rows: Tensor, features: KeyedJaggedTensor, first: int, coun
         count: Number of features.
 
     Example:
-        >>> batch = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2])
+        ... )
         >>> [len(rows) for rows in rows_of_features(torch.zeros(3, 2), batch, 0, 2)]
         [1, 2]
     """
@@ -77,7 +86,9 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
         device: torch.device | None = None,
     ) -> None:
         configs = module.embedding_configs()
-        source = QuantSource("EmbeddingCollection", "embeddings", configs, module, False, module.output_dtype())
+        source = QuantSource(
+            "EmbeddingCollection", "embeddings", configs, module, False, module.output_dtype()
+        )
         super().__init__(source, table_name_to_parameter_sharding, env, device)
         self._configs, self._need_indices = configs, module.need_indices()
         self._input_dist_module = ShardedQuantEcInputDist(self._asked)
@@ -129,7 +140,9 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             if traced:
                 results[name] = JaggedTensor(rows, indices, ids.lengths(), None)
             else:
-                results[name] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
+                results[name] = JaggedTensor._from_parts(
+                    rows, indices, ids.lengths(), ids.offsets()
+                )
         return results if traced else samples_of_lists(results, ctx.features, self._feature_of)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -162,4 +175,6 @@ def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         return features
     counts = features.length_per_key()
     lengths = torch.tensor(counts, device=features.device())
-    return KeyedJaggedTensor._from_parts(features.keys(), features.values(), None, lengths, None, 1, counts)
+    return KeyedJaggedTensor._from_parts(
+        features.keys(), features.values(), None, lengths, None, 1, counts
+    )

@@ -16,7 +16,12 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
 from tutorec.distributed.lookup.quant import DeviceLookup, InferGroupedPooledEmbeddingsLookup
 from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
+from tutorec.distributed.quant_state import (
+    BaseQuantEmbeddingSharder,
+    QuantContext,
+    QuantSource,
+    ShardedQuantModule,
+)
 from tutorec.distributed.sharding.infer_sharding import InferSharding, InferWholeRowsSharding
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -43,7 +48,9 @@ def flatten_feature_lengths(features: KeyedJaggedTensor, order: list[str]) -> Ke
         KeyError: A feature is missing.
 
     Example:
-        >>> batch = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2])
+        ... )
         >>> flatten_feature_lengths(batch, ["item", "user"]).values()
         tensor([7, 8, 4])
 
@@ -85,7 +92,10 @@ class ShardedQuantEbcInputDist(nn.Module):
         if not self._shardings:
             return []
         parts = [features] if len(self._counts) == 1 else features.split(self._counts)
-        return [sharding.dist(parts[index], ctx[index]) for index, sharding in enumerate(self._shardings)]
+        return [
+            sharding.dist(parts[index], ctx[index])
+            for index, sharding in enumerate(self._shardings)
+        ]
 
 
 class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
@@ -118,7 +128,12 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
     ) -> None:
         configs = module.embedding_bag_configs()
         source = QuantSource(
-            "EmbeddingBagCollection", "embedding_bags", configs, module, module.is_weighted(), module.output_dtype()
+            "EmbeddingBagCollection",
+            "embedding_bags",
+            configs,
+            module,
+            module.is_weighted(),
+            module.output_dtype(),
         )
         super().__init__(source, table_name_to_parameter_sharding, env, device)
         self._configs = configs
@@ -184,7 +199,9 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Concatenate the columns in the order of the unsharded module."""
         if not self._asked:
-            return KeyedTensor([], [], no_columns(ctx.features, self._output_dtype).to(self._output_device))
+            return KeyedTensor(
+                [], [], no_columns(ctx.features, self._output_dtype).to(self._output_device)
+            )
         parts = [
             sharding.gather(pooled, own, self._output_device)
             for sharding, pooled, own in zip(self._asked, output, ctx, strict=True)
@@ -200,11 +217,16 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
         pieces = pooled.split_with_sizes(self._columns.length_per_key, 1)
-        lists = [piece[: strides[name]] for name, piece in zip(self._result_features, pieces, strict=True)]
+        lists = [
+            piece[: strides[name]]
+            for name, piece in zip(self._result_features, pieces, strict=True)
+        ]
         inverse = features.inverse_indices_or_none()
         if inverse is not None:
             inverse = inverse[0], inverse[1].to(self._output_device)
-        return join_samples(self._result_features, lists, inverse, features.variable_stride_per_key())
+        return join_samples(
+            self._result_features, lists, inverse, features.variable_stride_per_key()
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configuration of each table."""

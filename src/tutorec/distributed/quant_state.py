@@ -84,7 +84,9 @@ class QuantContext(list[InferContext]):
     of_lists: bool = False
 
 
-class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[Any]], _Out], Generic[_Out]):
+class ShardedQuantModule(
+    ShardedModule[QuantContext, list[list[Any]], list[list[Any]], _Out], Generic[_Out]
+):
     """A quantized collection sharded over the devices of one process.
 
     Everything is built at construction, so a graph can be traced before any batch.
@@ -130,7 +132,9 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         self._tables = self._placed(source, plan)
         packed = {table.name: source.tables.packed_rows(table.name) for table in self._tables}
         self._not_loaded = {name for name, rows in packed.items() if rows.is_meta}
-        self._shardings = shard_quant_tables(self._tables, packed, self._devices, source.weighted, source.output_dtype)
+        self._shardings = shard_quant_tables(
+            self._tables, packed, self._devices, source.weighted, source.output_dtype
+        )
         asked = [sharding for sharding in self._shardings if sharding.features]
         self._asked = asked
         self._lookups: list[nn.Module] = [self._lookup_of(sharding.lookups) for sharding in asked]
@@ -164,7 +168,9 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
     def compute(self, ctx: QuantContext, dist_input: list[list[Any]]) -> list[list[Any]]:
         """Look rows up on every device."""
         # `forward`, not a call: modules in a plain list are not part of a traced graph.
-        return [lookup.forward(parts) for lookup, parts in zip(self._lookups, dist_input, strict=True)]
+        return [
+            lookup.forward(parts) for lookup, parts in zip(self._lookups, dist_input, strict=True)
+        ]
 
     def _run(self, features: KeyedJaggedTensor) -> Any:
         """Send ids to devices, look rows up, and send results back."""
@@ -178,8 +184,8 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         pooled = self._kind == "EmbeddingBagCollection"
         if self._not_loaded:
             warnings.warn(
-                f"tables {sorted(self._not_loaded)} were sharded on the meta device and are all zeros: load the "
-                "quantized model's rows, load_state_dict(state)",
+                f"tables {sorted(self._not_loaded)} were sharded on the meta device and are all "
+                "zeros: load the quantized model's rows, load_state_dict(state)",
                 stacklevel=2,
             )
             self._not_loaded.clear()
@@ -252,20 +258,30 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
 
     def _apply(self, fn: Any, recurse: bool = True) -> ShardedQuantModule[_Out]:
         """``.to(device)`` changes the device of the results; rows stay on the plan's devices."""
-        self._output_device = fn(torch.empty(0, dtype=torch.uint8, device=self._output_device)).device
+        self._output_device = fn(
+            torch.empty(0, dtype=torch.uint8, device=self._output_device)
+        ).device
         return self
 
     # --- construction
 
-    def _placed(self, source: QuantSource, plan: Mapping[str, ParameterSharding]) -> list[QuantTable]:
+    def _placed(
+        self, source: QuantSource, plan: Mapping[str, ParameterSharding]
+    ) -> list[QuantTable]:
         """Read and check the plan."""
         check_plan_covers([config.name for config in source.configs], plan)
         placed = []
-        for config, keys in zip(source.configs, get_embedding_names_by_table(source.configs), strict=True):
+        for config, keys in zip(
+            source.configs, get_embedding_names_by_table(source.configs), strict=True
+        ):
             table: PackedTable = source.tables.packed_table(config.name)
             pooling: Any = getattr(config, "pooling", PoolingType.NONE)
             names = config.feature_names, keys
-            placed.append(place_quant_table(table, pooling.value.lower(), names, plan[config.name], len(self._devices)))
+            placed.append(
+                place_quant_table(
+                    table, pooling.value.lower(), names, plan[config.name], len(self._devices)
+                )
+            )
         return placed
 
     def _show_tables(self) -> None:
@@ -274,7 +290,9 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         for sharding in self._shardings:
             for table in sharding.tables:
                 for index, rows in enumerate(sharding.rows_of(table.name)):
-                    holder[table.name].register_buffer("weight" if index == 0 else f"weight_{index}", rows)
+                    holder[table.name].register_buffer(
+                        "weight" if index == 0 else f"weight_{index}", rows
+                    )
         for table in holder.values():
             copy_when_loading(table)
         self.add_module(self._path, holder)
@@ -307,9 +325,9 @@ def serving_devices(device: torch.device | str, count: int) -> list[torch.device
     if first + count > have:
         wanted = f"cuda:{first}" if count == 1 else f"cuda:{first} to cuda:{first + count - 1}"
         raise ValueError(
-            f"{count} devices from {wanted} are requested, and this process sees {have} GPUs: take fewer with "
-            f"ShardingEnv.from_local({max(have - first, 1)}, 0), or device=torch.device('cpu'), where devices are "
-            "virtual"
+            f"{count} devices from {wanted} are requested, and this process sees {have} GPUs: take "
+            f"fewer with ShardingEnv.from_local({max(have - first, 1)}, 0), or "
+            "device=torch.device('cpu'), where devices are virtual"
         )
     return [torch.device("cuda", first + index) for index in range(count)]
 
@@ -318,8 +336,9 @@ def _serving(env: ShardingEnv) -> ShardingEnv:
     """Return the environment if it has no process group; raise otherwise."""
     if env.process_group is not None and env.world_size > 1:
         raise ValueError(
-            f"quantized tables are served by one process that drives all devices, and this ShardingEnv has a process "
-            f"group of {env.world_size} ranks: ShardingEnv.from_local({env.world_size}, 0)"
+            "quantized tables are served by one process that drives all devices, and this "
+            f"ShardingEnv has a process group of {env.world_size} ranks: "
+            f"ShardingEnv.from_local({env.world_size}, 0)"
         )
     return env
 
@@ -338,7 +357,9 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
     _arguments = ("fused_params",)
 
     def __init__(
-        self, fused_params: Mapping[str, Any] | None = None, shardable_params: Sequence[str] | None = None
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        shardable_params: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self._fused_params = dict(fused_params) if fused_params else None
@@ -361,11 +382,14 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
         tables = {name: packed.packed_table(name) for name in packed.table_names()}
         if self._shardable_params is not None and set(self._shardable_params) != set(tables):
             raise ValueError(
-                f"shardable_params={self._shardable_params} must name all tables of the module, {list(tables)}, or be "
-                "left out: one operator holds them"
+                f"shardable_params={self._shardable_params} must name all tables of the module, "
+                f"{list(tables)}, or be left out: one operator holds them"
             )
         return {
-            name: nn.Parameter(torch.empty(t.rows, t.columns, dtype=torch.uint8, device="meta"), requires_grad=False)
+            name: nn.Parameter(
+                torch.empty(t.rows, t.columns, dtype=torch.uint8, device="meta"),
+                requires_grad=False,
+            )
             for name, t in tables.items()
         }
 
@@ -387,13 +411,21 @@ def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_met
             continue
         whole = state_dict.pop(key)
         if len(table.pieces) > 1:
-            whole = _joined(table, [whole, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.pieces)))])
+            whole = _joined(
+                table, [whole, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.pieces)))]
+            )
         for part, view in parts_of_rows(whole, table.table, module._split_scale_bias):
             state_dict[f"{prefix}{module._path}.{table.name}.{part}"] = view
 
 
 def _load_pieces(
-    module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any, _strict: bool, missing: list[str], *_: Any
+    module: Any,
+    state_dict: dict[str, Any],
+    prefix: str,
+    metadata: Any,
+    _strict: bool,
+    missing: list[str],
+    *_: Any,
 ) -> None:
     """Load hook: split each table into its shards; a missing table keeps the module's rows."""
     for table in module._tables:
@@ -401,20 +433,30 @@ def _load_pieces(
         key, own = f"{stem}.weight", module._own_rows(table.name)
         shape = table.table.rows, table.table.layout.row_bytes
         parts = parts_of_rows(
-            torch.empty(shape, dtype=torch.uint8, device="meta"), table.table, module._split_scale_bias
+            torch.empty(shape, dtype=torch.uint8, device="meta"),
+            table.table,
+            module._split_scale_bias,
         )
-        check_parts(table.table, parts, {part: state_dict.get(f"{stem}.{part}") for part, _ in parts})
+        check_parts(
+            table.table, parts, {part: state_dict.get(f"{stem}.{part}") for part, _ in parts}
+        )
         absent = [f"{stem}.{part}" for part, _ in parts if f"{stem}.{part}" not in state_dict]
         missing.extend(absent)
         if len(absent) == len(parts):
-            state_dict.update((key if index == 0 else f"{key}_{index}", rows) for index, rows in enumerate(own))
+            state_dict.update(
+                (key if index == 0 else f"{key}_{index}", rows) for index, rows in enumerate(own)
+            )
             continue
         check_format(table.table, metadata)
         module._not_loaded.discard(table.name)
         whole = state_dict[key] if not module._split_scale_bias else None
         if whole is None:
             device = own[0].device
-            whole = _joined(table, own).clone() if absent else torch.zeros(shape, dtype=torch.uint8, device=device)
+            whole = (
+                _joined(table, own).clone()
+                if absent
+                else torch.zeros(shape, dtype=torch.uint8, device=device)
+            )
             for part, view in parts_of_rows(whole, table.table, split=True):
                 view.copy_(state_dict.pop(f"{stem}.{part}", view))
         for index, rows in enumerate(_cut(table, whole)):
@@ -433,7 +475,9 @@ def _cut(table: QuantTable, whole: Tensor) -> Iterator[Tensor]:
 def _joined(table: QuantTable, pieces: Sequence[Tensor]) -> Tensor:
     """Join a table's packed rows from its shards."""
     if _cuts_columns(table):
-        return join_columns(pieces, [each.layout for each in table.piece_tables], table.table.layout)
+        return join_columns(
+            pieces, [each.layout for each in table.piece_tables], table.table.layout
+        )
     return pieces[0] if len(pieces) == 1 else _joined_rows(pieces)
 
 
@@ -444,7 +488,9 @@ def _joined_rows(pieces: Sequence[Tensor]) -> Tensor:
     held = {piece.untyped_storage().data_ptr() for piece in pieces if piece.numel()}
     if len(held) == 1 and ends[:-1] == begins[1:]:
         first = next(piece for piece in pieces if piece.numel())
-        return first.as_strided((sum(piece.shape[0] for piece in pieces), first.shape[1]), first.stride())
+        return first.as_strided(
+            (sum(piece.shape[0] for piece in pieces), first.shape[1]), first.stride()
+        )
     return torch.cat([piece.to(pieces[0].device) for piece in pieces])
 
 

@@ -59,7 +59,10 @@ class ReplicaGroups:
 
     @classmethod
     def of(
-        cls, group: dist.ProcessGroup, sharding_group_size: int, use_inter_host_allreduce: bool = False
+        cls,
+        group: dist.ProcessGroup,
+        sharding_group_size: int,
+        use_inter_host_allreduce: bool = False,
     ) -> ReplicaGroups:
         """Make the groups; a collective call of ``group``.
 
@@ -88,13 +91,20 @@ class ReplicaMean:
     """
 
     def __init__(
-        self, parts: Sequence[ShardedEmbeddingModule[Any, Any, Any, Any, Any]], group: dist.ProcessGroup
+        self,
+        parts: Sequence[ShardedEmbeddingModule[Any, Any, Any, Any, Any]],
+        group: dist.ProcessGroup,
     ) -> None:
         self.parts, self._group = list(parts), group
 
     def weights(self) -> list[torch.Tensor]:
         """This rank's shards ``[R, D]``, as live views."""
-        return [rows.detach() for part in self.parts for held in part.held_tables() for rows in held.rows]
+        return [
+            rows.detach()
+            for part in self.parts
+            for held in part.held_tables()
+            for rows in held.rows
+        ]
 
     def states(self) -> list[torch.Tensor]:
         """State of the fused optimizers, ``[R]`` and ``[R, D]``, live; without step counts."""
@@ -141,14 +151,18 @@ class ReplicaMean:
             counts = even_counts(flat.numel(), replicas)
             mean = comm.reduce_scatter(flat, counts, self._group, stage).wait() / replicas
             means = comm.all_gather(mean, counts, self._group, stage).wait()
-            for part, numbers in zip(parts, means.split_with_sizes([part.numel() for part in parts]), strict=True):
+            for part, numbers in zip(
+                parts, means.split_with_sizes([part.numel() for part in parts]), strict=True
+            ):
                 part.copy_(numbers.view(part.shape))
 
 
 __all__ = ["AllReduce", "ReplicaGroups", "ReplicaMean"]
 
 
-def sync_blocks(shapes: Sequence[tuple[int, ...]], most: int = BLOCK_NUMBERS) -> Iterator[list[tuple[int, int, int]]]:
+def sync_blocks(
+    shapes: Sequence[tuple[int, ...]], most: int = BLOCK_NUMBERS
+) -> Iterator[list[tuple[int, int, int]]]:
     """The blocks in which replicas average tensors: (tensor, first row, end row) of each part.
 
     Args:
@@ -201,7 +215,9 @@ def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
     parts = [0] * replicas
     for block in sync_blocks(shapes):
         numbers = sum((end - first) * _width(shapes[index]) for index, first, end in block)
-        parts = [part + more for part, more in zip(parts, even_counts(numbers, replicas), strict=True)]
+        parts = [
+            part + more for part, more in zip(parts, even_counts(numbers, replicas), strict=True)
+        ]
     return parts
 
 

@@ -55,7 +55,9 @@ def shard(
         >>> from tutorec.distributed.sharding_plan import table_wise
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item"])])
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item"])]
+        ... )
         >>> type(shard(ebc, table_wise(rank=0), ShardingEnv.from_local(1, 0))).__name__
         'ShardedEmbeddingBagCollection'
 
@@ -67,21 +69,25 @@ def shard(
     if sharder is None:
         known = ", ".join(dict.fromkeys(kind.__name__ for kind in get_module_to_default_sharders()))
         raise ValueError(
-            f"there is no sharder for a {type(module).__name__}: pass sharder=, or a collection ({known}); "
-            "shard_modules shards the collections inside a model"
+            f"there is no sharder for a {type(module).__name__}: pass sharder=, or a collection "
+            f"({known}); shard_modules shards the collections inside a model"
         )
     env = env if env is not None else default_env("shard")
     device = torch.device(device) if device is not None else own_device()
     if isinstance(plan, ParameterShardingGenerator):
         plan = apply_to_all(module, plan, sharder)
     plan = cast(Mapping[str, Any], plan)
-    generators = {name: entry for name, entry in plan.items() if isinstance(entry, ParameterShardingGenerator)}
+    generators = {
+        name: entry for name, entry in plan.items() if isinstance(entry, ParameterShardingGenerator)
+    }
     if generators and len(generators) == len(plan):
-        made = construct_module_sharding_plan(module, generators, sharder, env.local_size, env.world_size, device.type)
+        made = construct_module_sharding_plan(
+            module, generators, sharder, env.local_size, env.world_size, device.type
+        )
     elif generators:
         raise TypeError(
-            f"tables {sorted(generators)} have generators such as table_wise(rank=0), and the others have entries "
-            "of a plan: use one of the two for all tables"
+            f"tables {sorted(generators)} have generators such as table_wise(rank=0), and the "
+            "others have entries of a plan: use one of the two for all tables"
         )
     else:
         made = EmbeddingModuleShardingPlan(plan)
@@ -120,7 +126,9 @@ def shard_modules(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item"])])
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item"])]
+        ... )
         >>> model = shard_modules(nn.Sequential(ebc), ShardingEnv.from_local(1, 0))
         >>> type(model[0]).__name__
         'ShardedEmbeddingBagCollection'
@@ -190,8 +198,9 @@ def default_env(caller: str) -> ShardingEnv:
     if group is None:
         raise ValueError(
             f"{caller} needs a process group, and none has been started: call it inside "
-            "tutorec.spmd.Ranks(world_size).run(...), or start one of a single rank with tutorec.spmd.init(); a "
-            "quantized model needs none, env=ShardingEnv.from_local(world_size=1, rank=0)"
+            "tutorec.spmd.Ranks(world_size).run(...), or start one of a single rank with "
+            "tutorec.spmd.init(); a quantized model needs none, "
+            "env=ShardingEnv.from_local(world_size=1, rank=0)"
         )
     return ShardingEnv.from_process_group(group)
 
@@ -223,8 +232,11 @@ def make_plan(
 
     everyone = env if everyone is None else everyone
     if planner is None:
-        plans = everyone.world_size == 1 or (everyone.process_group is not None and everyone.rank == 0)
-        machine = this_machine if plans else Topology  # measurements of the planning rank's machine count
+        plans = everyone.world_size == 1 or (
+            everyone.process_group is not None and everyone.rank == 0
+        )
+        # measurements of the planning rank's machine count
+        machine = this_machine if plans else Topology
         topology = machine(everyone.world_size, device.type, local_world_size=everyone.local_size)
         if everyone is not env:
             topology = topology.part(range(env.world_size), env.local_size)
@@ -251,7 +263,9 @@ def replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module
     return model
 
 
-def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.Parameter, nn.Parameter]) -> None:
+def allocate_dense_parts(
+    module: nn.Module, device: torch.device, made: dict[nn.Parameter, nn.Parameter]
+) -> None:
     """Allocate and initialize parameters on the meta device outside sharded modules.
 
     Quantized tables stay on meta: `meta_to_cpu_placement` allocates them, and a lookup before that
@@ -268,19 +282,24 @@ def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.
     if isinstance(module, ShardedModule | PackedTables):
         return
     on_meta = [name for name, own in module._parameters.items() if own is not None and own.is_meta]
-    buffers_on_meta = [name for name, own in module._buffers.items() if own is not None and own.is_meta]
+    buffers_on_meta = [
+        name for name, own in module._buffers.items() if own is not None and own.is_meta
+    ]
     if on_meta or buffers_on_meta:
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
             raise ValueError(
-                f"a {type(module).__name__} of the model is on the meta device ({[*on_meta, *buffers_on_meta]}) and "
-                "has no values to train with: build it on the CPU, or give it a reset_parameters method"
+                f"a {type(module).__name__} of the model is on the meta device "
+                f"({[*on_meta, *buffers_on_meta]}) and has no values to train with: build it on "
+                "the CPU, or give it a reset_parameters method"
             )
         for name in on_meta:
             old = module._parameters[name]
             assert old is not None, "checked above"
             if old not in made:
-                made[old] = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
+                made[old] = nn.Parameter(
+                    torch.empty_like(old, device=device), requires_grad=old.requires_grad
+                )
             module._parameters[name] = made[old]
         for name in buffers_on_meta:
             buffer = module._buffers[name]

@@ -53,7 +53,11 @@ def placement(rank: int, device_type: str, local_size: int = 1) -> str:
         >>> placement(3, "cuda", local_size=2), placement(3, "cpu")
         ('rank:3/cuda:1', 'rank:3/cpu')
     """
-    return f"rank:{rank}/cpu" if device_type == "cpu" else f"rank:{rank}/{device_type}:{rank % local_size}"
+    return (
+        f"rank:{rank}/cpu"
+        if device_type == "cpu"
+        else f"rank:{rank}/{device_type}:{rank % local_size}"
+    )
 
 
 def table_wise_pieces(rows: int, columns: int, rank: int) -> list[ShardPiece]:
@@ -91,7 +95,9 @@ def row_wise_pieces(
     """
     wanted = [-(-rows // len(ranks))] * len(ranks) if sizes is None else sizes
     if sum(wanted) < rows or min(wanted, default=0) < 0:
-        raise ValueError(f"its {rows} rows are more than the sizes {list(wanted)} hold, or one is negative")
+        raise ValueError(
+            f"its {rows} rows are more than the sizes {list(wanted)} hold, or one is negative"
+        )
     starts = [min(start, rows) for start in accumulate(wanted, initial=0)]
     return [
         ShardPiece(rank, start, 0, end - start, columns)
@@ -116,7 +122,8 @@ def bucket_rows(rows: int, world_size: int, num_buckets: int) -> list[int]:
     """
     if num_buckets < world_size or rows % num_buckets:
         raise ValueError(
-            f"num_buckets={num_buckets} must divide the {rows} rows and be at least the number of ranks, {world_size}"
+            f"num_buckets={num_buckets} must divide the {rows} rows and be at least the number "
+            f"of ranks, {world_size}"
         )
     whole, more = divmod(num_buckets, world_size)
     return [rows // num_buckets * (whole + (rank < more)) for rank in range(world_size)]
@@ -178,14 +185,22 @@ def column_wise_pieces(rows: int, widths: Sequence[int], ranks: Sequence[int]) -
             (table-column-wise).
 
     Example:
-        >>> [(piece.rank, piece.column_offset, piece.columns) for piece in column_wise_pieces(8, [4, 2], ranks=[1, 0])]
+        >>> [
+        ...     (piece.rank, piece.column_offset, piece.columns)
+        ...     for piece in column_wise_pieces(8, [4, 2], ranks=[1, 0])
+        ... ]
         [(1, 0, 4), (0, 4, 2)]
     """
     starts = accumulate(widths, initial=0)
-    return [ShardPiece(rank, 0, start, rows, width) for rank, start, width in zip(ranks, starts, widths, strict=False)]
+    return [
+        ShardPiece(rank, 0, start, rows, width)
+        for rank, start, width in zip(ranks, starts, widths, strict=False)
+    ]
 
 
-def grid_pieces(rows: int, widths: Sequence[int], hosts: Sequence[int], local_size: int) -> list[ShardPiece]:
+def grid_pieces(
+    rows: int, widths: Sequence[int], hosts: Sequence[int], local_size: int
+) -> list[ShardPiece]:
     """The shards of a grid-sharded table: column shards on hosts, split by rows over their ranks.
 
     Shards are ordered by host, and within a host by row.
@@ -197,7 +212,10 @@ def grid_pieces(rows: int, widths: Sequence[int], hosts: Sequence[int], local_si
         local_size: Ranks per host.
 
     Example:
-        >>> [(p.rank, p.row_offset, p.column_offset, p.rows, p.columns) for p in grid_pieces(8, [2, 2], [0, 1], 2)]
+        >>> [
+        ...     (p.rank, p.row_offset, p.column_offset, p.rows, p.columns)
+        ...     for p in grid_pieces(8, [2, 2], [0, 1], 2)
+        ... ]
         [(0, 0, 0, 4, 2), (1, 4, 0, 4, 2), (2, 0, 2, 4, 2), (3, 4, 2, 4, 2)]
     """
     pieces = []
@@ -256,7 +274,9 @@ def cut_arrays(
             split columns.
 
     Example:
-        >>> sizes, offsets = cut_arrays(ShardingType.GRID_SHARD, (5, 8), world_size=4, local_size=2, width=4)
+        >>> sizes, offsets = cut_arrays(
+        ...     ShardingType.GRID_SHARD, (5, 8), world_size=4, local_size=2, width=4
+        ... )
         >>> sizes.tolist(), offsets.tolist()
         ([[3, 4], [2, 4], [3, 4], [2, 4]], [[0, 0], [3, 0], [0, 4], [3, 4]])
     """
@@ -264,8 +284,12 @@ def cut_arrays(
     slices = columns // width if kind in _COLUMN_CUTS else 1
     if kind is ShardingType.DATA_PARALLEL:
         whole = np.array([rows, columns], dtype=np.int64), np.zeros(2, dtype=np.int64)
-        return np.broadcast_to(whole[0], (world_size, 2)), np.broadcast_to(whole[1], (world_size, 2))
-    parts = world_size if kind is ShardingType.ROW_WISE else local_size if kind in _HOST_ROW_CUTS else 1
+        return np.broadcast_to(whole[0], (world_size, 2)), np.broadcast_to(
+            whole[1], (world_size, 2)
+        )
+    parts = (
+        world_size if kind is ShardingType.ROW_WISE else local_size if kind in _HOST_ROW_CUTS else 1
+    )
     starts = np.minimum(np.arange(parts + 1, dtype=np.int64) * -(-rows // parts), rows)
     sizes = np.empty((slices, parts, 2), dtype=np.int64)
     offsets = np.empty_like(sizes)
@@ -306,7 +330,9 @@ def sharding_spec(
                 placement(piece.rank, device, local_size),
             )
             for piece, device in zip(
-                pieces, repeat(device_type) if isinstance(device_type, str) else device_type, strict=False
+                pieces,
+                repeat(device_type) if isinstance(device_type, str) else device_type,
+                strict=False,
             )
         ]
     )
@@ -327,7 +353,9 @@ def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
         remote = shard.placement
         rank = remote.rank() if remote is not None else None
         if rank is None:
-            raise ValueError(f"shard {shard} has no rank in its placement: write it as 'rank:0/cpu'")
+            raise ValueError(
+                f"shard {shard} has no rank in its placement: write it as 'rank:0/cpu'"
+            )
         row, column = shard.shard_offsets
         rows, columns = shard.shard_sizes
         pieces.append(ShardPiece(rank, row, column, rows, columns))
@@ -351,7 +379,9 @@ def parameter_sharding(
         compute_kernel: The compute kernel.
 
     Example:
-        >>> entry = parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(8, 4, ranks=[0, 1]), "cpu")
+        >>> entry = parameter_sharding(
+        ...     ShardingType.ROW_WISE, row_wise_pieces(8, 4, ranks=[0, 1]), "cpu"
+        ... )
         >>> entry.ranks, [shard.shard_sizes for shard in entry.shards()]
         ([0, 1], [[4, 4], [4, 4]])
     """
@@ -390,7 +420,9 @@ def table_wise_sharding(
     """
     rows, columns = shape
     pieces = table_wise_pieces(rows, columns, rank)
-    return parameter_sharding(ShardingType.TABLE_WISE, pieces, device_type, local_size, compute_kernel)
+    return parameter_sharding(
+        ShardingType.TABLE_WISE, pieces, device_type, local_size, compute_kernel
+    )
 
 
 def exact_cover(pieces: Sequence[ShardPiece], rows: int, columns: int) -> bool:

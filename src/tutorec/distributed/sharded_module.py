@@ -113,7 +113,9 @@ class ModuleSharder(ABC, Generic[M]):
         TorchRec's ``torchrec.distributed.types.ModuleSharder``.
     """
 
-    def __init__(self, qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None) -> None:
+    def __init__(
+        self, qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None
+    ) -> None:
         self._codecs = qcomm_codecs_registry
 
     @property
@@ -149,7 +151,9 @@ class ModuleSharder(ABC, Generic[M]):
         """The supported `EmbeddingComputeKernel` values."""
         return [EmbeddingComputeKernel.DENSE.value]
 
-    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+    def storage_usage(
+        self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
         """Bytes of a table ``[R, D]`` per kind of memory: ``"ddr"`` on the CPU, else ``"hbm"``."""
         memory = "ddr" if compute_device_type == "cpu" else "hbm"
         return {memory: tensor.numel() * tensor.element_size()}

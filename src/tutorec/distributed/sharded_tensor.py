@@ -23,7 +23,8 @@ __all__ = ["Shard", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"
 def _release_default_group() -> None:
     for _, function in inspect.getmembers(torch.distributed.nn.functional, inspect.isfunction):
         function.__defaults__ = tuple(
-            None if isinstance(value, dist.ProcessGroup) else value for value in function.__defaults__ or ()
+            None if isinstance(value, dist.ProcessGroup) else value
+            for value in function.__defaults__ or ()
         )
 
 

@@ -22,7 +22,8 @@ class CollectionSharder(ModuleSharder[M]):
 
     _module_type: ClassVar[type[nn.Module]]
     _sharded_type: ClassVar[Callable[..., Any]]
-    _arguments: ClassVar[Sequence[str]]  # attributes of the sharder that are passed to the sharded module
+    # attributes of the sharder that are passed to the sharded module
+    _arguments: ClassVar[Sequence[str]]
 
     @property
     def module_type(self) -> type[nn.Module]:
@@ -69,7 +70,9 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
     ) -> None:
         optimizer_spec(fused_params)
         super().__init__(qcomm_codecs_registry)
-        self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
+        self.fused_params: dict[str, Any] | None = (
+            dict(fused_params) if fused_params is not None else None
+        )
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
@@ -83,4 +86,6 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """The supported `EmbeddingComputeKernel` values, the same on any device."""
         replicated = sharding_type == ShardingType.DATA_PARALLEL.value
-        return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]
+        return [
+            kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)
+        ]

@@ -42,7 +42,9 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
-from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
+from tutorec.distributed.shard_geometry import (
+    calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
+)
 from tutorec.distributed.shard_geometry import placement as placement_of
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.spmd.devices import device as own_device
@@ -119,13 +121,20 @@ class ParameterShardingGenerator:
     devices: Sequence[str] | None = None
 
     def __call__(
-        self, param: torch.Tensor, local_size: int, world_size: int, device_type: str, sharder: ModuleSharder[Any]
+        self,
+        param: torch.Tensor,
+        local_size: int,
+        world_size: int,
+        device_type: str,
+        sharder: ModuleSharder[Any],
     ) -> ParameterSharding:
         """Return the plan entry of a table; the signature of TorchRec's generators."""
         rows, columns = param.shape
         kernels = sharder.compute_kernels(self.sharding_type.value, device_type)
         machine = Machine(world_size, local_size, device_type)
-        return self.generate("of this parameter", (rows, columns), machine, _default_kernel(kernels))
+        return self.generate(
+            "of this parameter", (rows, columns), machine, _default_kernel(kernels)
+        )
 
     def generate(
         self,
@@ -146,7 +155,9 @@ class ParameterShardingGenerator:
             pieces = self.cut(*shape, machine)
             devices = [machine.device_type] * len(pieces) if self.devices is None else self.devices
             if len(devices) != len(pieces):
-                raise ValueError(f"it names {len(devices)} devices for {len(pieces)} shards; name one for each")
+                raise ValueError(
+                    f"it names {len(devices)} devices for {len(pieces)} shards; name one for each"
+                )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.words} for table {table!r}: {error}") from None
         kernel = self.compute_kernel or default_kernel
@@ -175,7 +186,9 @@ def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerat
     )
 
 
-def table_wise(rank: int, device: str | None = None, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def table_wise(
+    rank: int, device: str | None = None, compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
     """Put the whole table on one rank.
 
     TorchRec's hand-written plans use the kernel ``dense`` by default, which ignores
@@ -229,12 +242,18 @@ def row_wise(
         words = "row_wise()" if num_buckets is None else f"row_wise(num_buckets={num_buckets})"
 
         def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
-            sizes = None if num_buckets is None else bucket_rows(rows, machine.world_size, num_buckets)
+            sizes = (
+                None if num_buckets is None else bucket_rows(rows, machine.world_size, num_buckets)
+            )
             return row_wise_pieces(rows, columns, range(machine.world_size), sizes)
 
-        return ParameterShardingGenerator(words, ShardingType.ROW_WISE, _kernel(compute_kernel), cut)
+        return ParameterShardingGenerator(
+            words, ShardingType.ROW_WISE, _kernel(compute_kernel), cut
+        )
     if num_buckets is not None:
-        raise ValueError(f"row_wise takes sizes or num_buckets={num_buckets}, not both: leave one out")
+        raise ValueError(
+            f"row_wise takes sizes or num_buckets={num_buckets}, not both: leave one out"
+        )
     sizes, given = list(sizes_placement[0]), sizes_placement[1]
     devices = [given] * len(sizes) if isinstance(given, str) else list(given)
     return ParameterShardingGenerator(
@@ -269,21 +288,31 @@ def column_wise(
         (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
     """
     given = {"ranks": ranks, "size_per_rank": size_per_rank}
-    words = ", ".join(f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None)
+    words = ", ".join(
+        f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None
+    )
     sizes = list(size_per_rank) if size_per_rank is not None else None
     if sizes is not None and not all(map(is_int, sizes)):
         raise TypeError(f"size_per_rank lists whole numbers of columns, got {sizes}")
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
-        holders = list(ranks) if ranks is not None else list(range(len(sizes or range(machine.world_size))))
+        holders = (
+            list(ranks)
+            if ranks is not None
+            else list(range(len(sizes or range(machine.world_size))))
+        )
         return _columns_cut(rows, columns, [machine.checked_rank(rank) for rank in holders], sizes)
 
     devices = None if device_types is None else [_device_type(device) for device in device_types]
     kernel = _kernel(compute_kernel)
-    return ParameterShardingGenerator(f"column_wise({words})", ShardingType.COLUMN_WISE, kernel, cut, devices)
+    return ParameterShardingGenerator(
+        f"column_wise({words})", ShardingType.COLUMN_WISE, kernel, cut, devices
+    )
 
 
-def table_row_wise(host_index: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def table_row_wise(
+    host_index: int, compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
     """Split the table by rows over the ranks of one host.
 
     Args:
@@ -296,15 +325,22 @@ def table_row_wise(host_index: int, compute_kernel: str | None = None) -> Parame
     """
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
-        return row_wise_pieces(rows, columns, host_ranks(machine.checked_host(host_index), machine.local_size))
+        return row_wise_pieces(
+            rows, columns, host_ranks(machine.checked_host(host_index), machine.local_size)
+        )
 
     return ParameterShardingGenerator(
-        f"table_row_wise(host_index={host_index})", ShardingType.TABLE_ROW_WISE, _kernel(compute_kernel), cut
+        f"table_row_wise(host_index={host_index})",
+        ShardingType.TABLE_ROW_WISE,
+        _kernel(compute_kernel),
+        cut,
     )
 
 
 def table_column_wise(
-    host_index: int | None = None, ranks: Sequence[int] | None = None, compute_kernel: str | None = None
+    host_index: int | None = None,
+    ranks: Sequence[int] | None = None,
+    compute_kernel: str | None = None,
 ) -> ParameterShardingGenerator:
     """Split the table by columns over ranks of one host; TorchRec has no function for it.
 
@@ -324,8 +360,8 @@ def table_column_wise(
     """
     if (host_index is None) == (ranks is None):
         raise ValueError(
-            f"table_column_wise takes a host or ranks of one host, got host_index={host_index} and ranks={ranks}: "
-            "table_column_wise(host_index=0)"
+            f"table_column_wise takes a host or ranks of one host, got host_index={host_index} and "
+            f"ranks={ranks}: table_column_wise(host_index=0)"
         )
     words = f"host_index={host_index}" if ranks is None else f"ranks={list(ranks)}"
 
@@ -338,8 +374,8 @@ def table_column_wise(
             hosts = sorted({rank // machine.local_size for rank in holders})
             if len(hosts) > 1:
                 raise ValueError(
-                    f"its ranks are on hosts {hosts}, {machine.local_size} ranks per host, and must share one; "
-                    f"column_wise(ranks={holders}) takes ranks of any host"
+                    f"its ranks are on hosts {hosts}, {machine.local_size} ranks per host, and "
+                    f"must share one; column_wise(ranks={holders}) takes ranks of any host"
                 )
         return _columns_cut(rows, columns, holders, None)
 
@@ -348,7 +384,9 @@ def table_column_wise(
     )
 
 
-def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def grid_shard(
+    host_indexes: Sequence[int], compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
     """Split the table by columns over hosts, and each column shard by rows over its host's ranks.
 
     Args:
@@ -363,7 +401,9 @@ def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
         checked = [machine.checked_host(host) for host in hosts]
-        return grid_pieces(rows, _equal_widths(columns, checked, "hosts"), checked, machine.local_size)
+        return grid_pieces(
+            rows, _equal_widths(columns, checked, "hosts"), checked, machine.local_size
+        )
 
     return ParameterShardingGenerator(
         f"grid_shard(host_indexes={hosts})", ShardingType.GRID_SHARD, _kernel(compute_kernel), cut
@@ -388,7 +428,9 @@ def apply_to_all(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item"])])
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item"])]
+        ... )
         >>> plan = construct_module_sharding_plan(ebc, apply_to_all(ebc, row_wise()), world_size=2)
         >>> plan["products"].ranks, [shard.shard_sizes for shard in plan["products"].shards()]
         ([0, 1], [[4, 4], [4, 4]])
@@ -426,8 +468,12 @@ def construct_module_sharding_plan(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item"])])
-        >>> plan = construct_module_sharding_plan(ebc, {"products": table_wise(rank=1)}, world_size=2)
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item"])]
+        ... )
+        >>> plan = construct_module_sharding_plan(
+        ...     ebc, {"products": table_wise(rank=1)}, world_size=2
+        ... )
         >>> plan["products"].ranks, plan["products"].compute_kernel
         ([1], 'fused')
 
@@ -439,14 +485,15 @@ def construct_module_sharding_plan(
     if not isinstance(per_param_sharding, Mapping):
         raise TypeError(
             f"per_param_sharding maps each table to a generator, got {_shown(per_param_sharding)}: "
-            f"{{{next(iter(parameters), 'table')!r}: row_wise(), ...}}, or apply_to_all(module, row_wise())"
+            f"{{{next(iter(parameters), 'table')!r}: row_wise(), ...}}, or apply_to_all(module, "
+            "row_wise())"
         )
     missing = [name for name in parameters if name not in per_param_sharding]
     surplus = [name for name in per_param_sharding if name not in parameters]
     if missing or surplus:
         raise ValueError(
-            f"per_param_sharding must name each table of the module once: missing {missing}, unknown {surplus}; "
-            f"its tables are {list(parameters)}"
+            f"per_param_sharding must name each table of the module once: missing {missing}, "
+            f"unknown {surplus}; its tables are {list(parameters)}"
         )
     group = comm.default_group()
     if world_size is None:
@@ -479,7 +526,9 @@ _CONSTRUCTORS: dict[ShardingType, Callable[..., ParameterShardingGenerator]] = {
 }
 
 
-def get_sharding_constructor_from_type(sharding_type: ShardingType) -> Callable[..., ParameterShardingGenerator]:
+def get_sharding_constructor_from_type(
+    sharding_type: ShardingType,
+) -> Callable[..., ParameterShardingGenerator]:
     """Return the function of this module for a sharding type.
 
     Example:
@@ -554,13 +603,13 @@ def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
         >>> check_plan_fits(ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}), {})
         Traceback (most recent call last):
             ...
-        ValueError: the plan names module 'sparse', which the model does not have; modules that can be sharded: []
+        ValueError: the plan names module 'sparse', which the model does not have; ...
     """
     for path in plan.plan:
         if path not in paths:
             raise ValueError(
-                f"the plan names module {path!r}, which the model does not have; modules that can be sharded: "
-                f"{list(paths)}"
+                f"the plan names module {path!r}, which the model does not have; modules that can "
+                f"be sharded: {list(paths)}"
             )
 
 
@@ -569,8 +618,12 @@ def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
         if type(module) is sharder.module_type:
             return sharder
     # The quantized collections have the class names of the float collections.
-    known = ", ".join(dict.fromkeys(sharder.module_type.__name__ for sharder in get_default_sharders()))
-    raise ValueError(f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}")
+    known = ", ".join(
+        dict.fromkeys(sharder.module_type.__name__ for sharder in get_default_sharders())
+    )
+    raise ValueError(
+        f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}"
+    )
 
 
 def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
@@ -604,17 +657,22 @@ def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:
         return EmbeddingComputeKernel(compute_kernel)
     except ValueError:
         names = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
-        raise ValueError(f"compute_kernel {compute_kernel!r} is unknown: use one of {names}") from None
+        raise ValueError(
+            f"compute_kernel {compute_kernel!r} is unknown: use one of {names}"
+        ) from None
 
 
-def _columns_cut(rows: int, columns: int, ranks: list[int], sizes: list[int] | None) -> list[ShardPiece]:
+def _columns_cut(
+    rows: int, columns: int, ranks: list[int], sizes: list[int] | None
+) -> list[ShardPiece]:
     """Column shards on ``ranks``, of equal widths unless sizes are given."""
     if sizes is None:
         return column_wise_pieces(rows, _equal_widths(columns, ranks, "ranks"), ranks)
     if len(sizes) != len(ranks) or min(sizes, default=0) < 0 or sum(sizes) != columns:
         raise ValueError(
             f"{len(sizes)} sizes add up to {sum(sizes)}, for {len(ranks)} ranks and a table of "
-            f"{columns} columns; give one size, at least 0, for each rank, which add up to the columns"
+            f"{columns} columns; give one size, at least 0, for each rank, which add up to the "
+            "columns"
         )
     return [piece for piece in column_wise_pieces(rows, sizes, ranks) if piece.columns]
 
@@ -626,7 +684,8 @@ def _equal_widths(columns: int, holders: list[int], what: str) -> list[int]:
     if columns % len(holders):
         fitting = max(parts for parts in range(1, len(holders) + 1) if columns % parts == 0)
         raise ValueError(
-            f"its {columns} columns do not divide by {len(holders)} {what}; {fitting} of them would do, "
-            f"{holders[:fitting]}, or column_wise(ranks, size_per_rank=[...]) with a width for each rank"
+            f"its {columns} columns do not divide by {len(holders)} {what}; {fitting} of them "
+            f"would do, {holders[:fitting]}, or column_wise(ranks, size_per_rank=[...]) with a "
+            "width for each rank"
         )
     return [columns // len(holders)] * len(holders)

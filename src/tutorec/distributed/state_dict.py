@@ -19,7 +19,12 @@ from torch.distributed._shard.metadata import ShardMetadata
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.shard_geometry import ShardPiece, placement
-from tutorec.distributed.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
+from tutorec.distributed.sharded_tensor import (
+    Shard,
+    ShardedTensor,
+    ShardedTensorMetadata,
+    TensorProperties,
+)
 from tutorec.distributed.tables import PlacedTable
 
 
@@ -48,13 +53,17 @@ def sharded_state(
         if env.process_group is None and env.world_size == 1 and len(held) > 1:
             state[table.name] = _put_together(table, held)
         elif not replicated and (env.process_group is not None or env.world_size > 1):
-            state[table.name] = sharded_tensor(_table_rectangles(table), held, table.dtype, env, device)
+            state[table.name] = sharded_tensor(
+                _table_rectangles(table), held, table.dtype, env, device
+            )
         elif held:
             state[table.name] = held[0]
     return state
 
 
-def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: int) -> dict[str, list[torch.Tensor]]:
+def local_state(
+    tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: int
+) -> dict[str, list[torch.Tensor]]:
     """This rank's part of a loaded state: table name -> rows of each of its shards, in order.
 
     Args:
@@ -73,11 +82,16 @@ def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: 
         if value is None:
             continue
         if not isinstance(value, ShardedTensor | torch.Tensor):
-            raise TypeError(f"table {table.name!r}: the loaded value is a {type(value).__name__}, not a tensor")
+            raise TypeError(
+                f"table {table.name!r}: the loaded value is a {type(value).__name__}, not a tensor"
+            )
         # Not size(), which goes through ShardedTensor's dispatch and warns at each call.
         size = list(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
         if size != [table.rows, table.columns]:
-            raise ValueError(f"table {table.name!r} is [{table.rows}, {table.columns}], and the loaded table is {size}")
+            raise ValueError(
+                f"table {table.name!r} is [{table.rows}, {table.columns}], and the loaded "
+                f"table is {size}"
+            )
         held = [piece for piece in table.pieces if piece.rank == rank]
         if held:
             state[table.name] = [_rows_of_piece(value, table, piece) for piece in held]
@@ -139,27 +153,38 @@ def sharded_tensor(
         ShardMetadata(
             list(offsets),
             list(sizes),
-            here if here and rank == env.rank else placement(ranks[rank], device.type, env.local_size),
+            here
+            if here and rank == env.rank
+            else placement(ranks[rank], device.type, env.local_size),
         )
-        for offsets, sizes, rank in zip(rectangles.offsets, rectangles.sizes, rectangles.ranks, strict=True)
+        for offsets, sizes, rank in zip(
+            rectangles.offsets, rectangles.sizes, rectangles.ranks, strict=True
+        )
     ]
     mine = [shard for shard, rank in zip(shards, rectangles.ranks, strict=True) if rank == env.rank]
     if local and len(local) != len(mine):
-        raise ValueError(f"{len(local)} tensors are given for the {len(mine)} shards of this rank in {rectangles}")
+        raise ValueError(
+            f"{len(local)} tensors are given for the {len(mine)} shards of this rank in "
+            f"{rectangles}"
+        )
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size(rectangles.size),
         tensor_properties=TensorProperties(dtype=dtype),
     )
     stand_ins = [
-        rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
+        rows
+        if rows.is_contiguous()
+        else torch.empty_like(rows, memory_format=torch.contiguous_format)
         for rows in local
     ]
     held = [Shard(rows, shard) for rows, shard in zip(stand_ins, mine, strict=False)]
     with warnings.catch_warnings():
         # torch recommends DTensor, which cannot represent a table that is whole on one rank.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
-        whole = ShardedTensor._init_from_local_shards_and_global_metadata(held, metadata, process_group=group)
+        whole = ShardedTensor._init_from_local_shards_and_global_metadata(
+            held, metadata, process_group=group
+        )
     # ShardedTensor accepts contiguous rows only. Rows of a padded table are not contiguous, and a
     # copy would lose what is written to it, as torch.distributed.checkpoint does when it loads in
     # place.
@@ -175,14 +200,18 @@ def _put_together(table: PlacedTable, held: Sequence[torch.Tensor]) -> torch.Ten
     return whole
 
 
-def _rows_of_piece(value: ShardedTensor | torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
+def _rows_of_piece(
+    value: ShardedTensor | torch.Tensor, table: PlacedTable, piece: ShardPiece
+) -> torch.Tensor:
     row, column = piece.row_offset, piece.column_offset
     if not isinstance(value, ShardedTensor):
         return value[row : row + piece.rows, column : column + piece.columns]
     return local_piece(value, [row, column], [piece.rows, piece.columns], f"table {table.name!r}")
 
 
-def local_piece(value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[int], what: str) -> torch.Tensor:
+def local_piece(
+    value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[int], what: str
+) -> torch.Tensor:
     """Return this rank's shard of a ShardedTensor.
 
     Args:
@@ -201,9 +230,9 @@ def local_piece(value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[in
         if found[-1] == wanted:
             return shard.tensor
     raise ValueError(
-        f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and the loaded tensor has "
-        f"shards (offsets, sizes) {found} here: it was saved under another plan; load it under that plan, or save and "
-        "load with tutorec.distributed.checkpoint"
+        f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and the loaded "
+        f"tensor has shards (offsets, sizes) {found} here: it was saved under another plan; load "
+        "it under that plan, or save and load with tutorec.distributed.checkpoint"
     )
 
 
@@ -221,7 +250,9 @@ def copy_when_loading(table: nn.Module) -> None:
     table.register_load_state_dict_pre_hook(_copy_in)
 
 
-def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable) -> list[str]:
+def _local_keys(
+    module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable
+) -> list[str]:
     """State dict keys of this rank's shards of a table, in plan order."""
     stem = f"{prefix}{module._path}.{table.name}.weight"
     pieces = sum(piece.rank == module._env.rank for piece in table.pieces)
@@ -229,7 +260,9 @@ def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: 
     return [name for name in names if name in state_dict]
 
 
-def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+def _store_sharded(
+    module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any
+) -> None:
     """Save hook: every table as a ShardedTensor, or as a tensor without a process group."""
     module.flush()
     if module._env.process_group is None and module._env.world_size > 1:
@@ -242,7 +275,9 @@ def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_m
         state_dict[f"{prefix}{module._path}.{name}.weight"] = value
 
 
-def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
+def _copy_in(
+    module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any
+) -> None:
     local_metadata["assign_to_params_buffers"] = False
 
 

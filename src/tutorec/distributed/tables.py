@@ -85,7 +85,9 @@ class PlacedTable:
     @property
     def slice_widths(self) -> tuple[int, ...]:
         """Columns of each column shard, in column order; [D] if columns are not split."""
-        return tuple(dict(sorted((piece.column_offset, piece.columns) for piece in self.pieces)).values())
+        return tuple(
+            dict(sorted((piece.column_offset, piece.columns) for piece in self.pieces)).values()
+        )
 
     def first_row_state(self, piece: ShardPiece) -> int:
         """Offset of a shard's values in a row-wise optimizer state.
@@ -110,7 +112,9 @@ class PlacedTable:
             "optimizer": str(self.optimizer),
             "cache": str(self.cache),
             "ranks": str([piece.rank for piece in self.pieces]),
-            "shard offsets": str([[piece.row_offset, piece.column_offset] for piece in self.pieces]),
+            "shard offsets": str(
+                [[piece.row_offset, piece.column_offset] for piece in self.pieces]
+            ),
             "shard sizes": str([[piece.rows, piece.columns] for piece in self.pieces]),
         }
 
@@ -142,7 +146,9 @@ class HeldTable:
 
 def shards_on_rank(tables: Sequence[PlacedTable], rank: int) -> list[TableShard]:
     """The shards that ``rank`` holds, in table order."""
-    return [TableShard(table, piece) for table in tables for piece in table.pieces if piece.rank == rank]
+    return [
+        TableShard(table, piece) for table in tables for piece in table.pieces if piece.rank == rank
+    ]
 
 
 @dataclass(frozen=True)
@@ -181,25 +187,31 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
     """
     if not isinstance(plan, Mapping):
         raise TypeError(
-            f"a module's plan maps table names to ParameterSharding, got {type(plan).__name__}; "
-            "of a ShardingPlan, pass plan.plan[path of the module], which is plan.plan[''] for the model itself"
+            f"a module's plan maps table names to ParameterSharding, got {type(plan).__name__}; of "
+            "a ShardingPlan, pass plan.plan[path of the module], which is plan.plan[''] for the "
+            "model itself"
         )
     for table, sharding in plan.items():
         if not isinstance(sharding, ParameterSharding):
             raise TypeError(
-                f"the plan gives table {table!r} a {type(sharding).__name__}, {sharding!r}, where a ParameterSharding "
-                "is due: construct_module_sharding_plan(module, per_param_sharding) makes a plan of words"
+                f"the plan gives table {table!r} a {type(sharding).__name__}, {sharding!r}, where "
+                "a ParameterSharding is due: construct_module_sharding_plan(module, "
+                "per_param_sharding) makes a plan of words"
             )
     source = next((f"{sharding.source}: " for sharding in plan.values() if sharding.source), "")
-    missing, surplus = [name for name in tables if name not in plan], [name for name in plan if name not in tables]
+    missing, surplus = (
+        [name for name in tables if name not in plan],
+        [name for name in plan if name not in tables],
+    )
     if missing:
         raise ValueError(
-            f"{source}the plan says nothing about table {', '.join(map(repr, missing))}; it names {list(plan)}"
+            f"{source}the plan says nothing about table {', '.join(map(repr, missing))}; it "
+            f"names {list(plan)}"
         )
     if surplus:
         raise ValueError(
-            f"{source}the plan names table {', '.join(map(repr, surplus))}, which the module does not have: "
-            f"{list(tables)}"
+            f"{source}the plan names table {', '.join(map(repr, surplus))}, which the module does "
+            f"not have: {list(tables)}"
         )
 
 
@@ -240,34 +252,49 @@ def _placed(
     sharding_type = plan_member(
         ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type"
     )
-    kernel = plan_member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
+    kernel = plan_member(
+        EmbeddingComputeKernel,
+        sharding.compute_kernel,
+        rules.kernels,
+        config.name,
+        "compute kernel",
+    )
     dtype = data_type_to_dtype(config.data_type)
     if dtype != torch.float32:
         raise ValueError(
-            f"table {config.name!r} holds {config.data_type}, and sharded tables are trained in FP32: give it "
-            "data_type=DataType.FP32, or leave its collection unsharded"
+            f"table {config.name!r} holds {config.data_type}, and sharded tables are trained in "
+            "FP32: give it data_type=DataType.FP32, or leave its collection unsharded"
         )
     if not is_fp32(sharding.output_dtype):
         raise ValueError(
-            f"the plan gives table {config.name!r} output_dtype={sharding.output_dtype}, and rows leave sharded tables "
-            "in FP32; leave it out: get_qcomm_codecs_registry narrows what travels between ranks"
+            f"the plan gives table {config.name!r} output_dtype={sharding.output_dtype}, and rows "
+            "leave sharded tables in FP32; leave it out: get_qcomm_codecs_registry narrows what "
+            "travels between ranks"
         )
     rows, columns = config.num_embeddings, config.embedding_dim
     if sharding.shape is not None and sharding.shape != (rows, columns):
         raise ValueError(
-            f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
-            f"columns, and this one has {rows} x {columns}; make the plan from this module"
+            f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x "
+            f"{sharding.shape[1]} rows and columns, and this one has {rows} x {columns}; make the "
+            "plan from this module"
         )
     pieces = placed_pieces(
-        config.name, (rows, columns), sharding, rules.world_size, rules.local_size or rules.world_size
+        config.name,
+        (rows, columns),
+        sharding,
+        rules.world_size,
+        rules.local_size or rules.world_size,
     )
     optimizer = None
     if kernel is not EmbeddingComputeKernel.DENSE:
-        optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(rules.fused_params)
+        optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(
+            rules.fused_params
+        )
     elif getattr(weight, "_optimizer_classes", ()):
         warnings.warn(
-            f"table {config.name!r} has the compute kernel 'dense', which takes no optimizer in backward: your own "
-            "optimizer has to update it, in_backward_optimizer_filter(model.named_parameters()) yields it; or give it "
+            f"table {config.name!r} has the compute kernel 'dense', which takes no optimizer in "
+            "backward: your own optimizer has to update it, "
+            "in_backward_optimizer_filter(model.named_parameters()) yields it; or give it "
             "compute_kernel='fused'",
             stacklevel=2,
         )
@@ -284,7 +311,9 @@ def _placed(
         kernel=kernel,
         optimizer=optimizer,
         pieces=pieces,
-        cache=_placed_cache(config.name, sharding_type, kernel, sharding.cache_params, rules.fused_params),
+        cache=_placed_cache(
+            config.name, sharding_type, kernel, sharding.cache_params, rules.fused_params
+        ),
         virtual=config.use_virtual_table,
     )
 
@@ -301,15 +330,18 @@ def _placed_cache(
         if params is None:
             return None
         raise ValueError(
-            f"the plan gives table {table!r} cache_params and the compute kernel {kernel.value!r}, which has no cache: "
-            "compute_kernel='fused_uvm_caching', or leave cache_params out"
+            f"the plan gives table {table!r} cache_params and the compute kernel {kernel.value!r}, "
+            "which has no cache: compute_kernel='fused_uvm_caching', or leave cache_params out"
         )
     if sharding_type is ShardingType.DATA_PARALLEL:
         raise ValueError(
-            f"the plan gives every rank a replica of table {table!r}, data_parallel, and the compute kernel "
-            f"{kernel.value!r}, for tables larger than memory: shard the table, by row_wise for example, or use 'fused'"
+            f"the plan gives every rank a replica of table {table!r}, data_parallel, and the "
+            f"compute kernel {kernel.value!r}, for tables larger than memory: shard the table, by "
+            "row_wise for example, or use 'fused'"
         )
-    return table_cache(table, params, fused_params, has_cache=kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING)
+    return table_cache(
+        table, params, fused_params, has_cache=kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING
+    )
 
 
 def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:
@@ -326,7 +358,9 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
         ValueError: The member does not exist or is not supported.
 
     Example:
-        >>> plan_member(ShardingType, "row_wise", [ShardingType.ROW_WISE], "item", "sharding type").name
+        >>> plan_member(
+        ...     ShardingType, "row_wise", [ShardingType.ROW_WISE], "item", "sharding type"
+        ... ).name
         'ROW_WISE'
     """
     try:
@@ -335,11 +369,15 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
         member = None
     if member is None or member not in built:
         names = ", ".join(str(each.value) for each in built)
-        raise ValueError(f"the plan gives table {table!r} the {what} {value!r}; supported now: {names}")
+        raise ValueError(
+            f"the plan gives table {table!r} the {what} {value!r}; supported now: {names}"
+        )
     return member
 
 
-def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:
+def usable_device(
+    device: torch.device | None, plan: Mapping[str, ParameterSharding]
+) -> torch.device:
     """The device, by default the rank's own; the CPU, with one notice, if CUDA is not available."""
     wanted = torch.device(device) if device is not None else own_device()
     if wanted.type == "cuda" and not torch.cuda.is_available():
@@ -347,9 +385,16 @@ def usable_device(device: torch.device | None, plan: Mapping[str, ParameterShard
         return torch.device("cpu")
     entries = plan.values() if isinstance(plan, Mapping) else ()
     # Invalid entries of a plan are reported where the plan is read, on every rank.
-    shards = [shard for entry in entries if isinstance(entry, ParameterSharding) for shard in entry.shards()]
+    shards = [
+        shard
+        for entry in entries
+        if isinstance(entry, ParameterSharding)
+        for shard in entry.shards()
+    ]
     if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
-        _notice("the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks")
+        _notice(
+            "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks"
+        )
     return wanted
 
 

@@ -56,14 +56,18 @@ class Traffic:
         """Bytes sent in each stage; ``crossing`` as in `total`."""
         return {stage: self.total(stage, crossing=crossing) for stage in self.issues}
 
-    def row(self, world_size: int, stage: str | None = None, *, crossing: bool | None = None) -> list[int]:
+    def row(
+        self, world_size: int, stage: str | None = None, *, crossing: bool | None = None
+    ) -> list[int]:
         """Bytes sent to each rank, ``[W]``, this rank's row of `matrix`. Options as in `total`."""
         to = Counter[int]()
         for _, destination, count in self._chosen(stage, crossing):
             to[destination] += count
         return [to[rank] for rank in range(world_size)]
 
-    def matrix(self, world_size: int, stage: str | None = None, *, crossing: bool | None = None) -> list[list[int]]:
+    def matrix(
+        self, world_size: int, stage: str | None = None, *, crossing: bool | None = None
+    ) -> list[list[int]]:
         """Bytes from each rank to each rank, ``[W][W]``, after `merge`. Arguments as in `total`.
 
         Example:
@@ -92,8 +96,9 @@ class Traffic:
         sizes = {part.local_size for part in parts}
         if len(sizes) > 1:
             raise ValueError(
-                f"traffic counted with {' and '.join(map(str, sorted(sizes, key=str)))} ranks per host cannot be "
-                "merged: count it on ranks that were started together, or set the same local_size on each part"
+                f"traffic counted with {' and '.join(map(str, sorted(sizes, key=str)))} ranks per "
+                "host cannot be merged: count it on ranks that were started together, or set the "
+                "same local_size on each part"
             )
         merged = cls(local_size=sizes.pop() if sizes else None)
         for part in parts:
@@ -108,7 +113,10 @@ class Traffic:
                 yield source, destination, count
 
     def _crosses(self, source: int, destination: int) -> bool:
-        return self.local_size is not None and source // self.local_size != destination // self.local_size
+        return (
+            self.local_size is not None
+            and source // self.local_size != destination // self.local_size
+        )
 
 
 @contextmanager

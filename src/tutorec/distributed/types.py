@@ -5,8 +5,20 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
-from tutorec.awaitable import Awaitable, GetItemLazyAwaitable, LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
-from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
+from tutorec.awaitable import (
+    Awaitable,
+    GetItemLazyAwaitable,
+    LazyAwaitable,
+    LazyGetItemMixin,
+    LazyNoWait,
+    NoWait,
+)
+from tutorec.distributed.cache_params import (
+    CacheAlgorithm,
+    CacheParams,
+    CacheStatistics,
+    KeyValueParams,
+)
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import (
     BoundsCheckMode,

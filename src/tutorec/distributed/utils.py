@@ -70,7 +70,9 @@ def filter_state_dict(state_dict: Mapping[str, T], name: str) -> OrderedDict[str
         {'weight': 1}
     """
     start = f"{name}."
-    return OrderedDict((key[len(start) :], value) for key, value in state_dict.items() if key.startswith(start))
+    return OrderedDict(
+        (key[len(start) :], value) for key, value in state_dict.items() if key.startswith(start)
+    )
 
 
 def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
@@ -112,7 +114,9 @@ def _holds_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, ShardedModule) for part in module.modules())
 
 
-def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:
+def copy_to_device(
+    module: nn.Module, current_device: torch.device, to_device: torch.device
+) -> nn.Module:
     """A deep copy of a module, with the tensors of one device moved to another.
 
     Args:
@@ -126,7 +130,9 @@ def copy_to_device(module: nn.Module, current_device: torch.device, to_device: t
         >>> twin.weight.is_meta, layer.weight.is_meta
         (True, False)
     """
-    return copy.deepcopy(module)._apply(lambda held: held.to(to_device) if held.device == current_device else held)
+    return copy.deepcopy(module)._apply(
+        lambda held: held.to(to_device) if held.device == current_device else held
+    )
 
 
 class CopyableMixin(nn.Module):
@@ -161,7 +167,8 @@ def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer])
 
 
 def merge_fused_params(
-    fused_params: Mapping[str, Any] | None = None, param_fused_params: Mapping[str, Any] | None = None
+    fused_params: Mapping[str, Any] | None = None,
+    param_fused_params: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Merge the ``fused_params`` of a sharder with those of a table, which take precedence.
 
@@ -169,7 +176,10 @@ def merge_fused_params(
         >>> merge_fused_params({"learning_rate": 0.1, "eps": 1e-8}, {"lr": 0.5})
         {'learning_rate': 0.5, 'eps': 1e-08}
     """
-    of_table = {"learning_rate" if key == "lr" else key: value for key, value in (param_fused_params or {}).items()}
+    of_table = {
+        "learning_rate" if key == "lr" else key: value
+        for key, value in (param_fused_params or {}).items()
+    }
     return {**copy.deepcopy(dict(fused_params or {})), **of_table}
 
 
@@ -180,12 +190,17 @@ def add_params_from_parameter_sharding(
 
     Example:
         >>> from tutorec.distributed.cache_params import CacheParams
-        >>> entry = ParameterSharding("table_wise", "fused_uvm_caching", cache_params=CacheParams(load_factor=0.1))
+        >>> entry = ParameterSharding(
+        ...     "table_wise", "fused_uvm_caching", cache_params=CacheParams(load_factor=0.1)
+        ... )
         >>> add_params_from_parameter_sharding({"cache_load_factor": 0.2}, entry)
         {'cache_load_factor': 0.1}
     """
     merged = {} if fused_params is None else fused_params
-    cache, keys = parameter_sharding.cache_params, {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"}
+    cache, keys = (
+        parameter_sharding.cache_params,
+        {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"},
+    )
     said = {key: getattr(cache, field) for key, field in keys.items()} if cache is not None else {}
     said |= {name: getattr(parameter_sharding, name) for name in _SETTINGS}
     merged.update({key: value for key, value in said.items() if value is not None})

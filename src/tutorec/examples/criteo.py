@@ -4,11 +4,11 @@ The logs are read as arrays of numpy, mapped into memory, which one command make
 
     python -m tutorec.datasets.scripts.npy_preproc_criteo --input_dir TSV --output_dir NPY
     python -m tutorec.examples.criteo NPY
-    torchrun --nproc-per-node 2 -m tutorec.examples.criteo NPY --mlperf 0.001 --checkpoints /tmp/criteo
+    torchrun --nproc-per-node 2 -m tutorec.examples.criteo NPY --mlperf 0.001 --checkpoints DIR
 
-Of several files (``day_0`` to ``day_23``) the last one is held out; of one file (Kaggle's ``train``) the last seventh,
-which is its last day. Stopped and started again with the same folder it goes on where it stood, with any number of
-ranks.
+Of several files (``day_0`` to ``day_23``) the last one is held out; of one file (Kaggle's
+``train``) the last seventh, which is its last day. Stopped and started again with the same folder
+it goes on where it stood, with any number of ranks.
 """
 
 from __future__ import annotations
@@ -90,27 +90,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     made = parser(NAME, "Train a DLRM on Criteo's click logs.")
-    made.add_argument("folder", type=Path, help="where *_dense.npy, *_sparse.npy and *_labels.npy are")
     made.add_argument(
-        "--interaction", choices=("original", "dcn", "projection"), help="of the features (original; for --mlperf dcn)"
+        "folder", type=Path, help="where *_dense.npy, *_sparse.npy and *_labels.npy are"
     )
-    made.add_argument("--hash-rows", type=positive, default=20_000, help="rows of each table (%(default)s)")
     made.add_argument(
-        "--mlperf", type=share, metavar="SCALE", help="MLPerf's model, its tables with this share of their rows"
+        "--interaction",
+        choices=("original", "dcn", "projection"),
+        help="of the features (original; for --mlperf dcn)",
     )
-    # MLPerf's rates are 0.005 with a batch of 65,536; a cross network of that size diverges with them at 512
+    made.add_argument(
+        "--hash-rows", type=positive, default=20_000, help="rows of each table (%(default)s)"
+    )
+    made.add_argument(
+        "--mlperf",
+        type=share,
+        metavar="SCALE",
+        help="MLPerf's model, its tables with this share of their rows",
+    )
+    # MLPerf's rates are 0.005 with a batch of 65,536; a cross network of that size diverges with
+    # them at 512
     made.set_defaults(epochs=1, table_rate=0.02, rate=0.001)
     options = made.parse_args(argv)
     shape = shape_of(options)
     group = start(options)
-    device, rank, world_size, samples = own_device(), group.rank(), group.size(), samples_of_rank(options, group)
+    device, rank, world_size, samples = (
+        own_device(),
+        group.rank(),
+        group.size(),
+        samples_of_rank(options, group),
+    )
     train, test = read(options.folder, shape, samples)
     model = DistributedModelParallel(
         build(shape, options),
         device=device,
-        sharders=[EmbeddingBagCollectionSharder({"optimizer": "adagrad", "learning_rate": options.table_rate})],
+        sharders=[
+            EmbeddingBagCollectionSharder(
+                {"optimizer": "adagrad", "learning_rate": options.table_rate}
+            )
+        ],
     )
-    optimizer = combined_optimizer(model, lambda params: torch.optim.Adagrad(params, lr=options.rate))
+    optimizer = combined_optimizer(
+        model, lambda params: torch.optim.Adagrad(params, lr=options.rate)
+    )
     say(f"{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
     begun = go_on(model, optimizer, options, group)
 
@@ -123,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return metrics
 
     judge("before")
-    batches = train(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
+    batches = train(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(
+        to_device
+    )
     done = train_on(model, optimizer, batches, begun.step, options, group)
     say_speed(done, group)
     write_report(options, model, done, asdict(judge("after")), group)
@@ -136,7 +159,9 @@ def shape_of(options: argparse.Namespace) -> Shape:
         rows, ones = (options.hash_rows,) * CAT_FEATURE_COUNT, (1,) * CAT_FEATURE_COUNT
         return Shape(rows, ones, options.columns, dense=(64,), over=(64, 32, 1), rank=32)
     rows = tuple(max(1, round(each * options.mlperf)) for each in _MLPERF_ROWS)
-    return Shape(rows, _MLPERF_BAGS, 128, dense=(512, 256), over=(1024, 1024, 512, 256, 1), rank=512)
+    return Shape(
+        rows, _MLPERF_BAGS, 128, dense=(512, 256), over=(1024, 1024, 512, 256, 1), rank=512
+    )
 
 
 def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
@@ -151,7 +176,9 @@ def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
     layers = INT_FEATURE_COUNT, [*shape.dense, width], list(shape.over)
     interaction = options.interaction or ("original" if options.mlperf is None else "dcn")
     if interaction == "dcn":
-        return DLRMTrain(DLRM_DCN(collection, *layers, dcn_num_layers=3, dcn_low_rank_dim=shape.rank))
+        return DLRMTrain(
+            DLRM_DCN(collection, *layers, dcn_num_layers=3, dcn_low_rank_dim=shape.rank)
+        )
     if interaction == "projection":
         return DLRMTrain(DLRM_Projection(collection, *layers, [4 * width], [8 * width]))
     return DLRMTrain(DLRM(collection, *layers))
@@ -167,7 +194,9 @@ class Rows:
         shape: of the model, for the ids of a bag.
     """
 
-    def __init__(self, data: InMemoryBinaryCriteoIterDataPipe, first: int, stop: int, shape: Shape) -> None:
+    def __init__(
+        self, data: InMemoryBinaryCriteoIterDataPipe, first: int, stop: int, shape: Shape
+    ) -> None:
         self._data, self._first, self._stop, self._shape = data, first, stop, shape
 
     def __call__(
@@ -176,9 +205,13 @@ class Rows:
         """This rank's batches; see :class:`tutorec.datasets.utils.RowBatches`."""
 
         def read(first: int, stop: int) -> Batch:
-            return in_bags(self._data.to_batch(self._first + first, self._first + stop), self._shape)
+            return in_bags(
+                self._data.to_batch(self._first + first, self._first + stop), self._shape
+            )
 
-        return RowBatches(read, self._stop - self._first, batch_size, rank, world_size, epochs, start=start)
+        return RowBatches(
+            read, self._stop - self._first, batch_size, rank, world_size, epochs, start=start
+        )
 
 
 def read(folder: Path, shape: Shape, batch_size: int) -> tuple[Rows, Rows]:
@@ -193,12 +226,21 @@ def read(folder: Path, shape: Shape, batch_size: int) -> tuple[Rows, Rows]:
     )
     if not days:
         raise FileNotFoundError(
-            f"{folder} has no *_labels.npy: python -m tutorec.datasets.scripts.npy_preproc_criteo --input_dir TSV "
-            f"--output_dir {folder}"
+            f"{folder} has no *_labels.npy: python -m tutorec.datasets.scripts.npy_preproc_criteo "
+            f"--input_dir TSV --output_dir {folder}"
         )
-    paths = ([str(folder / f"{day}_{part}.npy") for day in days] for part in ("dense", "sparse", "labels"))
+    paths = (
+        [str(folder / f"{day}_{part}.npy") for day in days]
+        for part in ("dense", "sparse", "labels")
+    )
     data = InMemoryBinaryCriteoIterDataPipe(
-        "train", *paths, batch_size=batch_size, rank=0, world_size=1, mmap_mode=True, hashes=list(shape.rows)
+        "train",
+        *paths,
+        batch_size=batch_size,
+        rank=0,
+        world_size=1,
+        mmap_mode=True,
+        hashes=list(shape.rows),
     )
     of_days = [len(labels) for labels in data.labels_arrs]
     held_out = of_days[-1] if len(days) > 1 else max(1, of_days[0] // 7)
@@ -219,7 +261,11 @@ def in_bags(batch: Batch, shape: Shape) -> Batch:
     values = []
     for feature, (first, rows, count) in enumerate(zip(ids, shape.rows, shape.bags, strict=True)):
         further = first.unsqueeze(1) * count + torch.arange(1, count)  # [B, count - 1]
-        values.append(torch.cat([first.unsqueeze(1), mixing_hash(further, rows, seed=feature)], dim=1).view(-1))
+        values.append(
+            torch.cat([first.unsqueeze(1), mixing_hash(further, rows, seed=feature)], dim=1).view(
+                -1
+            )
+        )
     lengths = torch.tensor(shape.bags).repeat_interleave(ids.shape[1])
     bags = KeyedJaggedTensor(DEFAULT_CAT_NAMES, torch.cat(values), lengths=lengths)
     return Batch(batch.dense_features, bags, batch.labels)

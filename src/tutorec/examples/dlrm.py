@@ -52,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     options = parser(
-        NAME, "Train a small DLRM on the shop's clicks.", rows=120_000, test_rows=20_000, users=500, items=200
+        NAME,
+        "Train a small DLRM on the shop's clicks.",
+        rows=120_000,
+        test_rows=20_000,
+        users=500,
+        items=200,
     ).parse_args(argv)
     group = start(options)
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
@@ -62,11 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         build(store, options),
         device=device,
         sharders=[
-            EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate})
+            EmbeddingBagCollectionSharder(
+                {"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate}
+            )
         ],
     )
     optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
-    say(f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
+    say(
+        f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group
+    )
     begun = go_on(model, optimizer, options, group)
 
     def to_device(batch: Batch) -> Batch:
@@ -79,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return metrics
 
     judge("before")
-    batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
+    batches = store.batches(
+        samples, rank, world_size, epochs=options.epochs, start=begun.position
+    ).map(to_device)
     done = train_on(model, optimizer, batches, begun.step, options, group)
     say_speed(done, group)
     write_report(options, model, done, asdict(judge("after")), group)
@@ -91,9 +102,14 @@ def build(store: Shop, options: Namespace) -> DLRMTrain:
     torch.manual_seed(options.seed)
     options_of_tables = {"embedding_dim": options.columns, "pooling": PoolingType.MEAN}
     tables = [
-        EmbeddingBagConfig(store.table_rows["user"], name="t_user", feature_names=["user"], **options_of_tables),
         EmbeddingBagConfig(
-            store.table_rows["item"], name="t_item", feature_names=["item", "clicked"], **options_of_tables
+            store.table_rows["user"], name="t_user", feature_names=["user"], **options_of_tables
+        ),
+        EmbeddingBagConfig(
+            store.table_rows["item"],
+            name="t_item",
+            feature_names=["item", "clicked"],
+            **options_of_tables,
         ),
     ]
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))

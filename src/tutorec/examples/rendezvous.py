@@ -1,13 +1,14 @@
 """The meeting point of torchrun's agents on a separate machine, which outlives every host.
 
-With ``--rdzv-backend=c10d`` the agents of all hosts meet in a store that one of them opens. When that host dies the run
-dies with it, whatever ``--max-restarts`` says. Opened here, on a login node for example, the store loses no host::
+With ``--rdzv-backend=c10d`` the agents of all hosts meet in a store that one of them opens. When
+that host dies the run dies with it, whatever ``--max-restarts`` says. Opened here, on a login node
+for example, the store loses no host::
 
-    python -m tutorec.examples.rendezvous --port 29400                                             on the login node
-    torchrun --nnodes 1:2 --rdzv-endpoint LOGIN:29400 --rdzv-conf is_host=false ...                on every host
+    on login node:  python -m tutorec.examples.rendezvous --port 29400
+    on every host:  torchrun --nnodes 1:2 --rdzv-endpoint LOGIN:29400 --rdzv-conf is_host=false ...
 
-It serves one run after another, each under an ``--rdzv-id`` of its own, until it is stopped. Whoever reaches the port
-can take part in the run: leave it open to the hosts of the run only.
+It serves one run after another, each under an ``--rdzv-id`` of its own, until it is stopped.
+Whoever reaches the port can take part in the run: leave it open to the hosts of the run only.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    made = argparse.ArgumentParser(prog="python -m tutorec.examples.rendezvous", description=__doc__)
+    made = argparse.ArgumentParser(
+        prog="python -m tutorec.examples.rendezvous", description=__doc__
+    )
     made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.add_argument("--address", default="0.0.0.0", help="of this machine, as hosts reach it (all: %(default)s)")
+    made.add_argument(
+        "--address", default="0.0.0.0", help="of this machine, as hosts reach it (all: %(default)s)"
+    )
     made.add_argument("--port", type=int, default=29400, help="%(default)s; 0 takes a free one")
     options = made.parse_args(argv)
     # Blocked before the store starts its threads, so that none of them takes the signal.

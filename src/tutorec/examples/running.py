@@ -48,7 +48,8 @@ def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentPar
     Args:
         program: what is started, for the usage line.
         description: what it does.
-        sizes: of generated data, by the names of `_SIZES`, with their defaults: ``rows=1000`` makes ``--rows``.
+        sizes: of generated data, by the names of `_SIZES`, with their defaults: ``rows=1000`` makes
+            ``--rows``.
     """
     made = argparse.ArgumentParser(
         prog=f"python -m {program}",
@@ -57,25 +58,63 @@ def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentPar
     )
     for name, default in sizes.items():
         flag = f"--{name.replace('_', '-')}"
-        made.add_argument(flag, type=positive, default=default, help=f"{_SIZES[name]} (%(default)s)")
-    made.add_argument("--batch-size", type=positive, default=512, help="samples of a step, of all ranks (%(default)s)")
-    made.add_argument("--epochs", type=_from_zero, default=2, help="how often the rows are gone through (%(default)s)")
-    made.add_argument("--steps", type=_from_zero, help="stop after this step, counted from the first run's beginning")
+        made.add_argument(
+            flag, type=positive, default=default, help=f"{_SIZES[name]} (%(default)s)"
+        )
+    made.add_argument(
+        "--batch-size",
+        type=positive,
+        default=512,
+        help="samples of a step, of all ranks (%(default)s)",
+    )
+    made.add_argument(
+        "--epochs",
+        type=_from_zero,
+        default=2,
+        help="how often the rows are gone through (%(default)s)",
+    )
+    made.add_argument(
+        "--steps",
+        type=_from_zero,
+        help="stop after this step, counted from the first run's beginning",
+    )
     made.add_argument("--columns", type=positive, default=16, help="D of the tables (%(default)s)")
-    made.add_argument("--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)")
-    made.add_argument("--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)")
-    made.add_argument("--seed", type=_from_zero, default=0, help="of the data and of the first weights (%(default)s)")
     made.add_argument(
-        "--checkpoints", type=_folder, metavar="FOLDER", help="save there, or below a URL; go on from what is there"
+        "--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)"
     )
     made.add_argument(
-        "--save-every", type=positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
+        "--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)"
     )
     made.add_argument(
-        "--timeout", type=positive, default=600, metavar="S", help="seconds that a rank waits for others (%(default)s)"
+        "--seed",
+        type=_from_zero,
+        default=0,
+        help="of the data and of the first weights (%(default)s)",
+    )
+    made.add_argument(
+        "--checkpoints",
+        type=_folder,
+        metavar="FOLDER",
+        help="save there, or below a URL; go on from what is there",
+    )
+    made.add_argument(
+        "--save-every",
+        type=positive,
+        default=200,
+        metavar="N",
+        help="save after every N steps (%(default)s)",
+    )
+    made.add_argument(
+        "--timeout",
+        type=positive,
+        default=600,
+        metavar="S",
+        help="seconds that a rank waits for others (%(default)s)",
     )
     made.add_argument("--no-progress", action="store_true", help="show no progress bar")
-    made.add_argument("--report", type=Path, metavar="FILE", help="write what was measured there, as JSON")
+    made.add_argument(
+        "--report", type=Path, metavar="FILE", help="write what was measured there, as JSON"
+    )
     return made
 
 
@@ -109,7 +148,9 @@ def _rate(text: str) -> float:
     try:
         return check_rate(float(text), "--rate")
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, a finite number from 0 on") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a learning rate, a finite number from 0 on"
+        ) from None
 
 
 def _folder(text: str) -> Path | str:
@@ -123,7 +164,9 @@ def _folder(text: str) -> Path | str:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be a folder for checkpoints ({error})") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be a folder for checkpoints ({error})"
+        ) from None
     if not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written to: choose another folder")
     return path
@@ -149,7 +192,9 @@ def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> in
     size, world_size = options.batch_size, group.size()
     if size < 1 or size % world_size:
         near = max(1, -(-size // world_size)) * world_size
-        raise ValueError(f"--batch-size {size}: {world_size} ranks cannot share it evenly; try {near}")
+        raise ValueError(
+            f"--batch-size {size}: {world_size} ranks cannot share it evenly; try {near}"
+        )
     return size // world_size
 
 
@@ -211,7 +256,13 @@ def say_recall(
     of_popular = recall_at(ks, test(), lambda batch: popular.expand(len(batch.labels), -1), "item")
     for k in ks:
         limit = f"{best(k):.4f}" if group.rank() == 0 else ""
-        say(f"recall@{k}: {of_model[k]:.4f}; the {k} most popular {of_popular[k]:.4f}; best possible {limit}", group)
+        say(
+            (
+                f"recall@{k}: {of_model[k]:.4f}; the {k} most popular {of_popular[k]:.4f}; best "
+                f"possible {limit}"
+            ),
+            group,
+        )
     return {f"recall@{k}": of_model[k] for k in ks}
 
 
@@ -234,7 +285,9 @@ def write_report(
     if options.report is None or group.rank() != 0:
         return
     facts = {
-        "options": {name: value if value is None else str(value) for name, value in vars(options).items()},
+        "options": {
+            name: value if value is None else str(value) for name, value in vars(options).items()
+        },
         "versions": {"tutorec": version("tutorec"), "torch": torch.__version__},
         "ranks": group.size(),
         "plan": dict(_placements(model.plan)),
@@ -254,7 +307,8 @@ def plan_in_words(plan: ShardingPlan) -> str:
     for name, placement in _placements(plan):
         groups.setdefault(placement, []).append(name)
     return "; ".join(
-        f"{kind}: {', '.join(names) if len(names) <= 3 else f'{len(names)} tables'}" for kind, names in groups.items()
+        f"{kind}: {', '.join(names) if len(names) <= 3 else f'{len(names)} tables'}"
+        for kind, names in groups.items()
     )
 
 
@@ -278,7 +332,12 @@ class Begun:
     position: int = 0
 
 
-def go_on(model: nn.Module, optimizer: KeyedOptimizer, options: argparse.Namespace, group: dist.ProcessGroup) -> Begun:
+def go_on(
+    model: nn.Module,
+    optimizer: KeyedOptimizer,
+    options: argparse.Namespace,
+    group: dist.ProcessGroup,
+) -> Begun:
     """Load the latest checkpoint, where the options name a folder that has one.
 
     Args:
@@ -287,10 +346,20 @@ def go_on(model: nn.Module, optimizer: KeyedOptimizer, options: argparse.Namespa
         options: of the command line.
         group: all ranks.
     """
-    info = None if options.checkpoints is None else CheckpointManager(options.checkpoints).load(model, optimizer)
+    info = (
+        None
+        if options.checkpoints is None
+        else CheckpointManager(options.checkpoints).load(model, optimizer)
+    )
     if info is None:
         return Begun()
-    say(f"goes on from step-{info.step}, saved by {info.world_size} rank(s) after {info.position:,} samples", group)
+    say(
+        (
+            f"goes on from step-{info.step}, saved by {info.world_size} rank(s) after "
+            f"{info.position:,} samples"
+        ),
+        group,
+    )
     return Begun(int(info.step or 0), int(info.position))
 
 
@@ -325,7 +394,11 @@ def train_on(
             save(step)
 
     left = None if options.steps is None else max(options.steps - done, 0)
-    with nullcontext() if folder is None else CheckpointManager(folder, keep=_KEPT, asynchronous=True) as manager:
+    with (
+        nullcontext()
+        if folder is None
+        else CheckpointManager(folder, keep=_KEPT, asynchronous=True) as manager
+    ):
         result = train(
             model,
             batches,

@@ -5,8 +5,8 @@
     python -m tutorec.examples.sequence
     torchrun --nproc-per-node 2 -m tutorec.examples.sequence --checkpoints /tmp/sequence
 
-Stopped and started again with the same folder it goes on where it stood. Each rank's samples find others among their
-own, so that training is another one where ranks are more or fewer.
+Stopped and started again with the same folder it goes on where it stood. Each rank's samples find
+others among their own, so that training is another one where ranks are more or fewer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     made = parser(
-        NAME, "Train self-attention on sessions of items.", rows=60_000, test_rows=5_000, items=200, longest=10
+        NAME,
+        "Train self-attention on sessions of items.",
+        rows=60_000,
+        test_rows=5_000,
+        items=200,
+        longest=10,
     )
     made.set_defaults(columns=64, table_rate=0.3, epochs=3)
     options = made.parse_args(argv)
@@ -67,16 +72,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     # every rank counts all items: one pass over the rows
     counts = click_counts(store.batches(8192), "item", store.items)
-    sharder = EmbeddingCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate})
-    model = DistributedModelParallel(build(store, counts, options), device=device, sharders=[sharder])
+    sharder = EmbeddingCollectionSharder(
+        {"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate}
+    )
+    model = DistributedModelParallel(
+        build(store, counts, options), device=device, sharders=[sharder]
+    )
     optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
-    say(f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
+    say(
+        f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group
+    )
     begun = go_on(model, optimizer, options, group)
 
     def to_device(batch: Batch) -> Batch:
         return batch.to(device)
 
-    batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
+    batches = store.batches(
+        samples, rank, world_size, epochs=options.epochs, start=begun.position
+    ).map(to_device)
     done = train_on(model, optimizer, batches, begun.step, options, group)
     say_speed(done, group)
 
@@ -98,7 +111,9 @@ def build(store: Sessions, counts: torch.Tensor, options: Namespace) -> TwoTower
         options: of the command line.
     """
     torch.manual_seed(options.seed)
-    table = EmbeddingConfig(store.items, options.columns, name="t_item", feature_names=["history", "item"])
+    table = EmbeddingConfig(
+        store.items, options.columns, name="t_item", feature_names=["history", "item"]
+    )
     collection = EmbeddingCollection(tables=[table], device=torch.device("meta"))
     return TwoTowerTrain(SequenceTower(collection, longest=store.longest), frequency=counts)
 

@@ -3,10 +3,11 @@
 ::
 
     python -m tutorec.examples.two_tower
-    torchrun --nproc-per-node 2 -m tutorec.examples.two_tower --negatives random --checkpoints /tmp/two_tower
+    torchrun --nproc-per-node 2 -m tutorec.examples.two_tower --negatives random --checkpoints DIR
 
-Stopped and started again with the same folder it goes on where it stood. Each rank's samples find others among their
-own, so that training with in-batch negatives is another one where ranks are more or fewer.
+Stopped and started again with the same folder it goes on where it stood. Each rank's samples find
+others among their own, so that training with in-batch negatives is another one where ranks are more
+or fewer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     made = parser(
-        NAME, "Train a two-tower model on the shop's clicks.", rows=120_000, test_rows=20_000, users=500, items=200
+        NAME,
+        "Train a two-tower model on the shop's clicks.",
+        rows=120_000,
+        test_rows=20_000,
+        users=500,
+        items=200,
     )
     made.add_argument(
         "--negatives",
@@ -72,15 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     sharder = EmbeddingBagCollectionSharder(
         {"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate}
     )
-    model = DistributedModelParallel(build(store, counts, options), device=device, sharders=[sharder])
+    model = DistributedModelParallel(
+        build(store, counts, options), device=device, sharders=[sharder]
+    )
     optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
-    say(f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
+    say(
+        f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group
+    )
     begun = go_on(model, optimizer, options, group)
 
     def clicks(batch: Batch) -> Batch:
         return clicks_of(batch).to(device)
 
-    batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(clicks)
+    batches = store.batches(
+        samples, rank, world_size, epochs=options.epochs, start=begun.position
+    ).map(clicks)
     done = train_on(model, optimizer, batches, begun.step, options, group)
     say_speed(done, group)
     popular = counts.to(device).topk(min(max(KS), len(counts))).indices

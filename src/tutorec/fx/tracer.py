@@ -1,8 +1,9 @@
 """A tracer for models with embedding tables.
 
-torch.fx runs a model's ``forward`` once with *proxies* for inputs and writes down each call that they meet. What a
-table collection needs beyond that: modules that stay one call in the graph although they are not torch's own, values
-that are still on their way, and models that are wrapped for training on many ranks.
+torch.fx runs a model's ``forward`` once with *proxies* for inputs and writes down each call that
+they meet. What a table collection needs beyond that: modules that stay one call in the graph
+although they are not torch's own, values that are still on their way, and models that are wrapped
+for training on many ranks.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ class _State:
 
 
 def is_fx_tracing() -> bool:
-    """Whether a `Tracer` is tracing at this moment; a trace by torch's own tracer does not count."""
+    """Whether a `Tracer` is tracing at this moment; torch's own tracer does not count."""
     return _State.depth > 0
 
 
 class Tracer(torch.fx.Tracer):
     """torch.fx's tracer, for models with collections of tables.
 
-    - A module whose class is named in ``leaf_modules`` stays one call, as modules of torch itself do. So does one that
-      says ``is_traced_whole = True``, as a collection over the ranks of a process group does.
+    - A module whose class is named in ``leaf_modules`` stays one call, as modules of torch itself
+      do. So does one that says ``is_traced_whole = True``, as a collection over the ranks of a
+      process group does.
     - A lazy value is waited for where it enters the graph.
-    - Of a model in ``DistributedModelParallel`` (or torch's DDP) the model is traced; the wrappers' forward takes
-      ``*args``, which no tracer can look into.
+    - Of a model in ``DistributedModelParallel`` (or torch's DDP) the model is traced; the wrappers'
+      forward takes ``*args``, which no tracer can look into.
 
     Args:
         leaf_modules: Names of classes, for example ``["IntNBitTableBatchedEmbeddingBagsCodegen"]``.
@@ -67,7 +69,8 @@ class Tracer(torch.fx.Tracer):
         names = list(leaf_modules or [])
         if isinstance(leaf_modules, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(
-                f"leaf_modules={leaf_modules!r}: a list of class names is wanted, as in ['EmbeddingBagCollection']"
+                f"leaf_modules={leaf_modules!r}: a list of class names is wanted, as in "
+                "['EmbeddingBagCollection']"
             )
         self._leaf_modules = names
 
@@ -77,7 +80,9 @@ class Tracer(torch.fx.Tracer):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
-    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> Graph:
+    def trace(
+        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+    ) -> Graph:
         """The calls of a model as a graph.
 
         Args:
@@ -92,7 +97,9 @@ class Tracer(torch.fx.Tracer):
             graph = super().trace(root, concrete_args)
         finally:
             _State.depth -= 1
-        _resolve_annotations(graph, type(without_wrappers(root)).forward if isinstance(root, nn.Module) else root)
+        _resolve_annotations(
+            graph, type(without_wrappers(root)).forward if isinstance(root, nn.Module) else root
+        )
         return graph
 
     def create_args_for_root(
@@ -112,8 +119,11 @@ class Tracer(torch.fx.Tracer):
         """What stands in the graph for a value of eager code."""
         if isinstance(a, LazyAwaitable):
             return self.create_arg(a.wait())
-        if isinstance(a, NoWait):  # stays an awaitable: whoever calls the graph waits for it as for the model's own
-            return self.create_node("call_function", NoWait, (self.create_arg(a.wait()),), {}, type_expr=NoWait)
+        # stays an awaitable: whoever calls the graph waits for it as for the model's own
+        if isinstance(a, NoWait):
+            return self.create_node(
+                "call_function", NoWait, (self.create_arg(a.wait()),), {}, type_expr=NoWait
+            )
         if isinstance(a, torch.Tensor) and (path := self._path_of_tensor(a)):
             return self.create_node("get_attr", path, (), {})
         return super().create_arg(a)
@@ -135,8 +145,9 @@ class Tracer(torch.fx.Tracer):
             name = type(mod).__name__
             if self.is_leaf_module(mod, name):
                 raise ValueError(
-                    f"a {name} is called that is no submodule of the traced {type(self.root).__name__}, so the graph "
-                    f"cannot name it: assign it to an attribute, or leave {name!r} out of leaf_modules"
+                    f"a {name} is called that is no submodule of the traced "
+                    f"{type(self.root).__name__}, so the graph cannot name it: assign it to an "
+                    f"attribute, or leave {name!r} out of leaf_modules"
                 ) from None
             return name
 
@@ -170,7 +181,11 @@ def symbolic_trace(
     """
     tracer = Tracer(leaf_modules)
     graph = tracer.trace(root, concrete_args)
-    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
+    name = (
+        type(root).__name__
+        if isinstance(root, nn.Module)
+        else getattr(root, "__name__", "GraphModule")
+    )
     return torch.fx.GraphModule(tracer.root, graph, name)
 
 

@@ -1,8 +1,8 @@
 """Marks in a traced graph, and checks that a tracer must not meet.
 
-A transformation of a graph has to find places in it: where ids leave for another device, where they have arrived. A
-*marker* is a call without effect that stands at such a place. It exists in traced graphs only; eager code pays an
-``if``.
+A transformation of a graph has to find places in it: where ids leave for another device, where they
+have arrived. A *marker* is a call without effect that stands at such a place. It exists in traced
+graphs only; eager code pays an ``if``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ def _flag_without_compiling() -> bool:
     return _symbolic_trace.is_fx_tracing() and not torch.compiler.is_compiling()
 
 
-# Whether torch.fx traces now, and not torch.export; older versions of torch have the two questions only.
-is_fx_symbolic_tracing: Callable[[], bool] = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _flag_without_compiling)
+# Whether torch.fx traces now, and not torch.export; older versions of torch have the two questions
+# only.
+is_fx_symbolic_tracing: Callable[[], bool] = getattr(
+    _symbolic_trace, "is_fx_symbolic_tracing", _flag_without_compiling
+)
 
 
-# Its result is used by nobody, and it must not be taken out as dead code. TorchScript compiles it as it stands.
+# Its result is used by nobody, and it must not be taken out as dead code. TorchScript compiles it
+# as it stands.
 @has_side_effect
 @torch.fx.wrap
 def _fx_marker(s: str, any_proxy_unused: Any) -> None:
@@ -38,7 +42,8 @@ def fx_marker(s: str, any_proxy_unused: Any) -> None:
 
     Args:
         s: The mark's name, for example ``"KJT_ONE_TO_ALL_FORWARD_BEGIN"``.
-        any_proxy_unused: A value of the graph that the mark stands behind: it is what ties the call to a place.
+        any_proxy_unused: A value of the graph that the mark stands behind: it is what ties the call
+            to a place.
 
     Example:
         >>> import torch
@@ -61,7 +66,10 @@ def fx_marker(s: str, any_proxy_unused: Any) -> None:
 def is_marker_node(node: torch.fx.Node, marker_name: str) -> bool:
     """Whether a node of a graph is the mark of that name, see `fx_marker`."""
     return (
-        node.op == "call_function" and node.target is _fx_marker and len(node.args) > 0 and node.args[0] == marker_name
+        node.op == "call_function"
+        and node.target is _fx_marker
+        and len(node.args) > 0
+        and node.args[0] == marker_name
     )
 
 

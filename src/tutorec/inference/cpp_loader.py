@@ -33,7 +33,10 @@ _PROGRAM = "tutorec_loader"
 def missing_tools() -> str | None:
     """What is missing to build the loader, with a remedy; None if nothing is."""
     if sys.platform == "win32":
-        return "the C++ loader opens operator libraries as Linux and macOS do, and is not built on Windows"
+        return (
+            "the C++ loader opens operator libraries as Linux and macOS do, and is not built on "
+            "Windows"
+        )
     absent = [] if shutil.which("cmake") else ["cmake"]
     if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "c++", "g++", "clang++"])):
         absent.append("C++ compiler")
@@ -114,10 +117,17 @@ def score_with_loader(
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         command = [str(loader), str(model), str(request), *operator_libraries()]
         ran = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=False, env=environment
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            env=environment,
         )
     if ran.returncode != 0:
-        raise ValueError(ran.stderr.strip() or f"the loader {str(loader)!r} ended with code {ran.returncode}")
+        raise ValueError(
+            ran.stderr.strip() or f"the loader {str(loader)!r} ended with code {ran.returncode}"
+        )
     answers = tuple(tensors_from_text(ran.stdout).values())
     return answers[0] if len(answers) == 1 else answers
 
@@ -140,9 +150,9 @@ def _check_own(path: Path) -> None:
     status = path.stat()
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BackendError(
-            f"the C++ loader would be run from {path}, which belongs to user {status.st_uid} with mode "
-            f"{stat.S_IMODE(status.st_mode):o}: only you, user {os.getuid()}, may be able to write there. Remove it or "
-            "name another folder, build_loader(folder)"
+            f"the C++ loader would be run from {path}, which belongs to user {status.st_uid} with "
+            f"mode {stat.S_IMODE(status.st_mode):o}: only you, user {os.getuid()}, may be able to "
+            "write there. Remove it or name another folder, build_loader(folder)"
         )
 
 
@@ -153,7 +163,12 @@ def _run(command: list[str]) -> None:
         BackendError: It fails.
     """
     ran = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if ran.returncode != 0:
         raise BackendError(f"{' '.join(command)} failed:\n{ran.stdout[-4000:]}")

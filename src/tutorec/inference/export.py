@@ -29,7 +29,9 @@ __all__ = ["export_model", "load_exported", "save_exported"]
 _SAMPLE_INPUTS, _TENSORS = "data/sample_inputs/", ("data/weights/", "data/constants/")
 
 
-def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.export.ExportedProgram:
+def export_model(
+    model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
+) -> torch.export.ExportedProgram:
     """Export a model to a program that accepts any number of samples B >= 1 and of ids N.
 
     The features of a batch, their order, and the presence of weights are those of the example. In
@@ -53,8 +55,14 @@ def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
         >>> import torch
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"])]
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"]
+        ...     )
+        ... ]
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
+        ... )
         >>> program = export_model(EmbeddingBagCollection(tables), [batch])
         >>> one = KeyedJaggedTensor(["item"], torch.tensor([7]), lengths=torch.tensor([1]))
         >>> program.module()(one)["item"].shape
@@ -71,7 +79,9 @@ def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
         else:
             shapes.append({0: dimension} if part.dim() > 0 and part.shape[0] == samples else None)
     with torch.no_grad(), _no_special_sizes():
-        program = torch.export.export(model, tuple(example), dynamic_shapes=tuple(shapes), strict=False)
+        program = torch.export.export(
+            model, tuple(example), dynamic_shapes=tuple(shapes), strict=False
+        )
     _drop_unused_buffers(program)
     return program
 
@@ -112,7 +122,9 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
         ValueError: The file is damaged, is not an exported program, or contains pickles.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no exported program {str(path)!r}; save_exported(program, path) writes one")
+        raise FileNotFoundError(
+            f"there is no exported program {str(path)!r}; save_exported(program, path) writes one"
+        )
     backend()
     check_digest(path)
     try:
@@ -120,9 +132,15 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
         if not pickled:
             return torch.export.load(str(path))
     except Exception as error:  # torch's reader raises many kinds of errors
-        raise ValueError(f"{str(path)!r} holds no exported program; write it with save_exported: {error}") from error
-    danger = f"{str(path)!r} holds {pickled}, which torch.export.load unpickles or loads as a library"
-    raise ValueError(f"{danger}: the file could run any code; call torch.export.load if you trust who wrote it")
+        raise ValueError(
+            f"{str(path)!r} holds no exported program; write it with save_exported: {error}"
+        ) from error
+    danger = (
+        f"{str(path)!r} holds {pickled}, which torch.export.load unpickles or loads as a library"
+    )
+    raise ValueError(
+        f"{danger}: the file could run any code; call torch.export.load if you trust who wrote it"
+    )
 
 
 def _pickled_records(path: str | Path) -> list[str]:
@@ -150,10 +168,19 @@ def _samples(example: Sequence[Tensor | KeyedJaggedTensor]) -> int:
     batches = [part for part in example if isinstance(part, KeyedJaggedTensor)]
     batch_sizes = {batch.stride() for batch in batches}
     if any(batch.variable_stride_per_key() for batch in batches) or len(batch_sizes) > 1:
-        raise ValueError("the example's features differ in their number of samples; an exported program has one number")
-    if not batch_sizes or min(batch_sizes) < 2 or any(batch.values().numel() < 2 for batch in batches):
+        raise ValueError(
+            "the example's features differ in their number of samples; an exported program "
+            "has one number"
+        )
+    if (
+        not batch_sizes
+        or min(batch_sizes) < 2
+        or any(batch.values().numel() < 2 for batch in batches)
+    ):
         sizes = [(batch.stride(), batch.values().numel()) for batch in batches]
-        raise ValueError(f"the example needs batches of at least 2 samples and 2 ids; (samples, ids) are {sizes}")
+        raise ValueError(
+            f"the example needs batches of at least 2 samples and 2 ids; (samples, ids) are {sizes}"
+        )
     return batch_sizes.pop()
 
 

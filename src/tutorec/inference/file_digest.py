@@ -44,7 +44,9 @@ def digested_file(path: str | Path) -> Iterator[Path]:
     """
     folder = Path(path).absolute().parent
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {str(folder)!r} to write {Path(path).name!r} to")
+        raise FileNotFoundError(
+            f"there is no folder {str(folder)!r} to write {Path(path).name!r} to"
+        )
     with whole_file(path) as draft:
         yield draft
         with draft.open("rb+") as file:
@@ -72,7 +74,9 @@ def check_digest(path: str | Path) -> None:
         file.seek(max(size - _COMMENT, 0))
         if size < _END + _COMMENT or file.read() != _comment(file, size - _COMMENT):
             problem = "is damaged, cut or not a model: it does not end in the SHA-256 of the rest"
-            raise ValueError(f"{str(path)!r} {problem}; write it with save_scripted or save_exported")
+            raise ValueError(
+                f"{str(path)!r} {problem}; write it with save_scripted or save_exported"
+            )
 
 
 def _comment(file: IO[bytes], size: int) -> bytes:

@@ -17,7 +17,11 @@ from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, Shard
 from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard import _shard_modules, collections_of
-from tutorec.inference.table_rows import assign_weights_to_tbe, get_table_to_weights_from_tbe, set_pruning_data
+from tutorec.inference.table_rows import (
+    assign_weights_to_tbe,
+    get_table_to_weights_from_tbe,
+    set_pruning_data,
+)
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.preparing import quant_prep_enable_register_tbes
@@ -65,15 +69,23 @@ def quantize_embeddings(
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> model = nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")]))
-        >>> quantize_embeddings(model, torch.int8, inplace=False)[0].embedding_bags["item"].weight.shape
+        >>> quantize_embeddings(model, torch.int8, inplace=False)[0].embedding_bags[
+        ...     "item"
+        ... ].weight.shape
         torch.Size([10, 80])
 
     Source:
         TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes
         all collections.
     """
-    known = {EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection], **(additional_mapping or {})}
-    kinds = {kind: known[kind] for kind in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]}
+    known = {
+        EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection],
+        **(additional_mapping or {}),
+    }
+    kinds = {
+        kind: known[kind]
+        for kind in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
+    }
     config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
     return swap_collections(module, config, Swap(kinds, inplace)).eval()
 
@@ -118,9 +130,16 @@ def quantize_inference_model(
     by_name = quantization_mapping
     if by_name is None:
         by_name = {torch.typename(kind): quantized for kind, quantized in QUANTIZED.items()}
-    kinds = {type(each): by_name[torch.typename(each)] for each in model.modules() if torch.typename(each) in by_name}
+    kinds = {
+        type(each): by_name[torch.typename(each)]
+        for each in model.modules()
+        if torch.typename(each) in by_name
+    }
     if quantization_mapping is not None and not kinds:
-        raise ValueError(f"no module is of a class in quantization_mapping, {[*quantization_mapping]}; leave it out")
+        raise ValueError(
+            f"no module is of a class in quantization_mapping, {[*quantization_mapping]}; "
+            "leave it out"
+        )
     quant_prep_enable_register_tbes(model, [*kinds])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
     return swap_collections(model, config, Swap(kinds or QUANTIZED, inplace=True)).eval()
@@ -164,8 +183,12 @@ def shard_quant_model(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.quant.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")]
-        >>> quantized = EmbeddingBagCollection(tables, is_weighted=False, device=torch.device("cpu"))
+        >>> tables = [
+        ...     EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")
+        ... ]
+        >>> quantized = EmbeddingBagCollection(
+        ...     tables, is_weighted=False, device=torch.device("cpu")
+        ... )
         >>> sharded, plan = shard_quant_model(nn.Sequential(quantized), world_size=2)
         >>> type(sharded[0]).__name__, {name: entry.ranks for name, entry in plan.plan["0"].items()}
         ('ShardedQuantEmbeddingBagCollection', {'item': [0], 'user': [1]})
@@ -179,15 +202,23 @@ def shard_quant_model(
     env = ShardingEnv.from_local(world_size, 0)
     collections = dict(collections_of(model, sharders))
     if not collections:
-        raise ValueError(f"the {type(model).__name__} holds no quantized collection: tutorec.quantize(model) first")
+        raise ValueError(
+            f"the {type(model).__name__} holds no quantized collection: "
+            "tutorec.quantize(model) first"
+        )
     plan = sharding_plan
     if plan is None:
         if constraints is None:
             constraints = _whole_tables(
-                name for part, each in collections.values() for name in each.shardable_parameters(part)
+                name
+                for part, each in collections.values()
+                for name in each.shardable_parameters(part)
             )
         plan = _planned(
-            model, sharders, _topology(world_size, compute_device, device_memory_size, ddr_cap), constraints
+            model,
+            sharders,
+            _topology(world_size, compute_device, device_memory_size, ddr_cap),
+            constraints,
         )
     device = torch.device(sharding_device or compute_device)
     return _shard_modules(model, env, device, plan, sharders), plan
@@ -203,10 +234,14 @@ def _whole_tables(names: Any) -> dict[str, Any]:
     from tutorec.distributed.planner.constraints import ParameterConstraints
 
     kinds, kernels = [ShardingType.TABLE_WISE.value], [EmbeddingComputeKernel.QUANT.value]
-    return {name: ParameterConstraints(sharding_types=kinds, compute_kernels=kernels) for name in names}
+    return {
+        name: ParameterConstraints(sharding_types=kinds, compute_kernels=kernels) for name in names
+    }
 
 
-def _topology(world_size: int, compute_device: str, device_bytes: int | None, ddr_cap: int | None) -> Any:
+def _topology(
+    world_size: int, compute_device: str, device_bytes: int | None, ddr_cap: int | None
+) -> Any:
     """The topology of the devices."""
     from tutorec.distributed.planner.topology import Topology
 
@@ -214,11 +249,22 @@ def _topology(world_size: int, compute_device: str, device_bytes: int | None, dd
         ddr_cap = device_bytes if ddr_cap is None else ddr_cap
         device_bytes = None
     elif device_bytes is None and compute_device == "cuda" and torch.cuda.is_available():
-        device_bytes = min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
-    return Topology(world_size, compute_device, hbm_cap=device_bytes, ddr_cap=ddr_cap, local_world_size=world_size)
+        device_bytes = min(
+            torch.cuda.get_device_properties(i).total_memory
+            for i in range(torch.cuda.device_count())
+        )
+    return Topology(
+        world_size,
+        compute_device,
+        hbm_cap=device_bytes,
+        ddr_cap=ddr_cap,
+        local_world_size=world_size,
+    )
 
 
-def _planned(model: nn.Module, sharders: Sequence[Any], topology: Any, constraints: Mapping[str, Any]) -> ShardingPlan:
+def _planned(
+    model: nn.Module, sharders: Sequence[Any], topology: Any, constraints: Mapping[str, Any]
+) -> ShardingPlan:
     """The planner's plan, for one request at a time; all memory is available to tables."""
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
     from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation

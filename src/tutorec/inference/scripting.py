@@ -22,7 +22,9 @@ from tutorec.inference.file_digest import check_digest, digested_file
 __all__ = ["load_scripted", "save_scripted", "script_model"]
 
 
-def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) -> torch.jit.ScriptModule:
+def script_model(
+    model: nn.Module, leaf_modules: Sequence[str] | None = None
+) -> torch.jit.ScriptModule:
     """Convert a model to TorchScript: trace it into a graph and compile the graph.
 
     Args:
@@ -34,7 +36,9 @@ def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) ->
 
     Example:
         >>> import torch
-        >>> scripted = script_model(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid()).eval())
+        >>> scripted = script_model(
+        ...     torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid()).eval()
+        ... )
         >>> scripted(torch.zeros(3, 2)).shape
         torch.Size([3, 1])
     """
@@ -60,7 +64,9 @@ def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
         torch.jit.save(scripted, str(draft))
 
 
-def load_scripted(path: str | Path, device: torch.device | str | None = None) -> torch.jit.ScriptModule:
+def load_scripted(
+    path: str | Path, device: torch.device | str | None = None
+) -> torch.jit.ScriptModule:
     """Load a scripted model, and the operators that it may call.
 
     The file is a program. Loading it runs no Python, but the model may call any torch operator,
@@ -76,14 +82,20 @@ def load_scripted(path: str | Path, device: torch.device | str | None = None) ->
         ValueError: The file is damaged, or is not a scripted model.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no scripted model {str(path)!r}; save_scripted(model, path) writes one")
+        raise FileNotFoundError(
+            f"there is no scripted model {str(path)!r}; save_scripted(model, path) writes one"
+        )
     backend()  # loads fbgemm's operators, if fbgemm is installed
     check_digest(path)
     try:
         with _without_deprecation():
-            return torch.jit.load(str(path), map_location=None if device is None else torch.device(device))
+            return torch.jit.load(
+                str(path), map_location=None if device is None else torch.device(device)
+            )
     except RuntimeError as error:
-        raise ValueError(f"{str(path)!r} holds no scripted model; write it with save_scripted: {error}") from error
+        raise ValueError(
+            f"{str(path)!r} holds no scripted model; write it with save_scripted: {error}"
+        ) from error
 
 
 @contextmanager
@@ -92,6 +104,7 @@ def _without_deprecation() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated")
         warnings.filterwarnings(
-            "ignore", message="The TorchScript type system doesn't support instance-level annotations"
+            "ignore",
+            message="The TorchScript type system doesn't support instance-level annotations",
         )
         yield

@@ -19,9 +19,20 @@ from torch.fx.node import has_side_effect
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-__all__ = ["check_lists", "request_of", "tensors_from_text", "tensors_to_text", "with_tensor_inputs"]
+__all__ = [
+    "check_lists",
+    "request_of",
+    "tensors_from_text",
+    "tensors_to_text",
+    "with_tensor_inputs",
+]
 
-_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "float64": torch.float64}
+_DTYPES = {
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -48,15 +59,24 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
         ValueError: lengths add up to 3, and there are 2 values
     """
     if values.dim() != 1 or lengths.dim() != 1:
-        raise ValueError(f"values and lengths have one dimension each, got {values.dim()} and {lengths.dim()}")
+        raise ValueError(
+            f"values and lengths have one dimension each, got {values.dim()} and {lengths.dim()}"
+        )
     if lengths.numel() % max(len(keys), 1) != 0:
-        raise ValueError(f"there are {lengths.numel()} lengths, not a multiple of the {len(keys)} features {keys}")
+        raise ValueError(
+            f"there are {lengths.numel()} lengths, not a multiple of the {len(keys)} features "
+            f"{keys}"
+        )
     if lengths.numel() > 0 and int(lengths.min()) < 0:
         raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
     if int(lengths.sum()) != values.numel():
-        raise ValueError(f"lengths add up to {int(lengths.sum())}, and there are {values.numel()} values")
+        raise ValueError(
+            f"lengths add up to {int(lengths.sum())}, and there are {values.numel()} values"
+        )
     if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # the sum has overflowed
-        raise ValueError(f"lengths has the number {int(lengths.max())}, and there are {values.numel()} values")
+        raise ValueError(
+            f"lengths has the number {int(lengths.max())}, and there are {values.numel()} values"
+        )
     if weights is not None and weights.numel() != values.numel():
         raise ValueError(f"there are {weights.numel()} weights for {values.numel()} values")
 
@@ -77,7 +97,9 @@ def batch_of_lists(
     return KeyedJaggedTensor(keys, values, weights, lengths)
 
 
-def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.fx.GraphModule:
+def with_tensor_inputs(
+    model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
+) -> torch.fx.GraphModule:
     """Wrap a model that takes batches of id lists, so that its inputs are plain tensors.
 
     A batch becomes ``values`` [N] and ``lengths`` [F * B], and with weights also ``weights`` [N];
@@ -102,8 +124,14 @@ def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedT
         >>> import torch
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"])]
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"]
+        ...     )
+        ... ]
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
+        ... )
         >>> served = with_tensor_inputs(EmbeddingBagCollection(tables), [batch])
         >>> served(values=torch.tensor([7]), lengths=torch.tensor([0, 1])).shape
         torch.Size([2, 4])
@@ -114,19 +142,34 @@ def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedT
     arguments = []
     for name, part in zip(names, example, strict=True):
         if isinstance(part, KeyedJaggedTensor):
-            arguments.append((part, {field: f"{name}_{field}" if several else field for field in _fields(name, part)}))
+            arguments.append(
+                (
+                    part,
+                    {
+                        field: f"{name}_{field}" if several else field
+                        for field in _fields(name, part)
+                    },
+                )
+            )
         else:
             arguments.append((part, {"": name}))
     # TorchScript's signature follows the placeholders, which must come first.
-    inputs = [{field: graph.placeholder(name, Tensor) for field, name in given.items()} for _, given in arguments]
-    values = [_argument(graph, part, given) for (part, _), given in zip(arguments, inputs, strict=True)]
+    inputs = [
+        {field: graph.placeholder(name, Tensor) for field, name in given.items()}
+        for _, given in arguments
+    ]
+    values = [
+        _argument(graph, part, given) for (part, _), given in zip(arguments, inputs, strict=True)
+    ]
     answer = graph.call_module("model", tuple(values))
     with torch.no_grad():
         graph.output(_tensors_of(graph, answer, model(*example)))
     return torch.fx.GraphModule({"model": model}, graph, type(model).__name__)
 
 
-def request_of(served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor) -> dict[str, Tensor]:
+def request_of(
+    served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor
+) -> dict[str, Tensor]:
     """The tensors by name with which to call a served model, from inputs of the original model.
 
     Args:
@@ -147,12 +190,16 @@ def request_of(served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor
         expected = keys.pop(0) if keys else None
         if part.keys() != expected:
             raise ValueError(
-                f"the model is served for a batch of {expected}, and the given batch has the keys {part.keys()}"
+                f"the model is served for a batch of {expected}, and the given batch has the "
+                f"keys {part.keys()}"
             )
         weights = part.weights_or_none()
         tensors += [part.values(), part.lengths(), *([] if weights is None else [weights])]
     if len(tensors) != len(names):
-        raise ValueError(f"the model is served with {len(names)} tensors {names}, and the inputs hold {len(tensors)}")
+        raise ValueError(
+            f"the model is served with {len(names)} tensors {names}, and the inputs hold "
+            f"{len(tensors)}"
+        )
     return dict(zip(names, tensors, strict=True))
 
 
@@ -167,7 +214,11 @@ def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
 
     Example:
         >>> import torch
-        >>> print(tensors_to_text({"values": torch.tensor([7, 8]), "dense": torch.tensor([[0.5], [0.1]])}))
+        >>> print(
+        ...     tensors_to_text(
+        ...         {"values": torch.tensor([7, 8]), "dense": torch.tensor([[0.5], [0.1]])}
+        ...     )
+        ... )
         values int64 2
         7 8
         dense float32 2 1
@@ -177,7 +228,8 @@ def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES or len(name.split()) != 1:
             raise ValueError(
-                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)} and no space in a name"
+                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)} and no "
+                "space in a name"
             )
         lines.append(" ".join([name, _NAMES[tensor.dtype], *map(str, tensor.shape)]))
         lines.append(" ".join(map(repr, tensor.detach().reshape(-1).tolist())))
@@ -206,10 +258,14 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
         try:
             (dtype, *sizes) = rest
             kind = _DTYPES[dtype]
-            parsed = [float(number) if kind.is_floating_point else int(number) for number in numbers]
+            parsed = [
+                float(number) if kind.is_floating_point else int(number) for number in numbers
+            ]
             tensors[name] = torch.tensor(parsed, dtype=kind).reshape([int(size) for size in sizes])
         except (KeyError, ValueError, RuntimeError) as error:
-            raise ValueError(f"not the text of a tensor: {line!r} with {len(numbers)} numbers: {error}") from error
+            raise ValueError(
+                f"not the text of a tensor: {line!r} with {len(numbers)} numbers: {error}"
+            ) from error
     return tensors
 
 
@@ -219,15 +275,24 @@ def _argument_names(model: nn.Module, inputs: int) -> list[str]:
     names = list(arguments)
     needed = [name for name, one in arguments.items() if one.default is one.empty]
     if not len(needed) <= inputs <= len(names):
-        raise ValueError(f"{type(model).__name__}.forward takes {names}, and the example has {inputs} inputs")
+        raise ValueError(
+            f"{type(model).__name__}.forward takes {names}, and the example has {inputs} inputs"
+        )
     return names[:inputs]
 
 
 def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
     """The tensors of a batch."""
     if batch.variable_stride_per_key():
-        raise ValueError(f"input {name!r} has a number of samples for each feature; a server's request has one for all")
-    return ["values", "lengths"] if batch.weights_or_none() is None else ["values", "lengths", "weights"]
+        raise ValueError(
+            f"input {name!r} has a number of samples for each feature; a server's request has "
+            "one for all"
+        )
+    return (
+        ["values", "lengths"]
+        if batch.weights_or_none() is None
+        else ["values", "lengths", "weights"]
+    )
 
 
 def _argument(
@@ -246,6 +311,13 @@ def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> A
     if isinstance(example, KeyedTensor):
         return graph.call_method("values", (answer,))
     if isinstance(example, tuple) and example:
-        parts = [graph.call_function(operator.getitem, (answer, index)) for index in range(len(example))]
-        return tuple(_tensors_of(graph, part, each) for part, each in zip(parts, example, strict=True))
-    raise TypeError(f"the model answers with a {type(example).__name__}; make it return a tensor or a KeyedTensor")
+        parts = [
+            graph.call_function(operator.getitem, (answer, index)) for index in range(len(example))
+        ]
+        return tuple(
+            _tensors_of(graph, part, each) for part, each in zip(parts, example, strict=True)
+        )
+    raise TypeError(
+        f"the model answers with a {type(example).__name__}; make it return a tensor or a "
+        "KeyedTensor"
+    )

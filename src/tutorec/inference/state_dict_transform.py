@@ -16,7 +16,9 @@ __all__ = ["state_dict_gather", "state_dict_to_device"]
 
 
 def state_dict_to_device(
-    state_dict: Mapping[str, torch.Tensor | ShardedTensor], pg: dist.ProcessGroup, device: torch.device
+    state_dict: Mapping[str, torch.Tensor | ShardedTensor],
+    pg: dist.ProcessGroup,
+    device: torch.device,
 ) -> dict[str, torch.Tensor | ShardedTensor]:
     """A state with its tensors on another device; sharded tensors keep their shards.
 
@@ -50,7 +52,9 @@ def _moved(value: Any, pg: dist.ProcessGroup, device: torch.device) -> ShardedTe
     return sharded_tensor(rectangles, local, dtype, ShardingEnv.from_process_group(pg), device)
 
 
-def state_dict_gather(src: Mapping[str, torch.Tensor | ShardedTensor], dst: Mapping[str, torch.Tensor]) -> None:
+def state_dict_gather(
+    src: Mapping[str, torch.Tensor | ShardedTensor], dst: Mapping[str, torch.Tensor]
+) -> None:
     """Copy a state into another's tensors; sharded tensors are gathered on rank 0. A collective.
 
     `full_state_dict` does this without a destination.

@@ -54,17 +54,29 @@ def set_pruning_data(
     collections = [
         (module, {one.name: one.num_embeddings for one in tables_of(module)[1]})
         for module in model.modules()
-        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection) and type(module) in kinds
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
+        and type(module) in kinds
     ]
     known = {name for _, tables in collections for name in tables}
     unknown = sorted(set(tables_to_rows_post_pruning) - known)
     if unknown:
-        raise KeyError(f"there are no tables {unknown} in float collections; the tables are {sorted(known)}")
+        raise KeyError(
+            f"there are no tables {unknown} in float collections; the tables are {sorted(known)}"
+        )
     for _, tables in collections:
         for name, rows in tables.items():
-            require_int(f"rows that are left of table {name!r}", tables_to_rows_post_pruning.get(name, rows), 1, rows)
+            require_int(
+                f"rows that are left of table {name!r}",
+                tables_to_rows_post_pruning.get(name, rows),
+                1,
+                rows,
+            )
     for module, _ in collections:
-        setattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, dict(tables_to_rows_post_pruning))
+        setattr(
+            module,
+            MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT,
+            dict(tables_to_rows_post_pruning),
+        )
     return model
 
 
@@ -100,7 +112,9 @@ def get_table_to_weights_from_tbe(model: nn.Module) -> Weights:
     return weights
 
 
-def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
+def assign_weights_to_tbe(
+    model: nn.Module, table_to_weight: Mapping[str, tuple[Tensor, Tensor | None]]
+) -> None:
     """Write the packed rows of all quantized tables of a model, sharded or not.
 
     Args:
@@ -118,7 +132,10 @@ def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[
     tables = _tables(model)
     missing = [name for name, _, _ in tables if name not in table_to_weight]
     if missing:
-        raise KeyError(f"there are no packed rows for the tables {missing}; there are some for {list(table_to_weight)}")
+        raise KeyError(
+            f"there are no packed rows for the tables {missing}; there are some for "
+            f"{list(table_to_weight)}"
+        )
     for name, collection, table in tables:
         check_packed(name, collection.packed_table(table), *table_to_weight[name])
     for name, collection, table in tables:
@@ -132,8 +149,12 @@ def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
         if isinstance(module, PackedTables | ShardedQuantModule):
             tables += [(path, module, table) for table in module.table_names()]
     if not tables:
-        raise ValueError(f"{type(model).__name__} has no quantized tables: quantize it first, tutorec.quantize(model)")
+        raise ValueError(
+            f"{type(model).__name__} has no quantized tables: quantize it first, "
+            "tutorec.quantize(model)"
+        )
     count = Counter(table for _, _, table in tables)
     return [
-        (f"{path}.{table}" if path and count[table] > 1 else table, module, table) for path, module, table in tables
+        (f"{path}.{table}" if path and count[table] > 1 else table, module, table)
+        for path, module, table in tables
     ]

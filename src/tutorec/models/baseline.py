@@ -13,12 +13,16 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 def click_count_baseline(
-    train: Iterable[Batch], test: Iterable[Batch], keys: Sequence[str] = ("user", "item"), smoothing: float = 10.0
+    train: Iterable[Batch],
+    test: Iterable[Batch],
+    keys: Sequence[str] = ("user", "item"),
+    smoothing: float = 10.0,
 ) -> Tensor:
     """Score rows by earlier clicks: each key adds the log-odds of its id's click rate.
 
-    Rates are smoothed: every id starts with ``smoothing`` rows at the mean click rate. A bag of several ids counts with
-    the mean of their log-odds, an empty bag and an id that was never seen with those of the mean click rate.
+    Rates are smoothed: every id starts with ``smoothing`` rows at the mean click rate. A bag of
+    several ids counts with the mean of their log-odds, an empty bag and an id that was never seen
+    with those of the mean click rate.
 
     Args:
         train: batches to count in.
@@ -30,7 +34,8 @@ def click_count_baseline(
         Scores [N], one for each row of ``test``; larger for likelier clicks.
 
     Raises:
-        ValueError: there are no training rows, or they hold clicks only or none, or ``smoothing`` is negative.
+        ValueError: there are no training rows, or they hold clicks only or none, or ``smoothing``
+            is negative.
 
     Example:
         >>> from tutorec.datasets.random import shop
@@ -50,9 +55,15 @@ def click_count_baseline(
             counts[key] = _add(counts[key], ids, batch.labels.double()[sample])
     require_finite("click_count_baseline: smoothing", smoothing, least=0)
     if not 0 < clicks < rows:
-        raise ValueError(f"click_count_baseline: {clicks:.0f} clicks in {rows} training rows; both classes are needed")
+        raise ValueError(
+            f"click_count_baseline: {clicks:.0f} clicks in {rows} training rows; both classes "
+            "are needed"
+        )
     rate = clicks / rows
-    odds = {key: torch.logit((count[1] + smoothing * rate) / (count[0] + smoothing)) for key, count in counts.items()}
+    odds = {
+        key: torch.logit((count[1] + smoothing * rate) / (count[0] + smoothing))
+        for key, count in counts.items()
+    }
     mean = torch.logit(torch.tensor(rate, dtype=torch.float64))
     scores = [torch.zeros(0, dtype=torch.float64)]
     for batch in test:
@@ -64,7 +75,8 @@ def click_count_baseline(
 def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
     """How often each id of a feature was clicked: [rows] in int64.
 
-    Its largest entries are what a shop shows that knows nothing of its users; a retrieval model has to find more.
+    Its largest entries are what a shop shows that knows nothing of its users; a retrieval model has
+    to find more.
 
     Args:
         batches: to count in.
@@ -87,7 +99,10 @@ def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
         ids, sample, _ = _ids(batch.sparse_features, feature)
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
             ends = f"{int(ids.min())} to {int(ids.max())}"
-            raise ValueError(f"click_counts: '{feature}' holds ids from {ends}, and {rows=} counts 0 to {rows - 1}")
+            raise ValueError(
+                f"click_counts: '{feature}' holds ids from {ends}, and {rows=} counts 0 to "
+                f"{rows - 1}"
+            )
         counts += torch.bincount(ids[batch.labels[sample] != 0], minlength=rows)
     return counts
 
@@ -96,7 +111,11 @@ def _ids(features: KeyedJaggedTensor, key: str) -> tuple[Tensor, Tensor, Tensor]
     """A key's ids [N], the sample [N] each belongs to, and lengths [B]."""
     bag = features[key]
     lengths = bag.lengths().long()
-    return bag.values().long(), torch.repeat_interleave(torch.arange(len(lengths)), lengths), lengths
+    return (
+        bag.values().long(),
+        torch.repeat_interleave(torch.arange(len(lengths)), lengths),
+        lengths,
+    )
 
 
 def _add(count: Tensor, ids: Tensor, clicked: Tensor) -> Tensor:

@@ -50,7 +50,10 @@ class DenseArch(nn.Module):
 
     def __init__(self, in_features: int, hidden_layer_size: int, embedding_dim: int) -> None:
         super().__init__()
-        first, second = nn.Linear(in_features, hidden_layer_size), nn.Linear(hidden_layer_size, embedding_dim)
+        first, second = (
+            nn.Linear(in_features, hidden_layer_size),
+            nn.Linear(hidden_layer_size, embedding_dim),
+        )
         self.model: nn.Module = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
 
     def forward(self, features: Tensor) -> Tensor:
@@ -67,10 +70,14 @@ class FMInteractionArch(nn.Module):
         deep_fm_dimension: Columns of the deep half.
     """
 
-    def __init__(self, fm_in_features: int, sparse_feature_names: list[str], deep_fm_dimension: int) -> None:
+    def __init__(
+        self, fm_in_features: int, sparse_feature_names: list[str], deep_fm_dimension: int
+    ) -> None:
         super().__init__()
         self.sparse_feature_names = sparse_feature_names
-        self.deep_fm = DeepFM(nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension), nn.ReLU()))
+        self.deep_fm = DeepFM(
+            nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension), nn.ReLU())
+        )
         self.fm = FactorizationMachine()
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedTensor) -> Tensor:
@@ -113,9 +120,15 @@ class SimpleDeepFMNN(nn.Module):
         >>> from tutorec.datasets.random import shop
         >>> from tutorec.models.deepfm import SimpleDeepFMNN
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
-        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"]
+        ...     )
+        ... ]
         >>> batch = next(shop().batches(32))
-        >>> SimpleDeepFMNN(4, EmbeddingBagCollection(tables), 20, 5)(batch.dense_features, batch.sparse_features).shape
+        >>> SimpleDeepFMNN(4, EmbeddingBagCollection(tables), 20, 5)(
+        ...     batch.dense_features, batch.sparse_features
+        ... ).shape
         torch.Size([32, 1])
     """
 

@@ -10,17 +10,20 @@
       | over_arch
     logit [B, 1]
 
-===================  ============================================================  =====================
-model                inter_arch gives                                              D_inter
-===================  ============================================================  =====================
-``DLRM``             the dense vector and all inner products of two vectors        D + F(F+1)/2
-``DLRM_DCN``         all vectors, crossed by a `LowRankCrossNet`                   (F+1) D
-``DLRM_Projection``  the dense vector and the inner products of two sets of         D + F1 F2
+===================  ============================================================
+===================== model                inter_arch gives
+D_inter ===================  ============================================================
+===================== ``DLRM``             the dense vector and all inner products of two vectors
+D + F(F+1)/2 ``DLRM_DCN``         all vectors, crossed by a `LowRankCrossNet`
+(F+1) D ``DLRM_Projection``  the dense vector and the inner products of two sets of         D + F1
+F2
                      vectors, F1 and F2, that two MLPs make of all vectors
-===================  ============================================================  =====================
+===================  ============================================================
+=====================
 
-Names and signatures are those of ``torchrec.models.dlrm``; a state_dict moves both ways. The collection of tables may
-be sharded or not: a sharded one answers with an awaitable, which waits when its result is first looked at.
+Names and signatures are those of ``torchrec.models.dlrm``; a state_dict moves both ways. The
+collection of tables may be sharded or not: a sharded one answers with an awaitable, which waits
+when its result is first looked at.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ class SparseArch(nn.Module):
     """The tables: ids in, one pooled vector per feature out.
 
     Args:
-        embedding_bag_collection: Tables of one width D; F is the number of their (table, feature) pairs.
+        embedding_bag_collection: Tables of one width D; F is the number of their (table, feature)
+            pairs.
 
     Raises:
         ValueError: No tables, or tables of different widths.
@@ -87,7 +91,9 @@ class SparseArch(nn.Module):
         configs = embedding_bag_collection.embedding_bag_configs()
         self.embedding_bag_collection = embedding_bag_collection
         self.D: int = common_width("SparseArch", configs)
-        self._sparse_feature_names = [name for names in get_embedding_names_by_table(configs) for name in names]
+        self._sparse_feature_names = [
+            name for names in get_embedding_names_by_table(configs) for name in names
+        ]
         self.F: int = len(self._sparse_feature_names)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -109,9 +115,13 @@ class DenseArch(nn.Module):
         device: Where the weights are made.
     """
 
-    def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
+    def __init__(
+        self, in_features: int, layer_sizes: list[int], device: torch.device | None = None
+    ) -> None:
         super().__init__()
-        self.model: nn.Module = MLP(in_features, layer_sizes, bias=True, activation="relu", device=device)
+        self.model: nn.Module = MLP(
+            in_features, layer_sizes, bias=True, activation="relu", device=device
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Dense columns [B, D_in] to a vector [B, D]."""
@@ -140,7 +150,9 @@ class InteractionArch(nn.Module):
         self.F: int = num_sparse_features
         vectors = 1 + num_sparse_features
         self.register_buffer(
-            "_pairs", torch.empty(vectors * num_sparse_features // 2, dtype=torch.long, device=device), persistent=False
+            "_pairs",
+            torch.empty(vectors * num_sparse_features // 2, dtype=torch.long, device=device),
+            persistent=False,
         )
         self.reset_parameters()
 
@@ -148,7 +160,8 @@ class InteractionArch(nn.Module):
         """Write the positions of the inner products, which to_empty() leaves undefined."""
         vectors = 1 + self.F
         rows, columns = torch.triu_indices(vectors, vectors, offset=1, device="cpu")
-        # As positions in the flattened matrix: one index_select takes half the time of indexing by row and column.
+        # As positions in the flattened matrix: one index_select takes half the time of indexing by
+        # row and column.
         self._pairs.copy_(rows * vectors + columns)
 
     def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
@@ -205,7 +218,10 @@ class InteractionProjectionArch(nn.Module):
     """
 
     def __init__(
-        self, num_sparse_features: int, interaction_branch1: nn.Module, interaction_branch2: nn.Module
+        self,
+        num_sparse_features: int,
+        interaction_branch1: nn.Module,
+        interaction_branch2: nn.Module,
     ) -> None:
         super().__init__()
         self.F: int = num_sparse_features
@@ -216,7 +232,10 @@ class InteractionProjectionArch(nn.Module):
         """Vectors [B, D] and [B, F, D] to [B, D + F1 F2]."""
         if self.F <= 0:
             return dense_features
-        columns, width = _all_vectors(dense_features, sparse_features, self.F).flatten(1), dense_features.shape[1]
+        columns, width = (
+            _all_vectors(dense_features, sparse_features, self.F).flatten(1),
+            dense_features.shape[1],
+        )
         one = self.interaction_branch1(columns).unflatten(1, (-1, width))
         other = self.interaction_branch2(columns).unflatten(1, (width, -1))
         return torch.cat((dense_features, torch.bmm(one, other).flatten(1)), dim=1)
@@ -235,7 +254,10 @@ def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
         return
     one, other = list(dense.shape), list(sparse.shape)
     if len(one) != 2 or other != [one[0], features, one[1]]:
-        raise ValueError(f"DLRM: dense vectors are {one} and the features' {other}, not [B, D] and [B, {features}, D]")
+        raise ValueError(
+            f"DLRM: dense vectors are {one} and the features' {other}, not [B, D] and [B, "
+            f"{features}, D]"
+        )
 
 
 class OverArch(nn.Module):
@@ -250,10 +272,14 @@ class OverArch(nn.Module):
         ValueError: Fewer than two layers.
     """
 
-    def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
+    def __init__(
+        self, in_features: int, layer_sizes: list[int], device: torch.device | None = None
+    ) -> None:
         super().__init__()
         if len(layer_sizes) < 2:
-            raise ValueError(f"OverArch: layer_sizes={layer_sizes} must have at least two layers, as in [32, 1]")
+            raise ValueError(
+                f"OverArch: layer_sizes={layer_sizes} must have at least two layers, as in [32, 1]"
+            )
         self.model: nn.Module = nn.Sequential(
             MLP(in_features, layer_sizes[:-1], bias=True, activation="relu", device=device),
             nn.Linear(layer_sizes[-2], layer_sizes[-1], bias=True, device=device),
@@ -275,15 +301,25 @@ class DLRM(nn.Module):
         dense_device: Where the MLPs are made.
 
     Raises:
-        ValueError: No tables, tables of different widths, or a dense MLP that ends in another width.
+        ValueError: No tables, tables of different widths, or a dense MLP that ends in another
+            width.
 
     Example:
         >>> from tutorec.datasets.random import shop
         >>> from tutorec.models.dlrm import DLRM
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
-        >>> model = DLRM(EmbeddingBagCollection(tables), 4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[8, 1])
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"]
+        ...     )
+        ... ]
+        >>> model = DLRM(
+        ...     EmbeddingBagCollection(tables),
+        ...     4,
+        ...     dense_arch_layer_sizes=[8],
+        ...     over_arch_layer_sizes=[8, 1],
+        ... )
         >>> batch = next(shop().batches(32))
         >>> model(batch.dense_features, batch.sparse_features).shape
         torch.Size([32, 1])
@@ -303,10 +339,14 @@ class DLRM(nn.Module):
         self.sparse_arch = SparseArch(embedding_bag_collection)
         width, features = self.sparse_arch.D, self.sparse_arch.F
         if not dense_arch_layer_sizes or dense_arch_layer_sizes[-1] != width:
-            raise ValueError(f"DLRM: {dense_arch_layer_sizes=} must end in {width}, the tables' embedding_dim")
+            raise ValueError(
+                f"DLRM: {dense_arch_layer_sizes=} must end in {width}, the tables' embedding_dim"
+            )
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
         self.inter_arch = InteractionArch(features, device=dense_device)
-        self.over_arch = OverArch(width + choose(features + 1, 2), over_arch_layer_sizes, device=dense_device)
+        self.over_arch = OverArch(
+            width + choose(features + 1, 2), over_arch_layer_sizes, device=dense_device
+        )
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Dense columns [B, D_in] and ids of F features to logits [B, 1]."""
@@ -335,8 +375,14 @@ class DLRM_DCN(DLRM):
         >>> from tutorec.models.dlrm import DLRM_DCN
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
-        >>> model = DLRM_DCN(EmbeddingBagCollection(tables), 4, [8], [8, 1], dcn_num_layers=3, dcn_low_rank_dim=4)
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"]
+        ...     )
+        ... ]
+        >>> model = DLRM_DCN(
+        ...     EmbeddingBagCollection(tables), 4, [8], [8, 1], dcn_num_layers=3, dcn_low_rank_dim=4
+        ... )
         >>> batch = next(shop().batches(32))
         >>> model(batch.dense_features, batch.sparse_features).shape
         torch.Size([32, 1])
@@ -353,7 +399,11 @@ class DLRM_DCN(DLRM):
         dense_device: torch.device | None = None,
     ) -> None:
         super().__init__(
-            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes, dense_device
+            embedding_bag_collection,
+            dense_in_features,
+            dense_arch_layer_sizes,
+            over_arch_layer_sizes,
+            dense_device,
         )
         columns = (self.sparse_arch.F + 1) * self.sparse_arch.D
         crossnet = LowRankCrossNet(columns, dcn_num_layers, dcn_low_rank_dim).to(dense_device)
@@ -381,8 +431,14 @@ class DLRM_Projection(DLRM):
         >>> from tutorec.models.dlrm import DLRM_Projection
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
-        >>> model = DLRM_Projection(EmbeddingBagCollection(tables), 4, [8], [8, 1], [16, 3 * 8], [16, 5 * 8])
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"]
+        ...     )
+        ... ]
+        >>> model = DLRM_Projection(
+        ...     EmbeddingBagCollection(tables), 4, [8], [8, 1], [16, 3 * 8], [16, 5 * 8]
+        ... )
         >>> batch = next(shop().batches(32))
         >>> model(batch.dense_features, batch.sparse_features).shape
         torch.Size([32, 1])
@@ -399,13 +455,22 @@ class DLRM_Projection(DLRM):
         dense_device: torch.device | None = None,
     ) -> None:
         super().__init__(
-            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes, dense_device
+            embedding_bag_collection,
+            dense_in_features,
+            dense_arch_layer_sizes,
+            over_arch_layer_sizes,
+            dense_device,
         )
         features, width = self.sparse_arch.F, self.sparse_arch.D
         branches, products = [], 1
-        for number, sizes in enumerate((interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), start=1):
+        for number, sizes in enumerate(
+            (interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), start=1
+        ):
             if sizes[-1] % width:
-                raise ValueError(f"interaction_branch{number}_layer_sizes={sizes} must end in a multiple of {width}")
+                raise ValueError(
+                    f"interaction_branch{number}_layer_sizes={sizes} must end in a multiple of "
+                    f"{width}"
+                )
             branches.append(DenseArch((features + 1) * width, sizes, device=dense_device))
             products *= sizes[-1] // width
         self.inter_arch = InteractionProjectionArch(features, *branches)
@@ -425,7 +490,9 @@ class DLRMWrapper(DLRM):
 
     def forward(self, model_input: Any) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A ``ModelInput`` of B samples to logits [B, 1], in training (mean log loss, logits)."""
-        assert model_input.idlist_features is not None, "ModelInput.generate() makes ids for every table of the model"
+        assert model_input.idlist_features is not None, (
+            "ModelInput.generate() makes ids for every table of the model"
+        )
         logits = super().forward(model_input.float_features, model_input.idlist_features)
         if not self.training:
             return logits
@@ -457,14 +524,20 @@ class DLRMTrain(nn.Module):
 
 def _check_labels(labels: Tensor) -> None:
     """Raise unless labels are between 0 and 1; skipped where looking would wait for a device."""
-    if isinstance(labels, torch.fx.Proxy) or not checkable(labels) or not labels.is_cpu or not labels.numel():
+    if (
+        isinstance(labels, torch.fx.Proxy)
+        or not checkable(labels)
+        or not labels.is_cpu
+        or not labels.numel()
+    ):
         return
     low, high = labels.aminmax()
     if not (bool(low >= 0) and bool(high <= 1)):  # so asked, NaN is refused too
         sample = int((~((labels >= 0) & (labels <= 1))).flatten().nonzero()[0])
         raise ValueError(
-            f"DLRMTrain: the label of sample {sample} is {labels.flatten()[sample].item()}; the log loss wants 1 for a "
-            "click and 0 for none, or a probability between them; tutorec.validation(False) takes any label"
+            f"DLRMTrain: the label of sample {sample} is {labels.flatten()[sample].item()}; the "
+            "log loss wants 1 for a click and 0 for none, or a probability between them; "
+            "tutorec.validation(False) takes any label"
         )
 
 

@@ -33,7 +33,10 @@ def auc(labels: Tensor, scores: Tensor) -> float:
     clicks = int(labels.sum())
     others = len(labels) - clicks
     if clicks == 0 or others == 0:
-        raise ValueError(f"auc: {clicks} clicks and {others} non-clicks; both classes are needed: judge more samples")
+        raise ValueError(
+            f"auc: {clicks} clicks and {others} non-clicks; both classes are needed: judge "
+            "more samples"
+        )
     _, group, counts = torch.unique(scores, return_inverse=True, return_counts=True)
     # all members of a group of ties get the group's mean rank
     mean_rank = counts.cumsum(0).double() - (counts.double() - 1) / 2
@@ -54,7 +57,8 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
         The ratio; infinity when a prediction of exactly 0 or 1 is wrong.
 
     Raises:
-        ValueError: shapes differ, a prediction is outside 0..1, a label is NaN, or one of the two classes is absent.
+        ValueError: shapes differ, a prediction is outside 0..1, a label is NaN, or one of the two
+            classes is absent.
 
     Example:
         >>> import torch
@@ -65,7 +69,10 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
     labels, p = _columns("normalized_entropy", labels, probabilities)
     if float(p.min()) < 0.0 or float(p.max()) > 1.0:
         ends = f"{float(p.min()):.4g} to {float(p.max()):.4g}"
-        raise ValueError(f"normalized_entropy: predictions run from {ends}, not 0 to 1: apply torch.sigmoid to logits")
+        raise ValueError(
+            f"normalized_entropy: predictions run from {ends}, not 0 to 1: apply torch.sigmoid "
+            "to logits"
+        )
     loss = -float(torch.where(labels, p.log(), torch.log1p(-p)).mean())
     return loss / base_entropy(labels)
 
@@ -84,17 +91,25 @@ def base_entropy(labels: Tensor) -> float:
     """
     rate = float((labels != 0).double().mean())
     if not 0.0 < rate < 1.0:
-        raise ValueError(f"the click rate of {len(labels)} labels is {rate}; both classes are needed")
+        raise ValueError(
+            f"the click rate of {len(labels)} labels is {rate}; both classes are needed"
+        )
     return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 
 def _columns(name: str, labels: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Labels [N] as bool and scores [N] as float64 on the CPU, checked."""
     if labels.numel() == 0 or labels.numel() != scores.numel():
-        raise ValueError(f"{name}: {labels.numel()} labels and {scores.numel()} scores; need as many, at least one")
+        raise ValueError(
+            f"{name}: {labels.numel()} labels and {scores.numel()} scores; need as many, at "
+            "least one"
+        )
     labels, scores = labels.detach().reshape(-1).cpu(), scores.detach().reshape(-1).double().cpu()
     for what, numbers in (("labels", labels), ("scores", scores)):
         bad = numbers.isnan().nonzero()
         if len(bad):
-            raise ValueError(f"{name}: {len(bad)} of {len(numbers)} {what} are NaN, the first at sample {int(bad[0])}")
+            raise ValueError(
+                f"{name}: {len(bad)} of {len(numbers)} {what} are NaN, the first at sample "
+                f"{int(bad[0])}"
+            )
     return labels != 0, scores

@@ -45,8 +45,9 @@ class CandidateIndex:
     def retrieve(self, queries: Tensor, k: int, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
         """The k candidates with the largest inner product, for each query: exact, all N are scored.
 
-        Candidates are scored in blocks and the best k so far are kept, so that Q x (block + k) scores are held and not
-        Q x N. Which of several candidates with the very same score are given is not defined.
+        Candidates are scored in blocks and the best k so far are kept, so that Q x (block + k)
+        scores are held and not Q x N. Which of several candidates with the very same score are
+        given is not defined.
 
         Args:
             queries: [Q, D].
@@ -62,7 +63,9 @@ class CandidateIndex:
         Example:
             >>> import torch
             >>> from tutorec.models.retrieval import CandidateIndex
-            >>> index = CandidateIndex(torch.tensor([70, 71, 72]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+            >>> index = CandidateIndex(
+            ...     torch.tensor([70, 71, 72]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+            ... )
             >>> index.retrieve(torch.tensor([[2.0, 1.0]]), k=2)
             (tensor([[72, 70]]), tensor([[3., 2.]]))
         """
@@ -72,8 +75,13 @@ class CandidateIndex:
         places = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
         for first in range(0, len(self.ids), block):
             products = queries @ self.vectors[first : first + block].t()
-            positions = torch.arange(first, first + products.shape[1], device=queries.device).expand(len(queries), -1)
-            scores, places = torch.cat([scores, products], dim=1), torch.cat([places, positions], dim=1)
+            positions = torch.arange(
+                first, first + products.shape[1], device=queries.device
+            ).expand(len(queries), -1)
+            scores, places = (
+                torch.cat([scores, products], dim=1),
+                torch.cat([places, positions], dim=1),
+            )
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
             places = places.gather(1, best)
         return self.ids.to(places.device)[places], scores
@@ -91,23 +99,31 @@ def build_index(
         model: its candidates have one feature.
         ids: [N], of the candidates.
         batch_size: candidates that a rank looks up at once.
-        group: the ranks; by default all of the default process group, or this process alone where there is none.
+        group: the ranks; by default all of the default process group, or this process alone where
+            there is none.
 
     Raises:
         AgreementError: ranks give different ids, or different batch sizes.
-        ValueError: candidates have several features (call ``model.candidates`` with batches of all of them, and make
-            a CandidateIndex of the result), or are fewer than the ranks.
+        ValueError: candidates have several features (call ``model.candidates`` with batches of all
+            of them, and make a CandidateIndex of the result), or are fewer than the ranks.
     """
     if len(model.candidate_features) != 1:
-        raise ValueError(f"build_index looks up one feature, and candidates have {model.candidate_features}")
+        raise ValueError(
+            f"build_index looks up one feature, and candidates have {model.candidate_features}"
+        )
     group = group if group is not None else comm.default_group()
     rank, world_size = (group.rank(), group.size()) if group is not None else (0, 1)
     if group is not None:
         digest = zlib.crc32(ids.detach().cpu().contiguous().numpy().tobytes())
-        facts = {"the ids of candidates": f"{len(ids)}, CRC-32 {digest:08x}", "batch_size": str(batch_size)}
+        facts = {
+            "the ids of candidates": f"{len(ids)}, CRC-32 {digest:08x}",
+            "batch_size": str(batch_size),
+        }
         check_agreement("build_index", facts, ShardingEnv.from_process_group(group))
     if len(ids) < world_size:
-        raise ValueError(f"build_index: {len(ids)} ids for {world_size} rank(s); give at least one for each rank")
+        raise ValueError(
+            f"build_index: {len(ids)} ids for {world_size} rank(s); give at least one for each rank"
+        )
     steps = step_slices(len(ids), batch_size, world_size)
     parts = [_vectors(model, ids[step[rank][0] : step[rank][1]]) for step in steps]
     local = torch.cat(parts)
@@ -115,7 +131,9 @@ def build_index(
         return CandidateIndex(ids, local)
     rows = [torch.cat([torch.arange(*step[of]) for step in steps]) for of in range(world_size)]
     counts = [len(of_rank) * local.shape[1] for of_rank in rows]
-    gathered = comm.all_gather(local.reshape(-1), counts, group, _STAGE).wait().view(-1, local.shape[1])
+    gathered = (
+        comm.all_gather(local.reshape(-1), counts, group, _STAGE).wait().view(-1, local.shape[1])
+    )
     vectors = torch.empty_like(gathered)
     vectors[torch.cat(rows).to(vectors.device)] = gathered
     return CandidateIndex(ids, vectors)
@@ -136,22 +154,25 @@ def recall_at(
         batches: this rank's clicks; see :func:`tutorec.models.two_tower.clicks_of`.
         retrieve: gives for a batch of B samples the ids [B, at least the largest k], best first.
         feature: the feature that holds the clicked item.
-        group: the ranks; by default all of the default process group, or this process alone where there is none.
+        group: the ranks; by default all of the default process group, or this process alone where
+            there is none.
 
     Returns:
         k -> recall, the same on every rank.
 
     Raises:
         AgreementError: ranks differ in ``ks``.
-        ValueError: there are no clicks, a k is no number from 1, fewer items were retrieved than asked for, or the
-            feature does not name one item for each sample.
+        ValueError: there are no clicks, a k is no number from 1, fewer items were retrieved than
+            asked for, or the feature does not name one item for each sample.
 
     Example:
         >>> import torch
         >>> from tutorec.datasets.random import shop
         >>> from tutorec.models.retrieval import recall_at
         >>> everything = torch.arange(200)
-        >>> recall_at([200], shop(rows=100).batches(50), lambda batch: everything.expand(50, -1), "item")
+        >>> recall_at(
+        ...     [200], shop(rows=100).batches(50), lambda batch: everything.expand(50, -1), "item"
+        ... )
         {200: 1.0}
     """
     group = group if group is not None else comm.default_group()
@@ -163,14 +184,19 @@ def recall_at(
     for batch in batches:
         targets, items = one_id_each(batch.sparse_features, feature), retrieve(batch)
         if items.dim() != 2 or len(items) != len(targets) or items.shape[1] < max(ks):
-            raise ValueError(f"recall at {max(ks)} of {len(targets)} samples: {list(items.shape)} items were retrieved")
+            raise ValueError(
+                f"recall at {max(ks)} of {len(targets)} samples: {list(items.shape)} items "
+                "were retrieved"
+            )
         hits = items == targets.unsqueeze(1)
         counts = [
             *(counts[i] + int(hits[:, :k].any(1).sum()) for i, k in enumerate(ks)),
             counts[-1] + len(targets),
         ]
     if group is not None and group.size() > 1:
-        counts = [sum(column) for column in zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True)]
+        counts = [
+            sum(column) for column in zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True)
+        ]
     if counts[-1] == 0:
         raise ValueError("recall_at: there are no clicks in the batches of any rank")
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
@@ -181,4 +207,6 @@ def _vectors(model: Towers, ids: Tensor) -> Tensor:
     device = next((parameter.device for parameter in model.parameters()), ids.device)
     ids = ids.to(device)
     lengths = torch.ones(len(ids), dtype=torch.int32, device=device)
-    return model.candidates(KeyedJaggedTensor(model.candidate_features, ids, lengths=lengths)).detach()
+    return model.candidates(
+        KeyedJaggedTensor(model.candidate_features, ids, lengths=lengths)
+    ).detach()

@@ -10,11 +10,11 @@
     query [B, D]                      candidate [B, D]
       |_________ inner product _________|
 
-The interface is that of :class:`tutorec.models.two_tower.TwoTower`, so that `TwoTowerTrain`, `build_index` and
-`recall_at` serve here too. The collection of tables may be sharded or not.
+The interface is that of :class:`tutorec.models.two_tower.TwoTower`, so that `TwoTowerTrain`,
+`build_index` and `recall_at` serve here too. The collection of tables may be sharded or not.
 
-After Kang and McAuley, 2018, "Self-attentive sequential recommendation". Theirs learns from every position of a
-history and needs a causal mask for it; this one learns from the last position alone.
+After Kang and McAuley, 2018, "Self-attentive sequential recommendation". Theirs learns from every
+position of a history and needs a causal mask for it; this one learns from the last position alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class SequenceTower(nn.Module):
         dense_device: where the dense layers are made.
 
     Raises:
-        ValueError: the table of ``item`` and that of ``history`` differ in their columns, or no table has one of them.
+        ValueError: the table of ``item`` and that of ``history`` differ in their columns, or no
+            table has one of them.
 
     Example:
         >>> import torch
@@ -55,7 +56,11 @@ class SequenceTower(nn.Module):
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> table = EmbeddingConfig(9, 8, name="t_item", feature_names=["history", "item"])
         >>> tower = SequenceTower(EmbeddingCollection([table]), longest=4)
-        >>> tower.queries(KeyedJaggedTensor(["history"], torch.tensor([7, 1, 3]), lengths=torch.tensor([2, 1]))).shape
+        >>> tower.queries(
+        ...     KeyedJaggedTensor(
+        ...         ["history"], torch.tensor([7, 1, 3]), lengths=torch.tensor([2, 1])
+        ...     )
+        ... ).shape
         torch.Size([2, 8])
     """
 
@@ -71,9 +76,14 @@ class SequenceTower(nn.Module):
     ) -> None:
         super().__init__()
         configs = embedding_collection.embedding_configs()
-        columns = {feature: config.embedding_dim for config in configs for feature in config.feature_names}
+        columns = {
+            feature: config.embedding_dim for config in configs for feature in config.feature_names
+        }
         if not columns.keys() >= {history, item} or columns[history] != columns[item]:
-            raise ValueError(f"SequenceTower: '{history}' and '{item}' need rows of one width, and have {columns}")
+            raise ValueError(
+                f"SequenceTower: '{history}' and '{item}' need rows of one width, and have "
+                f"{columns}"
+            )
         self.embedding_collection = embedding_collection
         self.candidate_features: list[str] = [item]
         self._features, self._history, self._item = list(columns), history, item
@@ -81,7 +91,13 @@ class SequenceTower(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(longest, width, device=dense_device))
         self.attention = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True, device=dense_device
+                width,
+                heads,
+                2 * width,
+                dropout=0.0,
+                batch_first=True,
+                norm_first=True,
+                device=dense_device,
             )
             for _ in range(layers)
         )
@@ -114,7 +130,8 @@ class SequenceTower(nn.Module):
 def newest_first(history: JaggedTensor, longest: int) -> tuple[Tensor, Tensor]:
     """The newest rows of each sample [B, L, D], newest first, zero-padded, and a mask [B, L].
 
-    Position 0 always counts as there, so that attention over an empty history has something to look at.
+    Position 0 always counts as there, so that attention over an empty history has something to look
+    at.
 
     Example:
         >>> import torch

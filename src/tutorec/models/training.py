@@ -1,6 +1,7 @@
 """The loops around a model: train it, judge it. On one rank or many, the tables sharded or not.
 
-A model here takes a batch and answers ``loss, (loss detached, logits, labels)``, as `DLRMTrain` does::
+A model here takes a batch and answers ``loss, (loss detached, logits, labels)``, as `DLRMTrain`
+does::
 
     for batch in batches:                train(model, batches, optimizer)
         optimizer.zero_grad()
@@ -8,9 +9,9 @@ A model here takes a batch and answers ``loss, (loss detached, logits, labels)``
         loss.backward()                  and here the other way; fused tables are updated on the way
         optimizer.step()                 the dense parts
 
-It does so in a `TrainPipelineSparseDist`: the ids of the next batch travel while this one is trained, and the results
-are those of the loop, bit for bit. Every rank calls these functions at the same time, with as many batches as the
-others.
+It does so in a `TrainPipelineSparseDist`: the ids of the next batch travel while this one is
+trained, and the results are those of the loop, bit for bit. Every rank calls these functions at the
+same time, with as many batches as the others.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Metrics:
 
     def __str__(self) -> str:
         return (
-            f"AUC {self.auc:.4f}, normalized entropy {self.normalized_entropy:.4f}, log loss {self.loss:.4f} "
-            f"over {self.samples:,} samples"
+            f"AUC {self.auc:.4f}, normalized entropy {self.normalized_entropy:.4f}, log loss "
+            f"{self.loss:.4f} over {self.samples:,} samples"
         )
 
 
@@ -81,11 +82,13 @@ class Trained:
         return len(self.losses)
 
 
-def combined_optimizer(model: nn.Module, dense: Callable[[list[Tensor]], torch.optim.Optimizer]) -> CombinedOptimizer:
+def combined_optimizer(
+    model: nn.Module, dense: Callable[[list[Tensor]], torch.optim.Optimizer]
+) -> CombinedOptimizer:
     """One optimizer for the whole model: the fused tables' and one for all other parameters.
 
-    A schedule of learning rates reaches both. One that looks at the loss has to be given a loss that all ranks share:
-    ranks whose own losses lower their rates at different steps drift apart.
+    A schedule of learning rates reaches both. One that looks at the loss has to be given a loss
+    that all ranks share: ranks whose own losses lower their rates at different steps drift apart.
 
     Args:
         model: a `DistributedModelParallel`, or a plain module.
@@ -97,7 +100,9 @@ def combined_optimizer(model: nn.Module, dense: Callable[[list[Tensor]], torch.o
     Example:
         >>> import torch
         >>> from tutorec.models.training import combined_optimizer
-        >>> optimizer = combined_optimizer(torch.nn.Linear(2, 1), lambda params: torch.optim.Adam(params, lr=0.01))
+        >>> optimizer = combined_optimizer(
+        ...     torch.nn.Linear(2, 1), lambda params: torch.optim.Adam(params, lr=0.01)
+        ... )
         >>> sorted(optimizer.params)
         ['bias', 'weight']
     """
@@ -131,9 +136,10 @@ def train(
         steps: most steps to make; None: as many as there are batches.
         first_step: steps that were made before, in an earlier run: the numbers go on from there.
         progress: show a bar on rank 0, on standard error.
-        after_step: called after each step with its number, the first is 1: to save, to evaluate. Up to two batches more
-            have been taken from ``batches`` then.
-        group: the ranks; by default all of the default process group, or this process alone where there is none.
+        after_step: called after each step with its number, the first is 1: to save, to evaluate. Up
+            to two batches more have been taken from ``batches`` then.
+        group: the ranks; by default all of the default process group, or this process alone where
+            there is none.
 
     Returns:
         The losses of all steps, and how many samples were seen; the same on every rank.
@@ -141,10 +147,11 @@ def train(
     A step for which no rank has samples has the loss 0.
 
     Raises:
-        FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on every rank: a rank that
-            stopped alone would leave the others waiting.
-        ValueError: a rank is given fewer batches than another, or ``steps`` is negative. Batches that do not
-            say how many they are cannot be counted before: the others then wait until the group's timeout.
+        FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on
+            every rank: a rank that stopped alone would leave the others waiting.
+        ValueError: a rank is given fewer batches than another, or ``steps`` is negative. Batches
+            that do not say how many they are cannot be counted before: the others then wait until
+            the group's timeout.
 
     Example:
         >>> import torch
@@ -153,10 +160,18 @@ def train(
         >>> class Dense(torch.nn.Linear):  # the smallest click model
         ...     def forward(self, batch):
         ...         logits = super().forward(batch.dense_features).squeeze(1)
-        ...         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        ...         loss = torch.nn.functional.binary_cross_entropy_with_logits(
+        ...             logits, batch.labels
+        ...         )
         ...         return loss, (loss.detach(), logits.detach(), batch.labels)
         >>> model = Dense(4, 1)
-        >>> done = train(model, shop().batches(100), torch.optim.SGD(model.parameters(), 0.1), steps=5, progress=False)
+        >>> done = train(
+        ...     model,
+        ...     shop().batches(100),
+        ...     torch.optim.SGD(model.parameters(), 0.1),
+        ...     steps=5,
+        ...     progress=False,
+        ... )
         >>> done.steps, done.samples
         (5, 500)
     """
@@ -174,7 +189,11 @@ def train(
             show(detached)
             if after_step is not None:
                 after_step(step)
-    local = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64, device=_device_of(model))
+    local = (
+        torch.stack(losses).double()
+        if losses
+        else torch.zeros(0, dtype=torch.float64, device=_device_of(model))
+    )
     weights = torch.tensor(sizes, dtype=torch.float64, device=local.device)
     # A mean over no samples may be no number; it counts for nothing.
     products = torch.where(weights > 0, local * weights, 0.0)
@@ -188,8 +207,8 @@ def _pipelined(
     model: nn.Module, batches: Iterator[Batch], optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Train with each batch; what the model says of it."""
-    pipeline: TrainPipelineSparseDist[Batch, tuple[Tensor, Tensor, Tensor]] = TrainPipelineSparseDist(
-        model, optimizer, _device_of(model), pipeline_postproc=True
+    pipeline: TrainPipelineSparseDist[Batch, tuple[Tensor, Tensor, Tensor]] = (
+        TrainPipelineSparseDist(model, optimizer, _device_of(model), pipeline_postproc=True)
     )
     try:
         while True:
@@ -204,25 +223,30 @@ def _pipelined(
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], *, progress: bool = False, group: dist.ProcessGroup | None = None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    progress: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> Metrics:
     """Evaluate a click model on the samples of all ranks; the mean of the ranks' AUCs would differ.
 
-    Nothing is trained; a fused table stays as it is, and so does its optimizer. Every rank gets the logits and labels
-    of all, 8 bytes a sample.
+    Nothing is trained; a fused table stays as it is, and so does its optimizer. Every rank gets the
+    logits and labels of all, 8 bytes a sample.
 
     Args:
         model: answers a batch with ``loss, (loss detached, logits, labels)``.
         batches: this rank's.
         progress: show a bar on rank 0, on standard error.
-        group: the ranks; by default all of the default process group, or this process alone where there is none.
+        group: the ranks; by default all of the default process group, or this process alone where
+            there is none.
 
     Returns:
         The metrics, the same on every rank.
 
     Raises:
-        ValueError: there are no samples, a logit is NaN, or all labels are of one class; a rank is given
-            fewer batches than another, see :func:`train`.
+        ValueError: there are no samples, a logit is NaN, or all labels are of one class; a rank is
+            given fewer batches than another, see :func:`train`.
 
     Example:
         >>> import torch
@@ -240,10 +264,14 @@ def evaluate(
     was_training, columns = model.training, []
     model.eval()
     try:
-        with _bar(progress and (group is None or group.rank() == 0), length_hint(batches) or None) as show:
+        with _bar(
+            progress and (group is None or group.rank() == 0), length_hint(batches) or None
+        ) as show:
             for batch in batches:
                 loss, (_, logits, labels) = model(batch)
-                columns.append(torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)]))
+                columns.append(
+                    torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)])
+                )
                 show(loss)
     finally:
         model.train(was_training)
@@ -259,7 +287,9 @@ def _device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, group: dist.ProcessGroup | None) -> None:
+def _agree_on_steps(
+    caller: str, batches: Iterable[Batch], steps: int | None, group: dist.ProcessGroup | None
+) -> None:
     """Compare the ranks' numbers of batches where known: with fewer, one would let others wait.
 
     Raises:
@@ -271,8 +301,13 @@ def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, gr
     planned = max(most, known) if min(most, known) < 0 else min(most, known)
     counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
     if len({count for count in counts if count >= 0}) > 1:
-        numbers = ", ".join(f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts))
-        raise ValueError(f"{caller}: ranks have different numbers of batches: {numbers}; give the others empty batches")
+        numbers = ", ".join(
+            f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts)
+        )
+        raise ValueError(
+            f"{caller}: ranks have different numbers of batches: {numbers}; give the others "
+            "empty batches"
+        )
 
 
 def _gathered(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -293,7 +328,9 @@ def _summed(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         return local
     counts = [count for (count,) in comm.all_gather_ints([local.numel()], group, _STAGE)]
     if len(set(counts)) > 1:
-        raise ValueError(f"ranks made different numbers of steps: {counts}; give every rank as many batches")
+        raise ValueError(
+            f"ranks made different numbers of steps: {counts}; give every rank as many batches"
+        )
     return comm.all_gather(local, counts, group, _STAGE).wait().view(group.size(), -1).sum(0)
 
 
@@ -304,7 +341,9 @@ def _check_finite(losses: Tensor, first_step: int) -> None:
         step = int(bad[0])
         where = f"the loss of step {first_step + step + 1} is {float(losses[step])}"
         count = f"{len(bad)} of {len(losses)} are not finite"
-        raise FloatingPointError(f"{where}, and {count}: lower the learning rate, or look for NaN in the dense columns")
+        raise FloatingPointError(
+            f"{where}, and {count}: lower the learning rate, or look for NaN in the dense columns"
+        )
 
 
 @contextmanager

@@ -8,10 +8,11 @@
     query [B, D]                      candidate [B, D]
       |_________ inner product _________|     a score for every pair
 
-The towers meet in the inner product only, so that candidates can be computed once and searched for every query:
-:mod:`tutorec.models.retrieval`. The collection of tables may be sharded or not.
+The towers meet in the inner product only, so that candidates can be computed once and searched for
+every query: :mod:`tutorec.models.retrieval`. The collection of tables may be sharded or not.
 
-After Yi et al., 2019, "Sampling-bias-corrected neural modeling for large corpus item recommendations".
+After Yi et al., 2019, "Sampling-bias-corrected neural modeling for large corpus item
+recommendations".
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Towers(Protocol):
     """The model that `TwoTowerTrain` trains and `build_index` searches, from ids to vectors.
 
     Attributes:
-        candidate_features: features that say what may be found; the first is its id, one for each sample.
+        candidate_features: features that say what may be found; the first is its id, one for each
+            sample.
     """
 
     candidate_features: list[str]
@@ -69,7 +71,8 @@ class TwoTower(nn.Module):
     Args:
         embedding_bag_collection: The tables; both towers may share some.
         query_features: Features that say who asks.
-        candidate_features: Features that say what may be found; the first is its id, one for each sample.
+        candidate_features: Features that say what may be found; the first is its id, one for each
+            sample.
         layer_sizes: Layers of both MLPs; the last is D, the width of the vectors.
         dense_device: Where the MLPs are made.
 
@@ -82,9 +85,14 @@ class TwoTower(nn.Module):
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> tables = [EmbeddingBagConfig(9, 4, name=f"t_{name}", feature_names=[name]) for name in ("user", "item")]
+        >>> tables = [
+        ...     EmbeddingBagConfig(9, 4, name=f"t_{name}", feature_names=[name])
+        ...     for name in ("user", "item")
+        ... ]
         >>> towers = TwoTower(EmbeddingBagCollection(tables), ["user"], ["item"], [8])
-        >>> towers.queries(KeyedJaggedTensor(["user"], torch.tensor([7, 1]), lengths=torch.tensor([1, 1]))).shape
+        >>> towers.queries(
+        ...     KeyedJaggedTensor(["user"], torch.tensor([7, 1]), lengths=torch.tensor([1, 1]))
+        ... ).shape
         torch.Size([2, 8])
     """
 
@@ -107,8 +115,12 @@ class TwoTower(nn.Module):
                 columns.setdefault(feature, []).append((name, config.embedding_dim))
         self._features = list(columns)
         self._query_columns, query_width = _of_tower("query_features", self.query_features, columns)
-        self._candidate_columns, candidate_width = _of_tower("candidate_features", self.candidate_features, columns)
-        self.query_tower: nn.Module = MLP(query_width, layer_sizes, activation_on_last=False, device=dense_device)
+        self._candidate_columns, candidate_width = _of_tower(
+            "candidate_features", self.candidate_features, columns
+        )
+        self.query_tower: nn.Module = MLP(
+            query_width, layer_sizes, activation_on_last=False, device=dense_device
+        )
         self.candidate_tower: nn.Module = MLP(
             candidate_width, layer_sizes, activation_on_last=False, device=dense_device
         )
@@ -134,32 +146,38 @@ class TwoTower(nn.Module):
         return self.query_tower(torch.cat([pooled[name] for name in self._query_columns], dim=1))
 
     def _candidate(self, pooled: KeyedTensor) -> Tensor:
-        return self.candidate_tower(torch.cat([pooled[name] for name in self._candidate_columns], dim=1))
+        return self.candidate_tower(
+            torch.cat([pooled[name] for name in self._candidate_columns], dim=1)
+        )
 
 
 class TwoTowerTrain(nn.Module):
     """Two towers and their loss: among its own and other candidates, each query is to find its own.
 
-    The loss is the cross-entropy of a softmax over candidates. All items would be too many, so some stand for them:
+    The loss is the cross-entropy of a softmax over candidates. All items would be too many, so some
+    stand for them:
 
-    - ``"in_batch"``: the candidates of the other samples. They cost nothing, but what is clicked often is there often,
-      and would be pushed down for it; given the candidates' frequencies, a score is corrected by their logarithm.
-    - ``"random"``: ids drawn evenly, the same ones for all samples of a batch. What is drawn is a function of the
-      batch, so that a run that goes on from a checkpoint draws what it would have drawn.
+    - ``"in_batch"``: the candidates of the other samples. They cost nothing, but what is clicked
+      often is there often, and would be pushed down for it; given the candidates' frequencies, a
+      score is corrected by their logarithm.
+    - ``"random"``: ids drawn evenly, the same ones for all samples of a batch. What is drawn is a
+      function of the batch, so that a run that goes on from a checkpoint draws what it would have
+      drawn.
 
-    A candidate that is the sample's own by chance is left out. Each rank finds others among its own samples, and the
-    gradient is the mean over ranks, however many samples each has.
+    A candidate that is the sample's own by chance is left out. Each rank finds others among its own
+    samples, and the gradient is the mean over ranks, however many samples each has.
 
     Args:
         two_tower: The model: a TwoTower, or another module with its queries and candidates.
         negatives: Which candidates stand for all.
-        frequency: [rows], how often each id is a candidate, in any unit; for ``"in_batch"``. None: no correction.
+        frequency: [rows], how often each id is a candidate, in any unit; for ``"in_batch"``. None:
+            no correction.
         rows: Ids to draw from, 0 .. rows-1; for ``"random"``.
         drawn: How many are drawn; for ``"random"``.
 
     Raises:
-        ValueError: ``"random"`` without rows, or for candidates of several features: nobody knows the others' ids;
-            frequencies that are not numbers [rows] of at least 0.
+        ValueError: ``"random"`` without rows, or for candidates of several features: nobody knows
+            the others' ids; frequencies that are not numbers [rows] of at least 0.
     """
 
     _log_frequency: Tensor | None
@@ -179,12 +197,17 @@ class TwoTowerTrain(nn.Module):
             require_int("drawn", drawn, 1)
             names = two_tower.candidate_features
             if len(names) > 1:
-                raise ValueError(f"negatives='random' draws ids of one feature; use 'in_batch' for {names}")
+                raise ValueError(
+                    f"negatives='random' draws ids of one feature; use 'in_batch' for {names}"
+                )
         self.model: Towers = two_tower
         self._negatives, self._rows, self._drawn = negatives, rows or 0, drawn
         if frequency is not None and not (frequency.dim() == 1 and bool((frequency >= 0).all())):
-            raise ValueError(f"frequency must be a tensor [rows] of numbers from 0, got {list(frequency.shape)}")
-        # One click more for every id: none is infinitely rare. No part of the model's state: it comes from the data.
+            raise ValueError(
+                f"frequency must be a tensor [rows] of numbers from 0, got {list(frequency.shape)}"
+            )
+        # One click more for every id: none is infinitely rare. No part of the model's state: it
+        # comes from the data.
         log_frequency = None if frequency is None else torch.log(frequency.float() + 1.0)
         self.register_buffer("_log_frequency", log_frequency, persistent=False)
 
@@ -193,9 +216,12 @@ class TwoTowerTrain(nn.Module):
         features = batch.sparse_features
         ids = one_id_each(features, self.model.candidate_features[0])
         scores, targets = (
-            self._in_batch(features, ids) if self._negatives == "in_batch" else self._random(features, ids)
+            self._in_batch(features, ids)
+            if self._negatives == "in_batch"
+            else self._random(features, ids)
         )
-        # The mean over no samples would be no number, and other ranks wait for this one's gradients.
+        # The mean over no samples would be no number, and other ranks wait for this one's
+        # gradients.
         loss = F.cross_entropy(scores, targets, reduction="sum") / max(len(ids), 1)
         return loss, (loss.detach(), scores.detach(), targets)
 
@@ -216,8 +242,14 @@ class TwoTowerTrain(nn.Module):
         key = self.model.candidate_features[0]
         # Looked up as further samples of the same batch: one exchange for both.
         queries, candidates = self.model(_with_more_samples(features, key, drawn.to(ids.dtype)))
-        queries, positives, negatives = queries[: len(ids)], candidates[: len(ids)], candidates[len(ids) :]
-        scores = torch.cat([(queries * positives).sum(1, keepdim=True), queries @ negatives.t()], dim=1)
+        queries, positives, negatives = (
+            queries[: len(ids)],
+            candidates[: len(ids)],
+            candidates[len(ids) :],
+        )
+        scores = torch.cat(
+            [(queries * positives).sum(1, keepdim=True), queries @ negatives.t()], dim=1
+        )
         again = F.pad(drawn.unsqueeze(0) == ids.unsqueeze(1), (1, 0))
         return scores.masked_fill(again, -torch.inf), torch.zeros_like(ids, dtype=torch.long)
 
@@ -225,7 +257,9 @@ class TwoTowerTrain(nn.Module):
 def _other_candidates(ids: Tensor, rows: int, number: int) -> Tensor:
     """Ids drawn evenly, a function of the ids of the batch [B]."""
     seed = int((ids * torch.arange(1, len(ids) + 1, device=ids.device)).sum())
-    return torch.randint(0, rows, (number,), generator=torch.Generator().manual_seed(seed)).to(ids.device)
+    return torch.randint(0, rows, (number,), generator=torch.Generator().manual_seed(seed)).to(
+        ids.device
+    )
 
 
 def clicks_of(batch: Batch) -> Batch:
@@ -271,7 +305,9 @@ def with_empty_bags(features: KeyedJaggedTensor, names: list[str]) -> KeyedJagge
         return features
     empty = features.lengths().new_zeros([len(missing) * features.stride()])
     lengths = torch.cat([features.lengths(), empty])
-    return KeyedJaggedTensor.from_lengths_sync(keys + missing, features.values(), lengths, features.weights_or_none())
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys + missing, features.values(), lengths, features.weights_or_none()
+    )
 
 
 def one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
@@ -284,14 +320,20 @@ def one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
     other = (bags.lengths() != 1).nonzero()
     if len(other):
         sample = int(other[0])
-        raise ValueError(f"feature '{key}': sample {sample} has {int(bags.lengths()[sample])} ids and needs one")
+        raise ValueError(
+            f"feature '{key}': sample {sample} has {int(bags.lengths()[sample])} ids and needs one"
+        )
     return bags.values()
 
 
-def _of_tower(what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]) -> tuple[list[str], int]:
+def _of_tower(
+    what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]
+) -> tuple[list[str], int]:
     """Names of a tower's pooled rows, and how many columns they are together."""
     if not features or not set(features) <= columns.keys():
-        raise ValueError(f"TwoTower: {what}={features} must name at least one of {sorted(columns)}, and no other")
+        raise ValueError(
+            f"TwoTower: {what}={features} must name at least one of {sorted(columns)}, and no other"
+        )
     pooled = [each for feature in features for each in columns[feature]]
     return [name for name, _ in pooled], sum(width for _, width in pooled)
 

@@ -21,7 +21,9 @@ class SwishLayerNorm(nn.Module):
         the same.
     """
 
-    def __init__(self, input_dims: int | list[int] | torch.Size, device: torch.device | None = None) -> None:
+    def __init__(
+        self, input_dims: int | list[int] | torch.Size, device: torch.device | None = None
+    ) -> None:
         super().__init__()
         self.norm: nn.Module = nn.Sequential(nn.LayerNorm(input_dims, device=device), nn.Sigmoid())
 

@@ -12,13 +12,15 @@ from tutorec.modules.growing import GrowingManagedCollisionModule
 class ChangedRows(NamedTuple):
     """Rows of one table that training may have changed, those of this rank.
 
-    A row is known by its number: where it comes with another id than before, the earlier id has left the table.
+    A row is known by its number: where it comes with another id than before, the earlier id has
+    left the table.
 
     Args:
         rows: Their numbers in the whole table [U].
         ids: Their raw ids [U].
         weights: Their values, copied [U, D].
-        shared: Which of them are shared by ids without a row [U]; their entry in ``ids`` means nothing.
+        shared: Which of them are shared by ids without a row [U]; their entry in ``ids`` means
+            nothing.
     """
 
     rows: Tensor
@@ -30,9 +32,10 @@ class ChangedRows(NamedTuple):
 def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[str, ChangedRows]]:
     """What a parameter server or a cache needs to follow the growing tables of a model.
 
-    A row counts as changed when a training batch after ``since_version`` has looked it up, or has given it to an id. So
-    it is for optimizers that move the rows of a batch only: those in backward and the fused ones. Call it between
-    training steps, after backward. On several ranks each has the changes of its own rows, under equal versions.
+    A row counts as changed when a training batch after ``since_version`` has looked it up, or has
+    given it to an id. So it is for optimizers that move the rows of a batch only: those in backward
+    and the fused ones. Call it between training steps, after backward. On several ranks each has
+    the changes of its own rows, under equal versions.
 
     Args:
         model: Holds collections with managed collisions, sharded or not.
@@ -51,10 +54,15 @@ def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[st
         >>> from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
         >>> from tutorec.modules.mc_modules import ManagedCollisionCollection
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> tables = [EmbeddingBagConfig(100, 4, "t", feature_names=["item"], use_virtual_table=True)]
+        >>> tables = [
+        ...     EmbeddingBagConfig(100, 4, "t", feature_names=["item"], use_virtual_table=True)
+        ... ]
         >>> mappings = ManagedCollisionCollection({"t": GrowingManagedCollisionModule(100)}, tables)
         >>> model = ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(tables), mappings)
-        >>> def train(*ids): model(KeyedJaggedTensor(["item"], torch.tensor(ids), lengths=torch.tensor([len(ids)])))
+        >>> def train(*ids):
+        ...     model(
+        ...         KeyedJaggedTensor(["item"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+        ...     )
         >>> train(10**12, 10**12 + 1)
         >>> version, changes = changed_rows(model)
         >>> train(10**12 + 1, 5)
@@ -69,15 +77,21 @@ def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[st
         mappings = getattr(part, "_managed_collision_collection", None)
         if mappings is None:
             continue
-        weights = {path.split(".")[-2]: weight for path, weight in collection._embedding_module.named_parameters()}
+        weights = {
+            path.split(".")[-2]: weight
+            for path, weight in collection._embedding_module.named_parameters()
+        }
         for table, mapping in mappings._managed_collision_modules.items():
             if not isinstance(mapping, GrowingManagedCollisionModule):
                 raise ValueError(
-                    f"table {table!r} has a {type(mapping).__name__}, which does not record changes: give it a "
-                    "GrowingManagedCollisionModule"
+                    f"table {table!r} has a {type(mapping).__name__}, which does not record "
+                    "changes: give it a GrowingManagedCollisionModule"
                 )
             version, rows, ids, shared = mapping.changed_since(since_version)
             versions.append(version)
-            changes[table] = ChangedRows(rows + mapping.first_row, ids, weights[table].detach()[rows], shared)
-    # A collection that has seen fewer batches is the one that sets the version: nothing of it is left out.
+            changes[table] = ChangedRows(
+                rows + mapping.first_row, ids, weights[table].detach()[rows], shared
+            )
+    # A collection that has seen fewer batches is the one that sets the version: nothing of it is
+    # left out.
     return min(versions, default=since_version), changes

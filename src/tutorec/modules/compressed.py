@@ -44,7 +44,10 @@ class BlockEmbeddingBag(nn.Module):
 
     Example:
         >>> bag = BlockEmbeddingBag(1000, 4, 16)
-        >>> bag(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape, sum(weight.numel() for weight in bag.parameters())
+        >>> (
+        ...     bag(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape,
+        ...     sum(weight.numel() for weight in bag.parameters()),
+        ... )
         (torch.Size([2, 16]), 4064)
 
     See Also:
@@ -63,15 +66,23 @@ class BlockEmbeddingBag(nn.Module):
         super().__init__()
         if not 1 <= block_embedding_dim <= embedding_dim:
             raise ValueError(
-                f"BlockEmbeddingBag: block_embedding_dim={block_embedding_dim} columns are widened to "
-                f"embedding_dim={embedding_dim}; store from 1 to {embedding_dim}"
+                f"BlockEmbeddingBag: block_embedding_dim={block_embedding_dim} columns are widened "
+                f"to embedding_dim={embedding_dim}; store from 1 to {embedding_dim}"
             )
         weight = torch.empty(vocab_size, block_embedding_dim, device=device)
         self.embedding = nn.EmbeddingBag(
-            vocab_size, block_embedding_dim, mode=mode, include_last_offset=include_last_offset, _weight=weight
+            vocab_size,
+            block_embedding_dim,
+            mode=mode,
+            include_last_offset=include_last_offset,
+            _weight=weight,
         )
         narrow = block_embedding_dim < embedding_dim
-        self.linear = nn.Linear(block_embedding_dim, embedding_dim, False, device) if narrow else nn.Identity()
+        self.linear = (
+            nn.Linear(block_embedding_dim, embedding_dim, False, device)
+            if narrow
+            else nn.Identity()
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -79,7 +90,9 @@ class BlockEmbeddingBag(nn.Module):
         for weight in self.parameters():
             nn.init.xavier_normal_(weight)
 
-    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights shaped like ids."""
         return self.linear(self.embedding(input, offsets, per_sample_weights))
 
@@ -136,11 +149,16 @@ class QREmbeddingBag(nn.Module):
         whole = EmbeddingBagConfig(self.num_embeddings, embedding_dim, "table")
         self._configs = [part.table for part in self.compression.parts(whole)]
         shapes = [(config.num_embeddings, config.embedding_dim) for config in self._configs]
-        self.quotient, self.remainder = [nn.Parameter(torch.empty(shape, device=device)) for shape in shapes]
+        self.quotient, self.remainder = [
+            nn.Parameter(torch.empty(shape, device=device)) for shape in shapes
+        ]
         self.reset_parameters()
         if verbose:
             stored = self.quotient.numel() + self.remainder.numel()
-            print(f"QREmbeddingBag: {stored:,} parameters instead of {self.num_embeddings * embedding_dim:,}")
+            print(
+                f"QREmbeddingBag: {stored:,} parameters instead of "
+                f"{self.num_embeddings * embedding_dim:,}"
+            )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -148,15 +166,17 @@ class QREmbeddingBag(nn.Module):
         for config, weight in zip(self._configs, (self.quotient, self.remainder), strict=True):
             config.init_weight(weight)
 
-    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights shaped like ids."""
         ids = input.flatten()
         if validation_enabled() and ids.is_cpu and ids.numel():
             low, high = ids.aminmax()
             if low < 0 or high >= self.num_embeddings:
                 raise ValueError(
-                    f"QREmbeddingBag has rows for ids 0 to {self.num_embeddings - 1}, got ids from {low} to {high}; "
-                    "make it with num_embeddings="
+                    f"QREmbeddingBag has rows for ids 0 to {self.num_embeddings - 1}, got ids from "
+                    f"{low} to {high}; make it with num_embeddings="
                 )
         rows = [
             F.embedding(ids.div(self.num_buckets, rounding_mode="floor"), self.quotient),

@@ -31,7 +31,8 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.sparse.validate import missing_key
 from tutorec.types import data_type_to_dtype
 
-Features = dict[str, tuple[str, IdMap]]  # a collection's feature -> the caller's feature, and the map of its ids
+# a collection's feature -> the caller's feature, and the map of its ids
+Features = dict[str, tuple[str, IdMap]]
 
 
 class TableBytes(NamedTuple):
@@ -90,7 +91,11 @@ class CompressedEmbeddingBagCollection(nn.Module):
         >>> from tutorec.modules.compressions import QR
         >>> tables = [EmbeddingBagConfig(1_000_000, 8, "item_table", feature_names=["item"])]
         >>> module = CompressedEmbeddingBagCollection(tables, {"item_table": QR()})
-        >>> module(KeyedJaggedTensor(["item"], torch.tensor([3, 999_999]), lengths=torch.tensor([1, 1])))["item"].shape
+        >>> module(
+        ...     KeyedJaggedTensor(
+        ...         ["item"], torch.tensor([3, 999_999]), lengths=torch.tensor([1, 1])
+        ...     )
+        ... )["item"].shape
         torch.Size([2, 8])
         >>> module.table_bytes()
         {'item_table': TableBytes(whole=32000000, stored=64000)}
@@ -108,13 +113,26 @@ class CompressedEmbeddingBagCollection(nn.Module):
         check_pooling(tables, is_weighted)
         unknown = sorted(set(compression) - {table.name for table in tables})
         if unknown:
-            raise KeyError(f"there are no tables {unknown} to compress; they are {[table.name for table in tables]}")
+            raise KeyError(
+                f"there are no tables {unknown} to compress; they are "
+                f"{[table.name for table in tables]}"
+            )
         self._tables, self._is_weighted = tables, is_weighted
         how = {table.name: compression.get(table.name, Whole()) for table in tables}
         self._parts = {table.name: how[table.name].parts(table) for table in tables}
-        pooled = [part for table in tables if not how[table.name].per_id for part in self._parts[table.name]]
-        rows = [part for table in tables if how[table.name].per_id for part in self._parts[table.name]]
-        configs, row_configs = [_plain(part) for part in pooled], [_unpooled(_plain(part)) for part in rows]
+        pooled = [
+            part
+            for table in tables
+            if not how[table.name].per_id
+            for part in self._parts[table.name]
+        ]
+        rows = [
+            part for table in tables if how[table.name].per_id for part in self._parts[table.name]
+        ]
+        configs, row_configs = (
+            [_plain(part) for part in pooled],
+            [_unpooled(_plain(part)) for part in rows],
+        )
         self.pooled = EmbeddingBagCollection(configs, is_weighted, device) if pooled else None
         self.rows = EmbeddingCollection(row_configs, device) if rows else None
         self._pooled_features, self._row_features = _made_features(pooled), _made_features(rows)
@@ -129,12 +147,18 @@ class CompressedEmbeddingBagCollection(nn.Module):
             row_configs
         )  # by table: each table is in one of the two collections
         self._results = [
-            _Result(feature, table, how[table.name], _lookups(index, self._parts[table.name], names))
+            _Result(
+                feature, table, how[table.name], _lookups(index, self._parts[table.name], names)
+            )
             for table in tables
             for index, feature in enumerate(table.feature_names)
         ]
         self._checked = FeatureRows(
-            [(r.feature, r.table.name, r.table.num_embeddings) for r in self._results if r.compression.bounded]
+            [
+                (r.feature, r.table.name, r.table.num_embeddings)
+                for r in self._results
+                if r.compression.bounded
+            ]
         )
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._widths = [result.table.embedding_dim for result in self._results]
@@ -156,9 +180,15 @@ class CompressedEmbeddingBagCollection(nn.Module):
                 raise missing_key("KeyedJaggedTensor", key, features.keys())
         # Both lookups are started before either result is awaited.
         pooled = None if self.pooled is None else self.pooled(self._pooled_batch(features))
-        rows = None if self.rows is None else self.rows(_made(features, self._row_features, weighted=False))
+        rows = (
+            None
+            if self.rows is None
+            else self.rows(_made(features, self._row_features, weighted=False))
+        )
         pooled_of = {} if pooled is None else _waited(pooled).to_dict()
-        rows_of = {} if rows is None else {name: one.values() for name, one in _waited(rows).items()}
+        rows_of = (
+            {} if rows is None else {name: one.values() for name, one in _waited(rows).items()}
+        )
         columns = [
             self._columns(result, rows_of if result.compression.per_id else pooled_of, features)
             for result in self._results
@@ -190,7 +220,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
             stored = size * sum(part.num_embeddings * part.embedding_dim for part in parts)
             if table.name in self.projections:
                 stored += self.projections[table.name].get_parameter("weight").nbytes
-            sizes[table.name] = TableBytes(size * table.num_embeddings * table.embedding_dim, stored)
+            sizes[table.name] = TableBytes(
+                size * table.num_embeddings * table.embedding_dim, stored
+            )
         return sizes
 
     def _pooled_batch(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -199,8 +231,14 @@ class CompressedEmbeddingBagCollection(nn.Module):
         inverse = features.inverse_indices_or_none()
         if inverse is None:
             return batch
-        made = [(name, feature) for name, (feature, _) in self._pooled_features.items() if feature in inverse[0]]
-        places = torch.tensor([inverse[0].index(feature) for _, feature in made], device=inverse[1].device)
+        made = [
+            (name, feature)
+            for name, (feature, _) in self._pooled_features.items()
+            if feature in inverse[0]
+        ]
+        places = torch.tensor(
+            [inverse[0].index(feature) for _, feature in made], device=inverse[1].device
+        )
         return KeyedJaggedTensor(
             batch.keys(),
             batch.values(),
@@ -210,13 +248,17 @@ class CompressedEmbeddingBagCollection(nn.Module):
             inverse_indices=([name for name, _ in made], inverse[1].index_select(0, places)),
         )
 
-    def _columns(self, result: _Result, lookups: Mapping[str, Tensor], features: KeyedJaggedTensor) -> Tensor:
+    def _columns(
+        self, result: _Result, lookups: Mapping[str, Tensor], features: KeyedJaggedTensor
+    ) -> Tensor:
         """One result [B, D] from its lookups: pooled rows, or rows per id."""
         rows = result.compression.combine([lookups[name] for name in result.lookups])
         if result.compression.per_id:
             inverse = features.inverse_indices_or_none()
             pooled = self._pool(rows, features.to_dict()[result.feature], result.table)
-            rows = join_samples([result.feature], [pooled], inverse, features.variable_stride_per_key())
+            rows = join_samples(
+                [result.feature], [pooled], inverse, features.variable_stride_per_key()
+            )
         if result.table.name in self.projections:
             rows = self.projections[result.table.name](rows)
         return rows
@@ -224,7 +266,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
     def _pool(self, rows: Tensor, bags: JaggedTensor, table: EmbeddingBagConfig) -> Tensor:
         """Pool rows per id [N, D] to one row per bag."""
         pooling = cast(PoolingKind, pooling_type_to_str(table.pooling))
-        weights = bag_weights(pooling, bags.offsets(), bags.weights() if self._is_weighted else None, rows.shape[0])
+        weights = bag_weights(
+            pooling, bags.offsets(), bags.weights() if self._is_weighted else None, rows.shape[0]
+        )
         return F.embedding_bag(
             torch.arange(rows.shape[0], dtype=bags.offsets().dtype, device=rows.device),
             rows,
@@ -242,7 +286,9 @@ def _plain(part: Part) -> EmbeddingBagConfig:
 
 
 def _unpooled(table: EmbeddingBagConfig) -> EmbeddingConfig:
-    return EmbeddingConfig(**{field.name: getattr(table, field.name) for field in fields(EmbeddingConfig)})
+    return EmbeddingConfig(
+        **{field.name: getattr(table, field.name) for field in fields(EmbeddingConfig)}
+    )
 
 
 def _made_features(parts: Sequence[Part]) -> Features:

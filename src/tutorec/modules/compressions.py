@@ -79,7 +79,10 @@ class QR(Compression):
         ValueError: There are no buckets, or the operation is unknown.
 
     Example:
-        >>> [tuple(part.table.name.split("_")[1:]) for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))]
+        >>> [
+        ...     tuple(part.table.name.split("_")[1:])
+        ...     for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))
+        ... ]
         [('quotient',), ('remainder',)]
         >>> [part.table.num_embeddings for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))]
         [3, 4]
@@ -94,10 +97,13 @@ class QR(Compression):
     def __post_init__(self) -> None:
         if self.num_buckets is not None and self.num_buckets < 1:
             raise ValueError(
-                f"QR: num_buckets={self.num_buckets} must be at least 1; the square root of R stores the fewest rows"
+                f"QR: num_buckets={self.num_buckets} must be at least 1; the square root of R "
+                "stores the fewest rows"
             )
         if self.operation not in get_args(Operation):
-            raise ValueError(f"QR: operation={self.operation!r}; there are {', '.join(get_args(Operation))}")
+            raise ValueError(
+                f"QR: operation={self.operation!r}; there are {', '.join(get_args(Operation))}"
+            )
 
     @property
     def per_id(self) -> bool:
@@ -154,7 +160,10 @@ class Hash(Compression):
 
     Example:
         >>> table = EmbeddingBagConfig(1000, 8, "item")
-        >>> [(part.table.num_embeddings, part.table.embedding_dim) for part in Hash(50, 2, True).parts(table)]
+        >>> [
+        ...     (part.table.num_embeddings, part.table.embedding_dim)
+        ...     for part in Hash(50, 2, True).parts(table)
+        ... ]
         [(50, 8), (1000, 2)]
 
     Source:
@@ -178,7 +187,9 @@ class Hash(Compression):
     def parts(self, table: EmbeddingBagConfig) -> list[Part]:
         """The shared rows, whose initial sums have the table's range, and importance weights."""
         ends = table.get_weight_init_min() / self.hashes, table.get_weight_init_max() / self.hashes
-        hashes = {seed: partial(mixing_hash, rows=self.rows, seed=seed) for seed in range(self.hashes)}
+        hashes = {
+            seed: partial(mixing_hash, rows=self.rows, seed=seed) for seed in range(self.hashes)
+        }
         maps = tuple(IdMap(f"#{seed}%{self.rows}", hashed) for seed, hashed in hashes.items())
         parts = [Part(_part(table, "hashed", self.rows, table.embedding_dim, ends), maps)]
         if self.importance:
@@ -222,8 +233,8 @@ class Block(Compression):
         """The table with fewer columns."""
         if not 1 <= self.columns <= table.embedding_dim:
             raise ValueError(
-                f"table {table.name!r} has {table.embedding_dim} columns, and Block stores {self.columns} of them; "
-                f"choose from 1 to {table.embedding_dim}"
+                f"table {table.name!r} has {table.embedding_dim} columns, and Block stores "
+                f"{self.columns} of them; choose from 1 to {table.embedding_dim}"
             )
         return [Part(replace(table, name=f"{table.name}_block", embedding_dim=self.columns))]
 
@@ -276,7 +287,9 @@ def mixed_dimensions(popularity: Mapping[str, float], base: int, alpha: float) -
     """
     wrong = {name: one for name, one in popularity.items() if not one > 0}
     if wrong:
-        raise ValueError(f"lookups per row must be positive, got {wrong}; leave out tables that nobody looks up")
+        raise ValueError(
+            f"lookups per row must be positive, got {wrong}; leave out tables that nobody looks up"
+        )
     top = max(popularity.values(), default=1.0)
     widths = {name: base * (one / top) ** alpha for name, one in popularity.items()}
     return {name: min(base, max(4, 2 ** round(math.log2(one)))) for name, one in widths.items()}

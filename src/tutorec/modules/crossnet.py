@@ -156,7 +156,11 @@ class LowRankMixtureCrossNet(nn.Module):
         self.U_kernels = _matrices(num_layers, num_experts, in_features, low_rank)
         self.V_kernels = _matrices(num_layers, num_experts, low_rank, in_features)
         self.bias = _zeros(num_layers, in_features, 1)
-        gates = [nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)] if num_experts > 1 else None
+        gates = (
+            [nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)]
+            if num_experts > 1
+            else None
+        )
         self.gates = None if gates is None else nn.ModuleList(gates)
         self._activation = activation
         self.C_kernels = _matrices(num_layers, num_experts, low_rank, low_rank)
@@ -167,7 +171,10 @@ class LowRankMixtureCrossNet(nn.Module):
         for out, core, into, bias in zip(self.U_kernels, self.C_kernels, self.V_kernels, self.bias):  # noqa: B905
             inner = self._activation(torch.einsum("krn,bn->bkr", into, crossed))
             inner = self._activation(torch.einsum("kqr,bkr->bkq", core, inner))
-            experts = input.unsqueeze(1) * (torch.einsum("knr,bkr->bkn", out, inner) + bias.squeeze(1))  # [B, K, N]
+            # [B, K, N]
+            experts = input.unsqueeze(1) * (
+                torch.einsum("knr,bkr->bkn", out, inner) + bias.squeeze(1)
+            )
             if self.gates is not None:
                 shares = torch.cat([gate(crossed) for gate in self.gates], dim=1).softmax(dim=1)
                 experts = experts * shares.unsqueeze(2)
@@ -177,7 +184,9 @@ class LowRankMixtureCrossNet(nn.Module):
 
 def _matrices(layers: int, *shape: int) -> nn.ParameterList:
     """One initialized weight of this shape per layer."""
-    return nn.ParameterList([nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))) for _ in range(layers)])
+    return nn.ParameterList(
+        [nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))) for _ in range(layers)]
+    )
 
 
 def _zeros(layers: int, *shape: int) -> nn.ParameterList:

@@ -35,7 +35,9 @@ class FactorizationMachine(nn.Module):
     Example:
         >>> import torch
         >>> from tutorec.modules.deepfm import FactorizationMachine
-        >>> FactorizationMachine()([torch.tensor([[2.0, 3.0]]), torch.tensor([[5.0]])])  # 2*3 + 2*5 + 3*5
+        >>> FactorizationMachine()(
+        ...     [torch.tensor([[2.0, 3.0]]), torch.tensor([[5.0]])]
+        ... )  # 2*3 + 2*5 + 3*5
         tensor([[31.]])
 
     Source:

@@ -78,7 +78,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
     Example:
         >>> import torch
         >>> ec = EmbeddingCollection([EmbeddingConfig(10, 4, "item_table", feature_names=["item"])])
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
+        ... )
         >>> rows = ec(batch)["item"]
         >>> rows.values().shape, rows.lengths().tolist()
         (torch.Size([3, 4]), [2, 0, 1])
@@ -108,12 +110,16 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         self.embeddings = nn.ModuleDict({table.name: self._build(table) for table in tables})
         self._feature_names = [table.feature_names for table in tables]
         self._feature_rows = [
-            (name, table.name, table.num_embeddings) for table in tables for name in table.feature_names
+            (name, table.name, table.num_embeddings)
+            for table in tables
+            for name in table.feature_names
         ]
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._features_of_names = {
             name: feature
-            for features, names in zip(self._feature_names, self._embedding_names_by_table, strict=True)
+            for features, names in zip(
+                self._feature_names, self._embedding_names_by_table, strict=True
+            )
             for feature, name in zip(features, names, strict=True)
         }
         self._features = list(dict.fromkeys(self._features_of_names.values()))
@@ -154,7 +160,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             return {}
         weights = {
             name: table.weight
-            for table, names in zip(self.embeddings.values(), self._embedding_names_by_table, strict=True)
+            for table, names in zip(
+                self.embeddings.values(), self._embedding_names_by_table, strict=True
+            )
             for name in names
             if _only_looks_up(table) and is_updated_in_backward(cast(Tensor, table.weight))
         }
@@ -163,8 +171,14 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         lists, batches = features.to_dict(), []
         for index, name in enumerate(weights):
             ids = lists[self._features_of_names[name]].values()
-            batches.append(PooledBatch(ids, torch.arange(ids.numel() + 1, device=ids.device), None, False, (index,)))
-        return dict(zip(weights, look_up(cast(list[Tensor], [*weights.values()]), batches), strict=True))
+            batches.append(
+                PooledBatch(
+                    ids, torch.arange(ids.numel() + 1, device=ids.device), None, False, (index,)
+                )
+            )
+        return dict(
+            zip(weights, look_up(cast(list[Tensor], [*weights.values()]), batches), strict=True)
+        )
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Configuration of each table, in order."""
@@ -178,7 +192,10 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         """Number of columns D of every table; -1 without tables, an error if they differ."""
         widths = {table.name: table.embedding_dim for table in self._embedding_configs}
         if len(set(widths.values())) > 1:
-            raise ValueError(f"the tables have no common embedding_dim: {widths}; ask embedding_configs() for each")
+            raise ValueError(
+                f"the tables have no common embedding_dim: {widths}; ask embedding_configs() "
+                "for each"
+            )
         return next(iter(widths.values()), -1)
 
     def need_indices(self) -> bool:
@@ -211,4 +228,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 def _only_looks_up(table: nn.Module) -> bool:
     """Whether a table is a plain one without hooks, so that it need not be called."""
     hooked = table._forward_hooks or table._forward_pre_hooks
-    return type(table) is nn.Embedding and not hooked and table.max_norm is None and table.padding_idx is None
+    return (
+        type(table) is nn.Embedding
+        and not hooked
+        and table.max_norm is None
+        and table.padding_idx is None
+    )

@@ -67,7 +67,8 @@ def pooling_type_to_str(pooling_type: PoolingType) -> str:
     """
     if not isinstance(pooling_type, PoolingType) or pooling_type is PoolingType.NONE:
         raise ValueError(
-            f"{pooling_type} pools nothing: a bag is pooled by SUM, MEAN or SQRTN; EmbeddingCollection returns rows"
+            f"{pooling_type} pools nothing: a bag is pooled by SUM, MEAN or SQRTN; "
+            "EmbeddingCollection returns rows"
         )
     return pooling_type.value.lower()
 
@@ -131,29 +132,41 @@ class BaseEmbeddingConfig:
     stash_weights: bool = False
 
     def __post_init__(self) -> None:
-        for what, number in (("num_embeddings", self.num_embeddings), ("embedding_dim", self.embedding_dim)):
+        for what, number in (
+            ("num_embeddings", self.num_embeddings),
+            ("embedding_dim", self.embedding_dim),
+        ):
             if not isinstance(number, Integral) or number <= 0:
-                raise ValueError(f"table {self.name!r}: {what} must be a positive whole number, got {number!r}")
+                raise ValueError(
+                    f"table {self.name!r}: {what} must be a positive whole number, got {number!r}"
+                )
         if isinstance(self.feature_names, str):
             raise ValueError(
-                f"table {self.name!r}: feature_names must be a list of names, got the string {self.feature_names!r}; "
-                f"write [{self.feature_names!r}]"
+                f"table {self.name!r}: feature_names must be a list of names, got the string "
+                f"{self.feature_names!r}; write [{self.feature_names!r}]"
             )
         if len(set(self.feature_names)) != len(self.feature_names):
-            raise ValueError(f"table {self.name!r}: feature_names {self.feature_names} name a feature twice")
+            raise ValueError(
+                f"table {self.name!r}: feature_names {self.feature_names} name a feature twice"
+            )
         for field_name, remedy in _UNSUPPORTED.items():
             if getattr(self, field_name):
                 raise NotImplementedError(
-                    f"table {self.name!r}: {field_name}={getattr(self, field_name)!r} is not supported; {remedy}"
+                    f"table {self.name!r}: {field_name}={getattr(self, field_name)!r} is not "
+                    f"supported; {remedy}"
                 )
 
     def get_weight_init_max(self) -> float:
         """Upper end of the initial values."""
-        return sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+        return (
+            sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+        )
 
     def get_weight_init_min(self) -> float:
         """Lower end of the initial values."""
-        return -sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+        return (
+            -sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+        )
 
     def num_features(self) -> int:
         """Number of features that look rows up in this table."""
@@ -169,8 +182,8 @@ class BaseEmbeddingConfig:
             # A function may return new values instead of filling the weight.
             if made.shape != weight.shape:
                 raise ValueError(
-                    f"table {self.name!r}: init_fn returned shape {list(made.shape)} for a weight of shape "
-                    f"{list(weight.shape)}; return that shape, or fill the weight in place"
+                    f"table {self.name!r}: init_fn returned shape {list(made.shape)} for a weight "
+                    f"of shape {list(weight.shape)}; return that shape, or fill the weight in place"
                 )
             weight.copy_(made)
 
@@ -183,7 +196,9 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
         pooling: SUM, MEAN or SQRTN; an empty bag returns zeros.
 
     Example:
-        >>> EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user").get_weight_init_max()
+        >>> EmbeddingBagConfig(
+        ...     num_embeddings=4096, embedding_dim=64, name="user"
+        ... ).get_weight_init_max()
         0.015625
     """
 
@@ -195,7 +210,9 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """A table without pooling; TorchRec's ``EmbeddingConfig``.
 
     Example:
-        >>> EmbeddingConfig(num_embeddings=10, embedding_dim=4, name="user", feature_names=["user_id"]).num_features()
+        >>> EmbeddingConfig(
+        ...     num_embeddings=10, embedding_dim=4, name="user", feature_names=["user_id"]
+        ... ).num_features()
         1
     """
 

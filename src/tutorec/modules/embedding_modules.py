@@ -10,10 +10,14 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
-from tutorec.modules.embedding_collection import EmbeddingCollectionInterface as EmbeddingCollectionInterface
+from tutorec.modules.embedding_collection import (
+    EmbeddingCollectionInterface as EmbeddingCollectionInterface,
+)
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, pooling_type_to_str
 from tutorec.modules.embedding_tables import checked_tables, draw_weights, empty_weight
-from tutorec.modules.embedding_tables import get_embedding_names_by_table as get_embedding_names_by_table
+from tutorec.modules.embedding_tables import (
+    get_embedding_names_by_table as get_embedding_names_by_table,
+)
 from tutorec.modules.pooled_lookup import PooledLookups, pool_at_once, side_by_side
 from tutorec.modules.pooled_lookup import process_pooled_embeddings as process_pooled_embeddings
 from tutorec.modules.pooled_lookup import reorder_inverse_indices as reorder_inverse_indices
@@ -64,9 +68,15 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     Example:
         >>> import torch
-        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"])]
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"]
+        ...     )
+        ... ]
         >>> ebc = EmbeddingBagCollection(tables)
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
+        ... )
         >>> pooled = ebc(batch)
         >>> pooled.keys(), pooled.values().shape
         (['item'], torch.Size([3, 4]))
@@ -78,7 +88,10 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
     """
 
     def __init__(
-        self, tables: list[EmbeddingBagConfig], is_weighted: bool = False, device: torch.device | None = None
+        self,
+        tables: list[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         tables = checked_tables("EmbeddingBagCollection", tables, EmbeddingBagConfig)
@@ -88,7 +101,9 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embedding_bags = nn.ModuleDict({table.name: self._build(table) for table in tables})
         self._feature_rows = [
-            (name, table.name, table.num_embeddings) for table in tables for name in table.feature_names
+            (name, table.name, table.num_embeddings)
+            for table in tables
+            for name in table.feature_names
         ]
         self._feature_names = [table.feature_names for table in tables]
         self._poolings: list[str] = [_pooling(table) for table in tables]
@@ -99,8 +114,12 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
             poolings=tuple(_pooling(table) for table in tables for _ in table.feature_names),
             weighted=is_weighted,
         )
-        self._embedding_names = [name for names in get_embedding_names_by_table(tables) for name in names]
-        self._length_per_name = [table.embedding_dim for table in tables for _ in table.feature_names]
+        self._embedding_names = [
+            name for names in get_embedding_names_by_table(tables) for name in names
+        ]
+        self._length_per_name = [
+            table.embedding_dim for table in tables for _ in table.feature_names
+        ]
         self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -126,7 +145,9 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 bag = bags[feature]
                 weights = self._weights_of(bag, index)
                 pooled.append(table(bag.values(), bag.offsets(), weights).float())
-        return KeyedTensor(self._embedding_names, self._length_per_name, self._side_by_side(features, pooled))
+        return KeyedTensor(
+            self._embedding_names, self._length_per_name, self._side_by_side(features, pooled)
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configuration of each table, in order."""
@@ -147,13 +168,18 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def _build(self, table: EmbeddingBagConfig) -> nn.EmbeddingBag:
         """Create the module of a table, not yet initialized."""
-        weight, mode = empty_weight(table, self._device), kernel_pooling(_pooling(table), self._is_weighted)
+        weight, mode = (
+            empty_weight(table, self._device),
+            kernel_pooling(_pooling(table), self._is_weighted),
+        )
         rows, columns = weight.shape
         return nn.EmbeddingBag(rows, columns, _weight=weight, mode=mode, include_last_offset=True)
 
     def _weights_of(self, bag: JaggedTensor, table: int) -> Tensor | None:
         """The factor of each id's row [N]: the caller's weights, and the divisor of SQRTN."""
-        weights = bag_weights(self._poolings[table], bag.offsets(), bag.weights() if self._is_weighted else None)
+        weights = bag_weights(
+            self._poolings[table], bag.offsets(), bag.weights() if self._is_weighted else None
+        )
         if weights is None:
             return None
         # TorchScript does not support a list of dtypes.
@@ -185,7 +211,11 @@ def check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> No
     for table in tables:
         if table.pooling is PoolingType.NONE:
             raise ValueError(
-                f"table {table.name!r}: a bag is pooled by SUM, MEAN or SQRTN; EmbeddingCollection returns rows"
+                f"table {table.name!r}: a bag is pooled by SUM, MEAN or SQRTN; "
+                "EmbeddingCollection returns rows"
             )
         if is_weighted and table.pooling is PoolingType.MEAN:
-            raise ValueError(f"table {table.name!r}: weights go with SUM, not MEAN; divide the weights by their sum")
+            raise ValueError(
+                f"table {table.name!r}: weights go with SUM, not MEAN; divide the weights by "
+                "their sum"
+            )

@@ -33,7 +33,10 @@ def samples_of_lists(
     missing = sorted({feature for feature in features_of_names.values() if feature not in position})
     if missing:
         raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse[0]}")
-    return {name: _take_lists(rows, inverse[1][position[features_of_names[name]]]) for name, rows in outputs.items()}
+    return {
+        name: _take_lists(rows, inverse[1][position[features_of_names[name]]])
+        for name, rows in outputs.items()
+    }
 
 
 def _take_lists(jagged: JaggedTensor, indices: Tensor) -> JaggedTensor:

@@ -18,7 +18,9 @@ _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 _TRAINED = (DataType.FP32, DataType.FP16, DataType.BF16)
 
 
-def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], trained: bool = True) -> list[_Config]:
+def checked_tables(
+    owner: str, tables: Sequence[_Config], kind: type[_Config], trained: bool = True
+) -> list[_Config]:
     """Check the tables of a collection together, and add missing feature names.
 
     A table without ``feature_names`` is looked up by the feature of its own name, as in TorchRec;
@@ -40,39 +42,49 @@ def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], t
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingConfig
-        >>> checked_tables("EmbeddingCollection", [EmbeddingConfig(10, 4, "item")], EmbeddingConfig)[0].feature_names
+        >>> checked_tables(
+        ...     "EmbeddingCollection", [EmbeddingConfig(10, 4, "item")], EmbeddingConfig
+        ... )[0].feature_names
         ['item']
     """
     for table in tables:
         if not isinstance(table, kind):
             raise TypeError(
-                f"{owner} takes tables of {kind.__name__}, got {type(table).__name__}: EmbeddingBagConfig goes with "
-                "EmbeddingBagCollection, EmbeddingConfig with EmbeddingCollection"
+                f"{owner} takes tables of {kind.__name__}, got {type(table).__name__}: "
+                "EmbeddingBagConfig goes with EmbeddingBagCollection, EmbeddingConfig with "
+                "EmbeddingCollection"
             )
     names = [table.name for table in tables]
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise ValueError(
-            f"tables {repeated} are named more than once in {names}; a name is a table's key in state_dict"
+            f"tables {repeated} are named more than once in {names}; a name is a table's key "
+            "in state_dict"
         )
     for table in tables:
         _check_table(table, trained)
-    return [table if table.feature_names else replace(table, feature_names=[table.name]) for table in tables]
+    return [
+        table if table.feature_names else replace(table, feature_names=[table.name])
+        for table in tables
+    ]
 
 
 def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
     """Check one table's name and number format."""
     if not table.name or "." in table.name:
-        raise ValueError(f"table name {table.name!r} must not be empty or contain a dot; it becomes part of a path")
+        raise ValueError(
+            f"table name {table.name!r} must not be empty or contain a dot; it becomes part of "
+            "a path"
+        )
     if hasattr(nn.ModuleDict, table.name) or table.name == "training":
         raise ValueError(
-            f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which holds the tables; "
-            f"call it {table.name + '_table'!r}"
+            f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which "
+            f"holds the tables; call it {table.name + '_table'!r}"
         )
     if trained and table.data_type not in _TRAINED:
         raise ValueError(
-            f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 or BF16 here, "
-            "and quantize the finished collection"
+            f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 "
+            "or BF16 here, and quantize the finished collection"
         )
 
 
@@ -98,14 +110,20 @@ def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[
     readers = Counter(feature for table in tables for feature in table.feature_names)
     shared = {feature for feature, count in readers.items() if count > 1}
     return [
-        [f"{feature}@{table.name}" if feature in shared else feature for feature in table.feature_names]
+        [
+            f"{feature}@{table.name}" if feature in shared else feature
+            for feature in table.feature_names
+        ]
         for table in tables
     ]
 
 
 def empty_weight(config: BaseEmbeddingConfig, device: torch.device) -> torch.Tensor:
-    """A weight [R, D] that is to be drawn; of a virtual table zeros that take no memory until they are written."""
-    shape, dtype = (config.num_embeddings, config.embedding_dim), data_type_to_dtype(config.data_type)
+    """An uninitialised weight [R, D]; of a virtual table, zeros that use no memory yet."""
+    shape, dtype = (
+        (config.num_embeddings, config.embedding_dim),
+        data_type_to_dtype(config.data_type),
+    )
     if config.use_virtual_table:
         return unwritten_zeros(shape, dtype, device)
     return torch.empty(shape, dtype=dtype, device=device)

@@ -20,7 +20,9 @@ class BaseGroupedFeatureProcessor(nn.Module, ABC):
         >>> class Halves(BaseGroupedFeatureProcessor):
         ...     def forward(self, features):
         ...         weights = torch.full_like(features.values(), 0.5, dtype=torch.float)
-        ...         return KeyedJaggedTensor(features.keys(), features.values(), weights, features.lengths())
+        ...         return KeyedJaggedTensor(
+        ...             features.keys(), features.values(), weights, features.lengths()
+        ...         )
         >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))
         >>> Halves()(batch).weights().tolist()
         [0.5, 0.5]

@@ -11,10 +11,11 @@ _ROWS = 4
 class FrequencySketch(nn.Module):
     """A count-min sketch: counts of ids that are never too low, and seldom too high.
 
-    An id has one counter in each of four rows, shared with the ids that fall on it, and its estimate is the lowest of
-    the four (Cormode and Muthukrishnan, 2005). Only counters below the new estimate are raised (conservative update,
-    Estan and Varghese, 2002). When as many appearances were counted as a row has counters, all are halved, so that old
-    ids do not fill it (the ageing of TinyLFU, Einziger, Friedman and Manes, 2017).
+    An id has one counter in each of four rows, shared with the ids that fall on it, and its
+    estimate is the lowest of the four (Cormode and Muthukrishnan, 2005). Only counters below the
+    new estimate are raised (conservative update, Estan and Varghese, 2002). When as many
+    appearances were counted as a row has counters, all are halved, so that old ids do not fill it
+    (the ageing of TinyLFU, Einziger, Friedman and Manes, 2017).
 
     Args:
         width: Counters in a row, a power of two.
@@ -37,7 +38,9 @@ class FrequencySketch(nn.Module):
     def __init__(self, width: int, device: torch.device | None = None) -> None:
         super().__init__()
         if width < 2 or width & (width - 1):
-            raise ValueError(f"a sketch has a power of two of counters in a row, got {width}: use {1 << 16}")
+            raise ValueError(
+                f"a sketch has a power of two of counters in a row, got {width}: use {1 << 16}"
+            )
         self._shift = 65 - width.bit_length()
         self._width, self._counted = width, 0
         counters = torch.zeros(_ROWS * width, dtype=torch.int32, device=device)

@@ -26,7 +26,9 @@ _FUSED = (torch.optim.SGD, *_ADAGRADS, torch.optim.Adam, torch.optim.AdamW, Part
 class _Fused(nn.Module):
     """Common base of both fused collections."""
 
-    def _fuse(self, optimizer_type: type[torch.optim.Optimizer], kwargs: dict[str, Any], location: Any) -> None:
+    def _fuse(
+        self, optimizer_type: type[torch.optim.Optimizer], kwargs: dict[str, Any], location: Any
+    ) -> None:
         """Attach an optimizer to every table."""
         name = type(self).__name__
         if optimizer_type not in _FUSED:
@@ -36,11 +38,14 @@ class _Fused(nn.Module):
             )
         if "MANAGED" in getattr(location, "name", ""):
             raise NotImplementedError(
-                f"{name}: location={location.name}, and tables of one process live on their device; shard the "
-                "collection with the compute kernel 'fused_uvm_caching' for rows in slower memory"
+                f"{name}: location={location.name}, and tables of one process live on their "
+                "device; shard the collection with the compute kernel 'fused_uvm_caching' for "
+                "rows in slower memory"
             )
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, kwargs
-        apply_optimizer_in_backward(optimizer_type, self.parameters(), _under_torchs_names(optimizer_type, kwargs))
+        apply_optimizer_in_backward(
+            optimizer_type, self.parameters(), _under_torchs_names(optimizer_type, kwargs)
+        )
 
     def optimizer_type(self) -> type[torch.optim.Optimizer]:
         """The class of the optimizer."""
@@ -54,15 +59,24 @@ class _Fused(nn.Module):
         """The optimizers of all tables as one, to change rates and to save and load state."""
         return CombinedOptimizer(
             [
-                KeyedOptimizerWrapper({name: table}, lambda _, table=table: table._in_backward_optimizers[0])  # pyright: ignore[reportAttributeAccessIssue]
+                KeyedOptimizerWrapper(
+                    {name: table},
+                    lambda _, table=table: table._in_backward_optimizers[0],  # pyright: ignore[reportAttributeAccessIssue]
+                )
                 for name, table in self.named_parameters()
             ]
         )
 
 
-def _under_torchs_names(kind: type[torch.optim.Optimizer], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _under_torchs_names(
+    kind: type[torch.optim.Optimizer], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments under torch's names, with the default rate and eps of fused kernels."""
-    given = {"lr": kwargs.get("learning_rate", 0.01), **({"eps": 1e-8} if kind in _ADAGRADS else {}), **kwargs}
+    given = {
+        "lr": kwargs.get("learning_rate", 0.01),
+        **({"eps": 1e-8} if kind in _ADAGRADS else {}),
+        **kwargs,
+    }
     given.pop("learning_rate", None)
     if "beta1" in given or "beta2" in given:
         given["betas"] = (given.pop("beta1", 0.9), given.pop("beta2", 0.999))
@@ -90,10 +104,16 @@ class FusedEmbeddingBagCollection(_Fused, EmbeddingBagCollection):
     Example:
         >>> import torch
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"])]
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"]
+        ...     )
+        ... ]
         >>> ebc = FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.5})
         >>> _ = ebc.embedding_bags["t"].weight.detach().zero_()
-        >>> ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))).values().sum().backward()
+        >>> ebc(
+        ...     KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))
+        ... ).values().sum().backward()
         >>> ebc.embedding_bags["t"].weight[3].tolist()
         [-0.5, -0.5, -0.5, -0.5]
 
@@ -169,7 +189,11 @@ def fuse_embedding_optimizer(
 
     Example:
         >>> import torch
-        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"])]
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"]
+        ...     )
+        ... ]
         >>> model = torch.nn.Sequential(EmbeddingBagCollection(tables))
         >>> type(fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1})[0]).__name__
         'FusedEmbeddingBagCollection'
@@ -197,7 +221,11 @@ def fuse_embedding_optimizer(
         )
     else:
         for name, child in model.named_children():
-            setattr(model, name, fuse_embedding_optimizer(child, optimizer_type, optimizer_kwargs, device, location))
+            setattr(
+                model,
+                name,
+                fuse_embedding_optimizer(child, optimizer_type, optimizer_kwargs, device, location),
+            )
         return model
     with torch.no_grad():
         for weight, source in zip(fused.parameters(), model.parameters(), strict=True):

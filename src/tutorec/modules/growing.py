@@ -1,4 +1,4 @@
-"""Tables that grow: rows are handed out in order as ids are admitted, and given to other ids at the cap."""
+"""Tables that grow: admitted ids get rows in order, and at the cap others' rows."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ _OF_ROWS = ("_row_ids", "_counts", "_last_access_iter")
 
 
 class GrowingManagedCollisionModule(ManagedCollisionModule):
-    """Gives each id a row of its own when it has appeared often enough; the table's memory follows the rows in use.
+    """Gives each id a row once it has appeared often enough; memory follows the rows in use.
 
-    Rows are handed out in order, so that a table of ``max_rows`` rows, made with ``use_virtual_table=True``, takes
-    memory for those handed out only. An id without a row reads and trains a row that such ids share. In training mode a
-    batch is counted, ids are admitted, then all of its ids are remapped; in eval mode nothing changes.
+    Rows are handed out in order, so that a table of ``max_rows`` rows, made with
+    ``use_virtual_table=True``, takes memory for those handed out only. An id without a row reads
+    and trains a row that such ids share. In training mode a batch is counted, ids are admitted,
+    then all of its ids are remapped; in eval mode nothing changes.
 
-    - Admission: an id gets a row at its ``admit_after``-th appearance, by the estimate of a `FrequencySketch`. The ids
-      of a batch are admitted by falling estimate, then by rising mixed bits.
-    - At the cap admitted ids wait for the next iteration that is a multiple of ``eviction_interval``. There they and
-      the ids with rows compete by the scores of the policy; who has a row keeps it at equal scores.
-    - An id belongs to one of ``buckets`` equal ranges of rows, by its mixed bits. Row-wise sharding gives each rank
-      whole buckets, so that an id has one owner, and neither growth nor eviction moves a row between ranks. Of each
-      bucket the last row is the shared one.
+    - Admission: an id gets a row at its ``admit_after``-th appearance, by the estimate of a
+      `FrequencySketch`. The ids of a batch are admitted by falling estimate, then by rising mixed
+      bits.
+    - At the cap admitted ids wait for the next iteration that is a multiple of
+      ``eviction_interval``. There they and the ids with rows compete by the scores of the policy;
+      who has a row keeps it at equal scores.
+    - An id belongs to one of ``buckets`` equal ranges of rows, by its mixed bits. Row-wise sharding
+      gives each rank whole buckets, so that an id has one owner, and neither growth nor eviction
+      moves a row between ranks. Of each bucket the last row is the shared one.
 
-    ``evict()`` returns the rows that got an id, for the first time or another one: they are initialized by whoever
-    holds the table, before they are looked up.
+    ``evict()`` returns the rows that got an id, for the first time or another one: they are
+    initialized by whoever holds the table, before they are looked up.
 
     Args:
         max_rows: R, the cap; ``num_embeddings`` of the table.
         device: Where the state lives.
-        eviction_policy: Scores ids by ``counts`` and ``last_access_iter``; least recently used by default.
+        eviction_policy: Scores ids by ``counts`` and ``last_access_iter``; least recently used by
+            default.
         eviction_interval: Iterations from eviction to eviction; each sorts the full buckets.
         admit_after: Appearances after which an id gets a row.
         buckets: A power of two that divides ``max_rows``; a multiple of the number of ranks.
@@ -47,12 +51,16 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         output_id_range: The rows of this shard; all by default.
 
     Raises:
-        ValueError: ``buckets`` does not divide ``max_rows``, leaves no row for an id, or cuts the shard's range.
+        ValueError: ``buckets`` does not divide ``max_rows``, leaves no row for an id, or cuts the
+            shard's range.
 
     Example:
         >>> growing = GrowingManagedCollisionModule(max_rows=1000, admit_after=2)
-        >>> def lists(*ids): return {"t": JaggedTensor(torch.tensor(ids), lengths=torch.tensor([len(ids)]))}
-        >>> growing(lists(10**15, 7, 10**15))["t"].values().tolist()  # 7 shares row 999 with all others
+        >>> def lists(*ids):
+        ...     return {"t": JaggedTensor(torch.tensor(ids), lengths=torch.tensor([len(ids)]))}
+        >>> growing(lists(10**15, 7, 10**15))[
+        ...     "t"
+        ... ].values().tolist()  # 7 shares row 999 with all others
         [0, 999, 0]
         >>> growing(lists(7, 8))["t"].values().tolist(), growing.evict().tolist()
         ([1, 999], [0, 1])
@@ -84,14 +92,21 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._output_segments = boundaries
         self._max_rows, self._buckets, self._per_bucket = max_rows, buckets, per_bucket
         self._policy = eviction_policy or LRU_EvictionPolicy()
-        self._interval, self._admit_after, self._sketch_width = eviction_interval, admit_after, sketch_width
+        self._interval, self._admit_after, self._sketch_width = (
+            eviction_interval,
+            admit_after,
+            sketch_width,
+        )
         self.first_row, last = output_id_range or (0, max_rows)
         self._rows = last - self.first_row
         for name in _OF_ROWS:
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
-        self._index, self._sketch = RowIndex(self._rows, device), FrequencySketch(sketch_width, device)
+        self._index, self._sketch = (
+            RowIndex(self._rows, device),
+            FrequencySketch(sketch_width, device),
+        )
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
         self._looked_up: tuple[Tensor, Tensor] | None = None
@@ -115,10 +130,12 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         mutate_miss_lengths: bool = True,
         write_weights: Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
-        """Mixed ids -> rows; an id without a row is the shared row of its bucket, and its list keeps its length."""
+        """Mixed ids -> rows; an id without a row gets its bucket's shared row; lengths stay."""
         return _with_values(features, self._find)
 
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+    def forward(
+        self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
+    ) -> dict[str, JaggedTensor]:
         """Raw ids -> rows."""
         return self.remap(self.profile(self.preprocess(features)))
 
@@ -128,13 +145,14 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return None if rows is None else rows + self.first_row
 
     def changed_since(self, version: int) -> tuple[int, Tensor, Tensor, Tensor]:
-        """What a training step after a version may have changed: rows that it looked up, and rows that got an id.
+        """What training may have changed since a version: rows looked up, rows that got an id.
 
         Args:
             version: As an earlier call returned it; 0 for everything.
 
         Returns:
-            The version now, local rows [U], their ids [U], and whether a row is a shared one, without an id [U].
+            The version now, local rows [U], their ids [U], and whether a row is a shared one,
+            without an id [U].
         """
         rows = (self._last_access_iter > version).nonzero().view(-1)
         shared = rows % self._per_bucket == self._per_bucket - 1
@@ -164,16 +182,18 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         buckets, place = rows // self._per_bucket, rows % self._per_bucket
         self._used.copy_(buckets.bincount(minlength=len(self._used)))
         # A bucket hands its rows out in order, so that those with an id are its first.
-        if bool(((self._bucket(self._row_ids[rows]) != buckets) | (place >= self._used[buckets])).any()):
+        if bool(
+            ((self._bucket(self._row_ids[rows]) != buckets) | (place >= self._used[buckets])).any()
+        ):
             raise ValueError(
-                f"the loaded state gives ids rows of other buckets than the {self._buckets} of this mapping: make it "
-                "with as many buckets as the mapping that was stored"
+                f"the loaded state gives ids rows of other buckets than the {self._buckets} of "
+                "this mapping: make it with as many buckets as the mapping that was stored"
             )
         self._index.replace(rows, self._row_ids)
         self._waiting, self._reassigned, self._looked_up = [], None, None
 
     def state_by_row(self) -> dict[str, Tensor]:
-        """A copy of the state [R, ...], and of the number of iterations [1]; rows not in use take no memory."""
+        """A copy of the state [R, ...] and the number of iterations [1]; unused rows are free."""
         state = {name: unwritten_zeros(self._rows, torch.int64, self.device) for name in _OF_ROWS}
         for name, value in state.items():
             copy_written_rows(value, self.get_buffer(name))
@@ -187,7 +207,10 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self.validate_state()
 
     def rebuild_with_output_id_range(
-        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+        self,
+        output_id_range: tuple[int, int],
+        output_segments: list[int],
+        device: torch.device | None = None,
     ) -> GrowingManagedCollisionModule:
         """The mapping of one shard's rows, with the ids that they have."""
         shard = GrowingManagedCollisionModule(
@@ -210,7 +233,9 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def _find(self, ids: Tensor) -> Tensor:
         """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
         observed, self._looked_up = self._looked_up, None
-        rows = observed[1] if observed and observed[0] is ids else self._index.find(ids, self._row_ids)
+        rows = (
+            observed[1] if observed and observed[0] is ids else self._index.find(ids, self._row_ids)
+        )
         has_row = rows != self._rows - 1
         self.counts.add_lookups(has_row)
         if self.training and not has_row.all():  # these train the shared rows
@@ -240,7 +265,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             self._evict(iteration)
 
     def _admit(self, ids: Tensor, counts: Tensor, iteration: int) -> None:
-        """Give rows that no id has to new ids [U], in order; where a bucket has no more, ids wait."""
+        """Give unassigned rows to new ids [U], in order; in a full bucket, ids wait."""
         ids, counts, buckets = self._by_bucket(ids, counts)
         ahead = torch.searchsorted(buckets, torch.arange(len(self._used), device=ids.device))
         place = self._used[buckets] + torch.arange(len(ids), device=ids.device) - ahead[buckets]
@@ -248,14 +273,18 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._used += buckets[fits].bincount(minlength=len(self._used))
         self._give((buckets * self._per_bucket + place)[fits], ids[fits], counts[fits], iteration)
         if not fits.all():
-            self._waiting.append(torch.stack([ids, counts, torch.full_like(ids, iteration)])[:, ~fits])
+            self._waiting.append(
+                torch.stack([ids, counts, torch.full_like(ids, iteration)])[:, ~fits]
+            )
 
     def _evict(self, iteration: int) -> None:
         """Let the ids that wait compete with those that have the rows of their buckets."""
         waiting = torch.cat(self._waiting, dim=1)
         self._waiting = []
         ids, which = waiting[0].unique(return_inverse=True)
-        counts, seen = (torch.zeros_like(ids).scatter_reduce_(0, which, each, "amax") for each in waiting[1:])
+        counts, seen = (
+            torch.zeros_like(ids).scatter_reduce_(0, which, each, "amax") for each in waiting[1:]
+        )
         ids, counts, buckets, seen = self._by_bucket(ids, counts, seen)
         for bucket in buckets.unique().tolist():
             new, first = buckets == bucket, bucket * self._per_bucket
@@ -275,15 +304,26 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Give rows [U] to ids [U]."""
         if not rows.numel():
             return
-        self._row_ids[rows], self._counts[rows], self._last_access_iter[rows] = ids, counts, iteration
+        self._row_ids[rows], self._counts[rows], self._last_access_iter[rows] = (
+            ids,
+            counts,
+            iteration,
+        )
         self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
-        self._reassigned = rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
+        self._reassigned = (
+            rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
+        )
 
     def _by_bucket(self, ids: Tensor, counts: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Ids, counts, buckets and others, bucket by bucket and by falling count; at equal counts in their order."""
+        """Ids, counts, buckets and others by bucket and falling count; ties keep their order."""
         order = counts.argsort(descending=True, stable=True)
         order = order[self._bucket(ids[order]).argsort(stable=True)]
-        return ids[order], counts[order], self._bucket(ids[order]), *(other[order] for other in others)
+        return (
+            ids[order],
+            counts[order],
+            self._bucket(ids[order]),
+            *(other[order] for other in others),
+        )
 
     def _bucket(self, ids: Tensor) -> Tensor:
         """Bucket of each id, counted from this shard's first."""
@@ -294,10 +334,14 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return (self._bucket(ids) + 1) * self._per_bucket - 1
 
 
-def _with_values(features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]) -> dict[str, JaggedTensor]:
+def _with_values(
+    features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]
+) -> dict[str, JaggedTensor]:
     """The same lists of other values."""
     return {
-        name: jagged_from_parts(change(lists.values()), lists.weights_or_none(), lists.lengths(), None)
+        name: jagged_from_parts(
+            change(lists.values()), lists.weights_or_none(), lists.lengths(), None
+        )
         for name, lists in features.items()
     }
 
@@ -305,11 +349,12 @@ def _with_values(features: dict[str, JaggedTensor], change: Callable[[Tensor], T
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:
     if buckets < 1 or buckets & (buckets - 1) or max_rows % buckets or max_rows < 2 * buckets:
         raise ValueError(
-            f"buckets={buckets} of a table of max_rows={max_rows}: take a power of two that divides max_rows and "
-            "leaves at least 2 rows in each, one of which is shared by ids without a row"
+            f"buckets={buckets} of a table of max_rows={max_rows}: take a power of two that "
+            "divides max_rows and leaves at least 2 rows in each, one of which is shared by ids "
+            "without a row"
         )
     if rows is not None and (rows[0] % (max_rows // buckets) or rows[1] % (max_rows // buckets)):
         raise ValueError(
-            f"rows {rows[0]} to {rows[1]} cut a bucket of {max_rows // buckets} rows: give the mapping as many "
-            "buckets as there are ranks, or a power of two times as many"
+            f"rows {rows[0]} to {rows[1]} cut a bucket of {max_rows // buckets} rows: give the "
+            "mapping as many buckets as there are ranks, or a power of two times as many"
         )

@@ -1,4 +1,4 @@
-"""Which ids a hash mapping evicts: each use of an id writes a score into its row, the hour until which it is kept.
+"""Eviction of a hash mapping: each use of an id writes the hour until which it stays.
 
 A row whose hour is over may be given to a new id. An id that is used again is kept longer.
 """
@@ -35,13 +35,15 @@ _HOUR = 3600
 class HashZchEvictionPolicyName(Enum):
     """How a hash mapping chooses the ids that it evicts.
 
-    ========================  =====================================================================================
-    SINGLE_TTL_EVICTION       Of the probed slots the first that is empty or whose time to live is over.
-    PER_FEATURE_TTL_EVICTION  The same, with a time to live for each feature.
-    LRU_EVICTION              An empty slot, and where there is none, that of the least recently used id, to the hour,
-                              whose time to live is over; with a time to live of 0 hours, any that was not used in
-                              this hour.
-    ========================  =====================================================================================
+    ========================
+    =====================================================================================
+    SINGLE_TTL_EVICTION       Of the probed slots the first that is empty or whose time to live is
+    over. PER_FEATURE_TTL_EVICTION  The same, with a time to live for each feature. LRU_EVICTION
+    An empty slot, and where there is none, that of the least recently used id, to the hour,
+                              whose time to live is over; with a time to live of 0 hours, any that
+                              was not used in this hour.
+    ========================
+    =====================================================================================
 
     Source:
         TorchRec's ``torchrec.modules.hash_mc_evictions.HashZchEvictionPolicyName``.
@@ -68,12 +70,12 @@ class HashZchEvictionConfig:
 
 
 def get_kernel_from_policy(policy_name: HashZchEvictionPolicyName | None) -> int:
-    """Fbgemm's number of a policy: 1 takes the slot with the lowest score, 0 the first that may be taken."""
+    """Fbgemm's number of a policy: 1 evicts the lowest score, 0 the first that it may."""
     return int(policy_name is HashZchEvictionPolicyName.LRU_EVICTION)
 
 
 class HashZchEvictionScorer:
-    """Scores of ids, and the threshold below which a slot may be given to another id; this one never evicts.
+    """Scores of ids, and the threshold below which a slot may be reassigned; never evicts.
 
     Args:
         config: Times to live.
@@ -92,7 +94,7 @@ class HashZchEvictionScorer:
 
 
 class HashZchSingleTtlScorer(HashZchEvictionScorer):
-    """The hour until which ids are kept, one time to live for all: the hour now (since 1970) plus ``single_ttl``.
+    """The hour until which ids stay: the hour now (since 1970) plus ``single_ttl``.
 
     Example:
         >>> import torch
@@ -107,9 +109,12 @@ class HashZchSingleTtlScorer(HashZchEvictionScorer):
         ttl = self._config.single_ttl
         if ttl is None:
             raise ValueError(
-                f"features {self._config.features}: this eviction policy needs HashZchEvictionConfig(single_ttl=hours)"
+                f"features {self._config.features}: this eviction policy needs "
+                "HashZchEvictionConfig(single_ttl=hours)"
             )
-        return torch.full_like(feature.values(), ttl + self.gen_threshold(), dtype=torch.int32, device=device)
+        return torch.full_like(
+            feature.values(), ttl + self.gen_threshold(), dtype=torch.int32, device=device
+        )
 
     def gen_threshold(self) -> int:
         """The hour now."""
@@ -130,8 +135,8 @@ class HashZchPerFeatureTtlScorer(HashZchEvictionScorer):
         ttls = config.per_feature_ttl or []
         if len(ttls) != len(config.features):
             raise ValueError(
-                f"per_feature_ttl has {len(ttls)} times to live for the {len(config.features)} features "
-                f"{config.features}; give one for each"
+                f"per_feature_ttl has {len(ttls)} times to live for the {len(config.features)} "
+                f"features {config.features}; give one for each"
             )
         self._per_feature_ttl = torch.tensor(ttls, dtype=torch.int32)
 
@@ -146,7 +151,9 @@ class HashZchPerFeatureTtlScorer(HashZchEvictionScorer):
         return int(time.time() / _HOUR)
 
 
-def get_eviction_scorer(policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig) -> HashZchEvictionScorer:
+def get_eviction_scorer(
+    policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig
+) -> HashZchEvictionScorer:
     """The scorer of a policy."""
     if policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION:
         return HashZchPerFeatureTtlScorer(config)
@@ -161,7 +168,9 @@ class HashZchThresholdEvictionModule(nn.Module):
         config: Times to live.
     """
 
-    def __init__(self, policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig) -> None:
+    def __init__(
+        self, policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig
+    ) -> None:
         super().__init__()
         self._policy_name, self._config = policy_name, config
         self._eviction_scorer = get_eviction_scorer(policy_name, config)
@@ -169,7 +178,9 @@ class HashZchThresholdEvictionModule(nn.Module):
     @torch.jit.unused
     def forward(self, feature: JaggedTensor, device: torch.device) -> tuple[Tensor, int]:
         """The score of each id, int32 [N], and the threshold."""
-        return self._eviction_scorer.gen_score(feature, device), self._eviction_scorer.gen_threshold()
+        return self._eviction_scorer.gen_score(
+            feature, device
+        ), self._eviction_scorer.gen_threshold()
 
 
 class HashZchOptEvictionModule(nn.Module):
@@ -189,7 +200,9 @@ class HashZchOptEvictionModule(nn.Module):
         return None, -1
 
 
-def get_eviction_module(policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig | None) -> nn.Module:
+def get_eviction_module(
+    policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig | None
+) -> nn.Module:
     """The module of a policy.
 
     Raises:
@@ -198,12 +211,15 @@ def get_eviction_module(policy_name: HashZchEvictionPolicyName, config: HashZchE
     if not isinstance(policy_name, HashZchEvictionPolicyName):
         return HashZchOptEvictionModule(policy_name)
     if config is None:
-        raise ValueError(f"eviction policy {policy_name.value} needs a HashZchEvictionConfig with its times to live")
+        raise ValueError(
+            f"eviction policy {policy_name.value} needs a HashZchEvictionConfig with its times "
+            "to live"
+        )
     return HashZchThresholdEvictionModule(policy_name, config)
 
 
 class HashZchEvictionModule(nn.Module):
-    """What a hash mapping asks for each batch: the score of each id, and below which score a row may be taken.
+    """What a hash mapping asks for each batch: scores of ids, and the eviction threshold.
 
     Args:
         policy_name: The policy.
@@ -212,7 +228,10 @@ class HashZchEvictionModule(nn.Module):
     """
 
     def __init__(
-        self, policy_name: HashZchEvictionPolicyName, device: torch.device, config: HashZchEvictionConfig | None
+        self,
+        policy_name: HashZchEvictionPolicyName,
+        device: torch.device,
+        config: HashZchEvictionConfig | None,
     ) -> None:
         super().__init__()
         self._policy_name, self._device = policy_name, device

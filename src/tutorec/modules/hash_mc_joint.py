@@ -1,7 +1,8 @@
-"""The hash mappings of many tables as one table of slots, so that the ids of all of them are remapped in one call.
+"""Hash mappings of many tables as one table of slots, so that one call remaps all ids.
 
-A call for the few hundred ids of one table costs more than the lookup of their rows. So the tensors of the mappings are
-put one behind the other; what a mapping holds under its own names are views of them.
+A call for the few hundred ids of one table costs more than the lookup of their rows. So the tensors
+of the mappings are put one behind the other; what a mapping holds under its own names are views of
+them.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ class JointMappings:
         for start, mapping in zip(starts, self._mappings, strict=False):
             bounds, config = mapping._output_segments, mapping._eviction_config
             width = -(-mapping.input_size() // mapping.buckets())
-            numbers.append([start, mapping.buckets(), width, len(sizes), config.single_ttl if config else 0])
+            numbers.append(
+                [start, mapping.buckets(), width, len(sizes), config.single_ttl if config else 0]
+            )
             sizes += [end - first for first, end in pairwise(bounds)]
             offsets += [start + first for first in bounds[:-1]]
         device = self._mappings[0].device
         self._numbers = torch.tensor(numbers, device=device).T.contiguous()
         self._buckets = torch.tensor([sizes, offsets], device=device)
         self._have_buckets = len(sizes) > len(numbers)
-        self._identities = _put_together([mapping._hash_zch_identities for mapping in self._mappings])
+        self._identities = _put_together(
+            [mapping._hash_zch_identities for mapping in self._mappings]
+        )
         self._scores = None
         if self._mappings[0]._hash_zch_metadata is not None:
             self._scores = _put_together([mapping._hash_zch_metadata for mapping in self._mappings])
@@ -49,7 +54,7 @@ class JointMappings:
 
     @staticmethod
     def can_hold(modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these modules are mappings that may be remapped in one call, instead of being called."""
+        """Whether these mappings can be remapped in one call instead of one by one."""
         kinds = {_kind(name, module) for name, module in modules.items()}
         return len(kinds) == 1 and None not in kinds
 
@@ -59,16 +64,20 @@ class JointMappings:
         return all(module is mapping and _place(mapping) == place for module, mapping, place in now)
 
     def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        """The row of each raw id [N], of which the first ``counts[0]`` are of the first table, and so on.
+        """The row of each raw id [N]; the first ``counts[0]`` are of the first table, and so on.
 
         In training mode new ids are given rows, as the mapping of each table would give them.
         """
         ids, first = ids.to(self._identities.device, torch.int64), self._mappings[0]
         if bool((ids == -1).any()):  # refused by the mapping of its table
-            for name, mapping, part in zip(self._names, self._mappings, ids.split(list(counts)), strict=True):
+            for name, mapping, part in zip(
+                self._names, self._mappings, ids.split(list(counts)), strict=True
+            ):
                 mapping._refuse(name, part, None)
         repeats = torch.tensor(counts, device=ids.device)
-        starts, buckets, widths, firsts, ttls = self._numbers.repeat_interleave(repeats, 1, output_size=ids.numel())
+        starts, buckets, widths, firsts, ttls = self._numbers.repeat_interleave(
+            repeats, 1, output_size=ids.numel()
+        )
         bucket = firsts + bucket_of(ids, widths, buckets) if self._have_buckets else firsts
         sizes, offsets = self._buckets.index_select(1, bucket)
         probing = Probing(first.max_probe, 0, fallback=True)
@@ -79,7 +88,11 @@ class JointMappings:
             now = HashZchSingleTtlScorer(first._eviction_config).gen_threshold()
             eviction = Eviction(self._scores, (ttls + now).int(), now, first.eviction_flag == 1)
         claims = claim_slots(ids, self._identities, sizes, offsets, probing, eviction)
-        without = torch.searchsorted(claims.shared, repeats.cumsum(0)).diff(prepend=repeats.new_zeros(1)).tolist()
+        without = (
+            torch.searchsorted(claims.shared, repeats.cumsum(0))
+            .diff(prepend=repeats.new_zeros(1))
+            .tolist()
+        )
         evicted = claims.evicted.sort().values
         begins = torch.searchsorted(evicted, self._numbers[0]).tolist()
         ends = [*begins[1:], evicted.numel()]
@@ -95,9 +108,14 @@ class JointMappings:
 
 
 def _kind(name: str, module: Any) -> tuple[Any, ...] | None:
-    """What mappings that are remapped in one call have in common; None: this one is remapped by itself."""
+    """What mappings that are remapped in one call share; None if remapped alone."""
     settings = getattr(module, "joint_settings", None)
-    if settings is None or module._forward_hooks or module._forward_pre_hooks or module.is_read_only(name):
+    if (
+        settings is None
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module.is_read_only(name)
+    ):
         return None
     has_scores = module._buffers["_hash_zch_metadata"] is not None
     return settings, module.training, has_scores, module._eviction_policy_name, module.device
@@ -106,12 +124,16 @@ def _kind(name: str, module: Any) -> tuple[Any, ...] | None:
 def _put_together(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor with the rows of all, which become views of it."""
     joined = torch.cat([tensor.data for tensor in tensors])
-    for tensor, part in zip(tensors, joined.split([tensor.shape[0] for tensor in tensors]), strict=True):
+    for tensor, part in zip(
+        tensors, joined.split([tensor.shape[0] for tensor in tensors]), strict=True
+    ):
         tensor.data = part
     return joined
 
 
 def _place(mapping: Any) -> tuple[int, int]:
-    """Where the tensors of a mapping are; by its dictionaries, for attributes of a module take longer to find."""
+    """A mapping's tensors, read from its dictionaries, which is faster than attributes."""
     scores = mapping._buffers["_hash_zch_metadata"]
-    return mapping._parameters["_hash_zch_identities"].data_ptr(), 0 if scores is None else scores.data_ptr()
+    return mapping._parameters[
+        "_hash_zch_identities"
+    ].data_ptr(), 0 if scores is None else scores.data_ptr()

@@ -1,4 +1,4 @@
-"""Reports of a hash mapping in the course of training: how many ids had a slot, got one, collided, were evicted."""
+"""Reports of a hash mapping in training: ids with a slot, new ones, collisions, evictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class ScalarLoggerBackend(ABC):
     """
 
     @abstractmethod
-    def report(self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]) -> None:
+    def report(
+        self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]
+    ) -> None:
         """Take one report.
 
         Args:
@@ -31,8 +33,8 @@ class ScalarLoggerBackend(ABC):
             name: The table.
             run_type: ``"train"`` or ``"eval"``.
             step: Batches so far.
-            rate_metrics: ``hit_rate``, ``insert_rate``, ``collision_rate``, ``eviction_rate``, ``opt_in_rate``,
-                ``avg_eviction_age`` and ``table_usage_ratio``, to three digits.
+            rate_metrics: ``hit_rate``, ``insert_rate``, ``collision_rate``, ``eviction_rate``,
+                ``opt_in_rate``, ``avg_eviction_age`` and ``table_usage_ratio``, to three digits.
         """
 
 
@@ -48,13 +50,15 @@ class ConsoleScalarLoggerBackend(ScalarLoggerBackend):
         if log_file_path:
             self._logger.addHandler(logging.FileHandler(log_file_path, mode="w"))
 
-    def report(self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]) -> None:
+    def report(
+        self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]
+    ) -> None:
         """Log the message."""
         self._logger.info(log_message)
 
 
 class ScalarLogger(nn.Module):
-    """Counts what a hash mapping does with ids, and reports their shares every ``frequency`` batches.
+    """Counts what a hash mapping does, and reports shares every ``frequency`` batches.
 
     Args:
         name: The table.
@@ -62,7 +66,8 @@ class ScalarLogger(nn.Module):
         frequency: Batches between reports.
         start_bucket: The first bucket of this rank; only the rank of bucket 0 reports.
         num_buckets_per_rank: Buckets of this rank.
-        num_reserved_slots_per_bucket: Slots at the end of each bucket for ids that are not opted in; -1 for none.
+        num_reserved_slots_per_bucket: Slots at the end of each bucket for ids that are not opted
+            in; -1 for none.
         device: Where the mapping is.
         disable_fallback: Whether ids without a slot have none.
         log_file_path: A file for reports.
@@ -92,7 +97,9 @@ class ScalarLogger(nn.Module):
         backend: ScalarLoggerBackend | None = None,
     ) -> None:
         super().__init__()
-        self.register_buffer(self.STEPS_BUFFER, torch.tensor(1, dtype=torch.int64), persistent=False)
+        self.register_buffer(
+            self.STEPS_BUFFER, torch.tensor(1, dtype=torch.int64), persistent=False
+        )
         self._name, self._zch_size, self._frequency = name, zch_size, frequency
         self._start_bucket, self._disable_fallback = start_bucket, disable_fallback
         bucket = zch_size // num_buckets_per_rank
@@ -135,14 +142,25 @@ class ScalarLogger(nn.Module):
         hits = int((before == with_slot).sum())
         inserted = int((before == -1).sum()) - int((after == -1).sum())
         buckets = self._opt_in_ranges[with_slot % self._opt_in_ranges.shape[0]]
-        self._counts.update(total=values.numel(), hit=hits, insert=inserted, collision=values.numel() - hits - inserted)
+        self._counts.update(
+            total=values.numel(),
+            hit=hits,
+            insert=inserted,
+            collision=values.numel() - hits - inserted,
+        )
         self._counts.update(opt_in=int((remapped_ids < buckets).sum()))
         if evicted_emb_indices is not None and evicted_emb_indices.numel() > 0:
             evicted = torch.unique(evicted_emb_indices)
             self._counts.update(eviction=evicted.numel())
-            if eviction_config is not None and eviction_config.single_ttl is not None and metadata is not None:
+            if (
+                eviction_config is not None
+                and eviction_config.single_ttl is not None
+                and metadata is not None
+            ):
                 last_used = metadata[evicted, 0] - eviction_config.single_ttl
-                self._counts.update(age=int((int(time.time() / self.SECONDS_IN_HOUR) - last_used).sum()))
+                self._counts.update(
+                    age=int((int(time.time() / self.SECONDS_IN_HOUR) - last_used).sum())
+                )
 
     @torch.jit.unused
     def forward(self, run_type: str, identities: Tensor) -> None:
@@ -155,14 +173,21 @@ class ScalarLogger(nn.Module):
         if self.should_report():
             counts, self._counts = self._counts, Counter()
             shares = {
-                kind: counts[kind] / counts["total"] for kind in ("hit", "insert", "collision", "eviction", "opt_in")
+                kind: counts[kind] / counts["total"]
+                for kind in ("hit", "insert", "collision", "eviction", "opt_in")
             }
             rates = {f"{kind}_rate": round(share, 3) for kind, share in shares.items()}
             rates["avg_eviction_age"] = round(counts["age"] / max(counts["eviction"], 1), 3)
-            rates["table_usage_ratio"] = round(int((identities[:, 0] != -1).sum()) / self._zch_size, 3)
+            rates["table_usage_ratio"] = round(
+                int((identities[:, 0] != -1).sum()) / self._zch_size, 3
+            )
             step = int(self._scalar_logger_steps)
             text = ", ".join(f"{kind}={number}" for kind, number in {**counts, **rates}.items())
             self._backend.report(
-                f"table {self._name}, {run_type}, batch {step}: {text}", self._name, run_type, step, rates
+                f"table {self._name}, {run_type}, batch {step}: {text}",
+                self._name,
+                run_type,
+                step,
+                rates,
             )
         self._scalar_logger_steps += 1

@@ -1,10 +1,12 @@
-"""Multi-probe hashing: each id of a table gets a row near its hash for itself, and gives it up when its time is over.
+"""Multi-probe hashing: each id gets its own row near its hash, until it expires.
 
-Of a table's rows an id may have those that follow its hash, ``max_probe`` of them. A new id takes one that is empty, or
-one whose id has not been used for longer than its time to live. So ids share a row only where all of these are in use.
+Of a table's rows an id may have those that follow its hash, ``max_probe`` of them. A new id takes
+one that is empty, or one whose id has not been used for longer than its time to live. So ids share
+a row only where all of these are in use.
 
-Rows are split into buckets, and an id stays inside the bucket that its value names. A rank holds whole buckets; the
-same table on any number of ranks, and in a served model, gives an id the same row.
+Rows are split into buckets, and an id stays inside the bucket that its value names. A rank holds
+whole buckets; the same table on any number of ranks, and in a served model, gives an id the same
+row.
 """
 
 # No import of annotations: TorchScript reads them from the functions.
@@ -34,15 +36,17 @@ __all__ = ["HashZchManagedCollisionModule", "TrainInputMapper"]
 class TrainInputMapper(nn.Module):
     """The bucket of each id: how many rows it has, and where they begin.
 
-    With ``input_hash_size`` H and K buckets, bucket k has the ids from ``k * ceil(H / K)`` on; with H = 0, and of ids
-    outside of H, it has those that leave k when divided by K. Ranks that share rows deal ids out by the same rule.
+    With ``input_hash_size`` H and K buckets, bucket k has the ids from ``k * ceil(H / K)`` on; with
+    H = 0, and of ids outside of H, it has those that leave k when divided by K. Ranks that share
+    rows deal ids out by the same rule.
 
     Args:
         input_hash_size: H; 0 where ids have no upper bound.
         total_num_buckets: K, of all ranks.
         size_per_rank: Rows of each bucket [K].
         train_rank_offsets: The first row of each bucket [K].
-        inference_dispatch_div_train_world_size: Whether an id is replaced by its number inside its bucket.
+        inference_dispatch_div_train_world_size: Whether an id is replaced by its number inside its
+            bucket.
         name: The table.
 
     Example:
@@ -74,13 +78,18 @@ class TrainInputMapper(nn.Module):
         self.register_buffer("_zch_size_per_training_rank", size_per_rank, persistent=False)
         self.register_buffer("_train_rank_offsets", train_rank_offsets, persistent=False)
 
-    def forward(self, values: Tensor, output_offset: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids [N] -> ids, and for each the rows of its bucket and the first of them, counted from ``output_offset``."""
+    def forward(
+        self, values: Tensor, output_offset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids [N] -> ids, each one's rows of its bucket and first row from ``output_offset``."""
         buckets, inside = values % self._buckets, values // self._buckets
         if self._input_hash_size > 0:
             width = (self._input_hash_size + self._buckets - 1) // self._buckets
             within = (values >= 0) & (values < width * self._buckets)
-            buckets, inside = torch.where(within, values // width, buckets), torch.where(within, values % width, inside)
+            buckets, inside = (
+                torch.where(within, values // width, buckets),
+                torch.where(within, values % width, inside),
+            )
         sizes = self._zch_size_per_training_rank.to(values.device).index_select(0, buckets)
         offsets = self._train_rank_offsets.to(values.device).index_select(0, buckets)
         if output_offset is not None:
@@ -91,40 +100,51 @@ class TrainInputMapper(nn.Module):
 class HashZchManagedCollisionModule(ManagedCollisionModule):
     """A mapping of raw ids to rows by multi-probe hashing, with eviction: TorchRec's MPZCH.
 
-    In training mode a batch's new ids are given rows, and every use of an id is noted; in evaluation mode nothing
-    changes. An id without a row of its own shares the row at its hash. The result of a batch does not depend on the
-    order of its ids, and two runs give the same rows, on the CPU and on CUDA.
+    In training mode a batch's new ids are given rows, and every use of an id is noted; in
+    evaluation mode nothing changes. An id without a row of its own shares the row at its hash. The
+    result of a batch does not depend on the order of its ids, and two runs give the same rows, on
+    the CPU and on CUDA.
 
     State:
 
     - ``_hash_zch_identities``, int64 [R, 1], a parameter: the id of each row, -1 without.
-    - ``_hash_zch_metadata``, int32 [R, 1], with eviction only: the score with which it was last used, -1 without.
-    - ``_hash_zch_runtime_meta``, int64 [R, ...], a parameter, on demand: how often it was used, or a caller's numbers.
+    - ``_hash_zch_metadata``, int32 [R, 1], with eviction only: the score with which it was last
+      used, -1 without.
+    - ``_hash_zch_runtime_meta``, int64 [R, ...], a parameter, on demand: how often it was used, or
+      a caller's numbers.
     - ``_hash_zch_bucket``, int64 [1, 1]: K.
 
     Args:
         zch_size: R, rows on this rank.
         device: Where the mapping is held.
-        total_num_buckets: K, into how many buckets the rows of all ranks are split. Whole buckets can be moved to
-            another number of ranks; with more of them each is smaller, and fuller when another is not.
+        total_num_buckets: K, into how many buckets the rows of all ranks are split. Whole buckets
+            can be moved to another number of ranks; with more of them each is smaller, and fuller
+            when another is not.
         max_probe: How many rows an id may have.
         input_hash_size: Ids are below this; 0 without a bound.
-        output_segments: The first row of each bucket and the end of the last [K + 1]; by default all are equal.
+        output_segments: The first row of each bucket and the end of the last [K + 1]; by default
+            all are equal.
         is_inference: Whether the mapping is only read.
         name: The table.
         tb_logging_frequency: Batches between reports of a ``ScalarLogger``; 0 for none.
         eviction_policy_name: How ids are evicted; None: never.
         eviction_config: Times to live.
-        inference_dispatch_div_train_world_size: Whether an id is replaced by its number inside its bucket.
+        inference_dispatch_div_train_world_size: Whether an id is replaced by its number inside its
+            bucket.
         start_bucket: The first bucket of this rank.
         end_bucket: The bucket after the last one of this rank.
-        opt_in_prob: Percentage with which a new id is given a row, once for each batch that it is in; -1: always.
-        percent_reserved_slots: Percentage of the rows of a bucket, at its end, that ids without a row share.
-        disable_fallback: Whether an id without a row is taken out of the batch, and does not share one.
+        opt_in_prob: Percentage with which a new id is given a row, once for each batch that it is
+            in; -1: always.
+        percent_reserved_slots: Percentage of the rows of a bucket, at its end, that ids without a
+            row share.
+        disable_fallback: Whether an id without a row is taken out of the batch, and does not share
+            one.
         track_id_freq: Whether uses of ids are counted.
         read_only_suffix: Features whose name ends so are looked up only.
-        enable_per_feature_lookups: Whether a sharded collection passes features one by one, so that names are known.
-        no_bag: With ``disable_fallback``: whether an id without a row stays in its place, with row 0.
+        enable_per_feature_lookups: Whether a sharded collection passes features one by one, so that
+            names are known.
+        no_bag: With ``disable_fallback``: whether an id without a row stays in its place, with row
+            0.
         write_runtime_meta_dim: Columns of numbers that a caller keeps for each id.
         persist_hash_zch_bucket: Whether K is saved.
 
@@ -148,7 +168,13 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     BUCKET_BUFFER: str = "_hash_zch_bucket"
     RUNTIME_META_BUFFER: str = "_hash_zch_runtime_meta"
 
-    __jit_unused_properties__ = ("device", "max_probe", "disable_fallback", "eviction_flag", "is_sharded")
+    __jit_unused_properties__ = (
+        "device",
+        "max_probe",
+        "disable_fallback",
+        "eviction_flag",
+        "is_sharded",
+    )
 
     _hash_zch_metadata: Tensor | None
     _output_global_offset_tensor: Tensor | None
@@ -182,7 +208,11 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         write_runtime_meta_dim: int = 0,
         persist_hash_zch_bucket: bool = True,
     ) -> None:
-        given = {setting: value for setting, value in locals().items() if setting not in ("self", "__class__")}
+        given = {
+            setting: value
+            for setting, value in locals().items()
+            if setting not in ("self", "__class__")
+        }
         segments = output_segments or _equal_buckets(zch_size, total_num_buckets)
         super().__init__(device, segments, True, read_only_suffix, enable_per_feature_lookups)
         self._given = given
@@ -190,7 +220,10 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._input_hash_size, self._output_segments, self._name = input_hash_size, segments, name
         self._start_bucket, self._end_bucket = start_bucket, end_bucket or total_num_buckets
         self._disable_fallback, self._no_bag = disable_fallback, no_bag
-        self._eviction_policy_name_copy, self._eviction_config = eviction_policy_name, eviction_config
+        self._eviction_policy_name_copy, self._eviction_config = (
+            eviction_policy_name,
+            eviction_config,
+        )
         self._opt_in_prob, self._percent_reserved_slots = opt_in_prob, percent_reserved_slots
         self._track_id_freq, self._write_runtime_meta_dim = track_id_freq, write_runtime_meta_dim
         self._reserved = max(self.get_reserved_slots_per_bucket(), 0)
@@ -203,16 +236,39 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         )
         # With one bucket there is none to look for; but its ids may be replaced by their numbers.
         self._has_many_buckets = self._end_bucket - start_bucket > 1 or by_number
-        self._output_global_offset_tensor = bounds[start_bucket : start_bucket + 1] if segments[start_bucket] else None
-        self.wants_feature_lengths = eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
+        self._output_global_offset_tensor = (
+            bounds[start_bucket : start_bucket + 1] if segments[start_bucket] else None
+        )
+        self.wants_feature_lengths = (
+            eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
+        )
         self._make_state(persist_hash_zch_bucket)
-        # What mappings that are remapped in one call have in common; None: this one is remapped by itself.
-        own_rules = (disable_fallback, self._reserved, self.is_sharded, self.wants_feature_lengths, by_number)
-        is_plain = not any((*own_rules, tb_logging_frequency, track_id_freq, write_runtime_meta_dim))
-        self.joint_settings = (max_probe,) if is_plain and type(self) is HashZchManagedCollisionModule else None
+        # What mappings that are remapped in one call have in common; None: this one is remapped by
+        # itself.
+        own_rules = (
+            disable_fallback,
+            self._reserved,
+            self.is_sharded,
+            self.wants_feature_lengths,
+            by_number,
+        )
+        is_plain = not any(
+            (*own_rules, tb_logging_frequency, track_id_freq, write_runtime_meta_dim)
+        )
+        self.joint_settings = (
+            (max_probe,) if is_plain and type(self) is HashZchManagedCollisionModule else None
+        )
         self._scalar_logger = None
-        if tb_logging_frequency > 0 and name is not None and not is_inference and device.type != "meta":
-            buckets, reserved = self._end_bucket - start_bucket, self.get_reserved_slots_per_bucket()
+        if (
+            tb_logging_frequency > 0
+            and name is not None
+            and not is_inference
+            and device.type != "meta"
+        ):
+            buckets, reserved = (
+                self._end_bucket - start_bucket,
+                self.get_reserved_slots_per_bucket(),
+            )
             numbers = (zch_size, tb_logging_frequency, start_bucket, buckets, reserved)
             self._scalar_logger = ScalarLogger(name, *numbers, device, disable_fallback)
         self.reset_training_mode()
@@ -230,14 +286,20 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self.register_buffer(self.METADATA_BUFFER, scores)
         self._hash_zch_runtime_meta = None
         if self._track_id_freq or self._write_runtime_meta_dim > 0:
-            numbers = torch.zeros([rows, self._write_runtime_meta_dim or 1], dtype=torch.int64, device=device)
+            numbers = torch.zeros(
+                [rows, self._write_runtime_meta_dim or 1], dtype=torch.int64, device=device
+            )
             self._hash_zch_runtime_meta = nn.Parameter(numbers, requires_grad=False)
-        self.register_buffer(self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=persist_buckets)
+        self.register_buffer(
+            self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=persist_buckets
+        )
         self._evicted_indices = []
         self.register_load_state_dict_pre_hook(_leave_out_scores)
         self.register_load_state_dict_post_hook(_validate_loaded_state)
 
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+    def forward(
+        self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
+    ) -> dict[str, JaggedTensor]:
         """Raw ids -> rows; new ids are given one in training mode."""
         return self.remap(features, mutate_miss_lengths)
 
@@ -283,7 +345,11 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 else:
                     rows = find_slots(ids, self._hash_zch_identities, sizes, offsets, probing)
                     self._log(ids, rows, self._hash_zch_identities.data, None, None)
-            lengths, ends, weights = feature.lengths_or_none(), feature.offsets_or_none(), feature.weights_or_none()
+            lengths, ends, weights = (
+                feature.lengths_or_none(),
+                feature.offsets_or_none(),
+                feature.weights_or_none(),
+            )
             if self._disable_fallback:
                 hits = rows != -1
                 if self._no_bag:
@@ -297,18 +363,20 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             first_row = self._output_global_offset_tensor
             if first_row is not None:
                 rows = rows + first_row.to(rows.device)
-            remapped[name] = jagged_from_parts(rows.to(feature.values().device), weights, lengths, ends)
+            remapped[name] = jagged_from_parts(
+                rows.to(feature.values().device), weights, lengths, ends
+            )
         if not is_scripting():
             self._report_log()
         return remapped
 
     @torch.jit.unused
     def is_read_only(self, name: str) -> bool:
-        """Whether the ids of a feature, or of all features of a table, are remapped and not observed."""
+        """Whether ids of a feature, or of all a table's features, are remapped, not observed."""
         return name.lower().endswith(self._read_only_suffix)
 
     def evict(self) -> Tensor | None:
-        """Rows [U] that have been given to another id since the last call, or None; they are to be reset."""
+        """Rows [U] that another id got since the last call, or None; they are to be reset."""
         if not self._evicted_indices:
             return None
         evicted, self._evicted_indices = torch.unique(torch.cat(self._evicted_indices)), []
@@ -357,7 +425,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         return self._end_bucket - self._start_bucket < self._buckets
 
     def get_reserved_slots_per_bucket(self) -> int:
-        """Rows at the end of each bucket that ids without one of their own share; -1: ids are always opted in."""
+        """Rows at each bucket's end that ids without their own share; -1: ids always opt in."""
         if self._opt_in_prob == -1:
             return -1
         buckets = self._end_bucket - self._start_bucket
@@ -368,7 +436,10 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if self._opt_in_prob == -1:
             return None
         local = range(self._start_bucket, self._end_bucket)
-        first, ends = self._output_segments[self._start_bucket], [self._output_segments[one + 1] for one in local]
+        first, ends = (
+            self._output_segments[self._start_bucket],
+            [self._output_segments[one + 1] for one in local],
+        )
         rows = torch.tensor(ends, device=self.device).unsqueeze(1) - first
         return (rows + torch.arange(-self._reserved, 0, device=self.device)).flatten()
 
@@ -378,12 +449,13 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         output_segments: list[int] | None = None,
         device: torch.device | None = None,
     ) -> "HashZchManagedCollisionModule":
-        """A new mapping onto the buckets from row ``output_id_range[0]`` to row ``output_id_range[1]``: one shard's."""
+        """A new mapping onto the buckets of rows ``output_id_range``: that of one shard."""
         first, end = output_id_range
         if not {first, end} <= set(self._output_segments):
             raise ValueError(
-                f"table {self._name!r}: rows {first} to {end} of a shard are no whole buckets; these begin at rows "
-                f"{self._output_segments}: choose total_num_buckets as a multiple of the number of ranks"
+                f"table {self._name!r}: rows {first} to {end} of a shard are no whole buckets; "
+                f"these begin at rows {self._output_segments}: choose total_num_buckets as a "
+                "multiple of the number of ranks"
             )
         shard = {
             "zch_size": end - first,
@@ -396,12 +468,12 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         return type(self)(**{**self._given, **shard})
 
     def validate_state(self) -> None:
-        """Check that a loaded state was made with as many buckets: else ids are not where they are looked for."""
+        """Check that a loaded state has as many buckets; else ids would not be found."""
         buckets = self._hash_zch_bucket
         if not buckets.is_meta and int(buckets) != self._buckets:
             raise ValueError(
-                f"table {self._name!r}: the state was made with total_num_buckets={int(buckets)}, and this module has "
-                f"{self._buckets}; build it with the same number"
+                f"table {self._name!r}: the state was made with total_num_buckets={int(buckets)}, "
+                f"and this module has {self._buckets}; build it with the same number"
             )
 
     def reset_inference_mode(self) -> None:
@@ -422,15 +494,17 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         policy = self._eviction_policy_name = self._eviction_policy_name_copy
         if policy is not None and self._hash_zch_metadata is None:
             raise ValueError(
-                f"table {self._name!r}: reset_inference_mode() has dropped the scores that {policy.value} needs; "
-                "build the module again, and load its state"
+                f"table {self._name!r}: reset_inference_mode() has dropped the scores that "
+                f"{policy.value} needs; build the module again, and load its state"
             )
         self._eviction_module = None
         if policy is not None:
-            self._eviction_module = HashZchEvictionModule(policy, self._device, self._eviction_config)
+            self._eviction_module = HashZchEvictionModule(
+                policy, self._device, self._eviction_config
+            )
 
     def lookup_runtime_meta(self, features: Tensor, remapped_ids: Tensor) -> Tensor:
-        """The numbers kept for ids [N] with rows [N], 0 for ids that share a row; -1 where no numbers are kept."""
+        """Values kept for ids [N] with rows [N]; 0 for ids that share a row, -1 if none kept."""
         if self._hash_zch_runtime_meta is None:
             return torch.full_like(remapped_ids, -1)
         owned = self._hash_zch_identities[remapped_ids] == features.unsqueeze(1)
@@ -438,12 +512,16 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
     def lookup_custom_runtime_meta(self, remapped_ids: Tensor) -> Tensor:
         """The numbers that are kept for the ids of rows [N] -> [N, D]."""
-        assert self._hash_zch_runtime_meta is not None, "write_runtime_meta_dim or track_id_freq makes room for numbers"
+        assert self._hash_zch_runtime_meta is not None, (
+            "write_runtime_meta_dim or track_id_freq makes room for numbers"
+        )
         return self._hash_zch_runtime_meta[remapped_ids]
 
     def update_runtime_meta(self, raw_ids: Tensor, remapped_ids: Tensor, weights: Tensor) -> None:
-        """Keep numbers of 8 bytes, [N] or [N, D], for ids [N] with rows [N]; not for ids that share a row."""
-        assert self._hash_zch_runtime_meta is not None, "write_runtime_meta_dim makes room for numbers"
+        """Store 8-byte values [N] or [N, D] for ids [N] with rows [N], except shared rows."""
+        assert self._hash_zch_runtime_meta is not None, (
+            "write_runtime_meta_dim makes room for numbers"
+        )
         owned = self._owned(raw_ids, remapped_ids)
         numbers = weights.view(weights.shape[0], -1).view(torch.int64)
         self._hash_zch_runtime_meta.data[remapped_ids[owned]] = numbers[owned]
@@ -471,7 +549,10 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             opted_in = torch.rand(ids.shape, device=ids.device) * 100 < self._opt_in_prob
         before, scores_before = table, self._hash_zch_metadata
         if self._scalar_logger is not None:
-            before, scores_before = table.clone(), None if scores_before is None else scores_before.clone()
+            before, scores_before = (
+                table.clone(),
+                None if scores_before is None else scores_before.clone(),
+            )
         claims = claim_slots(ids, table, sizes, offsets, probing, eviction, opted_in)
         if claims.evicted.numel() > 0:
             self._evicted_indices.append(claims.evicted)
@@ -491,7 +572,12 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
     @torch.jit.unused
     def _log(
-        self, ids: Tensor, rows: Tensor, before: Tensor, scores_before: Tensor | None, evicted: Tensor | None
+        self,
+        ids: Tensor,
+        rows: Tensor,
+        before: Tensor,
+        scores_before: Tensor | None,
+        evicted: Tensor | None,
     ) -> None:
         if self._scalar_logger is not None:
             hits, table = rows != -1, self._hash_zch_identities.data
@@ -501,7 +587,9 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     @torch.jit.unused
     def _report_log(self) -> None:
         if self._scalar_logger is not None:
-            self._scalar_logger("train" if self.training else "eval", self._hash_zch_identities.data)
+            self._scalar_logger(
+                "train" if self.training else "eval", self._hash_zch_identities.data
+            )
 
     @torch.jit.unused
     def _refuse(self, name: str, ids: Tensor, offsets: Tensor | None) -> None:
@@ -509,7 +597,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             return
         if bool((ids == -1).any()):
             raise ValueError(
-                f"{name!r}: an id is -1, which marks a row that no id has; leave missing ids out of their lists"
+                f"{name!r}: an id is -1, which marks a row that no id has; leave missing ids "
+                "out of their lists"
             )
         if (
             offsets is not None
@@ -517,8 +606,9 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             and not 0 <= int(offsets.min()) <= int(offsets.max()) < self._zch_size
         ):
             raise ValueError(
-                f"{name!r}: an id belongs to no bucket from {self._start_bucket} to {self._end_bucket - 1}, those of "
-                "this rank; deal ids out by the buckets of TrainInputMapper"
+                f"{name!r}: an id belongs to no bucket from {self._start_bucket} to "
+                f"{self._end_bucket - 1}, those of this rank; deal ids out by the buckets of "
+                "TrainInputMapper"
             )
 
     @torch.jit.unused
@@ -526,16 +616,19 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         where = f"table {self._name!r}"
         if not 0 <= self._percent_reserved_slots < 100:
             raise ValueError(
-                f"{where}: percent_reserved_slots={self._percent_reserved_slots} is not from 0 to below 100"
+                f"{where}: percent_reserved_slots={self._percent_reserved_slots} is not from 0 "
+                "to below 100"
             )
         if self._opt_in_prob != -1 and not (0 < self._opt_in_prob <= 100 and self._reserved > 0):
             raise ValueError(
-                f"{where}: opt_in_prob={self._opt_in_prob} with {self._reserved} reserved rows in each bucket; it is "
-                "-1, or a percentage from 1 to 100 with percent_reserved_slots that reserve a row or more"
+                f"{where}: opt_in_prob={self._opt_in_prob} with {self._reserved} reserved rows in "
+                "each bucket; it is -1, or a percentage from 1 to 100 with percent_reserved_slots "
+                "that reserve a row or more"
             )
         if self._track_id_freq and self._write_runtime_meta_dim > 0:
             raise ValueError(
-                f"{where}: track_id_freq and write_runtime_meta_dim both need the numbers of an id; choose one"
+                f"{where}: track_id_freq and write_runtime_meta_dim both need the numbers of "
+                "an id; choose one"
             )
 
 
@@ -543,22 +636,26 @@ def _equal_buckets(rows: int, buckets: int) -> list[int]:
     """The first row of each of so many buckets, and the end of the last."""
     if rows % buckets != 0:
         raise ValueError(
-            f"{rows} rows are not a multiple of total_num_buckets={buckets}; choose such a number, or pass "
-            "output_segments"
+            f"{rows} rows are not a multiple of total_num_buckets={buckets}; choose such a number, "
+            "or pass output_segments"
         )
     return [*range(0, rows + 1, rows // buckets)]
 
 
 def _compute_lengths_from_hits(lengths: Tensor, hit_indices: Tensor) -> Tensor:
     """The lengths [B] of lists of which only the hits, bool [N], are left."""
-    return offsets_of_lengths(hit_indices.to(lengths.dtype))[offsets_of_lengths(lengths).long()].diff()
+    return offsets_of_lengths(hit_indices.to(lengths.dtype))[
+        offsets_of_lengths(lengths).long()
+    ].diff()
 
 
 def _validate_loaded_state(module: HashZchManagedCollisionModule, _keys: object) -> None:
     module.validate_state()
 
 
-def _leave_out_scores(module: HashZchManagedCollisionModule, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _leave_out_scores(
+    module: HashZchManagedCollisionModule, state: dict[str, Tensor], prefix: str, *_: object
+) -> None:
     """A mapping that is only read does without the scores of a stored one."""
     if module._hash_zch_metadata is None:
         state.pop(prefix + module.METADATA_BUFFER, None)

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 from tutorec.modules.embedding_collection import EmbeddingCollection
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+)
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
@@ -41,13 +45,17 @@ class _Adapter(nn.Module):
         max_probe: int | None,
     ) -> ManagedCollisionCollection:
         if zch_method not in ("mpzch", "sort_zch"):
-            raise NotImplementedError(f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'")
+            raise NotImplementedError(
+                f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
+            )
 
         def mapping(table: BaseEmbeddingConfig) -> ManagedCollisionModule:
             rows = table.num_embeddings
             if zch_method == "sort_zch":
                 policy = DistanceLFU_EvictionPolicy()
-                return MCHManagedCollisionModule(rows, device, policy, eviction_interval, input_hash_size)
+                return MCHManagedCollisionModule(
+                    rows, device, policy, eviction_interval, input_hash_size
+                )
             return HashZchManagedCollisionModule(
                 rows,
                 device,
@@ -56,7 +64,9 @@ class _Adapter(nn.Module):
                 input_hash_size=input_hash_size,
                 is_inference=False,
                 eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
-                eviction_config=HashZchEvictionConfig(table.feature_names, single_ttl=eviction_interval),
+                eviction_config=HashZchEvictionConfig(
+                    table.feature_names, single_ttl=eviction_interval
+                ),
             )
 
         return ManagedCollisionCollection({table.name: mapping(table) for table in tables}, tables)
@@ -77,10 +87,11 @@ class McEmbeddingCollectionAdapter(_Adapter):
         input_hash_size: Raw ids are below this.
         device: Where tables and mappings live; TorchRec leaves the tables on ``meta``.
         world_size: Ranks that are to share the tables.
-        eviction_interval: Iterations between two competitions (``sort_zch``), or hours after which an id that does not
-            come again loses its row (``mpzch``).
+        eviction_interval: Iterations between two competitions (``sort_zch``), or hours after which
+            an id that does not come again loses its row (``mpzch``).
         allow_in_place_embed_weight_update: As of `ManagedCollisionEmbeddingCollection`.
-        zch_method: ``"sort_zch"`` for `MCHManagedCollisionModule`, ``"mpzch"`` for `HashZchManagedCollisionModule`.
+        zch_method: ``"sort_zch"`` for `MCHManagedCollisionModule`, ``"mpzch"`` for
+            `HashZchManagedCollisionModule`.
         mpzch_num_buckets: Into how many parts the rows can be split; None: one for each rank.
         mpzch_max_probe: Rows that are tried for an id; None: those of its part.
 
@@ -149,10 +160,18 @@ class McEmbeddingBagCollectionAdapter(_Adapter):
         NotImplementedError: Another method.
 
     Example:
-        >>> tables = [EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t", feature_names=["item"])]
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=8, embedding_dim=4, name="t", feature_names=["item"]
+        ...     )
+        ... ]
         >>> cpu = torch.device("cpu")
-        >>> model = McEmbeddingBagCollectionAdapter(tables, 2**40, cpu, world_size=1, zch_method="sort_zch")
-        >>> model(KeyedJaggedTensor(["item"], torch.tensor([10**12]), lengths=torch.tensor([1]))).values().shape
+        >>> model = McEmbeddingBagCollectionAdapter(
+        ...     tables, 2**40, cpu, world_size=1, zch_method="sort_zch"
+        ... )
+        >>> model(
+        ...     KeyedJaggedTensor(["item"], torch.tensor([10**12]), lengths=torch.tensor([1]))
+        ... ).values().shape
         torch.Size([1, 4])
 
     Source:

@@ -16,25 +16,30 @@ _MOST_SHARDS = 1024
 
 
 class ManagedCollisionModule(nn.Module):
-    """The mapping of one table: raw ids to the R rows of the table. The base class of all such mappings.
+    """The mapping of one table: raw ids to its R rows. The base class of all such mappings.
 
-    Ids come as a dictionary with one entry, table name -> lists of ids of all features of the table. ``forward`` is
-    ``preprocess``, then ``profile`` (in training mode: observe the ids and change the mapping), then ``remap``. After a
-    forward ``evict`` says which rows have another id than before; who holds the rows resets them.
+    Ids come as a dictionary with one entry, table name -> lists of ids of all features of the
+    table. ``forward`` is ``preprocess``, then ``profile`` (in training mode: observe the ids and
+    change the mapping), then ``remap``. After a forward ``evict`` says which rows have another id
+    than before; who holds the rows resets them.
 
     Args:
         device: Where the state of the mapping is held.
-        output_segments: Boundaries of the rows at which the state may be split: S + 1 numbers for S segments.
-        skip_state_validation: Whether the mapping keeps no record of its segments; it cannot be sharded again then.
+        output_segments: Boundaries of the rows at which the state may be split: S + 1 numbers for S
+            segments.
+        skip_state_validation: Whether the mapping keeps no record of its segments; it cannot be
+            sharded again then.
         read_only_suffix: End of the names of features that are remapped and not observed.
-        enable_per_feature_lookups: Whether a sharded module passes features one by one, not one list for each table.
+        enable_per_feature_lookups: Whether a sharded module passes features one by one, not one
+            list for each table.
 
     Attributes:
-        counts: Lookups, those of ids with a row, and evictions; what ``report()`` of a collection shows.
-        wants_feature_lengths: Whether the lists that a collection passes carry, in place of weights, the number of ids
-            of each feature of the table.
-        row_ids: Name of the state that holds the id of each row, if any row of a shard may be given to any of its ids;
-            None if the hash of an id determines which rows it may have.
+        counts: Lookups, those of ids with a row, and evictions; what ``report()`` of a collection
+            shows.
+        wants_feature_lengths: Whether the lists that a collection passes carry, in place of
+            weights, the number of ids of each feature of the table.
+        row_ids: Name of the state that holds the id of each row, if any row of a shard may be given
+            to any of its ids; None if the hash of an id determines which rows it may have.
         once_per_table: Names of states that are not kept for each row.
         index_bytes: Bytes of an index of the ids beside the state, for each row at most.
 
@@ -48,7 +53,11 @@ class ManagedCollisionModule(nn.Module):
     wants_feature_lengths = False
     row_ids: ClassVar[str | None] = None
     index_bytes: ClassVar[int] = 0
-    once_per_table: ClassVar[tuple[str, ...]] = ("_output_segments_tensor", "_current_iter_tensor", "_hash_zch_bucket")
+    once_per_table: ClassVar[tuple[str, ...]] = (
+        "_output_segments_tensor",
+        "_current_iter_tensor",
+        "_hash_zch_bucket",
+    )
 
     _output_segments_tensor: Tensor
     _current_iter_tensor: Tensor
@@ -71,11 +80,16 @@ class ManagedCollisionModule(nn.Module):
         unused = _MOST_SHARDS + 1 - len(output_segments)
         if unused < 0:
             raise ValueError(
-                f"{type(self).__name__}: {len(output_segments) - 1} output segments, and there may be {_MOST_SHARDS}"
+                f"{type(self).__name__}: {len(output_segments) - 1} output segments, and there "
+                f"may be {_MOST_SHARDS}"
             )
-        segments = torch.tensor([*output_segments, *[-1] * unused], dtype=torch.int64, device=device)
+        segments = torch.tensor(
+            [*output_segments, *[-1] * unused], dtype=torch.int64, device=device
+        )
         self.register_buffer("_output_segments_tensor", segments)
-        self.register_buffer("_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device))
+        self.register_buffer(
+            "_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device)
+        )
         self.register_load_state_dict_post_hook(_validate_loaded_state)
 
     @property
@@ -94,7 +108,7 @@ class ManagedCollisionModule(nn.Module):
 
     @abstractmethod
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Observe a batch in training mode, and change the mapping when that is due; returns the ids unchanged."""
+        """Observe a batch in training mode and update the mapping when due; ids do not change."""
 
     @abstractmethod
     def remap(
@@ -106,12 +120,14 @@ class ManagedCollisionModule(nn.Module):
         """Preprocessed ids -> rows."""
 
     @abstractmethod
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """Raw ids -> rows. ``mutate_miss_lengths``: ids without a row may be taken out of their lists."""
+    def forward(
+        self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
+    ) -> dict[str, JaggedTensor]:
+        """Raw ids -> rows. ``mutate_miss_lengths``: ids without a row may leave their lists."""
 
     @abstractmethod
     def evict(self) -> Tensor | None:
-        """Rows [U] that have been given to another id since the last call, or None; they are to be reset."""
+        """Rows [U] that another id got since the last call, or None; they are to be reset."""
 
     @abstractmethod
     def output_size(self) -> int:
@@ -127,15 +143,17 @@ class ManagedCollisionModule(nn.Module):
 
     @abstractmethod
     def validate_state(self) -> None:
-        """Check the state that was loaded: it must be possible to build this part of the rows from stored segments."""
+        """Check the loaded state: these rows must be a union of stored segments."""
 
     @abstractmethod
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
 
     def row_bytes(self) -> int:
-        """Bytes that are kept for each row when all have an id: state and index; what the planner counts."""
-        of_rows = [value for name, value in self.state_dict().items() if name not in self.once_per_table]
+        """Bytes per row when all rows have an id: state and index; the planner counts them."""
+        of_rows = [
+            value for name, value in self.state_dict().items() if name not in self.once_per_table
+        ]
         return self.index_bytes + sum(value[:1].numel() * value.element_size() for value in of_rows)
 
     def report(self, table: str = "") -> TableCollisions:
@@ -143,8 +161,12 @@ class ManagedCollisionModule(nn.Module):
         return TableCollisions.of(table, self.output_size(), int(self.open_slots()), self.counts)
 
     def state_by_row(self) -> dict[str, Tensor]:
-        """A copy of the state in the order of the rows ``[R, ...]``, of which any range of rows can be loaded."""
-        return {name: each.clone() for name, each in self.state_dict().items() if name != "_output_segments_tensor"}
+        """A copy of the state in row order ``[R, ...]``, of which any range can be loaded."""
+        return {
+            name: each.clone()
+            for name, each in self.state_dict().items()
+            if name != "_output_segments_tensor"
+        }
 
     @torch.no_grad()
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
@@ -156,17 +178,20 @@ class ManagedCollisionModule(nn.Module):
         own, buckets = self.state_dict(), state.get("_hash_zch_bucket")
         if buckets is not None and int(buckets) != self.buckets():
             raise ValueError(
-                f"{type(self).__name__}: the stored mapping has {int(buckets)} buckets, and this one has "
-                f"{self.buckets()}: build it with as many"
+                f"{type(self).__name__}: the stored mapping has {int(buckets)} buckets, and this "
+                f"one has {self.buckets()}: build it with as many"
             )
         for name, value in state.items():
             own[name].copy_(value)
 
     @abstractmethod
     def rebuild_with_output_id_range(
-        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+        self,
+        output_id_range: tuple[int, int],
+        output_segments: list[int],
+        device: torch.device | None = None,
     ) -> ManagedCollisionModule:
-        """A new mapping onto rows ``output_id_range[0]`` up to, not including, ``output_id_range[1]``: one shard's."""
+        """A new mapping onto the half-open range of rows ``output_id_range``: one shard's."""
 
 
 def _validate_loaded_state(module: nn.Module, _keys: object) -> None:

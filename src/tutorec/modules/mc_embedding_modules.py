@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.modules.embedding_collection import EmbeddingCollection
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+)
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.optim.row_reset import reset_optimizer_rows
@@ -19,13 +23,13 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 @torch.no_grad()
 def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = False) -> None:
-    """Reset rows that belong to another id now: initial values are drawn again, and optimizers forget the rows.
+    """Reset rows that belong to another id now: new initial values, no optimizer state.
 
     Args:
         evictions: Table name -> rows [U], or None.
         ebc: The collection that holds the tables.
-        in_place: Whether autograd is not told that the tables change, so that a backward that needs their old values
-            uses the new ones instead of being an error.
+        in_place: Whether autograd is not told that the tables change, so that a backward that needs
+            their old values uses the new ones instead of being an error.
 
     Source:
         TorchRec's ``torchrec.modules.mc_embedding_modules.evict``, which does nothing.
@@ -38,7 +42,9 @@ def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = 
 
 
 @torch.no_grad()
-def reset_rows(config: BaseEmbeddingConfig, weight: Tensor, rows: Tensor, in_place: bool = False) -> None:
+def reset_rows(
+    config: BaseEmbeddingConfig, weight: Tensor, rows: Tensor, in_place: bool = False
+) -> None:
     """Draw the initial values of rows of one table again, and let its optimizers forget the rows.
 
     Args:
@@ -58,30 +64,34 @@ def _tables_of(collection: nn.Module) -> tuple[list[BaseEmbeddingConfig], nn.Mod
         return [*collection.embedding_bag_configs()], collection.embedding_bags
     if not isinstance(collection, EmbeddingCollection):
         raise TypeError(
-            f"the rows of a {type(collection).__name__} are not trained and cannot be reset; call eval() first"
+            f"the rows of a {type(collection).__name__} are not trained and cannot be reset; "
+            "call eval() first"
         )
     return [*collection.embedding_configs()], collection.embeddings
 
 
 class BaseManagedCollisionEmbeddingCollection(nn.Module):
-    """A collection of tables and the mappings of raw ids to their rows. The base class of both kinds of collections.
+    """Tables and the mappings of raw ids to their rows. The base class of both collections.
 
-    In training mode a forward observes the batch, changes the mappings where that is due, and then looks all of the
-    batch up by the new mappings. Rows that the change gave to other ids are reset before that: their values are drawn
-    again and the state of optimizers is that of a new row. In eval mode nothing changes.
+    In training mode a forward observes the batch, changes the mappings where that is due, and then
+    looks all of the batch up by the new mappings. Rows that the change gave to other ids are reset
+    before that: their values are drawn again and the state of optimizers is that of a new row. In
+    eval mode nothing changes.
 
     Args:
         embedding_module: The tables.
         managed_collision_collection: The mappings, one for each table.
-        return_remapped_features: Whether ``forward`` returns the rows that were looked up, beside the result.
-        allow_in_place_embed_weight_update: Whether rows may be reset between a forward and its backward even if that
-            backward needs the old values; else it is an error of autograd.
+        return_remapped_features: Whether ``forward`` returns the rows that were looked up, beside
+            the result.
+        allow_in_place_embed_weight_update: Whether rows may be reset between a forward and its
+            backward even if that backward needs the old values; else it is an error of autograd.
 
     Raises:
         ValueError: Tables and mappings were made from different configs.
 
     Source:
-        TorchRec's ``torchrec.modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection``.
+        TorchRec's
+        ``torchrec.modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection``.
     """
 
     def __init__(
@@ -92,11 +102,15 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         allow_in_place_embed_weight_update: bool = False,
     ) -> None:
         super().__init__()
-        configs, mapped = _tables_of(embedding_module)[0], list(managed_collision_collection.embedding_configs())
+        configs, mapped = (
+            _tables_of(embedding_module)[0],
+            list(managed_collision_collection.embedding_configs()),
+        )
         if configs != mapped:
             raise ValueError(
-                f"{type(self).__name__}: the configs of the tables {[config.name for config in configs]} and of the "
-                f"mappings {[config.name for config in mapped]} differ; build both from one list"
+                f"{type(self).__name__}: the configs of the tables "
+                f"{[config.name for config in configs]} and of the mappings "
+                f"{[config.name for config in mapped]} differ; build both from one list"
             )
         self._managed_collision_collection = managed_collision_collection
         self._return_remapped_features = return_remapped_features
@@ -125,10 +139,14 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
 
     def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> Tensor:
         """Which lists of the batch have ids after remapping [F * B]."""
-        return self._managed_collision_collection(features, mutate_miss_lengths=True).lengths().bool()
+        return (
+            self._managed_collision_collection(features, mutate_miss_lengths=True).lengths().bool()
+        )
 
-    def lookup_remapped_lengths_mask_and_runtime_meta(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Which lists have ids after remapping [F * B], and what hash mappings hold beside the ids [N, ...]."""
+    def lookup_remapped_lengths_mask_and_runtime_meta(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[Tensor, Tensor]:
+        """Lists that have ids after remapping [F * B], and values of hash mappings [N, ...]."""
         remapped = self._managed_collision_collection(features, mutate_miss_lengths=True)
         meta = self._managed_collision_collection.lookup_custom_runtime_meta(remapped)
         return remapped.lengths().bool(), meta
@@ -182,12 +200,22 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.mc_modules import LFU_EvictionPolicy, MCHManagedCollisionModule
-        >>> tables = [EmbeddingBagConfig(num_embeddings=4, embedding_dim=2, name="t", feature_names=["item"])]
-        >>> mapping = MCHManagedCollisionModule(4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
-        >>> model = ManagedCollisionEmbeddingBagCollection(
-        ...     EmbeddingBagCollection(tables), ManagedCollisionCollection({"t": mapping}, tables), True
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=4, embedding_dim=2, name="t", feature_names=["item"]
+        ...     )
+        ... ]
+        >>> mapping = MCHManagedCollisionModule(
+        ...     4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1
         ... )
-        >>> raw = KeyedJaggedTensor(["item"], torch.tensor([10**12, 77, 10**12]), lengths=torch.tensor([2, 1]))
+        >>> model = ManagedCollisionEmbeddingBagCollection(
+        ...     EmbeddingBagCollection(tables),
+        ...     ManagedCollisionCollection({"t": mapping}, tables),
+        ...     True,
+        ... )
+        >>> raw = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([10**12, 77, 10**12]), lengths=torch.tensor([2, 1])
+        ... )
         >>> pooled, rows = model(raw)
         >>> pooled.values().shape, rows.values()
         (torch.Size([2, 2]), tensor([1, 2, 1]))

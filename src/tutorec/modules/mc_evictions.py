@@ -1,4 +1,4 @@
-"""Who gets a row when there are more ids than rows: eviction policies, and filters of the ids that may compete."""
+"""Who gets a row when ids outnumber rows: eviction policies and admission filters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _LARGEST = torch.iinfo(torch.int64).max
 
 
 @torch.no_grad()
-def dynamic_threshold_filter(id_counts: Tensor, threshold_skew_multiplier: float = 10.0) -> tuple[Tensor, Tensor]:
-    """Let ids compete that were seen more than ``threshold_skew_multiplier`` times as often as the average id.
+def dynamic_threshold_filter(
+    id_counts: Tensor, threshold_skew_multiplier: float = 10.0
+) -> tuple[Tensor, Tensor]:
+    """Admit ids seen more than ``threshold_skew_multiplier`` times as often as the average.
 
     Args:
         id_counts: How often each id was seen [U].
@@ -55,8 +57,10 @@ def average_threshold_filter(id_counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def probabilistic_threshold_filter(id_counts: Tensor, per_id_probability: float = 0.01) -> tuple[Tensor, Tensor]:
-    """Let each occurrence of an id admit it to the competition with the same probability, independently.
+def probabilistic_threshold_filter(
+    id_counts: Tensor, per_id_probability: float = 0.01
+) -> tuple[Tensor, Tensor]:
+    """Admit each occurrence of an id with the same probability, independently.
 
     An id that was seen c times competes with probability ``1 - (1 - per_id_probability) ** c``.
 
@@ -65,7 +69,8 @@ def probabilistic_threshold_filter(id_counts: Tensor, per_id_probability: float 
         per_id_probability: Of one occurrence.
 
     Returns:
-        Whether each id may compete [U], and the random numbers that were compared with its probability [U].
+        Whether each id may compete [U], and the random numbers that were compared with its
+        probability [U].
 
     Example:
         >>> probabilistic_threshold_filter(torch.tensor([0, 3, 50]), 1.0)[0].tolist()
@@ -84,7 +89,8 @@ class MCHEvictionPolicyMetadataInfo(NamedTuple):
     Args:
         metadata_name: Its name; the buffer of a mapping is ``_mch_<name>`` [R].
         is_mch_metadata: Whether it is kept for the id of each row.
-        is_history_metadata: Whether it is recorded for each occurrence of an id between two evictions.
+        is_history_metadata: Whether it is recorded for each occurrence of an id between two
+            evictions.
     """
 
     metadata_name: str
@@ -93,21 +99,25 @@ class MCHEvictionPolicyMetadataInfo(NamedTuple):
 
 
 _COUNTS = MCHEvictionPolicyMetadataInfo("counts", is_mch_metadata=True, is_history_metadata=False)
-_LAST_ACCESS = MCHEvictionPolicyMetadataInfo("last_access_iter", is_mch_metadata=True, is_history_metadata=True)
+_LAST_ACCESS = MCHEvictionPolicyMetadataInfo(
+    "last_access_iter", is_mch_metadata=True, is_history_metadata=True
+)
 
 
 class MCHEvictionPolicy:
-    """Which ids have the rows of a table: those of the highest scores among the ids with a row and the new ones.
+    """The ids that have a table's rows: the highest scores among those with a row and new ones.
 
-    At equal scores an id with a row keeps it, and among new ids the one comes first that was seen more often, then the
-    smaller one. A policy of your own names the metadata that it needs and has ``eviction_scores``. Two kinds are known:
-    ``counts``, the occurrences of an id since it got its row, and ``last_access_iter``, the last iteration that had the
-    id. For other kinds it overrides the three methods that an eviction calls, as in TorchRec.
+    At equal scores an id with a row keeps it, and among new ids the one comes first that was seen
+    more often, then the smaller one. A policy of your own names the metadata that it needs and has
+    ``eviction_scores``. Two kinds are known: ``counts``, the occurrences of an id since it got its
+    row, and ``last_access_iter``, the last iteration that had the id. For other kinds it overrides
+    the three methods that an eviction calls, as in TorchRec.
 
     Args:
         metadata_info: What is kept for each id.
-        threshold_filtering_func: Counts of the ids since the last eviction [U] -> those that take part in this one (a
-            mask or indices), and the threshold. Other ids are forgotten; one with a row keeps it and its old metadata.
+        threshold_filtering_func: Counts of the ids since the last eviction [U] -> those that take
+            part in this one (a mask or indices), and the threshold. Other ids are forgotten; one
+            with a row keeps it and its old metadata.
 
     Source:
         TorchRec's ``torchrec.modules.mc_modules.MCHEvictionPolicy``.
@@ -146,14 +156,15 @@ class MCHEvictionPolicy:
         additional_ids: Tensor | None = None,
         threshold_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The metadata of each different id, of those that the threshold lets pass [U], from that of occurrences [N].
+        """The metadata of each distinct admitted id [U], from that of its occurrences [N].
 
         Args:
             current_iter: The iteration.
             history_metadata: Of each occurrence since the last eviction [N].
             unique_ids_counts: Occurrences of each different id [V].
             unique_inverse_mapping: Which different id each occurrence is [N].
-            additional_ids: Ids of this iteration that stand at the end of ``unique_inverse_mapping`` only.
+            additional_ids: Ids of this iteration that stand at the end of
+                ``unique_inverse_mapping`` only.
             threshold_mask: Which of the V ids take part, a mask or indices; None for all.
         """
         coalesced = {}
@@ -180,31 +191,41 @@ class MCHEvictionPolicy:
 
         Args:
             current_iter: The iteration.
-            mch_size: R, rows; the last one is that of all ids without a row, and is never given to one id.
+            mch_size: R, rows; the last one is that of all ids without a row, and is never given to
+                one id.
             coalesced_history_argsort_mapping: The order of the seen ids by falling count [U].
             coalesced_history_sorted_unique_ids_counts: Their counts in that order [U].
-            coalesced_history_mch_matching_elements_mask: Which of them, in that order, have a row [U].
+            coalesced_history_mch_matching_elements_mask: Which of them, in that order, have a row
+                [U].
             coalesced_history_mch_matching_indices: Position of those in the metadata of rows.
             mch_metadata: Of the id of each row [R]; changed in place.
             coalesced_history_metadata: Of the seen ids, in their old order [U].
 
         Returns:
-            Positions in the metadata of rows whose ids leave, and which new ids, counted among those without a row,
-            take their places; of equal length.
+            Positions in the metadata of rows whose ids leave, and which new ids, counted among
+            those without a row, take their places; of equal length.
         """
-        has_row, position = coalesced_history_mch_matching_elements_mask, coalesced_history_mch_matching_indices
+        has_row, position = (
+            coalesced_history_mch_matching_elements_mask,
+            coalesced_history_mch_matching_indices,
+        )
         merged = {}
         for name, of_rows in mch_metadata.items():
             if name == "counts":
                 seen, of_last = coalesced_history_sorted_unique_ids_counts, _LARGEST
                 of_rows[position] += seen[has_row]
             else:
-                seen, of_last = coalesced_history_metadata[name][coalesced_history_argsort_mapping], current_iter
+                seen, of_last = (
+                    coalesced_history_metadata[name][coalesced_history_argsort_mapping],
+                    current_iter,
+                )
                 of_rows[position] = seen[has_row]
             of_rows[mch_size - 1] = of_last
             merged[name] = torch.cat([of_rows, seen[~has_row]])
         scores = self.eviction_scores(current_iter, merged)
-        evicted, selected = self._compute_selected_eviction_and_replacement_indices(mch_size, scores)
+        evicted, selected = self._compute_selected_eviction_and_replacement_indices(
+            mch_size, scores
+        )
         for name, of_rows in mch_metadata.items():
             of_rows[evicted] = merged[name][mch_size + selected]
         return evicted, selected
@@ -212,9 +233,10 @@ class MCHEvictionPolicy:
     def _compute_selected_eviction_and_replacement_indices(
         self, pivot: int, eviction_scores: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Which of the first ``pivot`` ids are not among the ``pivot`` highest scores, and which later ones are.
+        """Which of the first ``pivot`` ids leave the top ``pivot`` scores, and which later enter.
 
-        Both by falling score, the later ones counted from ``pivot``. At equal scores the earlier id is higher.
+        Both by falling score, the later ones counted from ``pivot``. At equal scores the earlier id
+        is higher.
         """
         lowest = eviction_scores.kthvalue(eviction_scores.numel() - pivot + 1).values
         kept, equal = eviction_scores > lowest, eviction_scores == lowest
@@ -245,7 +267,7 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):
 
 
 class LRU_EvictionPolicy(MCHEvictionPolicy):
-    """Least recently used: an id's score falls with the number of iterations since its last occurrence.
+    """Least recently used: a score falls with the iterations since the last occurrence.
 
     Args:
         decay_exponent: Of the age; it changes no order here, and is kept for the signature.
@@ -255,7 +277,9 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
         TorchRec's ``torchrec.modules.mc_modules.LRU_EvictionPolicy``.
     """
 
-    def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None) -> None:
+    def __init__(
+        self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None
+    ) -> None:
         super().__init__([_LAST_ACCESS], threshold_filtering_func)
         self._decay_exponent = decay_exponent
 
@@ -265,7 +289,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
 
 
 class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
-    """Frequency that decays: an id's score is its count, divided by a power of the iterations since it last occurred.
+    """Decaying frequency: the count divided by a power of the iterations since the last use.
 
     Args:
         decay_exponent: Of the age: 0 is LFU, a large one LRU.
@@ -275,7 +299,9 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
         TorchRec's ``torchrec.modules.mc_modules.DistanceLFU_EvictionPolicy``.
     """
 
-    def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None) -> None:
+    def __init__(
+        self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None
+    ) -> None:
         super().__init__([_COUNTS, _LAST_ACCESS], threshold_filtering_func)
         self._decay_exponent = decay_exponent
 

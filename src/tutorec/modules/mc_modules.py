@@ -1,4 +1,4 @@
-"""Managed collisions: raw ids become rows of a table, by a mapping that is kept, instead of a hash that merges ids."""
+"""Managed collisions: a stored mapping of raw ids to rows, not a hash that merges ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy as DistanceL
 from tutorec.modules.mc_evictions import LFU_EvictionPolicy as LFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy as LRU_EvictionPolicy
 from tutorec.modules.mc_evictions import MCHEvictionPolicy as MCHEvictionPolicy
-from tutorec.modules.mc_evictions import MCHEvictionPolicyMetadataInfo as MCHEvictionPolicyMetadataInfo
+from tutorec.modules.mc_evictions import (
+    MCHEvictionPolicyMetadataInfo as MCHEvictionPolicyMetadataInfo,
+)
 from tutorec.modules.mc_evictions import average_threshold_filter as average_threshold_filter
 from tutorec.modules.mc_evictions import dynamic_threshold_filter as dynamic_threshold_filter
-from tutorec.modules.mc_evictions import probabilistic_threshold_filter as probabilistic_threshold_filter
+from tutorec.modules.mc_evictions import (
+    probabilistic_threshold_filter as probabilistic_threshold_filter,
+)
 from tutorec.modules.mc_report import collision_table
 from tutorec.modules.mch_module import MappingsTogether
 from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCollisionModule
@@ -35,7 +39,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 def apply_mc_method_to_jt_dict(
     mc_module: nn.Module, method: str, features_dict: dict[str, JaggedTensor]
 ) -> dict[str, JaggedTensor]:
-    """A method of a managed collision module, called with lists by table; one call in a traced graph.
+    """A managed collision module's method on lists by table; one call in a traced graph.
 
     Args:
         mc_module: The module.
@@ -52,16 +56,18 @@ def apply_mc_method_to_jt_dict(
 
 
 class ManagedCollisionCollection(nn.Module):
-    """The mappings of several tables: a batch of raw ids in, the same batch with rows of the tables out.
+    """The mappings of several tables: a batch of raw ids in, the same batch of rows out.
 
     Args:
         managed_collision_modules: Table name -> mapping.
         embedding_configs: What each table is; every table has a mapping.
-        need_preprocess: Whether a sharded collection calls ``preprocess`` before it sends ids to their ranks.
+        need_preprocess: Whether a sharded collection calls ``preprocess`` before it sends ids to
+            their ranks.
 
     Raises:
-        ValueError: A table has no mapping, a mapping no table, a mapping other rows than its table, or one feature is
-            looked up in two tables, each of which would have to give its ids other rows.
+        ValueError: A table has no mapping, a mapping no table, a mapping other rows than its table,
+            or one feature is looked up in two tables, each of which would have to give its ids
+            other rows.
 
     Source:
         TorchRec's ``torchrec.modules.mc_modules.ManagedCollisionCollection``.
@@ -74,7 +80,9 @@ class ManagedCollisionCollection(nn.Module):
         need_preprocess: bool = True,
     ) -> None:
         super().__init__()
-        configs = checked_tables("ManagedCollisionCollection", embedding_configs, BaseEmbeddingConfig, trained=False)
+        configs = checked_tables(
+            "ManagedCollisionCollection", embedding_configs, BaseEmbeddingConfig, trained=False
+        )
         _check_modules(managed_collision_modules, configs)
         self._managed_collision_modules = nn.ModuleDict(
             {config.name: managed_collision_modules[config.name] for config in configs}
@@ -82,7 +90,9 @@ class ManagedCollisionCollection(nn.Module):
         self._embedding_configs = configs
         self.need_preprocess = need_preprocess
         self._table_to_features = {config.name: config.feature_names for config in configs}
-        self._feature_to_table = {feature: config.name for config in configs for feature in config.feature_names}
+        self._feature_to_table = {
+            feature: config.name for config in configs for feature in config.feature_names
+        }
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
         self._together: MappingsTogether | JointMappings | None = None
@@ -91,7 +101,9 @@ class ManagedCollisionCollection(nn.Module):
         """A copy looks up by indices of its own."""
         return {**self.__dict__, "_together": None}
 
-    def forward(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True) -> KeyedJaggedTensor:
+    def forward(
+        self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
+    ) -> KeyedJaggedTensor:
         """Replace raw ids by rows.
 
         Args:
@@ -109,7 +121,9 @@ class ManagedCollisionCollection(nn.Module):
         else:
             return self._eager(features, mutate_miss_lengths)
 
-    def _in_graph(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool) -> KeyedJaggedTensor:
+    def _in_graph(
+        self, features: KeyedJaggedTensor, mutate_miss_lengths: bool
+    ) -> KeyedJaggedTensor:
         """The same under TorchScript, in a batch of equally many samples for each feature."""
         features = features.permute([features.keys().index(name) for name in self._feature_names])
         parts = features.split(self._table_feature_splits)
@@ -117,7 +131,9 @@ class ManagedCollisionCollection(nn.Module):
         lengths: list[Tensor] = []
         weights: list[Tensor] = []
         for place, (table, module) in enumerate(self._managed_collision_modules.items()):
-            given = JaggedTensor(parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None)
+            given = JaggedTensor(
+                parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None
+            )
             lists = module({table: given}, mutate_miss_lengths)[table]
             values.append(lists.values())
             lengths.append(lists.lengths())
@@ -135,19 +151,29 @@ class ManagedCollisionCollection(nn.Module):
         weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
         rows = self._rows_at_once(features)
         if rows is not None:
-            return features._with_tensors(rows, weights, features.lengths(), features.offsets_or_none(), inverse)
+            return features._with_tensors(
+                rows, weights, features.lengths(), features.offsets_or_none(), inverse
+            )
         parts, remapped = features.split(self._table_feature_splits), list[JaggedTensor]()
         for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
-            remapped.append(module(_lists(table, module, part), mutate_miss_lengths=mutate_miss_lengths)[table])
+            remapped.append(
+                module(_lists(table, module, part), mutate_miss_lengths=mutate_miss_lengths)[table]
+            )
         values = torch.cat([lists.values() for lists in remapped])
-        if all(lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)):
-            return features._with_tensors(values, weights, features.lengths(), features.offsets_or_none(), inverse)
+        if all(
+            lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)
+        ):
+            return features._with_tensors(
+                values, weights, features.lengths(), features.offsets_or_none(), inverse
+            )
         return KeyedJaggedTensor(
             features.keys(),
             values,
             None if weights is None else torch.cat([lists.weights() for lists in remapped]),
             torch.cat([lists.lengths() for lists in remapped]),
-            stride_per_key_per_rank=features.stride_per_key_per_rank() if features.variable_stride_per_key() else None,
+            stride_per_key_per_rank=features.stride_per_key_per_rank()
+            if features.variable_stride_per_key()
+            else None,
             stride=None if features.variable_stride_per_key() else features.stride(),
             inverse_indices=inverse,
         )
@@ -161,7 +187,7 @@ class ManagedCollisionCollection(nn.Module):
         return {table: module.buckets() for table, module in self._modules_by_table()}
 
     def evict(self) -> dict[str, Tensor | None]:
-        """Table name -> rows [U] that have been given to another id since the last call, or None."""
+        """Table name -> rows [U] that another id got since the last call, or None."""
         return {table: module.evict() for table, module in self._modules_by_table()}
 
     def open_slots(self) -> dict[str, Tensor]:
@@ -169,30 +195,43 @@ class ManagedCollisionCollection(nn.Module):
         return {table: module.open_slots() for table, module in self._modules_by_table()}
 
     def report(self) -> TextTable:
-        """Per table: rows in use, lookups, the share of ids with a row, ids that share one, evictions. A sync point."""
+        """Per table: rows in use, lookups, ids with and without a row, evictions. A sync point."""
         return collision_table([module.report(table) for table, module in self._modules_by_table()])
 
-    def lookup_runtime_meta(self, features: KeyedJaggedTensor, remapped_ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """What hash mappings hold beside their ids, one number for each id of the batch, as values of the batch."""
-        asked = zip(self._parts(features), self._parts(remapped_ids), self._modules_by_table(), strict=True)
+    def lookup_runtime_meta(
+        self, features: KeyedJaggedTensor, remapped_ids: KeyedJaggedTensor
+    ) -> KeyedJaggedTensor:
+        """What hash mappings hold for ids, one number for each id, as values of the batch."""
+        asked = zip(
+            self._parts(features), self._parts(remapped_ids), self._modules_by_table(), strict=True
+        )
         numbers = [
-            cast(Callable[..., Tensor], module.lookup_runtime_meta)(ids.values(), rows.values()).reshape(-1)
+            cast(Callable[..., Tensor], module.lookup_runtime_meta)(
+                ids.values(), rows.values()
+            ).reshape(-1)
             for ids, rows, (_, module) in asked
         ]
         inverse, weights = features.inverse_indices_or_none(), features.weights_or_none()
-        return features._with_tensors(torch.cat(numbers), weights, features.lengths(), None, inverse)
+        return features._with_tensors(
+            torch.cat(numbers), weights, features.lengths(), None, inverse
+        )
 
     def lookup_custom_runtime_meta(self, remapped_ids: KeyedJaggedTensor) -> Tensor:
         """What hash mappings hold beside their ids, for each row of the batch [N, ...]."""
         asked = zip(self._parts(remapped_ids), self._modules_by_table(), strict=True)
         return torch.cat(
-            [cast(Callable[..., Tensor], one.lookup_custom_runtime_meta)(rows.values()) for rows, (_, one) in asked]
+            [
+                cast(Callable[..., Tensor], one.lookup_custom_runtime_meta)(rows.values())
+                for rows, (_, one) in asked
+            ]
         )
 
     def _rows_at_once(self, features: KeyedJaggedTensor) -> Tensor | None:
-        """The row of each id [N] by one operator for all tables; None where mappings cannot be looked up together."""
+        """The row of each id [N] by one operator for all tables; None if that is impossible."""
         modules = dict(self._modules_by_table())
-        kind = next((kind for kind in (MappingsTogether, JointMappings) if kind.can_hold(modules)), None)
+        kind = next(
+            (kind for kind in (MappingsTogether, JointMappings) if kind.can_hold(modules)), None
+        )
         if kind is None:
             return None
         if not (isinstance(self._together, kind) and self._together.holds(modules)):
@@ -210,7 +249,10 @@ class ManagedCollisionCollection(nn.Module):
         return features.split(self._table_feature_splits)
 
     def _modules_by_table(self) -> Iterator[tuple[str, ManagedCollisionModule]]:
-        return cast(Iterator[tuple[str, ManagedCollisionModule]], iter(self._managed_collision_modules.items()))
+        return cast(
+            Iterator[tuple[str, ManagedCollisionModule]],
+            iter(self._managed_collision_modules.items()),
+        )
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The batch with the features of the tables, in their order."""
@@ -225,28 +267,40 @@ class ManagedCollisionCollection(nn.Module):
         return ordered
 
 
-def _check_modules(modules: dict[str, ManagedCollisionModule], configs: Sequence[BaseEmbeddingConfig]) -> None:
+def _check_modules(
+    modules: dict[str, ManagedCollisionModule], configs: Sequence[BaseEmbeddingConfig]
+) -> None:
     """Check that tables and mappings belong together."""
     owner, names = "ManagedCollisionCollection", [config.name for config in configs]
     if set(names) != set(modules):
-        raise ValueError(f"{owner}: tables {names} and managed collision modules {[*modules]}; each table needs one")
+        raise ValueError(
+            f"{owner}: tables {names} and managed collision modules {[*modules]}; each table "
+            "needs one"
+        )
     tables: dict[str, str] = {}
     for config in configs:
         rows = modules[config.name].output_size()
         if rows != config.num_embeddings:
             raise ValueError(
-                f"{owner}: table {config.name!r} has {config.num_embeddings} rows, and its managed collision module "
-                f"maps ids to {rows}; give both the same number"
+                f"{owner}: table {config.name!r} has {config.num_embeddings} rows, and its managed "
+                f"collision module maps ids to {rows}; give both the same number"
             )
         for feature in config.feature_names:
             if (other := tables.setdefault(feature, config.name)) != config.name:
                 raise ValueError(
-                    f"{owner}: feature {feature!r} is looked up in tables {other!r} and {config.name!r}, which give an "
-                    "id different rows; pass its ids under two names"
+                    f"{owner}: feature {feature!r} is looked up in tables {other!r} and "
+                    f"{config.name!r}, which give an id different rows; pass its ids under two "
+                    "names"
                 )
 
 
-def _lists(table: str, module: ManagedCollisionModule, part: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+def _lists(
+    table: str, module: ManagedCollisionModule, part: KeyedJaggedTensor
+) -> dict[str, JaggedTensor]:
     """The lists of all features of a table, as its mapping takes them."""
-    beside = torch.tensor(part.length_per_key()) if module.wants_feature_lengths else part.weights_or_none()
+    beside = (
+        torch.tensor(part.length_per_key())
+        if module.wants_feature_lengths
+        else part.weights_or_none()
+    )
     return {table: jagged_from_parts(part.values(), beside, part.lengths(), None)}

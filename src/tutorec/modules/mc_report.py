@@ -1,4 +1,4 @@
-"""What managed collisions count: lookups, ids that have a row, ids that share one, evictions; and the table of them."""
+"""Counters of managed collisions: lookups, hits, collisions, evictions; and their table."""
 
 from __future__ import annotations
 

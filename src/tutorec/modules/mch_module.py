@@ -1,4 +1,4 @@
-"""The mapping that a policy rules: the ids of the highest scores have rows of their own, all others share one."""
+"""The mapping of a policy: ids with the highest scores have rows, others share one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ NO_ID = torch.iinfo(torch.int64).max
 class MCHManagedCollisionModule(ManagedCollisionModule):
     """Ids that a policy chooses have rows of their own; all other ids share the last row.
 
-    Every ``eviction_interval`` iterations in training mode the ids seen since the last time compete with those that
-    have a row; the highest scores get the R - 1 rows. An id that keeps a row keeps the same one. Between two such
-    iterations, and in eval mode, the mapping does not change.
+    Every ``eviction_interval`` iterations in training mode the ids seen since the last time compete
+    with those that have a row; the highest scores get the R - 1 rows. An id that keeps a row keeps
+    the same one. Between two such iterations, and in eval mode, the mapping does not change.
 
-    The state: ``_mch_sorted_raw_ids`` [R], the ids that have a row, rising, and the largest int64 for each open row;
-    ``_mch_remapped_ids_mapping`` [R], their rows; and the policy's metadata of each, ``_mch_counts`` and the like [R].
-    Ids seen since the last competition are not part of the stored state.
+    The state: ``_mch_sorted_raw_ids`` [R], the ids that have a row, rising, and the largest int64
+    for each open row; ``_mch_remapped_ids_mapping`` [R], their rows; and the policy's metadata of
+    each, ``_mch_counts`` and the like [R]. Ids seen since the last competition are not part of the
+    stored state.
 
     Args:
         zch_size: R, rows.
@@ -48,7 +49,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     Example:
         >>> from tutorec.modules.mc_evictions import LFU_EvictionPolicy
-        >>> mapping = MCHManagedCollisionModule(3, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
+        >>> mapping = MCHManagedCollisionModule(
+        ...     3, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1
+        ... )
         >>> ids = JaggedTensor(torch.tensor([10**12, 77, 10**12, 5, 77]), lengths=torch.tensor([5]))
         >>> mapping({"item": ids})["item"].values()  # 5 was seen once, the others twice
         tensor([1, 0, 1, 2, 0])
@@ -80,19 +83,32 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     ) -> None:
         if zch_size <= 0 or eviction_interval <= 0:
             raise ValueError(
-                f"MCHManagedCollisionModule {name or ''}: zch_size={zch_size}, eviction_interval={eviction_interval}; "
-                "both must be above 0"
+                f"MCHManagedCollisionModule {name or ''}: zch_size={zch_size}, "
+                f"eviction_interval={eviction_interval}; both must be above 0"
             )
         rows = range(output_global_offset, output_global_offset + zch_size)
         segments = [rows.start, rows.stop] if output_segments is None else output_segments
         super().__init__(device, segments)
         if mch_size is not None or mch_hash_func is not None:
-            warnings.warn("MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2)
-        self._name, self._zch_size, self._rows, self._output_segments = name, zch_size, rows, segments
+            warnings.warn(
+                "MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2
+            )
+        self._name, self._zch_size, self._rows, self._output_segments = (
+            name,
+            zch_size,
+            rows,
+            segments,
+        )
         self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
-        self._input_hash_size, self._input_hash_func, self._buckets = input_hash_size, input_hash_func, buckets
+        self._input_hash_size, self._input_hash_func, self._buckets = (
+            input_hash_size,
+            input_hash_func,
+            buckets,
+        )
         self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), NO_ID, device=device))
-        self.register_buffer("_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device))
+        self.register_buffer(
+            "_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device)
+        )
         for info in eviction_policy.metadata_info:
             if info.is_mch_metadata:
                 buffer = torch.zeros(zch_size, dtype=torch.int64, device=device)
@@ -112,7 +128,10 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         if self._input_hash_func is None:
             return features
         hashed = self._input_hash_func
-        return {key: _with_values(ids, hashed(ids.values(), self._input_hash_size)) for key, ids in features.items()}
+        return {
+            key: _with_values(ids, hashed(ids.values(), self._input_hash_size))
+            for key, ids in features.items()
+        }
 
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
@@ -141,9 +160,13 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         write_weights: Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
         """Ids -> rows; the last row for an id that has none."""
-        return {key: _with_values(ids, self._rows_of(ids.values())) for key, ids in features.items()}
+        return {
+            key: _with_values(ids, self._rows_of(ids.values())) for key, ids in features.items()
+        }
 
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+    def forward(
+        self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
+    ) -> dict[str, JaggedTensor]:
         """Raw ids -> rows."""
         return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
 
@@ -173,14 +196,17 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._evicted_rows = None
 
     def validate_state(self) -> None:
-        """Check that stored segments have boundaries where these rows begin and end, and take the state up."""
+        """Check that stored segments begin and end where these rows do, and load the state."""
         stored = self._output_segments_tensor.tolist()
         if not {self._rows.start, self._rows.stop} <= set(stored):
             raise ValueError(
-                f"MCHManagedCollisionModule {self._name or ''}: rows {self._rows.start} to {self._rows.stop} cannot be "
-                f"built from the stored segments {[boundary for boundary in stored if boundary >= 0]}"
+                f"MCHManagedCollisionModule {self._name or ''}: rows {self._rows.start} to "
+                f"{self._rows.stop} cannot be built from the stored segments "
+                f"{[boundary for boundary in stored if boundary >= 0]}"
             )
-        self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(self._output_segments)
+        self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(
+            self._output_segments
+        )
         self._output_segments_tensor[len(self._output_segments) :] = -1
         self._current_iter, self._history = -1, []
         self._sort()
@@ -189,7 +215,10 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """A copy of the state in the order of the rows; the position of an id is its row."""
         order, state = torch.argsort(self._mch_remapped_ids_mapping), super().state_by_row()
         del state["_mch_remapped_ids_mapping"]
-        return {name: value if name in self.once_per_table else value[order] for name, value in state.items()}
+        return {
+            name: value if name in self.once_per_table else value[order]
+            for name, value in state.items()
+        }
 
     @torch.no_grad()
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
@@ -200,7 +229,10 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._sort()
 
     def rebuild_with_output_id_range(
-        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+        self,
+        output_id_range: tuple[int, int],
+        output_segments: list[int],
+        device: torch.device | None = None,
     ) -> MCHManagedCollisionModule:
         """A new mapping onto the rows of one shard."""
         return type(self)(
@@ -220,7 +252,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """The policy's metadata of the id of each row [R], in the order of the ids."""
         infos = self._eviction_policy.metadata_info
         return {
-            info.metadata_name: getattr(self, f"_mch_{info.metadata_name}") for info in infos if info.is_mch_metadata
+            info.metadata_name: getattr(self, f"_mch_{info.metadata_name}")
+            for info in infos
+            if info.is_mch_metadata
         }
 
     def _find(self, ids: Tensor) -> Tensor:
@@ -238,7 +272,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """Fill the index anew if the mapping was changed since."""
         if self._indexed != (version := self._mapping_version()):
             taken = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
-            for metadata in [*self._metadata().values()][:1]:  # frequent ids come first, and get their first slots
+            # frequent ids come first, and get their first slots
+            for metadata in [*self._metadata().values()][:1]:
                 taken = taken[metadata[taken].argsort(descending=True, stable=True)]
             assert self._index is not None, "an index is refreshed where there is one"
             self._index.fill(self._mch_sorted_raw_ids[taken], self._mch_remapped_ids_mapping[taken])
@@ -268,28 +303,48 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         admitted = None
         if policy._threshold_filtering_func is not None:
             admitted = policy._threshold_filtering_func(counts)[0]
-        seen = policy.coalesce_history_metadata(self._current_iter, metadata, counts, inverse, threshold_mask=admitted)
+        seen = policy.coalesce_history_metadata(
+            self._current_iter, metadata, counts, inverse, threshold_mask=admitted
+        )
         if admitted is not None:
             ids, counts = ids[admitted], counts[admitted]
         order = torch.argsort(counts, descending=True, stable=True)
         ids, counts = ids[order], counts[order]
         rows = self._find(ids)
         has_row, place = rows >= 0, torch.empty_like(self._mch_remapped_ids_mapping)
-        place[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(self._zch_size, device=place.device)
+        place[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(
+            self._zch_size, device=place.device
+        )
         position = place[rows[has_row] - self._rows.start]
         left, came = policy.update_metadata_and_generate_eviction_scores(
-            self._current_iter, self._zch_size, order, counts, has_row, position, self._metadata(), seen
+            self._current_iter,
+            self._zch_size,
+            order,
+            counts,
+            has_row,
+            position,
+            self._metadata(),
+            seen,
         )
         self._give(left, ids[~has_row][came])
 
     def _give(self, positions: Tensor, ids: Tensor) -> None:
         """Give the rows at these positions of the sorted ids [U] to other ids."""
-        index = self._index if self._index is not None and self._indexed == self._mapping_version() else None
-        given, before = self._mch_remapped_ids_mapping[positions], self._mch_sorted_raw_ids[positions]
+        index = (
+            self._index
+            if self._index is not None and self._indexed == self._mapping_version()
+            else None
+        )
+        given, before = (
+            self._mch_remapped_ids_mapping[positions],
+            self._mch_sorted_raw_ids[positions],
+        )
         before = before[before != NO_ID]
         self.counts.evictions = self.counts.evictions + before.numel()
         self._mch_sorted_raw_ids[positions] = ids
-        self._evicted_rows = given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()
+        self._evicted_rows = (
+            given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()
+        )
         self._sort()
         if index is not None and index.replace(before, ids, given):
             self._indexed = self._mapping_version()
@@ -297,20 +352,27 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def _sort(self) -> None:
         """Put the ids in order again, and all that belongs to them."""
         order = torch.argsort(self._mch_sorted_raw_ids, stable=True)
-        for buffer in (self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, *self._metadata().values()):
+        for buffer in (
+            self._mch_sorted_raw_ids,
+            self._mch_remapped_ids_mapping,
+            *self._metadata().values(),
+        ):
             buffer.copy_(buffer[order])
 
 
 def _with_values(lists: JaggedTensor, values: Tensor) -> JaggedTensor:
     """The same lists with other ids."""
-    return jagged_from_parts(values, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none())
+    return jagged_from_parts(
+        values, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none()
+    )
 
 
 class MappingsTogether:
     """Mappings whose indices lie side by side, so that one operator looks the ids of all tables up.
 
     Args:
-        modules: Table name -> `MCHManagedCollisionModule`; each uses its part of the indices from now on.
+        modules: Table name -> `MCHManagedCollisionModule`; each uses its part of the indices from
+            now on.
     """
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
@@ -322,7 +384,7 @@ class MappingsTogether:
 
     @staticmethod
     def can_hold(modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these modules are mappings that may be looked up by one operator, instead of being called."""
+        """Whether these mappings can be looked up by one operator instead of one by one."""
         return all(
             type(each) is MCHManagedCollisionModule
             and not each._forward_hooks
@@ -339,11 +401,13 @@ class MappingsTogether:
     @property
     def observes(self) -> bool:
         """Whether a mapping is to be given its ids before they are looked up."""
-        return any(module.training or module._input_hash_func is not None for module in self._modules)
+        return any(
+            module.training or module._input_hash_func is not None for module in self._modules
+        )
 
     @torch.no_grad()
     def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        """The row of each id [N], of which the first ``counts[0]`` are of the first mapping, and so on."""
+        """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         for module in self._modules:
             module._refresh()
         bounds = torch.tensor([0, *accumulate(counts)])

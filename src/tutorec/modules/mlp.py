@@ -86,11 +86,19 @@ class MLP(nn.Module):
         super().__init__()
         if isinstance(activation, str) and activation not in (*_NAMED, _SWISH):
             known = sorted((*_NAMED, _SWISH))
-            raise ValueError(f"MLP: activation {activation!r} is not known; use one of {known} or a function")
+            raise ValueError(
+                f"MLP: activation {activation!r} is not known; use one of {known} or a function"
+            )
         layers: list[nn.Module] = []
-        for position, (size_in, size_out) in enumerate(zip([in_size, *layer_sizes[:-1]], layer_sizes, strict=True)):
+        for position, (size_in, size_out) in enumerate(
+            zip([in_size, *layer_sizes[:-1]], layer_sizes, strict=True)
+        ):
             if activation_on_last or position < len(layer_sizes) - 1:
-                made = SwishLayerNorm(size_out, device).to(dtype) if activation == _SWISH else _make(activation)
+                made = (
+                    SwishLayerNorm(size_out, device).to(dtype)
+                    if activation == _SWISH
+                    else _make(activation)
+                )
                 layers.append(Perceptron(size_in, size_out, bias, made, device, dtype))
             else:
                 layers.append(Perceptron(size_in, size_out, bias, nn.Identity(), device, dtype))

@@ -58,7 +58,9 @@ class PooledLookups:
         return list(dict.fromkeys(self.features))
 
 
-def pool_at_once(features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: PooledLookups) -> Tensor | None:
+def pool_at_once(
+    features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: PooledLookups
+) -> Tensor | None:
     """Pooled rows of all tables [B, D], or None if one call per table is needed or faster.
 
     One call avoids the overhead of the others, which dominates for a small batch. It runs on one
@@ -84,12 +86,17 @@ def pool_at_once(features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: Pool
     if any(updated):
         whole = all(updated) and not trains_weights and tables[0].is_cpu
         batch = _batch_in_order(features, lookups) if whole else None
-        return _pool_by_feature(features, bags, tables, lookups) if batch is None else look_up(tables, [batch])[0]
+        return (
+            _pool_by_feature(features, bags, tables, lookups)
+            if batch is None
+            else look_up(tables, [batch])[0]
+        )
     if trains_weights or (torch.is_grad_enabled() and any(table.requires_grad for table in tables)):
         return None
     if not _one_call_pays(len(lookups.features), features.values().numel()):
         return None
-    scattered = address_tables(tables, lookups.tables)  # None on a device, where ordering a batch would be a sync point
+    # None on a device, where ordering a batch would be a sync point
+    scattered = address_tables(tables, lookups.tables)
     batch = None if scattered is None else _batch_in_order(features, lookups)
     return None if batch is None or scattered is None else scattered.pool(batch)
 
@@ -100,7 +107,9 @@ def _one_call_pays(features: int, ids: int) -> bool:
     return ids * (threads - 1) <= features * threads * _IDS_PER_CALL
 
 
-def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Sequence[Tensor]) -> Tensor:
+def side_by_side(
+    features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Sequence[Tensor]
+) -> Tensor:
     """Concatenate each feature's pooled rows to [B, D].
 
     For a variable batch, pooled bags are expanded to samples by ``inverse_indices``.
@@ -142,7 +151,9 @@ def join_samples(
 
     Example:
         >>> pooled = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]
-        >>> join_samples(["a", "b"], pooled, (["a", "b"], torch.tensor([[1, 0], [0, 0]])), variable=True).tolist()
+        >>> join_samples(
+        ...     ["a", "b"], pooled, (["a", "b"], torch.tensor([[1, 0], [0, 0]])), variable=True
+        ... ).tolist()
         [[2.0, 3.0], [1.0, 3.0]]
     """
     if inverse_indices is not None and inverse_indices[1].numel():
@@ -151,13 +162,16 @@ def join_samples(
         samples = {name: one.shape[0] for name, one in zip(features, pooled, strict=True)}
         if len(set(samples.values())) > 1:
             raise ValueError(
-                f"features have different numbers of samples, {samples}, so that their pooled rows do not stand side "
-                "by side; build the batch with inverse_indices, which say which of a feature's lists each sample means"
+                f"features have different numbers of samples, {samples}, so that their pooled rows "
+                "do not stand side by side; build the batch with inverse_indices, which say which "
+                "of a feature's lists each sample means"
             )
     return torch.cat(list(pooled), dim=1)
 
 
-def reorder_inverse_indices(inverse_indices: tuple[list[str], Tensor] | None, feature_names: Sequence[str]) -> Tensor:
+def reorder_inverse_indices(
+    inverse_indices: tuple[list[str], Tensor] | None, feature_names: Sequence[str]
+) -> Tensor:
     """The rows of inverse indices in the order of the results.
 
     Args:
@@ -172,7 +186,9 @@ def reorder_inverse_indices(inverse_indices: tuple[list[str], Tensor] | None, fe
         KeyError: The inverse indices lack a feature.
 
     Example:
-        >>> reorder_inverse_indices((["a", "b"], torch.tensor([[1, 0], [0, 2]])), ["b@t1", "a", "b@t2"]).tolist()
+        >>> reorder_inverse_indices(
+        ...     (["a", "b"], torch.tensor([[1, 0], [0, 2]])), ["b@t1", "a", "b@t2"]
+        ... ).tolist()
         [[0, 2], [1, 0], [0, 2]]
 
     See Also:
@@ -189,7 +205,9 @@ def reorder_inverse_indices(inverse_indices: tuple[list[str], Tensor] | None, fe
     return indices[[places[name] for name in names]]
 
 
-def process_pooled_embeddings(pooled_embeddings: Sequence[Tensor], inverse_indices: Tensor) -> Tensor:
+def process_pooled_embeddings(
+    pooled_embeddings: Sequence[Tensor], inverse_indices: Tensor
+) -> Tensor:
     """Expand the pooled bags of each result to samples, and concatenate them to [B, D].
 
     Args:
@@ -206,7 +224,10 @@ def process_pooled_embeddings(pooled_embeddings: Sequence[Tensor], inverse_indic
     """
     pooled = list(pooled_embeddings)
     if inverse_indices.numel():
-        pooled = [one.index_select(0, row) for one, row in zip(pooled, inverse_indices.unbind(0), strict=True)]
+        pooled = [
+            one.index_select(0, row)
+            for one, row in zip(pooled, inverse_indices.unbind(0), strict=True)
+        ]
     return torch.cat(pooled, dim=1)
 
 
@@ -227,7 +248,11 @@ def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Pool
     None if one call cannot pool it: features differ in pooling or in their number of samples.
     """
     pooling = lookups.one_pooling
-    if pooling is None or features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+    if (
+        pooling is None
+        or features.variable_stride_per_key()
+        or features.inverse_indices_or_none() is not None
+    ):
         return None
     values, offsets = features.values(), features.offsets()
     weights = features.weights_or_none() if lookups.weighted else None
@@ -241,17 +266,29 @@ def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Pool
 
 
 def _pool_by_feature(
-    features: KeyedJaggedTensor, bags: nn.ModuleDict, tables: Sequence[Tensor], lookups: PooledLookups
+    features: KeyedJaggedTensor,
+    bags: nn.ModuleDict,
+    tables: Sequence[Tensor],
+    lookups: PooledLookups,
 ) -> Tensor:
     """Pooled rows [B, D]; backward updates tables with an optimizer, others get gradients."""
     lists, modules = features.to_dict(), [*bags.values()]
     pooled: list[Tensor | None] = []
     batches: list[PooledBatch] = []
-    for name, table, pooling in zip(lookups.features, lookups.tables, lookups.poolings, strict=True):
+    for name, table, pooling in zip(
+        lookups.features, lookups.tables, lookups.poolings, strict=True
+    ):
         one = lists[name]
-        weights = bag_weights(pooling, one.offsets(), one.weights() if lookups.weighted else None, one.values().numel())
+        weights = bag_weights(
+            pooling,
+            one.offsets(),
+            one.weights() if lookups.weighted else None,
+            one.values().numel(),
+        )
         if is_updated_in_backward(tables[table]):
-            batches.append(PooledBatch(one.values(), one.offsets(), weights, pooling == "mean", (table,)))
+            batches.append(
+                PooledBatch(one.values(), one.offsets(), weights, pooling == "mean", (table,))
+            )
             pooled.append(None)
         else:
             weights = None if weights is None else weights.to(tables[table].dtype)

@@ -1,4 +1,4 @@
-"""Where an id's row is found: a hash table with open addressing, in tensors, that doubles as it fills."""
+"""An index from ids to rows: a growing hash table with open addressing, in tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from tutorec._kernels.unwritten import unwritten_zeros
 
-# Slots for each row that has an id, at least, when slots are made; they are made anew when a third is filled.
+# Slots for each row that has an id, at least, when slots are made; they are made anew when a third
+# is filled.
 _SLOTS_PER_ROW, _MOST_FILLED = 4, 3
 MOST_BYTES_PER_ROW = 2 * 4 * _SLOTS_PER_ROW  # slots of 4 bytes, a power of two of them
 _FEWEST_SLOTS = 64
@@ -17,11 +18,12 @@ _WINDOW = 8
 
 
 class RowIndex(nn.Module):
-    """Ids to rows: open addressing with linear probing (Knuth, The Art of Computer Programming, volume 3, section 6.4).
+    """Ids to rows: open addressing, linear probing (Knuth, TAOCP, volume 3, section 6.4).
 
-    A slot holds the number of a row, and the row's id is compared with the id that is looked up. So a slot takes 4
-    bytes, and a row that is given to another id needs no deletion: its old slot compares unequal from then on. The
-    bits of ids are mixed by the caller; the highest ones choose the first slot.
+    A slot holds the number of a row, and the row's id is compared with the id that is looked up. So
+    a slot takes 4 bytes, and a row that is given to another id needs no deletion: its old slot
+    compares unequal from then on. The bits of ids are mixed by the caller; the highest ones choose
+    the first slot.
 
     Args:
         rows: R, of which the last never has an id: it stands for "no row".
@@ -55,13 +57,18 @@ class RowIndex(nn.Module):
         left = (ids.index_select(0, rows) != values).nonzero().view(-1)
         rows = rows.long()
         if left.numel():
-            further = self._find_further(place.index_select(0, left), values.index_select(0, left), ids)
+            further = self._find_further(
+                place.index_select(0, left), values.index_select(0, left), ids
+            )
             rows.index_copy_(0, left, further)
         return rows
 
     def _find_further(self, place: Tensor, values: Tensor, ids: Tensor) -> Tensor:
         """Row of each id [N], or R - 1, from its first slot on."""
-        rows, which = torch.full_like(values, self._no_row), torch.arange(len(values), device=values.device)
+        rows, which = (
+            torch.full_like(values, self._no_row),
+            torch.arange(len(values), device=values.device),
+        )
         ahead = torch.arange(_WINDOW, device=values.device)
         while True:
             slots = (place.unsqueeze(1) + ahead).bitwise_and_(self._slots.numel() - 1)
@@ -71,7 +78,8 @@ class RowIndex(nn.Module):
             at = hits.div(_WINDOW, rounding_mode="floor")
             rows.index_copy_(0, which.index_select(0, at), near.index_select(0, hits).long())
             left = torch.ones_like(values, dtype=torch.bool).index_fill_(0, at, False)
-            if left.any():  # an id that is not before an empty slot is not there: slots are never emptied
+            # an id that is not before an empty slot is not there: slots are never emptied
+            if left.any():
                 left &= (near != self._no_row).view_as(slots).all(1)
             left = left.nonzero().view(-1)
             if not len(left):
@@ -80,7 +88,7 @@ class RowIndex(nn.Module):
             place = place + _WINDOW
 
     def add(self, rows: Tensor, ids: Tensor, held: int) -> None:
-        """Make rows [U] known by their ids, none of which is known yet; doubles the slots where they get too full.
+        """Insert rows [U] by their ids, none of which is present; doubles slots when they fill.
 
         Args:
             rows: Different rows.
@@ -96,14 +104,14 @@ class RowIndex(nn.Module):
         self._rebuild(rows.to(torch.int32), ids, rows.numel())
 
     def _rebuild(self, rows: Tensor, ids: Tensor, held: int) -> None:
-        """Take rows [...] into new slots; a row that is there twice, and "no row", are taken once or not at all."""
+        """Take rows [...] into new slots; duplicates once, "no row" not at all."""
         slots = max(_FEWEST_SLOTS, 1 << (_SLOTS_PER_ROW * held - 1).bit_length())
         self._slots, self._filled = self._empty(slots, self._slots.device), 0
         for part in rows.split(_REBUILT_AT_ONCE):
             self._insert(part[part != self._no_row], ids)
 
     def _insert(self, rows: Tensor, ids: Tensor) -> None:
-        """Put each row into the first empty slot from its id's own on; rows that meet in a slot settle it by turns."""
+        """Put each row into the first empty slot from its id's own; ties take turns."""
         place = self._first_slot(ids[rows])
         while rows.numel():
             empty = self._slots[place] == self._no_row

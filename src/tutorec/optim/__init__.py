@@ -5,9 +5,25 @@ from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwar
 from tutorec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from tutorec.optim.debug_grads import debug_grads
 from tutorec.optim.emb_optim_type import EmbOptimType
-from tutorec.optim.fused import EmbeddingFusedOptimizer, EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
-from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
-from tutorec.optim.optimizers import SGD, Adagrad, Adam, PartialRowWiseAdam, in_backward_optimizer_filter
+from tutorec.optim.fused import (
+    EmbeddingFusedOptimizer,
+    EmptyFusedOptimizer,
+    FusedOptimizer,
+    FusedOptimizerModule,
+)
+from tutorec.optim.keyed import (
+    CombinedOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+)
+from tutorec.optim.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    PartialRowWiseAdam,
+    in_backward_optimizer_filter,
+)
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 

@@ -63,7 +63,9 @@ def apply_optimizer_in_backward(
         builds a dense gradient of the table in every step of an unsharded collection.
     """
     parameters = _checked(optimizer_class, params, optimizer_kwargs)
-    for parameter, optimizer in [(each, optimizer_class([each], **optimizer_kwargs)) for each in parameters]:
+    for parameter, optimizer in [
+        (each, optimizer_class([each], **optimizer_kwargs)) for each in parameters
+    ]:
         if not hasattr(parameter, _MARK):
             _mark(parameter, [[], [], []])
         for name, mark in zip(_MARKS, (optimizer, optimizer_class, optimizer_kwargs), strict=True):
@@ -83,36 +85,52 @@ def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
     """A deep copy of a parameter, including its optimizers."""
     if id(parameter) in memo:
         return memo[id(parameter)]
-    rows = parameter.detach().clone(memory_format=torch.preserve_format).requires_grad_(parameter.requires_grad)
-    twin = nn.Parameter(rows.detach(), rows.requires_grad) if isinstance(parameter, nn.Parameter) else rows
+    rows = (
+        parameter.detach()
+        .clone(memory_format=torch.preserve_format)
+        .requires_grad_(parameter.requires_grad)
+    )
+    twin = (
+        nn.Parameter(rows.detach(), rows.requires_grad)
+        if isinstance(parameter, nn.Parameter)
+        else rows
+    )
     memo[id(parameter)] = twin
     _mark(twin, deepcopy([getattr(parameter, name) for name in _MARKS], memo))
     return twin
 
 
 def _checked(
-    optimizer_class: type[torch.optim.Optimizer], params: Iterable[nn.Parameter], arguments: dict[str, Any]
+    optimizer_class: type[torch.optim.Optimizer],
+    params: Iterable[nn.Parameter],
+    arguments: dict[str, Any],
 ) -> list[nn.Parameter]:
     """The parameters as a list; raises for parameters whose optimizer would have no effect."""
     # RowWiseAdagrad accepts and ignores any argument, as TorchRec's does.
     known = inspect.signature(RowWiseAdagrad).parameters
-    unknown = [name for name in arguments if name not in known] if optimizer_class is RowWiseAdagrad else []
+    unknown = (
+        [name for name in arguments if name not in known]
+        if optimizer_class is RowWiseAdagrad
+        else []
+    )
     if unknown:
         raise TypeError(
-            f"RowWiseAdagrad does not take {unknown}; optimizer_kwargs may hold {', '.join([*known][1:-1])}"
+            f"RowWiseAdagrad does not take {unknown}; optimizer_kwargs may hold "
+            f"{', '.join([*known][1:-1])}"
         )
     parameters = list(params)
     for parameter in parameters:
         shape = list(parameter.shape)
         if not parameter.requires_grad:
             raise ValueError(
-                f"a parameter of shape {shape} does not require grad, so that no backward reaches it; leave it out, or "
-                "call requires_grad_() first"
+                f"a parameter of shape {shape} does not require grad, so that no backward reaches "
+                "it; leave it out, or call requires_grad_() first"
             )
         if any(isinstance(each, KeyedOptimizer) for each in getattr(parameter, _MARK, ())):
             raise ValueError(
-                f"a parameter of shape {shape} is a sharded table's, whose optimizer is fused already: apply before "
-                "sharding, or change rates in model.fused_optimizer.param_groups"
+                f"a parameter of shape {shape} is a sharded table's, whose optimizer is fused "
+                "already: apply before sharding, or change rates in "
+                "model.fused_optimizer.param_groups"
             )
     return parameters
 

@@ -78,7 +78,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
         >>> import torch
         >>> from tutorec.optim.keyed import KeyedOptimizerWrapper
         >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> plain = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+        >>> plain = KeyedOptimizerWrapper(
+        ...     {"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0)
+        ... )
         >>> weight.grad = torch.tensor([3.0, 4.0])  # of norm 5
         >>> GradientClippingOptimizer(plain, GradientClipping.NORM, max_gradient=1.0).step()
         >>> [round(number, 4) for number in weight.tolist()]
@@ -105,9 +107,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._norm_type = float(norm_type)
         if not self._norm_type > 0:
             raise ValueError(f"norm_type={norm_type!r} must be a number above 0, or 'inf'")
-        pieces = {id(parameter): tuple(groups) for parameter, groups in (param_to_pgs or {}).items() if groups}
+        pieces = {
+            id(parameter): tuple(groups)
+            for parameter, groups in (param_to_pgs or {}).items()
+            if groups
+        }
         if pieces and reduce_norm is not None:
-            raise ValueError("param_to_pgs and reduce_norm both say how to reach other ranks: give one of them")
+            raise ValueError(
+                "param_to_pgs and reduce_norm both say how to reach other ranks: give one of them"
+            )
         self._groups_of = pieces if enable_global_grad_clip else {}
         self._reduce = reduce_norm
         self._track_grad_norm = track_grad_norm
@@ -147,18 +155,28 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """The norm of all gradients ``[]``, over ranks if requested, and this rank's gradients."""
         reduce = self._reduce
         sharded = (lambda parameter: False) if reduce is None else reduce.is_sharded
-        unsharded = self._gradients(lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of)
+        unsharded = self._gradients(
+            lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of
+        )
         parts, every = [self._power(unsharded)], unsharded
         if reduce is not None:
             gradients = self._gradients(sharded)
             parts.append(reduce(self._power(gradients), self._largest))
             every = every + gradients
         for groups in dict.fromkeys(self._groups_of.values()):
-            gradients = self._gradients(lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups)
+            gradients = self._gradients(
+                lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups
+            )
             # A rank without gradients has a zero on the CPU, for which another backend than the
             # other ranks' would be used.
-            device = next(each.device for each in self._parameters() if self._groups_of.get(id(each)) == groups)
-            parts.append(_reduce_in_groups(self._power(gradients).to(device), groups, self._largest))
+            device = next(
+                each.device
+                for each in self._parameters()
+                if self._groups_of.get(id(each)) == groups
+            )
+            parts.append(
+                _reduce_in_groups(self._power(gradients).to(device), groups, self._largest)
+            )
             every = every + gradients
         device = every[0].device if every else torch.device("cpu")
         total = torch.stack([part.to(device) for part in parts])
@@ -184,7 +202,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def _gradients(self, selected: Callable[[Tensor], bool]) -> list[Tensor]:
         """The gradients to clip, as dense writable tensors of this rank."""
         return [
-            _dense(parameter) for parameter in self._parameters() if parameter.grad is not None and selected(parameter)
+            _dense(parameter)
+            for parameter in self._parameters()
+            if parameter.grad is not None and selected(parameter)
         ]
 
 

@@ -47,8 +47,11 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
         >>> config = tutorec.EmbeddingBagConfig(4, 2, "item", feature_names=["item"])
         >>> ebc = tutorec.EmbeddingBagCollection([config])
         >>> apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.1})
-        >>> batch = tutorec.KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1]))
-        >>> with debug_grads(ebc) as grads: ebc(batch).values().sum().backward()
+        >>> batch = tutorec.KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1])
+        ... )
+        >>> with debug_grads(ebc) as grads:
+        ...     ebc(batch).values().sum().backward()
         >>> grads["embedding_bags.item.weight"].to_dense()[:, 0].tolist()
         [0.0, 1.0, 0.0, 2.0]
     """
@@ -56,8 +59,9 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
     watched = [*_watch_sharded(model, seen), *_watch_unsharded(model, seen)]
     if not watched:
         raise ValueError(
-            f"no table of this {type(model).__name__} is updated during backward, so that there is nothing to watch: "
-            "read parameter.grad, or call apply_optimizer_in_backward, or shard tables with the fused kernel"
+            f"no table of this {type(model).__name__} is updated during backward, so that there is "
+            "nothing to watch: read parameter.grad, or call apply_optimizer_in_backward, or shard "
+            "tables with the fused kernel"
         )
     busy = [one for one in watched if getattr(one.place, one.attribute, None) is not None]
     if busy:
@@ -110,7 +114,9 @@ class _Gradients(Mapping[str, Tensor]):
             whole = sums.new_zeros(sums.shape[0], place.columns)
             whole[:, place.first_column : place.first_column + sums.shape[1]] = sums
         ids = (rows.long() + place.first_row).unsqueeze(0)
-        gradient = torch.sparse_coo_tensor(ids, whole.clone(), (place.rows, place.columns), check_invariants=False)
+        gradient = torch.sparse_coo_tensor(
+            ids, whole.clone(), (place.rows, place.columns), check_invariants=False
+        )
         before = self.held.get(place.name)
         self.held[place.name] = (gradient if before is None else before + gradient).coalesce()
 
@@ -118,10 +124,12 @@ class _Gradients(Mapping[str, Tensor]):
         if name not in self.held:
             if name in self.names:
                 raise KeyError(
-                    f"no gradient of {name!r} was seen: forward and backward both belong inside the block of "
-                    "debug_grads, and this rank must hold rows of the table"
+                    f"no gradient of {name!r} was seen: forward and backward both belong inside "
+                    "the block of debug_grads, and this rank must hold rows of the table"
                 )
-            raise KeyError(f"{name!r} is not a table that backward updates; there are {[*self.names]}")
+            raise KeyError(
+                f"{name!r} is not a table that backward updates; there are {[*self.names]}"
+            )
         return self.held[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -131,9 +139,8 @@ class _Gradients(Mapping[str, Tensor]):
         return len(self.held)
 
     def __repr__(self) -> str:
-        return (
-            f"{{{', '.join(f'{name!r}: {grad._nnz()} rows of {grad.shape[0]}' for name, grad in self.held.items())}}}"
-        )
+        rows = (f"{k!r}: {grad._nnz()} rows of {grad.shape[0]}" for k, grad in self.held.items())
+        return f"{{{', '.join(rows)}}}"
 
 
 def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
@@ -150,20 +157,30 @@ def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
             ]
             seen.names.update(dict.fromkeys(place.name for place in of_tables))
 
-            def listener(table: int, rows: Tensor, sums: Tensor, of_tables: list[_Place] = of_tables) -> None:
+            def listener(
+                table: int, rows: Tensor, sums: Tensor, of_tables: list[_Place] = of_tables
+            ) -> None:
                 seen.add(of_tables[table], rows, sums)
 
             yield _Watched(optimizer.operator, "gradient_listener", of_tables[0].name, listener)
 
 
 def _inner_parts(part: Any) -> Iterator[bool]:
-    return (True for inner in part.modules() if inner is not part and isinstance(inner, FusedOptimizerModule))
+    return (
+        True
+        for inner in part.modules()
+        if inner is not part and isinstance(inner, FusedOptimizerModule)
+    )
 
 
 def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
     for name, parameter in model.named_parameters():
         optimizers = getattr(parameter, "_in_backward_optimizers", ())
-        if parameter.dim() != 2 or not optimizers or any(isinstance(one, KeyedOptimizer) for one in optimizers):
+        if (
+            parameter.dim() != 2
+            or not optimizers
+            or any(isinstance(one, KeyedOptimizer) for one in optimizers)
+        ):
             continue
         place = _Place(_bare(model, name), *parameter.shape)
         seen.names[place.name] = None
@@ -178,7 +195,13 @@ def _places(part: Any, prefix: str) -> dict[int, _Place]:
     """Id of each parameter of a sharded collection -> position of its shard in the table."""
     held = part.held_tables() if hasattr(part, "held_tables") else ()
     return {
-        id(rows): _Place(prefix + one.name, one.table.rows, one.table.columns, piece.row_offset, piece.column_offset)
+        id(rows): _Place(
+            prefix + one.name,
+            one.table.rows,
+            one.table.columns,
+            piece.row_offset,
+            piece.column_offset,
+        )
         for one in held
         for piece, rows in zip(one.pieces, one.rows, strict=True)
     }
@@ -197,7 +220,9 @@ def _bare(model: nn.Module, name: str) -> str:
     kept: list[str] = []
     inside: Any = model
     for part in name.split("."):
-        wraps = part == "_dmp_wrapped_module" or (part == "module" and isinstance(inside, DistributedDataParallel))
+        wraps = part == "_dmp_wrapped_module" or (
+            part == "module" and isinstance(inside, DistributedDataParallel)
+        )
         kept += [] if wraps else [part]
         inside = getattr(inside, part, None)
     return ".".join(kept)

@@ -92,7 +92,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         >>> from tutorec._kernels.tbe_build import build_table_batch
         >>> tables = build_table_batch(
         ...     GroupSpec((TableSpec("item", 3, 4),), feature_tables=(0,)),
-        ...     optimizer=OptimizerSpec("sgd", learning_rate=0.02), device=torch.device("cpu"))
+        ...     optimizer=OptimizerSpec("sgd", learning_rate=0.02),
+        ...     device=torch.device("cpu"),
+        ... )
         >>> EmbeddingFusedOptimizer(tables, ["item.weight"], tables.table_weights())
         EmbeddingFusedOptimizer (
         Parameter Group 0
@@ -100,13 +102,17 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         )
     """
 
-    def __init__(self, tables: TableBatch, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, tables: TableBatch, names: Sequence[str], parameters: Sequence[torch.Tensor]
+    ) -> None:
         self._tables = tables
         self._owners = list(parameters)
         self._form: StateForm | None = None
         self._places = [rows.data_ptr() for rows in tables.table_weights()]
         params = dict(zip(names, parameters, strict=True))
-        super().__init__(params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}])
+        super().__init__(
+            params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}]
+        )
 
     def store_as(self, form: StateForm) -> None:
         """Make ``state_dict()`` use whole tables, of which this rank has shards."""
@@ -116,7 +122,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """State by parameter; for a sharded module each table once, as ShardedTensors."""
         self._tables.flush()
         state_dict = super().state_dict()
-        return state_dict if self._form is None else {**state_dict, "state": self._form.stored(state_dict["state"])}
+        return (
+            state_dict
+            if self._form is None
+            else {**state_dict, "state": self._form.stored(state_dict["state"])}
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy state in; for a sharded module ShardedTensors of the same plan, or whole tensors.
@@ -142,7 +152,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         if self._form is None or isinstance(state_dict, _OfParameters):
             return state_dict
         current = super().state_dict()["state"]
-        return _OfParameters({**state_dict, "state": self._form.local(state_dict["state"], current)})
+        return _OfParameters(
+            {**state_dict, "state": self._form.local(state_dict["state"], current)}
+        )
 
     @property
     def operator(self) -> TableBatch:
@@ -182,19 +194,23 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     def _live_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """Parameter -> ``{"<table>.momentum1": [R]}``, the operator's own tensors."""
-        states = zip(self._owners, self._tables.spec.tables, self._tables.optimizer_state(), strict=True)
+        states = zip(
+            self._owners, self._tables.spec.tables, self._tables.optimizer_state(), strict=True
+        )
         return {
-            owner: {f"{table.name}.{name}": tensor for name, tensor in state.items()} for owner, table, state in states
+            owner: {f"{table.name}.{name}": tensor for name, tensor in state.items()}
+            for owner, table, state in states
         }
 
 
 def _why_not(name: str, exchanged: bool) -> str:
     if exchanged:
         return (
-            f"parameter {name!r} was given other memory (.data = ...), and rows are still looked up in the old one: "
-            "write into it, parameter.copy_(rows) under torch.no_grad()"
+            f"parameter {name!r} was given other memory (.data = ...), and rows are still looked "
+            "up in the old one: write into it, parameter.copy_(rows) under torch.no_grad()"
         )
     return (
-        f"parameter {name!r} is frozen (requires_grad=False), and its fused optimizer would move its rows in backward: "
-        "call the model under torch.no_grad(), or shard the table with compute_kernel='dense', which leaves it alone"
+        f"parameter {name!r} is frozen (requires_grad=False), and its fused optimizer would move "
+        "its rows in backward: call the model under torch.no_grad(), or shard the table with "
+        "compute_kernel='dense', which leaves it alone"
     )

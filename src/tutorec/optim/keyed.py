@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tutorec.optim.keyed_state import check_form, check_names, check_state, extract_state, load_state
+from tutorec.optim.keyed_state import (
+    check_form,
+    check_names,
+    check_state,
+    extract_state,
+    load_state,
+)
 from tutorec.optim.rates import check_rates
 
 OptimizerFactory = Callable[[Any], Optimizer]
@@ -53,7 +59,9 @@ class KeyedOptimizer(Optimizer):
         known = {id(parameter) for parameter in params.values()}
         strangers = [key for key in state if id(key) not in known]
         if strangers:
-            raise ValueError(f"All state keys must be params. The following keys are not: {strangers}.")
+            raise ValueError(
+                f"All state keys must be params. The following keys are not: {strangers}."
+            )
         grouped = {id(parameter) for group in param_groups for parameter in group["params"]}
         if grouped != known:
             raise ValueError(
@@ -72,15 +80,16 @@ class KeyedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Make one step; the base class raises, as ``torch.optim.Optimizer`` does."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no step: it keeps state by name; KeyedOptimizerWrapper(params, "
-            "lambda params: torch.optim.SGD(params, lr=0.1)) is one that steps"
+            f"{type(self).__name__} has no step: it keeps state by name; "
+            "KeyedOptimizerWrapper(params, lambda params: torch.optim.SGD(params, lr=0.1)) is one "
+            "that steps"
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise: a parameter added later has no name."""
         raise NotImplementedError(
-            f"{type(self).__name__} cannot take further parameters: build another optimizer for them, "
-            "and combine the two in a CombinedOptimizer"
+            f"{type(self).__name__} cannot take further parameters: build another optimizer for "
+            "them, and combine the two in a CombinedOptimizer"
         )
 
     def save_param_groups(self, save: bool) -> None:
@@ -99,7 +108,9 @@ class KeyedOptimizer(Optimizer):
         for name, parameter in self.params.items():
             if parameter.requires_grad:
                 zeros = torch.zeros_like(parameter)
-                sparse = sparse_grad_parameter_names is not None and name in sparse_grad_parameter_names
+                sparse = (
+                    sparse_grad_parameter_names is not None and name in sparse_grad_parameter_names
+                )
                 parameter.grad = zeros.to_sparse() if sparse else zeros
         rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
         try:
@@ -152,7 +163,9 @@ class KeyedOptimizer(Optimizer):
             for names, group in self._named_groups():
                 if names:
                     new = stored[tuple(names)]
-                    group.update({key: deepcopy(value) for key, value in new.items() if key != "params"})
+                    group.update(
+                        {key: deepcopy(value) for key, value in new.items() if key != "params"}
+                    )
         self.post_load_state_dict()
 
     def post_load_state_dict(self) -> None:
@@ -166,10 +179,21 @@ class KeyedOptimizer(Optimizer):
         """
         check_form(state_dict)
         new = state_dict["state"]
-        current = {name: self.state[parameter] for name, parameter in self.params.items() if parameter in self.state}
-        fresh = [name for name in new if name in self.params and name not in current] if self._takes_new_state() else []
+        current = {
+            name: self.state[parameter]
+            for name, parameter in self.params.items()
+            if parameter in self.state
+        }
+        fresh = (
+            [name for name in new if name in self.params and name not in current]
+            if self._takes_new_state()
+            else []
+        )
         check_names(
-            "Different parameter count", "Parameter {} not found", current, [name for name in new if name not in fresh]
+            "Different parameter count",
+            "Parameter {} not found",
+            current,
+            [name for name in new if name not in fresh],
         )
         for name, state in current.items():
             check_state(state, new[name], [name])
@@ -192,13 +216,17 @@ class KeyedOptimizer(Optimizer):
     def _check_groups(self, state_dict: Mapping[str, Any]) -> None:
         if "param_groups" not in state_dict:
             raise ValueError(
-                "what is loaded has no param_groups: it was stored without save_param_groups(True); call "
-                "save_param_groups(False) before loading it, and set rates yourself"
+                "what is loaded has no param_groups: it was stored without "
+                "save_param_groups(True); call save_param_groups(False) before loading it, and "
+                "set rates yourself"
             )
         current = {tuple(names): group for names, group in self._named_groups() if names}
         new = _groups_by_names(state_dict["param_groups"])
         if len(current) != len(new):
-            raise ValueError(f"Different param_groups count: {len(current)} vs {len(new)}: {[*current]} vs {[*new]}")
+            raise ValueError(
+                f"Different param_groups count: {len(current)} vs {len(new)}: {[*current]} vs "
+                f"{[*new]}"
+            )
         for names, group in current.items():
             title = "/".join(names)
             if names not in new:
@@ -220,7 +248,9 @@ class CombinedOptimizer(KeyedOptimizer):
     Example:
         >>> import torch
         >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> dense = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=0.1))
+        >>> dense = KeyedOptimizerWrapper(
+        ...     {"weight": weight}, lambda params: torch.optim.SGD(params, lr=0.1)
+        ... )
         >>> sorted(CombinedOptimizer([("over", dense)]).params)
         ['over.weight']
 
@@ -236,11 +266,18 @@ class CombinedOptimizer(KeyedOptimizer):
                 full = self.prepend_opt_key(name, key)
                 if full in seen:
                     raise ValueError(
-                        f"Duplicate param key {full}: two optimizers hold a parameter of this name; give one of them "
-                        "a prefix, CombinedOptimizer([('prefix', optimizer), ...])"
+                        f"Duplicate param key {full}: two optimizers hold a parameter of this "
+                        "name; give one of them a prefix, CombinedOptimizer([('prefix', "
+                        "optimizer), ...])"
                     )
                 seen.add(full)
-        self._prepare({"_save_param_groups": any(optim.defaults["_save_param_groups"] for _, optim in self._optims)})
+        self._prepare(
+            {
+                "_save_param_groups": any(
+                    optim.defaults["_save_param_groups"] for _, optim in self._optims
+                )
+            }
+        )
 
     @property
     def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
@@ -259,7 +296,11 @@ class CombinedOptimizer(KeyedOptimizer):
     @property
     def state(self) -> Mapping[torch.Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Parameter -> its state, of all optimizers."""
-        return {parameter: state for _, optim in self._optims for parameter, state in optim.state.items()}
+        return {
+            parameter: state
+            for _, optim in self._optims
+            for parameter, state in optim.state.items()
+        }
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -293,7 +334,9 @@ class CombinedOptimizer(KeyedOptimizer):
         """Create every optimizer's state; names are those of this optimizer."""
         for key, optim in self._optims:
             names = {
-                name for name in optim.params if self.prepend_opt_key(name, key) in (sparse_grad_parameter_names or ())
+                name
+                for name in optim.params
+                if self.prepend_opt_key(name, key) in (sparse_grad_parameter_names or ())
             }
             optim.init_state(names)
 
@@ -302,10 +345,15 @@ class CombinedOptimizer(KeyedOptimizer):
         state_dict: dict[str, Any] = {"state": {}}
         for key, optim in self._optims:
             part = optim.state_dict()
-            state_dict["state"] |= {self.prepend_opt_key(name, key): state for name, state in part["state"].items()}
+            state_dict["state"] |= {
+                self.prepend_opt_key(name, key): state for name, state in part["state"].items()
+            }
             if self.defaults["_save_param_groups"]:
                 state_dict.setdefault("param_groups", []).extend(
-                    {**group, "params": [self.prepend_opt_key(name, key) for name in group["params"]]}
+                    {
+                        **group,
+                        "params": [self.prepend_opt_key(name, key) for name in group["params"]],
+                    }
                     for group in part.get("param_groups", ())
                 )
         if self.defaults["_save_param_groups"]:
@@ -333,7 +381,9 @@ class CombinedOptimizer(KeyedOptimizer):
         held = [name for name, parameter in names.items() if parameter in self.state]
         strangers = [name for name in state_dict["state"] if name not in names]
         if strangers:
-            check_names("Different parameter count", "Parameter {} not found", held, state_dict["state"])
+            check_names(
+                "Different parameter count", "Parameter {} not found", held, state_dict["state"]
+            )
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict)
         for (_, optim), part in zip(self._optims, self._parts(state_dict), strict=True):
@@ -362,7 +412,9 @@ class CombinedOptimizer(KeyedOptimizer):
         state = state_dict["state"]
         for key, optim in self._optims:
             names = {self.prepend_opt_key(name, key): name for name in optim.params}
-            part: dict[str, Any] = {"state": {name: state[full] for full, name in names.items() if full in state}}
+            part: dict[str, Any] = {
+                "state": {name: state[full] for full, name in names.items() if full in state}
+            }
             if "param_groups" in state_dict:
                 part["param_groups"] = [
                     {**group, "params": [names[full] for full in group["params"]]}
@@ -386,7 +438,9 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     Example:
         >>> import torch
         >>> layer = torch.nn.Linear(2, 1)
-        >>> KeyedOptimizerWrapper(dict(layer.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.1)).params
+        >>> KeyedOptimizerWrapper(
+        ...     dict(layer.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.1)
+        ... ).params
         {'weight': Parameter containing:
         ...
 
@@ -395,12 +449,16 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     """
 
     def __init__(
-        self, params: Mapping[str, torch.Tensor], optim_factory: OptimizerFactory, pass_params_dict: bool = False
+        self,
+        params: Mapping[str, torch.Tensor],
+        optim_factory: OptimizerFactory,
+        pass_params_dict: bool = False,
     ) -> None:
         if not params:
             raise ValueError(
-                "there are no parameters to optimize: fused tables are updated during backward and "
-                "in_backward_optimizer_filter leaves them out; without dense parameters model.fused_optimizer is enough"
+                "there are no parameters to optimize: fused tables are updated during backward "
+                "and in_backward_optimizer_filter leaves them out; without dense parameters "
+                "model.fused_optimizer is enough"
             )
         self._optimizer = optim_factory(params if pass_params_dict else list(params.values()))
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
@@ -437,7 +495,9 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
             super()._load_state(parameter, new)
             return
         self.state[parameter] = {
-            key: _copy_beside(parameter, value) if isinstance(value, torch.Tensor) else deepcopy(value)
+            key: _copy_beside(parameter, value)
+            if isinstance(value, torch.Tensor)
+            else deepcopy(value)
             for key, value in new.items()
         }
 
@@ -543,7 +603,9 @@ def _call_if_there(optimizer: Any, method: str, argument: Any) -> None:
         getattr(optimizer, method)(argument)
 
 
-def _groups_by_names(groups: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], Mapping[str, Any]]:
+def _groups_by_names(
+    groups: Sequence[Mapping[str, Any]],
+) -> dict[tuple[str, ...], Mapping[str, Any]]:
     """Groups by the names of their parameters; empty groups of other ranks are dropped."""
     return {tuple(sorted(group["params"])): group for group in groups if group["params"]}
 
@@ -554,4 +616,10 @@ def _copy_beside(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return copy.to(parameter.device) if copy.dim() else copy
 
 
-__all__ = ["CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerFactory", "OptimizerWrapper"]
+__all__ = [
+    "CombinedOptimizer",
+    "KeyedOptimizer",
+    "KeyedOptimizerWrapper",
+    "OptimizerFactory",
+    "OptimizerWrapper",
+]

@@ -43,10 +43,14 @@ def check_form(state_dict: Mapping[str, Any]) -> None:
         ValueError: this is not an optimizer's state dict: it has no 'state', only ['weight']
     """
     if "state" not in state_dict:
-        raise ValueError(f"this is not an optimizer's state dict: it has no 'state', only {[*state_dict]}")
+        raise ValueError(
+            f"this is not an optimizer's state dict: it has no 'state', only {[*state_dict]}"
+        )
 
 
-def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str], of: str = "") -> None:
+def check_names(
+    counted: str, missed: str, own: Iterable[str], new: Iterable[str], of: str = ""
+) -> None:
     """Raise if names differ; the message begins as TorchRec's, and lists the differing names.
 
     Args:
@@ -62,7 +66,7 @@ def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str
     Example:
         >>> check_names("Different parameter count", "Parameter {} not found", ["a"], ["a", "b"])
         Traceback (most recent call last):
-        ValueError: Different parameter count: 1 vs 2: [] are here only, ['b'] are in what is loaded only
+        ValueError: Different parameter count: 1 vs 2: [] are here only, ['b'] are in ...
     """
     present, loaded = set(own), set(new)
     missing, surplus = sorted(present - loaded, key=str), sorted(loaded - present, key=str)
@@ -85,7 +89,10 @@ def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[s
     """
     where = " / ".join(path)
     if not isinstance(new, Mapping):
-        raise ValueError(f"optimizer state of {where!r} is a dict here and a {type(new).__name__} in what is loaded")
+        raise ValueError(
+            f"optimizer state of {where!r} is a dict here and a {type(new).__name__} in what "
+            "is loaded"
+        )
     check_names("Different state size", f"State {{}} of {where!r} not found", own, new, repr(where))
     for name, value in own.items():
         _check_value(value, new[name], [*path, name])
@@ -116,26 +123,33 @@ def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
         check_state(value, other, path)
     elif (shards is None) != (theirs is None):
         raise ValueError(
-            f"optimizer state {where!r} is a {type(value).__name__} here and a {type(other).__name__} in what is loaded"
+            f"optimizer state {where!r} is a {type(value).__name__} here and a "
+            f"{type(other).__name__} in what is loaded"
         )
     elif shards is not None and theirs is not None:
         if len(shards) != len(theirs):
             raise ValueError(
-                f"Different number of shards {len(shards)} vs {len(theirs)} for the path of {where!r}: it was stored "
-                "under another plan; tutorec.distributed.checkpoint loads what any plan has stored"
+                f"Different number of shards {len(shards)} vs {len(theirs)} for the path of "
+                f"{where!r}: it was stored under another plan; tutorec.distributed.checkpoint "
+                "loads what any plan has stored"
             )
         for shard, loaded in zip(shards, theirs, strict=True):
             _check_shape(where, shard, loaded)
     elif isinstance(value, torch.Tensor):
         if not isinstance(other, torch.Tensor | int | float):
             kind = type(other).__name__
-            raise ValueError(f"optimizer state {where!r} is a tensor here and a {kind} in what is loaded")
+            raise ValueError(
+                f"optimizer state {where!r} is a tensor here and a {kind} in what is loaded"
+            )
         _check_shape(where, value, torch.as_tensor(other))
 
 
 def _check_shape(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
     if own.shape != new.shape:
-        raise ValueError(f"optimizer state {where!r} is {list(own.shape)} here and {list(new.shape)} in what is loaded")
+        raise ValueError(
+            f"optimizer state {where!r} is {list(own.shape)} here and {list(new.shape)} in "
+            "what is loaded"
+        )
 
 
 def _local_shards(value: Any) -> list[torch.Tensor] | None:

@@ -28,7 +28,12 @@ def in_backward_optimizer_filter(
 
     Example:
         >>> import torch
-        >>> [name for name, _ in in_backward_optimizer_filter(torch.nn.Linear(2, 1).named_parameters())]
+        >>> [
+        ...     name
+        ...     for name, _ in in_backward_optimizer_filter(
+        ...         torch.nn.Linear(2, 1).named_parameters()
+        ...     )
+        ... ]
         ['weight', 'bias']
 
     Source:
@@ -44,10 +49,12 @@ class PartialRowWiseAdam(Optimizer):
 
     For row r with gradient g, in step t::
 
-        exp_avg[r]    = beta1 * exp_avg[r] + (1 - beta1) * g
+        exp_avg[r] = beta1 * exp_avg[r] + (1 - beta1) * g
         exp_avg_sq[r] = beta2 * exp_avg_sq[r] + (1 - beta2) * mean(g**2)
-        table[r] -= lr * (exp_avg[r] / (1 - beta1**t) / (sqrt(exp_avg_sq[r] / (1 - beta2**t)) + eps)
-                          + weight_decay * table[r])
+        table[r] -= lr * (
+            exp_avg[r] / (1 - beta1**t) / (sqrt(exp_avg_sq[r] / (1 - beta2**t)) + eps)
+            + weight_decay * table[r]
+        )
 
     With ``apply_optimizer_in_backward`` it updates only the rows in the batch, and is fused for
     sharded tables (``EmbOptimType.PARTIAL_ROWWISE_ADAM``). As an ordinary optimizer it updates all
@@ -68,7 +75,9 @@ class PartialRowWiseAdam(Optimizer):
         >>> weight = torch.nn.Parameter(torch.zeros(1, 2))
         >>> weight.grad = torch.tensor([[3.0, 4.0]])
         >>> PartialRowWiseAdam([weight], lr=1.0).step()
-        >>> weight * torch.tensor([9.0 + 16.0]).div(2).sqrt()  # at first g, divided by the root of its mean square
+        >>> weight * torch.tensor([9.0 + 16.0]).div(
+        ...     2
+        ... ).sqrt()  # at first g, divided by the root of its mean square
         tensor([[-3., -4.]], grad_fn=<MulBackward0>)
 
     Source:
@@ -87,8 +96,12 @@ class PartialRowWiseAdam(Optimizer):
         for name, number in (("eps", eps), ("weight_decay", weight_decay)):
             check_number(number, f"PartialRowWiseAdam: {name}")
         if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"PartialRowWiseAdam: betas={betas!r} must be numbers of at least 0 and below 1")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+            raise ValueError(
+                f"PartialRowWiseAdam: betas={betas!r} must be numbers of at least 0 and below 1"
+            )
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -121,7 +134,11 @@ class PartialRowWiseAdam(Optimizer):
 def _new_state(parameter: Tensor) -> dict[str, Tensor]:
     # In float32 also for 16-bit rows, whose squared gradients would underflow.
     zeros = unwritten_zeros(parameter.shape, device=parameter.device)
-    return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.new_zeros(len(zeros), 1)}
+    return {
+        "step": torch.tensor(0.0),
+        "exp_avg": zeros,
+        "exp_avg_sq": zeros.new_zeros(len(zeros), 1),
+    }
 
 
 __all__ = ["SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "in_backward_optimizer_filter"]

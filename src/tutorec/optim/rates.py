@@ -26,7 +26,9 @@ def check_rate(rate: Any, owner: str) -> float:
     """
     number = float(rate)
     if not 0.0 <= number < math.inf:
-        raise ValueError(f"{owner}: the learning rate is {rate}, and must be a finite number of at least 0")
+        raise ValueError(
+            f"{owner}: the learning rate is {rate}, and must be a finite number of at least 0"
+        )
     return number
 
 

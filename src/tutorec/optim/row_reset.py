@@ -1,4 +1,4 @@
-"""Rows that are given to another id: what optimizers have accumulated for them is set to its initial value."""
+"""Rows that are given to another id: their optimizer state is reset."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WAITING = "_rows_to_reset"
 def reset_optimizer_rows(table: Tensor, rows: Tensor, in_place: bool = False) -> None:
     """Reset the state of rows of a table in its optimizers.
 
-    That is done at once in those that ``apply_optimizer_in_backward`` left on the table, and in any other one before
-    its next step. The table does not know the second kind: a hook that torch calls before each step of each optimizer
-    reaches them. It is installed by the first call.
+    That is done at once in those that ``apply_optimizer_in_backward`` left on the table, and in any
+    other one before its next step. The table does not know the second kind: a hook that torch calls
+    before each step of each optimizer reaches them. It is installed by the first call.
 
     Args:
         table: [R, D], a parameter.
@@ -61,9 +61,10 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 @torch.no_grad()
 def _reset(optimizer: Optimizer, table: Tensor, rows: Tensor, in_place: bool = False) -> None:
-    """The state of some rows [U] of a table as it was before the first step; state of no row stays."""
+    """Give rows [U] of a table the state that they had before the first step."""
     for name, value in optimizer.state.get(table, {}).items():
         if isinstance(value, Tensor) and value.shape[:1] == table.shape[:1]:
-            # Adagrad's sums of squared gradients may start above 0, all other accumulated state is 0 at first.
+            # Adagrad's sums of squared gradients may start above 0, all other accumulated state is
+            # 0 at first.
             first = optimizer.defaults.get("initial_accumulator_value", 0) if name == "sum" else 0
             (value.data if in_place else value)[rows] = first

@@ -69,7 +69,11 @@ def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
 
 @torch.no_grad()
 def update_rows(
-    optimizer: Optimizer, update: KernelUpdate | None, table: Tensor, grad: Tensor, groups: RowGroups
+    optimizer: Optimizer,
+    update: KernelUpdate | None,
+    table: Tensor,
+    grad: Tensor,
+    groups: RowGroups,
 ) -> None:
     """Update the rows of a batch. A batch without ids is also a step, which the optimizer counts.
 
@@ -84,7 +88,9 @@ def update_rows(
         TypeError: The optimizer does not treat rows independently.
     """
     if update is None:
-        _step_compact(optimizer, _group_of(optimizer, table), table, groups.rows, sum_rows(grad, groups))
+        _step_compact(
+            optimizer, _group_of(optimizer, table), table, groups.rows, sum_rows(grad, groups)
+        )
     else:
         apply_update(table.detach(), update.states, grad, groups, update.step)
 
@@ -101,15 +107,20 @@ def _group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
     """The parameter group that contains a table."""
     for group in optimizer.param_groups:
         if any(parameter is table for parameter in group["params"]):
-            check_rate(group.get("lr"), f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}")
+            check_rate(
+                group.get("lr"),
+                f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}",
+            )
             return group
     raise ValueError(
-        f"{type(optimizer).__name__} in backward no longer holds its table of shape {list(table.shape)}; "
-        "call apply_optimizer_in_backward again"
+        f"{type(optimizer).__name__} in backward no longer holds its table of shape "
+        f"{list(table.shape)}; call apply_optimizer_in_backward again"
     )
 
 
-def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, rows: Tensor, sums: Tensor) -> None:
+def _step_compact(
+    optimizer: Optimizer, group: dict[str, Any], table: Tensor, rows: Tensor, sums: Tensor
+) -> None:
     """Call the optimizer's step on a table of the touched rows.
 
     This table has one additional row of zeros without gradient: its new state is the initial state
@@ -117,8 +128,9 @@ def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, ro
     """
     if type(optimizer).__name__ in _NOT_BY_ROW:
         raise TypeError(
-            f"{type(optimizer).__name__} does not treat each row by itself, and a table of {table.shape[0]} rows "
-            "is updated row by row during backward; use SGD, RowWiseAdagrad, Adagrad or Adam for tables"
+            f"{type(optimizer).__name__} does not treat each row by itself, and a table of "
+            f"{table.shape[0]} rows is updated row by row during backward; use SGD, "
+            "RowWiseAdagrad, Adagrad or Adam for tables"
         )
     weight = table.detach()
     # Row-wise state is always float32, and SGD has none: both compute in float32.
@@ -127,9 +139,14 @@ def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, ro
     small = nn.Parameter(_with_zero_row(weight[rows].to(dtype)))
     small.grad = _with_zero_row(sums.to(dtype))
     state = optimizer.state[table]
-    by_row = {key for key, value in state.items() if isinstance(value, Tensor) and value.shape[:1] == table.shape[:1]}
+    by_row = {
+        key
+        for key, value in state.items()
+        if isinstance(value, Tensor) and value.shape[:1] == table.shape[:1]
+    }
     optimizer.state[small] = {
-        key: torch.cat([value[rows], value[:1]]) if key in by_row else value for key, value in state.items()
+        key: torch.cat([value[rows], value[:1]]) if key in by_row else value
+        for key, value in state.items()
     }
     groups, alone = optimizer.param_groups, {**group, "params": [small]}
     optimizer.param_groups = [alone]
@@ -143,7 +160,9 @@ def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, ro
     for key, value in moved.items():
         if isinstance(value, Tensor) and value.shape[:1] == small.shape[:1]:
             if key not in by_row:
-                state[key] = unwritten_zeros((table.shape[0], *value.shape[1:]), value.dtype, value.device)
+                state[key] = unwritten_zeros(
+                    (table.shape[0], *value.shape[1:]), value.dtype, value.device
+                )
                 if value[-1:].any():
                     state[key][:] = value[-1:]
             state[key][rows] = value[:-1]

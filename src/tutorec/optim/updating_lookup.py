@@ -53,7 +53,11 @@ def is_updated_in_backward(table: Tensor) -> bool:
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_tracing():
         return False
-    return table.requires_grad and type(table) in _PLAIN and bool(getattr(table, "_in_backward_optimizers", None))
+    return (
+        table.requires_grad
+        and type(table) in _PLAIN
+        and bool(getattr(table, "_in_backward_optimizers", None))
+    )
 
 
 def look_up(tables: Sequence[Tensor], batches: Sequence[PooledBatch]) -> list[Tensor]:
@@ -76,14 +80,18 @@ def look_up(tables: Sequence[Tensor], batches: Sequence[PooledBatch]) -> list[Te
         >>> table[:, 0].tolist(), table.grad  # row 2 is in the batch twice, row 1 is not
         ([0.75, 1.0, 0.5], None)
     """
-    read = {id(tables[table]): tables[table] for one in batches for table in one.feature_tables}  # tied tables once
+    # tied tables once
+    read = {id(tables[table]): tables[table] for one in batches for table in one.feature_tables}
     place = {key: index for index, key in enumerate(read)}
     batches = [
-        replace(one, feature_tables=tuple(place[id(tables[table])] for table in one.feature_tables)) for one in batches
+        replace(one, feature_tables=tuple(place[id(tables[table])] for table in one.feature_tables))
+        for one in batches
     ]
     # The lookup has one anchor as input: each table as an input would cost a node in backward.
     anchor = torch.empty(0, requires_grad=True)
-    pooled = _UpdatingLookup.apply(anchor, [*read.values()], batches, *[one.weights for one in batches])
+    pooled = _UpdatingLookup.apply(
+        anchor, [*read.values()], batches, *[one.weights for one in batches]
+    )
     return list(cast(tuple[Tensor, ...], pooled))
 
 
@@ -116,7 +124,11 @@ class _UpdatingLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, tables: Sequence[Tensor], batches: Sequence[PooledBatch], *weights: Tensor | None
+        ctx: Any,
+        anchor: Tensor,
+        tables: Sequence[Tensor],
+        batches: Sequence[PooledBatch],
+        *weights: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.tables, ctx.batches = tables, batches
@@ -127,7 +139,9 @@ class _UpdatingLookup(torch.autograd.Function):
             for one, needed in zip(batches, ctx.needs_input_grad[3:], strict=True)
         ]
         # Ids that are changed in place before backward are an error, as everywhere in autograd.
-        ctx.save_for_backward(*(part for one in batches for part in (one.values, one.offsets, one.weights)))
+        ctx.save_for_backward(
+            *(part for one in batches for part in (one.values, one.offsets, one.weights))
+        )
         return tuple(pool(tables, one) for one in batches)
 
     @staticmethod
@@ -135,8 +149,12 @@ class _UpdatingLookup(torch.autograd.Function):
         _ = ctx.saved_tensors
         of_weights: list[Tensor | None] = []
         for one, rows, grad in zip(ctx.batches, ctx.rows, grads, strict=True):
-            of_weights.append(None if rows is None or grad is None else _weights_gradient(one, rows, grad))
-        arrived = [(one, grad) for one, grad in zip(ctx.batches, grads, strict=True) if grad is not None]
+            of_weights.append(
+                None if rows is None or grad is None else _weights_gradient(one, rows, grad)
+            )
+        arrived = [
+            (one, grad) for one, grad in zip(ctx.batches, grads, strict=True) if grad is not None
+        ]
         _update(ctx.tables, arrived)
         increment_version(ctx.tables)
         return (None, None, None, *of_weights)
@@ -146,14 +164,29 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
     """One step of the optimizers of each table with a gradient, from all features that read it."""
     stepped = sorted({table for batch, _ in arrived for table in batch.feature_tables})
     optimizers = {table: cast(Any, tables[table])._in_backward_optimizers for table in stepped}
-    updates = {table: [kernel_update(one, tables[table]) for one in optimizers[table]] for table in stepped}
+    updates = {
+        table: [kernel_update(one, tables[table]) for one in optimizers[table]] for table in stepped
+    }
     listeners = {table: getattr(tables[table], GRADIENT_LISTENER, None) for table in stepped}
-    known = [of_table[0] for of_table in updates.values() if len(of_table) == 1 and of_table[0] is not None]
+    known = [
+        of_table[0]
+        for of_table in updates.values()
+        if len(of_table) == 1 and of_table[0] is not None
+    ]
     if len(arrived) == 1 and len(known) == len(tables) and not any(listeners.values()):
         rows, [(batch, grad)] = [table.detach() for table in tables], arrived
-        step_tables(rows, [update.states for update in known], batch, grad, [update.step for update in known])
+        step_tables(
+            rows,
+            [update.states for update in known],
+            batch,
+            grad,
+            [update.step for update in known],
+        )
         return
-    columns, parts = [table.shape[1] for table in tables], {table: list[TouchedRows]() for table in stepped}
+    columns, parts = (
+        [table.shape[1] for table in tables],
+        {table: list[TouchedRows]() for table in stepped},
+    )
     for batch, grad in arrived:
         for touched in touched_rows(batch, grad, columns):
             parts[touched.table].append(touched)
@@ -168,6 +201,8 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
 
 def _weights_gradient(one: PooledBatch, rows: Tensor, grad: Tensor) -> Tensor:
     """Gradient of each id's weight: its row times the gradient of its bag [N]."""
-    assert one.weights is not None and not one.mean, "the mean of weighted rows reaches this as a sum"
+    assert one.weights is not None and not one.mean, (
+        "the mean of weighted rows reaches this as a sum"
+    )
     bags = torch.repeat_interleave(one.offsets.diff(), output_size=one.values.numel())
     return (rows.float() * grad[bags]).sum(1).to(one.weights.dtype)

@@ -102,9 +102,15 @@ class WarmupOptimizer(OptimizerWrapper):
         >>> import torch
         >>> layer = torch.nn.Linear(1, 1, bias=False)
         >>> from tutorec.optim.keyed import KeyedOptimizerWrapper
-        >>> dense = KeyedOptimizerWrapper({"weight": layer.weight}, lambda params: torch.optim.SGD(params, lr=9.0))
-        >>> warm = WarmupOptimizer(dense, [WarmupStage(WarmupPolicy.LINEAR, max_iters=2, value=0.5)], lr=0.1)
-        >>> rates = [warm.param_groups[0]["lr"]] + [warm.step() or warm.param_groups[0]["lr"] for _ in range(3)]
+        >>> dense = KeyedOptimizerWrapper(
+        ...     {"weight": layer.weight}, lambda params: torch.optim.SGD(params, lr=9.0)
+        ... )
+        >>> warm = WarmupOptimizer(
+        ...     dense, [WarmupStage(WarmupPolicy.LINEAR, max_iters=2, value=0.5)], lr=0.1
+        ... )
+        >>> rates = [warm.param_groups[0]["lr"]] + [
+        ...     warm.step() or warm.param_groups[0]["lr"] for _ in range(3)
+        ... ]
         >>> [round(rate, 3) for rate in rates]
         [0.05, 0.075, 0.1, 0.1]
 
@@ -125,10 +131,16 @@ class WarmupOptimizer(OptimizerWrapper):
         self._lr = check_rate(lr, "WarmupOptimizer")
         self._lr_param, self._param_name = lr_param, param_name
         if param_name in optimizer.params:
-            raise ValueError(f"param_name={param_name!r} is the name of a parameter of {type(optimizer).__name__}")
+            raise ValueError(
+                f"param_name={param_name!r} is the name of a parameter of "
+                f"{type(optimizer).__name__}"
+            )
         known = {key for group in optimizer.param_groups for key in group if key != "params"}
         if lr_param != "lr" and optimizer.param_groups and lr_param not in known:
-            raise ValueError(f"lr_param={lr_param!r} is in no parameter group, so that it would do nothing: {known}")
+            raise ValueError(
+                f"lr_param={lr_param!r} is in no parameter group, so that it would do nothing: "
+                f"{known}"
+            )
         self._parameter = torch.nn.Parameter(torch.empty(0))
         # State of the schedule; created at the first step, like that of torch's optimizers.
         self._progress: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -165,7 +177,13 @@ class WarmupOptimizer(OptimizerWrapper):
         state_dict = super().state_dict()
         if not self._progress:
             return state_dict
-        return {**state_dict, "state": {**state_dict["state"], self._param_name: dict(self._progress[self._parameter])}}
+        return {
+            **state_dict,
+            "state": {
+                **state_dict["state"],
+                self._param_name: dict(self._progress[self._parameter]),
+            },
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state and the position in the schedule, and set the rate.
@@ -191,16 +209,17 @@ class WarmupOptimizer(OptimizerWrapper):
         if progress is None:
             if self._progress:
                 raise ValueError(
-                    f"Parameter {self._param_name} not found: what is loaded was stored without a WarmupOptimizer, or "
-                    "before its first step; load it into the wrapped optimizer"
+                    f"Parameter {self._param_name} not found: what is loaded was stored without a "
+                    "WarmupOptimizer, or before its first step; load it into the wrapped optimizer"
                 )
             return
         check_state({_STATE: torch.zeros(2)}, progress, [self._param_name])
         made, stage = (int(number) for number in progress[_STATE].tolist())
         if made < 0 or not 0 <= stage < len(self._stages):
             raise ValueError(
-                f"{self._param_name} in what is loaded is at step {made} in stage {stage}, and there are "
-                f"{len(self._stages) - 1} stages here: load with the stages that it was stored with"
+                f"{self._param_name} in what is loaded is at step {made} in stage {stage}, and "
+                f"there are {len(self._stages) - 1} stages here: load with the stages that it was "
+                "stored with"
             )
 
     def post_load_state_dict(self) -> None:
@@ -224,7 +243,9 @@ class WarmupOptimizer(OptimizerWrapper):
 
     def _of_others(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         check_form(state_dict)
-        others = {name: state for name, state in state_dict["state"].items() if name != self._param_name}
+        others = {
+            name: state for name, state in state_dict["state"].items() if name != self._param_name
+        }
         return {**state_dict, "state": others}
 
 
@@ -236,13 +257,15 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
         before = filled[-1].max_iters if filled else 0
         if not stage.max_iters > before:
             raise ValueError(
-                f"Max iter of the stage {stage} must be greater than the previous max iter {before}: max_iters counts "
-                "from the beginning of training"
+                f"Max iter of the stage {stage} must be greater than the previous max iter "
+                f"{before}: max_iters counts from the beginning of training"
             )
         if stage.policy is WarmupPolicy.INTERPOLATE:
             _check_interpolation(stage)
         if stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
-            raise ValueError(f"sgdr_period={stage.sgdr_period} of the stage {stage} must be at least 1")
+            raise ValueError(
+                f"sgdr_period={stage.sgdr_period} of the stage {stage} must be at least 1"
+            )
         if stage.decay_iters <= 0:
             stage.decay_iters = 1 if stage.policy is WarmupPolicy.STEP else stage.max_iters
         filled.append(stage)
@@ -256,8 +279,8 @@ def _check_interpolation(stage: WarmupStage) -> None:
             raise ValueError(f"{name} must be set for INTERPOLATE policy: {stage}")
     if start is not None and not stage.max_iters > start:
         raise ValueError(
-            f"max_iters ({stage.max_iters}) must be greater than start_interpolating_iters ({start}) for INTERPOLATE "
-            "policy"
+            f"max_iters ({stage.max_iters}) must be greater than start_interpolating_iters "
+            f"({start}) for INTERPOLATE policy"
         )
 
 
@@ -279,9 +302,13 @@ def _interpolated(stage: WarmupStage, made: int) -> float:
 
 _FACTORS: dict[WarmupPolicy, Callable[[WarmupStage, int], float]] = {
     WarmupPolicy.NONE: lambda stage, made: 1.0,
-    WarmupPolicy.LINEAR: lambda stage, made: stage.value + (1.0 - stage.value) * made / stage.max_iters,
+    WarmupPolicy.LINEAR: lambda stage, made: (
+        stage.value + (1.0 - stage.value) * made / stage.max_iters
+    ),
     WarmupPolicy.CONSTANT: lambda stage, made: stage.value,
-    WarmupPolicy.POLY: lambda stage, made: math.pow(max(1 - made / stage.decay_iters, 0.0), stage.value),
+    WarmupPolicy.POLY: lambda stage, made: math.pow(
+        max(1 - made / stage.decay_iters, 0.0), stage.value
+    ),
     WarmupPolicy.STEP: lambda stage, made: math.pow(stage.value, made // stage.decay_iters),
     WarmupPolicy.INVSQRT: lambda stage, made: 1.0 / math.sqrt(max(made, 1)),
     WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS: _cosine,

@@ -25,7 +25,9 @@ def measured_errors(weight: Tensor, packed: Tensor, table: PackedTable) -> tuple
         >>> import torch
         >>> from tutorec.quant.packing import pack_rows
         >>> from tutorec.types import DataType
-        >>> weight = torch.tensor([[0.0, 0.4, 1.0]])  # of the numbers that 2 bits leave, 1/3 is nearest to 0.4
+        >>> weight = torch.tensor(
+        ...     [[0.0, 0.4, 1.0]]
+        ... )  # of the numbers that 2 bits leave, 1/3 is nearest to 0.4
         >>> table = PackedTable("t", rows=1, columns=3, data_type=DataType.INT2)
         >>> largest, mean = measured_errors(weight, pack_rows(weight, DataType.INT2), table)
         >>> round(largest, 2), round(mean, 2)
@@ -81,13 +83,18 @@ def promised_error(packed: Tensor, table: PackedTable) -> float:
 
 
 def _bound(rows: Tensor, payload: Tensor, levels: int) -> Tensor:
-    scale, bias = (part.view(torch.float16).double().squeeze(1) for part in rows[:, :4].contiguous().split(2, dim=1))
+    scale, bias = (
+        part.view(torch.float16).double().squeeze(1)
+        for part in rows[:, :4].contiguous().split(2, dim=1)
+    )
     scale = scale.abs()  # negative if all values are below the rounded bias
     # Rows whose only code is 0 have step 1 instead of a step that float16 rounds to 0.
     flat = (scale == 1) & (payload == 0).all(1)
     step = torch.where(flat, levels * 2.0**-25, scale / 2)
     missed = torch.maximum(_half_step(bias), levels * _half_step(torch.where(flat, 0.0, scale)))
-    return torch.maximum(step, missed) + 2.0**-22 * (bias.abs() + torch.where(flat, 0.0, scale) * levels)
+    return torch.maximum(step, missed) + 2.0**-22 * (
+        bias.abs() + torch.where(flat, 0.0, scale) * levels
+    )
 
 
 def _half_step(halves: Tensor) -> Tensor:

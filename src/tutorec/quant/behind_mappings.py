@@ -24,8 +24,8 @@ def mappings_for(
     mapped = None if mappings is None else [config.name for config in mappings.embedding_configs()]
     if mappings is None or mapped != wanted:
         raise ValueError(
-            f"managed_collision_collection maps raw ids of tables {mapped}, and the tables are {wanted}; give the "
-            "mappings of these tables, in their order"
+            f"managed_collision_collection maps raw ids of tables {mapped}, and the tables are "
+            f"{wanted}; give the mappings of these tables, in their order"
         )
     for module in mappings.eval()._managed_collision_modules.values():
         getattr(module, "reset_inference_mode", module.eval)()

@@ -101,7 +101,9 @@ def table_menu(
             kind = packed_type(dtype, table.full_name)
             alignment = alignment_for(columns, kind, row_alignment, table.weight.device.type)
             size = rows * row_layout(columns, kind, alignment).row_bytes
-            loss = lookups_of.get(table.full_name, table.features) * _squared_error(weight, table, dtype)
+            loss = lookups_of.get(table.full_name, table.features) * _squared_error(
+                weight, table, dtype
+            )
             entries.append(Entry(data_type_to_dtype(kind), size, loss))
         menus[name] = entries
     return menus
@@ -138,11 +140,15 @@ def choose_dtypes(
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [EmbeddingBagConfig(100, 64, "small"), EmbeddingBagConfig(10_000, 64, "large")]
-        >>> choose_dtypes(EmbeddingBagCollection(tables), 600_000, row_alignment="small")  # 36 and 128 bytes a row
+        >>> choose_dtypes(
+        ...     EmbeddingBagCollection(tables), 600_000, row_alignment="small"
+        ... )  # 36 and 128 bytes a row
         {'small': torch.float16, 'large': torch.quint4x2}
     """
     require_finite("budget_bytes", budget_bytes)
-    menus = table_menu(model, dtypes, lookups=lookups, sample_rows=sample_rows, row_alignment=row_alignment)
+    menus = table_menu(
+        model, dtypes, lookups=lookups, sample_rows=sample_rows, row_alignment=row_alignment
+    )
     return {name: entry.dtype for name, entry in cheapest_within(menus, budget_bytes).items()}
 
 
@@ -157,15 +163,23 @@ def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> 
         ValueError: No choice fits.
 
     Example:
-        >>> menus = {"a": [Entry(torch.int8, 1, 4.0), Entry(torch.float16, 2, 1.0)], "b": [Entry(torch.int8, 1, 2.0)]}
+        >>> menus = {
+        ...     "a": [Entry(torch.int8, 1, 4.0), Entry(torch.float16, 2, 1.0)],
+        ...     "b": [Entry(torch.int8, 1, 2.0)],
+        ... }
         >>> [entry.bytes for entry in cheapest_within(menus, 3).values()]
         [2, 1]
     """
-    smallest = {name: min(menu, key=lambda entry: (entry.bytes, entry.error)) for name, menu in menus.items()}
+    smallest = {
+        name: min(menu, key=lambda entry: (entry.bytes, entry.error))
+        for name, menu in menus.items()
+    }
     sizes = {name: entry.bytes for name, entry in smallest.items()}
     least, limit = sum(sizes.values()), budget_bytes
     if least > budget_bytes:
-        raise ValueError(f"the tables take at least {least:,} bytes, and the budget is {budget_bytes:,}: {sizes}")
+        raise ValueError(
+            f"the tables take at least {least:,} bytes, and the budget is {budget_bytes:,}: {sizes}"
+        )
     # A variable that is 1 up to the solver's tolerance may hide some bytes of a large table.
     while menus and limit > least:
         chosen = dict(zip(menus, _choose(list(menus.values()), limit), strict=True))
@@ -193,14 +207,20 @@ def _choose(menus: Sequence[Sequence[Entry]], limit: int) -> list[Entry]:
         constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(sizes, -np.inf, limit)],
         options={"mip_rel_gap": _CLOSE},
     )
-    return [entries[int(i)] for i in np.where(table == np.arange(len(menus))[:, None], result.x, -1).argmax(axis=1)]
+    return [
+        entries[int(i)]
+        for i in np.where(table == np.arange(len(menus))[:, None], result.x, -1).argmax(axis=1)
+    ]
 
 
 def _sample(weight: Tensor, rows: int) -> Tensor:
     """At most ``rows`` rows of a table, evenly spaced."""
     weight = weight.detach()
     if weight.is_meta:
-        raise ValueError("a table on the meta device has no values, so its errors cannot be computed; load the model")
+        raise ValueError(
+            "a table on the meta device has no values, so its errors cannot be computed; load "
+            "the model"
+        )
     if weight.shape[0] <= rows:
         return weight
     places = torch.arange(rows, device=weight.device) * weight.shape[0] // rows

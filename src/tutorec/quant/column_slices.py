@@ -20,7 +20,9 @@ __all__ = ["cut_columns", "join_columns"]
 _AT_ONCE = 1 << 20
 
 
-def cut_columns(packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, out: Tensor | None = None) -> Tensor:
+def cut_columns(
+    packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, out: Tensor | None = None
+) -> Tensor:
     """Copy columns ``start`` to ``start + piece.columns`` of packed rows, as packed rows.
 
     Args:
@@ -49,7 +51,9 @@ def cut_columns(packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, 
     return out
 
 
-def join_columns(pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: RowLayout) -> Tensor:
+def join_columns(
+    pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: RowLayout
+) -> Tensor:
     """Join packed rows of all columns from the parts that `cut_columns` returned.
 
     Args:
@@ -69,7 +73,10 @@ def join_columns(pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: 
     first = pieces[0]
     out = torch.zeros(first.shape[0], whole.row_bytes, dtype=torch.uint8, device=first.device)
     for rows in _chunks(first.shape[0], whole.columns):
-        codes = [_codes(piece[rows].to(out.device), layout) for piece, layout in zip(pieces, layouts, strict=True)]
+        codes = [
+            _codes(piece[rows].to(out.device), layout)
+            for piece, layout in zip(pieces, layouts, strict=True)
+        ]
         _write(out[rows], whole, first[rows, : whole.scale_bytes], torch.cat(codes, dim=1))
     return out
 

@@ -57,11 +57,17 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
     Example:
         >>> import torch
         >>> from tutorec.modules.embedding_configs import QuantConfig
-        >>> from tutorec.modules.embedding_collection import EmbeddingCollection as FloatEmbeddingCollection
-        >>> ec = FloatEmbeddingCollection([EmbeddingConfig(10, 4, "item_table", feature_names=["item"])])
+        >>> from tutorec.modules.embedding_collection import (
+        ...     EmbeddingCollection as FloatEmbeddingCollection,
+        ... )
+        >>> ec = FloatEmbeddingCollection(
+        ...     [EmbeddingConfig(10, 4, "item_table", feature_names=["item"])]
+        ... )
         >>> ec.qconfig = QuantConfig(activation=torch.float, weight=torch.quint4x2)
         >>> quantized = EmbeddingCollection.from_float(ec)
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
+        ... )
         >>> rows = quantized(batch)["item"]
         >>> rows.values().shape, rows.lengths().tolist()
         (torch.Size([3, 4]), [2, 0, 1])
@@ -85,25 +91,35 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         row_alignment: RowAlignment = ROW_ALIGNMENT,
     ) -> None:
         super().__init__()
-        tables = checked_tables("quantized EmbeddingCollection", tables, EmbeddingConfig, trained=False)
+        tables = checked_tables(
+            "quantized EmbeddingCollection", tables, EmbeddingConfig, trained=False
+        )
         self._embedding_configs, self._need_indices = tables, need_indices
         self._output_dtype = output_type(output_dtype)
         self.register_tbes, self.row_alignment = register_tbes, row_alignment
         self.embeddings = nn.ModuleDict()
         # One call reads rows of one stored width.
         kinds = [packed_type(table.data_type, table.name) for table in tables]
-        layouts = [row_layout(table.embedding_dim, kind) for table, kind in zip(tables, kinds, strict=True)]
+        layouts = [
+            row_layout(table.embedding_dim, kind) for table, kind in zip(tables, kinds, strict=True)
+        ]
         groups: list[tuple[PoolingKind, tuple[int, int]]] = [
             ("none", (layout.columns, layout.stored_columns)) for layout in layouts
         ]
         self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._feature_rows = FeatureRows(
-            (feature, table.name, rows_of(table)) for table in tables for feature in table.feature_names
+            (feature, table.name, rows_of(table))
+            for table in tables
+            for feature in table.feature_names
         )
-        named = dict(zip((table.name for table in tables), self._embedding_names_by_table, strict=True))
+        named = dict(
+            zip((table.name for table in tables), self._embedding_names_by_table, strict=True)
+        )
         # Results in the order in which the operators give rows.
-        self._names = [name for _, held in self._operators for table in held for name in named[table]]
+        self._names = [
+            name for _, held in self._operators for table in held for name in named[table]
+        ]
         self._embedding_names = [name for names in self._embedding_names_by_table for name in names]
         self._features_of_names = dict(zip(self._names, self._features, strict=True))
         self._fill(table_name_to_quantized_weights)
@@ -133,7 +149,9 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
             ids = lists[self._features_of_names[name]]
             indices = ids.values() if self._need_indices else None
             make = JaggedTensor if traced else JaggedTensor._from_parts
-            outputs[name] = make(rows[name], indices, ids.lengths(), None if traced else ids.offsets())
+            outputs[name] = make(
+                rows[name], indices, ids.lengths(), None if traced else ids.offsets()
+            )
         return outputs if traced else samples_of_lists(outputs, features, self._features_of_names)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -148,7 +166,10 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         """Number of columns D of every table; -1 without tables, an error if they differ."""
         widths = {table.name: table.embedding_dim for table in self._embedding_configs}
         if len(set(widths.values())) > 1:
-            raise ValueError(f"the tables have no common embedding_dim: {widths}; ask embedding_configs() for each")
+            raise ValueError(
+                f"the tables have no common embedding_dim: {widths}; ask embedding_configs() "
+                "for each"
+            )
         return next(iter(widths.values()), -1)
 
     def need_indices(self) -> bool:
@@ -188,7 +209,8 @@ class QuantManagedCollisionEmbeddingCollection(EmbeddingCollection):
         quant_state_dict_split_scale_bias: As there.
         row_alignment: As there.
         managed_collision_collection: The mappings of raw ids to rows.
-        return_remapped_features: No effect, as in TorchRec: the rows that were looked up are always returned.
+        return_remapped_features: No effect, as in TorchRec: the rows that were looked up are always
+            returned.
 
     Raises:
         ValueError: The mappings are missing or of other tables, or as of `EmbeddingCollection`.
@@ -229,7 +251,9 @@ class QuantManagedCollisionEmbeddingCollection(EmbeddingCollection):
         """The quantized form of a `ManagedCollisionEmbeddingCollection`, which stays as it is."""
         return quantized_behind_mappings(cls, module)
 
-    def forward(self, features: KeyedJaggedTensor) -> tuple[dict[str, JaggedTensor], KeyedJaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, features: KeyedJaggedTensor
+    ) -> tuple[dict[str, JaggedTensor], KeyedJaggedTensor]:
         """Raw ids -> rows by feature, and the batch of rows that were looked up."""
         remapped = self._managed_collision_collection(features)
         return super().forward(remapped), remapped

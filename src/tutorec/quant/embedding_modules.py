@@ -20,14 +20,18 @@ from tutorec.quant.embedding_collection import (
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
 from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
 from tutorec.quant.preparing import for_each_module_of_type_do as for_each_module_of_type_do
-from tutorec.quant.preparing import quant_prep_customize_row_alignment as quant_prep_customize_row_alignment
 from tutorec.quant.preparing import (
-    quant_prep_enable_quant_state_dict_split_scale_bias as quant_prep_enable_quant_state_dict_split_scale_bias,
+    quant_prep_customize_row_alignment as quant_prep_customize_row_alignment,
+)
+from tutorec.quant.preparing import (
+    quant_prep_enable_quant_state_dict_split_scale_bias as quant_prep_enable_quant_state_dict_split_scale_bias,  # noqa: E501
 )
 from tutorec.quant.preparing import (
     quant_prep_enable_quant_state_dict_split_scale_bias_for_types as quant_prep_enable_quant_state_dict_split_scale_bias_for_types,  # noqa: E501
 )
-from tutorec.quant.preparing import quant_prep_enable_register_tbes as quant_prep_enable_register_tbes
+from tutorec.quant.preparing import (
+    quant_prep_enable_register_tbes as quant_prep_enable_register_tbes,
+)
 from tutorec.quant.table_formats import output_type
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed import KeyedTensor
@@ -70,14 +74,18 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
     Example:
         >>> import torch
         >>> from tutorec.modules.embedding_configs import QuantConfig
-        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatEmbeddingBagCollection
+        >>> from tutorec.modules.embedding_modules import (
+        ...     EmbeddingBagCollection as FloatEmbeddingBagCollection,
+        ... )
         >>> tables = [EmbeddingBagConfig(10, 4, "item_table", feature_names=["item"])]
         >>> ebc = FloatEmbeddingBagCollection(tables)
         >>> ebc.qconfig = QuantConfig(activation=torch.float, weight=torch.int8)
         >>> quantized = EmbeddingBagCollection.from_float(ebc)
         >>> quantized.embedding_bags["item_table"].weight.shape
         torch.Size([10, 16])
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
+        ... )
         >>> bool((quantized(batch).values() - ebc(batch).values()).abs().max() < 0.01)
         True
 
@@ -100,7 +108,9 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         row_alignment: RowAlignment = ROW_ALIGNMENT,
     ) -> None:
         super().__init__()
-        tables = checked_tables("quantized EmbeddingBagCollection", tables, EmbeddingBagConfig, trained=False)
+        tables = checked_tables(
+            "quantized EmbeddingBagCollection", tables, EmbeddingBagConfig, trained=False
+        )
         check_pooling(tables, is_weighted)
         self._embedding_bag_configs, self._is_weighted = tables, is_weighted
         self._output_dtype = output_type(output_dtype)
@@ -113,11 +123,15 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
         names = get_embedding_names_by_table(tables)
         self._feature_rows = FeatureRows(
-            (feature, table.name, rows_of(table)) for table in tables for feature in table.feature_names
+            (feature, table.name, rows_of(table))
+            for table in tables
+            for feature in table.feature_names
         )
         self._result_features = [feature for feature, _, _ in self._feature_rows]
         self._embedding_names = [name for of_table in names for name in of_table]
-        self._length_per_name = [table.embedding_dim for table in tables for _ in table.feature_names]
+        self._length_per_name = [
+            table.embedding_dim for table in tables for _ in table.feature_names
+        ]
         self._columns = self._columns_of(tables)
         self._fill(table_name_to_quantized_weights)
 
@@ -151,7 +165,9 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
     def _looked_up(self, features: KeyedJaggedTensor) -> Tensor:
         """Pooled rows of a batch with its features in operator order; columns in table order."""
         if not self._operators:
-            return torch.empty(features.stride(), 0, dtype=self._output_dtype, device=features.device())
+            return torch.empty(
+                features.stride(), 0, dtype=self._output_dtype, device=features.device()
+            )
         several = len(self._operators) > 1
         parts = features.split(self._feature_splits) if several else [features]
         pooled: list[Tensor] = []
@@ -162,14 +178,19 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
             pooled.append(call(part.values(), part.offsets(), weights))
         if not several:
             return pooled[0]
-        return torch.cat([pooled[index][:, start:stop] for index, start, stop in self._columns], dim=1)
+        return torch.cat(
+            [pooled[index][:, start:stop] for index, start, stop in self._columns], dim=1
+        )
 
     def _of_lists(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
         pooled = self._looked_up(self._in_order(with_equal_strides(features)))
         pieces = pooled.split_with_sizes(self._length_per_name, 1)
-        lists = [piece[: strides[name]] for name, piece in zip(self._result_features, pieces, strict=True)]
+        lists = [
+            piece[: strides[name]]
+            for name, piece in zip(self._result_features, pieces, strict=True)
+        ]
         inverse, variable = features.inverse_indices_or_none(), features.variable_stride_per_key()
         return self._keyed(join_samples(self._result_features, lists, inverse, variable))
 
@@ -195,7 +216,8 @@ class QuantManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection):
         quant_state_dict_split_scale_bias: As there.
         row_alignment: As there.
         managed_collision_collection: The mappings of raw ids to rows.
-        return_remapped_features: No effect, as in TorchRec: the rows that were looked up are always returned.
+        return_remapped_features: No effect, as in TorchRec: the rows that were looked up are always
+            returned.
 
     Raises:
         ValueError: The mappings are missing or of other tables, or as of `EmbeddingBagCollection`.
@@ -233,7 +255,7 @@ class QuantManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection):
     def from_float(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls, module: Any, return_remapped_features: bool = False
     ) -> Self:
-        """The quantized form of a `ManagedCollisionEmbeddingBagCollection`, which stays as it is."""
+        """A quantized `ManagedCollisionEmbeddingBagCollection`; its mappings stay unchanged."""
         return quantized_behind_mappings(cls, module)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[KeyedTensor, KeyedJaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -25,7 +25,9 @@ def features_in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJag
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2])
+        ... )
         >>> features_in_order(batch, ["item", "user"]).values()
         tensor([7, 8, 4])
     """
@@ -56,7 +58,10 @@ def with_equal_strides(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
     Example:
         >>> batch = KeyedJaggedTensor(
-        ...     ["a", "b"], torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
+        ...     ["a", "b"],
+        ...     torch.tensor([5, 6, 7]),
+        ...     lengths=torch.tensor([1, 1, 1]),
+        ...     stride_per_key_per_rank=[[1], [2]],
         ... )
         >>> with_equal_strides(batch).lengths().tolist()
         [1, 0, 1, 1]
@@ -69,4 +74,6 @@ def with_equal_strides(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         row[: piece.numel()] = piece
     weights: Tensor | None = features.weights_or_none()
     counts = features.length_per_key()
-    return KeyedJaggedTensor._from_parts(features.keys(), features.values(), weights, even.view(-1), None, most, counts)
+    return KeyedJaggedTensor._from_parts(
+        features.keys(), features.values(), weights, even.view(-1), None, most, counts
+    )

@@ -72,20 +72,26 @@ class PackedTables(nn.Module):
         """
         if isinstance(module, PackedTables):
             tables = f"(tables {module.table_names()})"
-            raise ValueError(f"this {cls.__name__} is already quantized {tables}; quantize the float model")
+            raise ValueError(
+                f"this {cls.__name__} is already quantized {tables}; quantize the float model"
+            )
         quantized = cls.without_rows(module, module.qconfig)
         for name, table in getattr(module, cls._holder).items():
             quantized.pack(name, weight_of(table))
         return quantized
 
     @classmethod
-    def without_rows(cls, module: Any, qconfig: Any, row_alignment: RowAlignment | None = None, **more: Any) -> Self:
-        """The quantized form of a float collection, whose rows are packed later; ``more`` is for its constructor."""
+    def without_rows(
+        cls, module: Any, qconfig: Any, row_alignment: RowAlignment | None = None, **more: Any
+    ) -> Self:
+        """The quantized form of a float collection, packed later; ``more`` for its constructor."""
         arguments: dict[str, Any] = prepared(module, qconfig, row_alignment) | more
         arguments[cls._flag] = getattr(module, cls._flag)()
         configs = quantized_configs(getattr(module, cls._configs)(), qconfig, module)
         device = device_of(getattr(module, cls._holder), module.device)
-        return cls(tables=configs, device=device, table_name_to_quantized_weights=ROWS_FOLLOW, **arguments)
+        return cls(
+            tables=configs, device=device, table_name_to_quantized_weights=ROWS_FOLLOW, **arguments
+        )
 
     def _hold(
         self,
@@ -108,7 +114,9 @@ class PackedTables(nn.Module):
         rows = [_packed_table(table, self.row_alignment, device) for table in tables]
         keys = [(*group, row.alignment) for group, row in zip(groups, rows, strict=True)]
         for key in dict.fromkeys(keys):
-            members = [table for table, table_key in zip(tables, keys, strict=True) if table_key == key]
+            members = [
+                table for table, table_key in zip(tables, keys, strict=True) if table_key == key
+            ]
             packed = [row for row, table_key in zip(rows, keys, strict=True) if table_key == key]
             readers = [place for place, table in enumerate(members) for _ in table.feature_names]
             operator = IntNBitTableBatchedEmbeddingBagsCodegen(
@@ -220,7 +228,10 @@ class PackedTables(nn.Module):
             return
         for name in self._shown:
             if name not in weights:
-                raise KeyError(f"there are no packed rows for table {name!r}; there are some for {sorted(weights)}")
+                raise KeyError(
+                    f"there are no packed rows for table {name!r}; there are some for "
+                    f"{sorted(weights)}"
+                )
             self.write_rows(name, *weights[name])
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -233,7 +244,9 @@ class PackedTables(nn.Module):
             places = features.index_per_key()
             missing = [name for name in self._features if name not in places]
             if missing:
-                raise KeyError(f"the tables need the features {missing}, and the batch has the keys {keys}")
+                raise KeyError(
+                    f"the tables need the features {missing}, and the batch has the keys {keys}"
+                )
             if len(self._orders) >= _MOST_ORDERS:
                 self._orders.clear()
             order = self._orders[tuple(keys)] = [places[name] for name in self._features]
@@ -279,7 +292,9 @@ def rows_of(table: BaseEmbeddingConfig) -> int:
     return left
 
 
-def _packed_table(table: BaseEmbeddingConfig, requested: RowAlignment, device: torch.device) -> PackedTable:
+def _packed_table(
+    table: BaseEmbeddingConfig, requested: RowAlignment, device: torch.device
+) -> PackedTable:
     kind = packed_type(table.data_type, table.name)
     alignment = row_alignment(table.embedding_dim, kind, requested, device.type)
     return PackedTable(table.name, rows_of(table), table.embedding_dim, kind, alignment)
@@ -299,7 +314,9 @@ def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[s
     Example:
         >>> from tutorec.types import DataType
         >>> table = PackedTable("item", rows=3, columns=8, data_type=DataType.INT8)
-        >>> parts = parts_of_rows(torch.zeros(3, table.layout.row_bytes, dtype=torch.uint8), table, split=True)
+        >>> parts = parts_of_rows(
+        ...     torch.zeros(3, table.layout.row_bytes, dtype=torch.uint8), table, split=True
+        ... )
         >>> [(name, tuple(part.shape)) for name, part in parts]
         [('weight', (3, 8)), ('weight_qscale', (3, 2)), ('weight_qbias', (3, 2))]
     """
@@ -313,7 +330,9 @@ def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[s
     return parts
 
 
-def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
+def write_parts(
+    name: str, rows: Tensor, table: PackedTable, payload: Tensor, scale_bias: Tensor | None
+) -> None:
     """Write the parts of a table's rows that the caller packed.
 
     Args:
@@ -351,13 +370,24 @@ def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Ten
     """
     layout = table.layout
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
-    if shape != expected or payload.dtype != torch.uint8 or (scale_bias is None) != (layout.scale_bytes == 0):
-        expects = f"packed rows are uint8 {expected} {'with' if layout.scale_bytes else 'without'} scale and bias"
+    if (
+        shape != expected
+        or payload.dtype != torch.uint8
+        or (scale_bias is None) != (layout.scale_bytes == 0)
+    ):
+        expects = (
+            f"packed rows are uint8 {expected} {'with' if layout.scale_bytes else 'without'} "
+            "scale and bias"
+        )
         given = f"{payload.dtype} {shape} {'without' if scale_bias is None else 'with'}"
         raise ValueError(f"table {name!r} in {table.data_type}: {expects}, got {given}")
-    if scale_bias is not None and (list(scale_bias.shape) != [table.rows, 4] or scale_bias.dtype != torch.uint8):
+    if scale_bias is not None and (
+        list(scale_bias.shape) != [table.rows, 4] or scale_bias.dtype != torch.uint8
+    ):
         expects, given = [table.rows, 4], f"{scale_bias.dtype} {list(scale_bias.shape)}"
-        raise ValueError(f"table {name!r} in {table.data_type}: scale and bias are uint8 {expects}, got {given}")
+        raise ValueError(
+            f"table {name!r} in {table.data_type}: scale and bias are uint8 {expects}, got {given}"
+        )
 
 
 def note_formats(tables: Iterable[PackedTable], metadata: dict[str, Any]) -> None:
@@ -382,11 +412,18 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
     """
     stored = metadata.get(_FORMATS, {}).get(table.name)
     if stored is not None and tuple(stored) != (table.data_type.value, table.columns):
-        holds = f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
-        raise ValueError(f"{holds}, and the state has rows of {stored[1]} in {stored[0]}; quantize both models alike")
+        holds = (
+            f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
+        )
+        raise ValueError(
+            f"{holds}, and the state has rows of {stored[1]} in {stored[0]}; quantize both "
+            "models alike"
+        )
 
 
-def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored: Mapping[str, Any]) -> None:
+def check_parts(
+    table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored: Mapping[str, Any]
+) -> None:
     """Check that a state's values for a table can be copied into its buffers without conversion.
 
     Args:
@@ -406,39 +443,60 @@ def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored:
         if not isinstance(given, Tensor) or given.dtype != torch.uint8:
             kind = f" of {given.dtype}" if isinstance(given, Tensor) else ""
             holds = f"table {table.name!r} holds packed rows, uint8 {list(buffer.shape)}"
-            raise ValueError(f"{holds}, and the state has {part} {shape}{kind}; load it into the float model")
+            raise ValueError(
+                f"{holds}, and the state has {part} {shape}{kind}; load it into the float model"
+            )
         if given.shape != buffer.shape:
             numbers = f"{table.rows} x {table.columns} numbers in {table.data_type.value}"
-            holds = f"table {table.name!r} holds packed rows, {part} {list(buffer.shape)} of {numbers}"
-            raise ValueError(f"{holds}, and the state to be loaded has {shape}{_why(table, parts, given)}")
+            holds = (
+                f"table {table.name!r} holds packed rows, {part} {list(buffer.shape)} of {numbers}"
+            )
+            raise ValueError(
+                f"{holds}, and the state to be loaded has {shape}{_why(table, parts, given)}"
+            )
 
 
 def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor) -> str:
     """An explanation of a wrong layout, and the remedy."""
     layout = table.layout
     if given.shape[:1] != (table.rows,):
-        return ": it is of a table with other rows; load it into a model with the same configs, and the same pruning"
+        return (
+            ": it is of a table with other rows; load it into a model with the same configs, "
+            "and the same pruning"
+        )
     widths = {True: layout.payload_bytes, False: layout.row_bytes}
     other = len(parts) == 1
     if layout.scale_bytes and given.shape[1:] == (widths[other],):
         return (
-            f": it was stored {'with' if other else 'without'} separate buffers for scale and bias, see "
-            "quant_prep_enable_quant_state_dict_split_scale_bias; quantize both models alike"
+            f": it was stored {'with' if other else 'without'} separate buffers for scale and "
+            "bias, see quant_prep_enable_quant_state_dict_split_scale_bias; quantize both models "
+            "alike"
         )
-    return ": it is of other columns, another number format or another row_alignment; quantize both models alike"
+    return (
+        ": it is of other columns, another number format or another row_alignment; quantize "
+        "both models alike"
+    )
 
 
-def _note_formats(module: PackedTables, _state: object, _prefix: str, metadata: dict[str, Any]) -> None:
+def _note_formats(
+    module: PackedTables, _state: object, _prefix: str, metadata: dict[str, Any]
+) -> None:
     note_formats([module.packed_table(name) for name in module.table_names()], metadata)
 
 
 def _refuse_other_rows(
-    module: PackedTables, state_dict: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: object
+    module: PackedTables,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    metadata: Mapping[str, Any],
+    *_: object,
 ) -> None:
     """Load hook: refuse values that are not packed rows of this layout."""
     for table, packed in module._shown.items():
         parts = [(part, buffer) for part, buffer in packed._buffers.items() if buffer is not None]
-        stored = {part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts}
+        stored = {
+            part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts
+        }
         check_parts(module.packed_table(table), parts, stored)
         if any(part is not None for part in stored.values()):
             check_format(module.packed_table(table), metadata)

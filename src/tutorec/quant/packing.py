@@ -60,7 +60,10 @@ def pack_rows(
     Example:
         >>> import torch
         >>> packed = pack_rows(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), DataType.INT2)
-        >>> packed.shape, packed[0, 4].item() == 0b11_10_01_00  # after scale and bias; the first column lowest
+        >>> (
+        ...     packed.shape,
+        ...     packed[0, 4].item() == 0b11_10_01_00,
+        ... )  # after scale and bias; the first column lowest
         (torch.Size([1, 16]), True)
 
     See Also:
@@ -74,7 +77,9 @@ def pack_rows(
         out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
     elif out.shape != shape or out.dtype != torch.uint8:
         given = f"out is {out.dtype} {list(out.shape)}"
-        raise ValueError(f"table {name!r}: {given}, and packed rows are uint8 {list(shape)}; pass out=None")
+        raise ValueError(
+            f"table {name!r}: {given}, and packed rows are uint8 {list(shape)}; pass out=None"
+        )
     for first, some in enumerate_chunks(rows):
         unfit = _unfit_rows(some, layout)
         if on_nonfinite == "raise" and bool(unfit.any()):
@@ -97,12 +102,17 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
     Example:
         >>> import torch
         >>> row = torch.tensor([[0.0, 0.5, 1.0]])
-        >>> unpack_rows(pack_rows(row, DataType.INT8), 3, DataType.INT8)  # 0.5 is between codes 127 and 128
+        >>> unpack_rows(
+        ...     pack_rows(row, DataType.INT8), 3, DataType.INT8
+        ... )  # 0.5 is between codes 127 and 128
         tensor([[0.0000, 0.5020, 1.0000]])
     """
     layout = row_layout(columns, data_type, LEAST_ALIGNMENT)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] < layout.row_bytes:
-        expects = f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes} or more]"
+        expects = (
+            f"packed rows of {columns} columns in {data_type} are uint8 [R, "
+            f"{layout.row_bytes} or more]"
+        )
         raise ValueError(f"{expects}, got {packed.dtype} {list(packed.shape)}")
     return numbers_of_rows(packed, layout.bits, columns)
 
@@ -133,7 +143,11 @@ def round_trip_bound(rows: Tensor, data_type: DataType) -> Tensor:
         >>> import torch
         >>> row = torch.tensor([[0.0, 0.4, 1.0]])
         >>> bound = round_trip_bound(row, DataType.INT2).item()  # half of a third
-        >>> round(bound, 3), (row - unpack_rows(pack_rows(row, DataType.INT2), 3, DataType.INT2)).abs().max() <= bound
+        >>> (
+        ...     round(bound, 3),
+        ...     (row - unpack_rows(pack_rows(row, DataType.INT2), 3, DataType.INT2)).abs().max()
+        ...     <= bound,
+        ... )
         (0.167, tensor(True))
     """
     layout = _layout_of(rows, data_type)
@@ -174,14 +188,16 @@ def _describe_unfit(rows: Tensor, unfit: Tensor, first: int, layout: RowLayout, 
     if len(bad):
         column = int(bad[0])
         return (
-            f"table {name!r}: row {first + row}, column {column} is {numbers[column].item()}; find out where training "
-            "went wrong, or pass on_nonfinite='keep' for rows that are read as NaN"
+            f"table {name!r}: row {first + row}, column {column} is {numbers[column].item()}; find "
+            "out where training went wrong, or pass on_nonfinite='keep' for rows that are read as "
+            "NaN"
         )
     low, high = (end.item() for end in numbers.aminmax())
     return (
-        f"table {name!r}: row {first + row} reaches from {low:g} to {high:g}, too far for {layout.data_type}: its "
-        f"{'numbers' if layout.bits == 16 else 'smallest number and its step'} are kept in float16, up to "
-        f"{_LARGEST_HALF:g}; keep this table in FP32"
+        f"table {name!r}: row {first + row} reaches from {low:g} to {high:g}, too far for "
+        f"{layout.data_type}: its "
+        f"{'numbers' if layout.bits == 16 else 'smallest number and its step'} are kept in "
+        f"float16, up to {_LARGEST_HALF:g}; keep this table in FP32"
     )
 
 
@@ -193,13 +209,20 @@ def _pack_chunk(rows: Tensor, layout: RowLayout, out: Tensor) -> None:
         return
     codes, scale, bias = _quantize(rows.float(), layout)
     out[:, : layout.scale_bytes] = torch.cat([scale, bias], dim=1).view(torch.uint8)
-    out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes] = join_codes(codes, layout)
+    out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes] = join_codes(
+        codes, layout
+    )
 
 
 def _quantize(rows: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor, Tensor]:
     """Codes uint8 [R, D], scale and bias in float16 [R, 1]."""
     scale, bias = _scale_and_bias(rows, layout)
-    codes = ((rows - bias.float()) * (1.0 / scale.float())).round_().nan_to_num_(0.0).clamp_(0, layout.levels)
+    codes = (
+        ((rows - bias.float()) * (1.0 / scale.float()))
+        .round_()
+        .nan_to_num_(0.0)
+        .clamp_(0, layout.levels)
+    )
     return codes.to(torch.uint8), scale, bias
 
 
@@ -226,8 +249,12 @@ def join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
     return joined
 
 
-def _layout_of(rows: Tensor, data_type: DataType, name: str = "", alignment: int = ROW_ALIGNMENT) -> RowLayout:
+def _layout_of(
+    rows: Tensor, data_type: DataType, name: str = "", alignment: int = ROW_ALIGNMENT
+) -> RowLayout:
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float16):
         given = f"{rows.dtype} {list(rows.shape)}"
-        raise ValueError(f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {given}")
+        raise ValueError(
+            f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {given}"
+        )
     return row_layout(rows.shape[1], data_type, alignment)

@@ -47,7 +47,9 @@ def for_each_module_of_type_do(
             op(each)
 
 
-def quant_prep_enable_register_tbes(module: nn.Module, module_types: Sequence[type[nn.Module]]) -> None:
+def quant_prep_enable_register_tbes(
+    module: nn.Module, module_types: Sequence[type[nn.Module]]
+) -> None:
     """Make the operators of the quantized collections submodules ``tbes``.
 
     Args:
@@ -57,7 +59,9 @@ def quant_prep_enable_register_tbes(module: nn.Module, module_types: Sequence[ty
     See Also:
         TorchRec's ``torchrec.quant.embedding_modules.quant_prep_enable_register_tbes``.
     """
-    for_each_module_of_type_do(module, module_types, lambda each: setattr(each, MODULE_ATTR_REGISTER_TBES_BOOL, True))
+    for_each_module_of_type_do(
+        module, module_types, lambda each: setattr(each, MODULE_ATTR_REGISTER_TBES_BOOL, True)
+    )
 
 
 def quant_prep_enable_quant_state_dict_split_scale_bias(module: nn.Module) -> None:
@@ -85,7 +89,9 @@ def quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
     See Also:
         TorchRec's function of the same name in ``torchrec.quant.embedding_modules``.
     """
-    for_each_module_of_type_do(module, module_types, quant_prep_enable_quant_state_dict_split_scale_bias)
+    for_each_module_of_type_do(
+        module, module_types, quant_prep_enable_quant_state_dict_split_scale_bias
+    )
 
 
 def quant_prep_customize_row_alignment(
@@ -102,11 +108,15 @@ def quant_prep_customize_row_alignment(
         TorchRec's ``torchrec.quant.embedding_modules.quant_prep_customize_row_alignment``.
     """
     for_each_module_of_type_do(
-        module, module_types, lambda each: setattr(each, MODULE_ATTR_ROW_ALIGNMENT_INT, row_alignment)
+        module,
+        module_types,
+        lambda each: setattr(each, MODULE_ATTR_ROW_ALIGNMENT_INT, row_alignment),
     )
 
 
-def prepared(module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None = None) -> dict[str, Any]:
+def prepared(
+    module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None = None
+) -> dict[str, Any]:
     """The options that a float collection has for its quantized form, as constructor arguments.
 
     Args:
@@ -120,17 +130,23 @@ def prepared(module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None
     return {
         "output_dtype": output_type(qconfig.activation),
         "register_tbes": getattr(module, MODULE_ATTR_REGISTER_TBES_BOOL, False),
-        "quant_state_dict_split_scale_bias": getattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, False),
+        "quant_state_dict_split_scale_bias": getattr(
+            module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, False
+        ),
         "row_alignment": alignment_of(module, row_alignment),
     }
 
 
-def alignment_of(module: nn.Module, asked: RowAlignment | None, default: RowAlignment = ROW_ALIGNMENT) -> RowAlignment:
+def alignment_of(
+    module: nn.Module, asked: RowAlignment | None, default: RowAlignment = ROW_ALIGNMENT
+) -> RowAlignment:
     """The row alignment: as requested, else the collection's option, else the default."""
     return getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, default) if asked is None else asked
 
 
-def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module | None = None) -> list[_Config]:
+def quantized_configs(
+    tables: Sequence[_Config], qconfig: Any, module: nn.Module | None = None
+) -> list[_Config]:
     """Copies of the tables' configs with the packed formats and the numbers of rows after pruning.
 
     Args:
@@ -143,7 +159,9 @@ def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig, QuantConfig
-        >>> quantized_configs([EmbeddingBagConfig(10, 4, "item")], QuantConfig(torch.float, torch.int8))[0].data_type
+        >>> quantized_configs(
+        ...     [EmbeddingBagConfig(10, 4, "item")], QuantConfig(torch.float, torch.int8)
+        ... )[0].data_type
         <DataType.INT8: 'INT8'>
     """
     per_table = getattr(qconfig, "per_table_weight_dtype", None) or {}
@@ -161,7 +179,9 @@ def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module
 def weight_of(table: nn.Module) -> Tensor:
     """The weight [R, D] of a table of a float collection: a parameter, or a computed tensor."""
     weight = table.weight
-    assert isinstance(weight, Tensor), f"the weight of a table is a tensor, got {type(weight).__name__}"
+    assert isinstance(weight, Tensor), (
+        f"the weight of a table is a tensor, got {type(weight).__name__}"
+    )
     return weight
 
 
@@ -174,5 +194,7 @@ def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
     devices = {name: weight_of(table).device for name, table in tables.items()}
     if len(set(devices.values())) > 1:
         places = {name: str(device) for name, device in devices.items()}
-        raise ValueError(f"the tables are on several devices, {places}: move the model to one first")
+        raise ValueError(
+            f"the tables are on several devices, {places}: move the model to one first"
+        )
     return next(iter(devices.values()), default)

@@ -19,7 +19,8 @@ from tutorec.types import DataType
 
 _HEAD = ("table", "format", "rows", "before", "after", "saved", "possible error", "largest", "mean")
 _NOT_KEPT = (
-    "- not measured: the float table was not kept. tutorec.quantize(model, ..., measure=True) measures while it packs."
+    "- not measured: the float table was not kept. tutorec.quantize(model, ..., "
+    "measure=True) measures while it packs."
 )
 
 
@@ -63,7 +64,11 @@ class TableAccuracy:
 
     def cells(self, name: str) -> tuple[str, ...]:
         """A row of the report, with the given name."""
-        sizes = bytes_text(self.bytes_before), bytes_text(self.bytes_after), _share(self.bytes_saved, self.bytes_before)
+        sizes = (
+            bytes_text(self.bytes_before),
+            bytes_text(self.bytes_after),
+            _share(self.bytes_saved, self.bytes_before),
+        )
         errors = (_number(error) for error in (self.bound, self.largest, self.mean))
         return (name, str(self.data_type), f"{self.rows:,}", *sizes, *errors)
 
@@ -93,7 +98,9 @@ class AccuracyReport:
         matches = [table for table in self.tables if name == table.full_name]
         matches = matches or [table for table in self.tables if name == table.name]
         if len(matches) != 1:
-            raise KeyError(f"{len(matches)} tables are called {name!r}; the tables are {self.names()}")
+            raise KeyError(
+                f"{len(matches)} tables are called {name!r}; the tables are {self.names()}"
+            )
         return matches[0]
 
     def names(self) -> list[str]:
@@ -104,11 +111,23 @@ class AccuracyReport:
         return "\n".join([str(self._table()), *self._notes()])
 
     def _repr_html_(self) -> str:
-        return self._table().html(self._caption()) + "".join(f"<p>{note}</p>" for note in self._notes())
+        return self._table().html(self._caption()) + "".join(
+            f"<p>{note}</p>" for note in self._notes()
+        )
 
     def _table(self) -> TextTable:
         before, after = self.bytes_before, self.bytes_after
-        sums = ("all", "", "", bytes_text(before), bytes_text(after), _share(before - after, before), "", "", "")
+        sums = (
+            "all",
+            "",
+            "",
+            bytes_text(before),
+            bytes_text(after),
+            _share(before - after, before),
+            "",
+            "",
+            "",
+        )
         lines = [table.cells(name) for table, name in zip(self.tables, self.names(), strict=True)]
         return TextTable(_HEAD, [*lines, sums], right=range(2, len(_HEAD)))
 
@@ -138,7 +157,9 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
     Example:
         >>> import torch, tutorec
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
-        >>> model = nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(100, 64, "item_table")]))
+        >>> model = nn.Sequential(
+        ...     EmbeddingBagCollection([EmbeddingBagConfig(100, 64, "item_table")])
+        ... )
         >>> report = accuracy_report(model, tutorec.quantize(model, torch.int8))
         >>> report["item_table"].bytes_before, report["item_table"].bytes_after
         (25600, 6800)
@@ -148,7 +169,9 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
     tables = tuple(_tables(float_model, quantized))
     if not any(isinstance(module, PackedTables) for module in quantized.modules()):
         kind = type(quantized).__name__
-        raise ValueError(f"{kind} has no quantized collection that is whole: give (float model, quantized model)")
+        raise ValueError(
+            f"{kind} has no quantized collection that is whole: give (float model, quantized model)"
+        )
     return AccuracyReport(tables)
 
 
@@ -164,7 +187,9 @@ def _tables(float_model: nn.Module | None, quantized: nn.Module) -> Iterator[Tab
             largest, mean = module.errors.get(name, (None, None))
             if weight is not None and not weight.is_meta and not rows.is_meta:
                 largest, mean = measured_errors(weight, rows, table)
-            dtype = weight.dtype if weight is not None else module.packed_from.get(name, torch.float32)
+            dtype = (
+                weight.dtype if weight is not None else module.packed_from.get(name, torch.float32)
+            )
             yield TableAccuracy(
                 path=path,
                 name=name,
@@ -191,14 +216,21 @@ def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) ->
         raise ValueError(f"the float model is quantized {where}, perhaps in place: {remedy}")
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
         tables = quantized.table_names()
-        raise ValueError(f"the float model has no collection {where}, where the quantized one has the tables {tables}")
+        raise ValueError(
+            f"the float model has no collection {where}, where the quantized one has the "
+            f"tables {tables}"
+        )
     weights = {name: weight_of(table) for name, table in tables_of(module)[0].items()}
     for name in quantized.table_names():
         table = quantized.packed_table(name)
         shape = list(weights[name].shape) if name in weights else None
         if shape is None or shape[1] != table.columns or shape[0] < table.rows:
-            sizes = f"{[table.rows, table.columns]} in the quantized model and {shape} in the float one"
-            raise ValueError(f"table {name!r} {where} is {sizes}; give the model that was quantized, or None")
+            sizes = (
+                f"{[table.rows, table.columns]} in the quantized model and {shape} in the float one"
+            )
+            raise ValueError(
+                f"table {name!r} {where} is {sizes}; give the model that was quantized, or None"
+            )
     return weights
 
 

@@ -14,7 +14,9 @@ from tutorec.types import DataType, data_type_to_dtype, dtype_to_data_type
 # torch's 8-bit dtypes, as its observers have them.
 _BYTES = (torch.int8, torch.qint8, torch.quint8)
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
-_CHOICE = "torch.int8, torch.quint4x2 (4 bits), torch.quint2x4 (2 bits), torch.float16 or torch.float32"
+_CHOICE = (
+    "torch.int8, torch.quint4x2 (4 bits), torch.quint2x4 (2 bits), torch.float16 or torch.float32"
+)
 _OTHERS = {
     DataType.UINT8: "torch.int8 is what has 8 bits a number here",
     DataType.BF16: "torch.float16 has as many bits",
@@ -43,7 +45,7 @@ def packed_type(asked: Any, table: str = "") -> DataType:
         >>> packed_type(torch.int64, "item")
         Traceback (most recent call last):
             ...
-        ValueError: table 'item' cannot be quantized to torch.int64: it has more bits than ...; use torch.int8, ...
+        ValueError: table 'item' cannot be quantized to torch.int64: it has more bits than ...
     """
     kind = _format_of(asked, table, _CHOICE)
     if isinstance(kind, DataType):
@@ -111,9 +113,14 @@ def check_numbers(table: str, weight: Tensor) -> None:
         count += wrong.numel()
     column = int((~torch.isfinite(weight[first])).nonzero()[0])
     rows = f"{count} of its {weight.shape[0]} rows {'is' if count == 1 else 'are'} not finite"
-    remedy = "restore or zero the row, or pass on_nonfinite='keep' to tutorec.quantize: it reads as NaN there"
+    remedy = (
+        "restore or zero the row, or pass on_nonfinite='keep' to tutorec.quantize: it reads "
+        "as NaN there"
+    )
     number = float(weight[first, column])
-    raise ValueError(f"table {table!r} holds {number} in row {first}, column {column} ({rows}): {remedy}")
+    raise ValueError(
+        f"table {table!r} holds {number} in row {first}, column {column} ({rows}): {remedy}"
+    )
 
 
 def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[int, Tensor]]:
@@ -124,7 +131,10 @@ def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[i
         numbers: Approximate number of elements per chunk.
 
     Example:
-        >>> [(start, tuple(rows.shape)) for start, rows in enumerate_chunks(torch.zeros(5, 2), numbers=4)]
+        >>> [
+        ...     (start, tuple(rows.shape))
+        ...     for start, rows in enumerate_chunks(torch.zeros(5, 2), numbers=4)
+        ... ]
         [(0, (2, 2)), (2, (2, 2)), (4, (1, 2))]
     """
     step = max(1, numbers // max(1, weight.shape[1]))
@@ -142,7 +152,9 @@ def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
     if isinstance(carried, DataType):
         return carried
     if not isinstance(carried, torch.dtype):
-        raise TypeError(f"{_of(table)}: {asked!r} is not a number format and has none; use {choice}")
+        raise TypeError(
+            f"{_of(table)}: {asked!r} is not a number format and has none; use {choice}"
+        )
     try:
         return dtype_to_data_type(carried)
     except ValueError:

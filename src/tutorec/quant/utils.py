@@ -24,7 +24,9 @@ def meta_to_cpu_placement(module: nn.Module) -> None:
         >>> import torch
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.quant.embedding_modules import EmbeddingBagCollection
-        >>> model = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "item")], False, torch.device("meta"))
+        >>> model = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(10, 4, "item")], False, torch.device("meta")
+        ... )
         >>> meta_to_cpu_placement(model)
         >>> model.device, int(model.packed_rows("item").sum())
         (device(type='cpu'), 0)

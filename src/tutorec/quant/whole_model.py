@@ -117,7 +117,9 @@ def quantize(
     Example:
         >>> import torch, tutorec
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(100, 64, "item_table", feature_names=["item"])])
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(100, 64, "item_table", feature_names=["item"])]
+        ... )
         >>> model = torch.nn.Sequential(ebc)
         >>> tutorec.quantize(model, torch.int8)[0].embedding_bags["item_table"].weight.shape
         torch.Size([100, 68])
@@ -127,7 +129,9 @@ def quantize(
         ``tutorec.quant.embedding_modules.EmbeddingBagCollection.from_float``.
     """
     config = QuantConfig(output_dtype, dtype, dict(per_table or {}))
-    return swap_collections(model, config, Swap(QUANTIZED, inplace, on_nonfinite, row_alignment, measure, "fast"))
+    return swap_collections(
+        model, config, Swap(QUANTIZED, inplace, on_nonfinite, row_alignment, measure, "fast")
+    )
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,8 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
     output_dtype = output_type(config.activation)
     collections = dict(_collections(model, swap.quantized))
     alignments = {
-        path: alignment_of(each, swap.row_alignment, swap.default_alignment) for path, each in collections.items()
+        path: alignment_of(each, swap.row_alignment, swap.default_alignment)
+        for path, each in collections.items()
     }
     for table in tables:
         columns, kind = table.weight.shape[1], formats[table.full_name]
@@ -186,8 +191,12 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
     replaced: dict[int, PackedTables] = {}
     for path, collection in collections.items():
         of_path = [table for table in tables if table.path == path]
-        qconfig = QuantConfig(output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path})
-        quantized = swap.quantized[type(collection)].without_rows(collection, qconfig, alignments[path])
+        qconfig = QuantConfig(
+            output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path}
+        )
+        quantized = swap.quantized[type(collection)].without_rows(
+            collection, qconfig, alignments[path]
+        )
         for table in of_path:
             quantized.pack(table.name, table.weight, swap.on_nonfinite)
             if swap.measure and not table.weight.is_meta:
@@ -207,7 +216,9 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
     return model
 
 
-def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QUANTIZED)) -> list[FloatTable]:
+def float_tables(
+    model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QUANTIZED)
+) -> list[FloatTable]:
     """The tables of a model's collections, after checking that they can be quantized.
 
     Args:
@@ -229,7 +240,9 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
     for path, collection in _collections(model, kinds):
         held, configs = tables_of(collection)
         for config in configs:
-            tables.append(FloatTable(path, config.name, held[config.name], len(config.feature_names)))
+            tables.append(
+                FloatTable(path, config.name, held[config.name], len(config.feature_names))
+            )
     if not any(True for _ in _collections(model, kinds)):
         names = " and no ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{type(model).__name__} has no {names}, so there is nothing to quantize")
@@ -256,7 +269,9 @@ def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) ->
     known = {table.name for table in tables} | {table.full_name for table in tables}
     unknown = [name for name in per_table if name not in known]
     if unknown:
-        raise KeyError(f"there are no tables {unknown}; the tables are {[table.full_name for table in tables]}")
+        raise KeyError(
+            f"there are no tables {unknown}; the tables are {[table.full_name for table in tables]}"
+        )
     formats = {}
     for table in tables:
         for name in (table.name, table.full_name):
@@ -265,12 +280,19 @@ def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) ->
     return formats
 
 
-def _formats(tables: Sequence[FloatTable], dtype: Any, per_table: Mapping[str, Any]) -> dict[str, DataType]:
+def _formats(
+    tables: Sequence[FloatTable], dtype: Any, per_table: Mapping[str, Any]
+) -> dict[str, DataType]:
     named = named_formats(tables, per_table)
-    return {table.full_name: packed_type(named.get(table.full_name, dtype), table.full_name) for table in tables}
+    return {
+        table.full_name: packed_type(named.get(table.full_name, dtype), table.full_name)
+        for table in tables
+    }
 
 
-def _collections(model: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterator[tuple[str, _Float]]:
+def _collections(
+    model: nn.Module, kinds: Collection[type[nn.Module]]
+) -> Iterator[tuple[str, _Float]]:
     """The float collections of a model, each once."""
     for path, module in model.named_modules():
         if type(module) in kinds:
@@ -295,16 +317,29 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
     """Raise for a submodule that this function cannot quantize and must not skip."""
     kind, where = type(module), f"{path!r}" if path else "the model"
     if isinstance(module, PackedTables):
-        raise ValueError(f"{where} is already quantized (tables {module.table_names()}); quantize the float model")
+        raise ValueError(
+            f"{where} is already quantized (tables {module.table_names()}); quantize the float "
+            "model"
+        )
     if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
-        remedy = "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and call shard_quant_model"
-        raise ValueError(f"{where} is a {kind.__name__}, whose tables are spread over devices: {remedy}")
+        remedy = (
+            "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and "
+            "call shard_quant_model"
+        )
+        raise ValueError(
+            f"{where} is a {kind.__name__}, whose tables are spread over devices: {remedy}"
+        )
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise ValueError(f"{where} is wrapped in DistributedDataParallel, which is for training; quantize its .module")
+        raise ValueError(
+            f"{where} is wrapped in DistributedDataParallel, which is for training; quantize "
+            "its .module"
+        )
     derived = next((base for base in kinds if isinstance(module, base)), None)
     if derived is not None and kind not in kinds:
         differs = f"a subclass of {derived.__name__} whose forward may differ"
-        raise ValueError(f"{where} is a {kind.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic")
+        raise ValueError(
+            f"{where} is a {kind.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic"
+        )
 
 
 def _check_range(table: FloatTable, data_type: DataType) -> None:
@@ -328,7 +363,9 @@ class _GivenUp:
         kinds: Classes of the collections.
     """
 
-    def __init__(self, model: nn.Module, tables: Sequence[FloatTable], kinds: Collection[type[nn.Module]]) -> None:
+    def __init__(
+        self, model: nn.Module, tables: Sequence[FloatTable], kinds: Collection[type[nn.Module]]
+    ) -> None:
         self._needed = Counter(id(table.module) for table in tables)
         self._needed.update(_outside(model, kinds, set()))
         self._freed = 0
@@ -339,7 +376,9 @@ class _GivenUp:
         weight = table._parameters.get("weight")
         if self._needed[id(table)] == 0 and weight is not None:
             # A meta tensor takes no memory, and a lookup in the float collection raises.
-            table._parameters["weight"] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
+            table._parameters["weight"] = nn.Parameter(
+                weight.detach().to("meta"), requires_grad=False
+            )
             self._freed += weight.nbytes
         del weight
         if self._freed >= _WORTH_RETURNING:

@@ -1,30 +1,36 @@
 """The jagged and keyed tensors taken apart and put together: copies, files, and pytrees.
 
-**Copies and files**: pickle, ``copy.copy``, ``copy.deepcopy``, ``torch.save`` and ``torch.load``. Most of these objects
-are views: one feature of a batch, one key of a result. torch writes the whole storage of a tensor, so that a pickled
-feature of 80 ids would carry its batch of 8 million. Here a part that is a view of more is copied before it is written,
-and each object carries its own numbers only. What that gives up is aliasing: features that were views of one batch come
-back as tensors of their own. A shallow copy (``copy.copy``) shares the tensors.
+**Copies and files**: pickle, ``copy.copy``, ``copy.deepcopy``, ``torch.save`` and ``torch.load``.
+Most of these objects are views: one feature of a batch, one key of a result. torch writes the whole
+storage of a tensor, so that a pickled feature of 80 ids would carry its batch of 8 million. Here a
+part that is a view of more is copied before it is written, and each object carries its own numbers
+only. What that gives up is aliasing: features that were views of one batch come back as tensors of
+their own. A shallow copy (``copy.copy``) shares the tensors.
 
-``torch.load(path)`` reads what ``torch.save`` wrote with ``weights_only=True``, its default: importing the types tells
-torch that the functions below, which do nothing but fill in the parts, are safe to call. A process that has imported
-nothing of tutorec is told by torch which name it lacks; ``import tutorec.sparse`` there is the cure.
+``torch.load(path)`` reads what ``torch.save`` wrote with ``weights_only=True``, its default:
+importing the types tells torch that the functions below, which do nothing but fill in the parts,
+are safe to call. A process that has imported nothing of tutorec is told by torch which name it
+lacks; ``import tutorec.sparse`` there is the cure.
 
-**Pytrees**: ``tree_map`` and ``torch.export`` see the tensors of an object. What is a leaf, and what is context (which
-two trees must share to be of the same structure):
+**Pytrees**: ``tree_map`` and ``torch.export`` see the tensors of an object. What is a leaf, and
+what is context (which two trees must share to be of the same structure):
 
-====================  =======================================================  ========================================
-type                  leaves                                                   context
-====================  =======================================================  ========================================
-JaggedTensor          values ``[N]``, lengths ``[B]``, weights ``[N]``         whether there are weights
-KeyedJaggedTensor     values ``[N]``, lengths ``[F * B]``, weights ``[N]``,    keys, whether there are weights; for
-                      inverse indices                                          variable batch size samples of each key
-KeyedTensor           values ``[B, D]``                                        keys, sizes, the dimension they cut
-====================  =======================================================  ========================================
+====================  =======================================================
+======================================== type                  leaves
+context ====================  =======================================================
+======================================== JaggedTensor          values ``[N]``, lengths ``[B]``,
+weights ``[N]``         whether there are weights KeyedJaggedTensor     values ``[N]``, lengths ``[F
+* B]``, weights ``[N]``,    keys, whether there are weights; for
+                      inverse indices                                          variable batch size
+                      samples of each key
+KeyedTensor           values ``[B, D]``                                        keys, sizes, the
+dimension they cut ====================  =======================================================
+========================================
 
-Lengths are a leaf always and offsets never, so that two batches have one structure whichever of the two they were built
-from; a missing part is no leaf, so that ``tree_map`` meets tensors only. B is not context: an exported program takes
-batches of other sizes. Rebuilding checks nothing: leaves may be anything that a function made of them.
+Lengths are a leaf always and offsets never, so that two batches have one structure whichever of the
+two they were built from; a missing part is no leaf, so that ``tree_map`` meets tensors only. B is
+not context: an exported program takes batches of other sizes. Rebuilding checks nothing: leaves may
+be anything that a function made of them.
 
 Importing this module registers the types; ``tutorec.sparse`` does.
 """
@@ -46,13 +52,15 @@ from tutorec.sparse.layout import strides_of_ranks
 # Leaves by the names of the attributes that hold them, and context.
 Parts = tuple[dict[str, Any], Any]
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (JaggedTensor, KeyedJaggedTensor, KeyedTensor)}
+_KINDS: dict[str, type] = {
+    kind.__name__: kind for kind in (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+}
 # What can be made again from the rest, and would be written twice.
 _DERIVED = frozenset({"_index_per_key", "_jt_dict"})
 
 
 class _Part:
-    """A tensor on its way into a copy: shared by a shallow copy, without the rest of its storage in any other."""
+    """A tensor for a copy: a shallow one shares it, others drop the rest of its storage."""
 
     __slots__ = ("tensor",)
 
@@ -77,7 +85,7 @@ def _part(tensor: Tensor) -> Tensor:
 
 
 def _restore(kind: str, state: dict[str, Any]) -> Any:
-    """An object of one of the three types from its attributes; what is not among them is derived when asked for."""
+    """An object of one of the three types from its attributes; the rest is derived on demand."""
     made = object.__new__(_KINDS[kind])
     for name in _KINDS[kind].__slots__:
         value = state.get(name)
@@ -94,7 +102,9 @@ def _state(node: Any) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
         value = getattr(node, name, None)
         if name in _DERIVED or value is None:
             continue
-        state[name] = tuple(_wrapped(item) for item in value) if isinstance(value, tuple) else _wrapped(value)
+        state[name] = (
+            tuple(_wrapped(item) for item in value) if isinstance(value, tuple) else _wrapped(value)
+        )
     return _restore, (type(node).__name__, state)
 
 
@@ -108,7 +118,11 @@ def _bare(value: Any) -> Any:
 
 def _compact(tensor: Tensor) -> Tensor:
     """The tensor itself where it fills its storage, else a copy that does."""
-    if type(tensor) is not Tensor or tensor.is_meta or not (tensor.is_leaf or not tensor.requires_grad):
+    if (
+        type(tensor) is not Tensor
+        or tensor.is_meta
+        or not (tensor.is_leaf or not tensor.requires_grad)
+    ):
         return tensor
     if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
         return tensor
@@ -121,7 +135,11 @@ torch.serialization.add_safe_globals([_restore, _part])
 
 
 def _jagged_parts(jagged: JaggedTensor) -> Parts:
-    leaves = {"_values": jagged.values(), "_lengths": jagged.lengths(), "_weights": jagged.weights_or_none()}
+    leaves = {
+        "_values": jagged.values(),
+        "_lengths": jagged.lengths(),
+        "_weights": jagged.weights_or_none(),
+    }
     return _present(leaves), jagged.weights_or_none() is not None
 
 
@@ -152,27 +170,37 @@ def _batch(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedJaggedTensor:
     weights = rest.pop(0) if context["weighted"] else None
     strides = None if context["samples"] is None else strides_of_ranks(context["samples"])
     keys, stride = list(context["keys"]), context["stride"]
-    batch = KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, None, strides)
+    batch = KeyedJaggedTensor._from_parts(
+        keys, values, weights, lengths, None, stride, None, strides
+    )
     if context["inverse"] is not None:
         batch._inverse_indices = (list(context["inverse"]), rest.pop(0))
     return batch
 
 
 def _keyed_parts(keyed: KeyedTensor) -> Parts:
-    context = {"keys": list(keyed.keys()), "sizes": list(keyed.length_per_key()), "key_dim": keyed.key_dim()}
+    context = {
+        "keys": list(keyed.keys()),
+        "sizes": list(keyed.length_per_key()),
+        "key_dim": keyed.key_dim(),
+    }
     return {"_values": keyed.values()}, context
 
 
 def _keyed(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedTensor:
     (values,) = leaves
-    return KeyedTensor._from_parts(list(context["keys"]), list(context["sizes"]), values, context["key_dim"])
+    return KeyedTensor._from_parts(
+        list(context["keys"]), list(context["sizes"]), values, context["key_dim"]
+    )
 
 
 def _present(leaves: dict[str, Any]) -> dict[str, Any]:
     return {name: leaf for name, leaf in leaves.items() if leaf is not None}
 
 
-def _register(kind: type, parts: Callable[[Any], Parts], unflatten: Callable[[Iterable[Any], Any], Any]) -> None:
+def _register(
+    kind: type, parts: Callable[[Any], Parts], unflatten: Callable[[Iterable[Any], Any], Any]
+) -> None:
     """Register one type as a node of a pytree."""
 
     def flatten(node: Any) -> tuple[list[Any], Any]:
@@ -186,14 +214,20 @@ def _register(kind: type, parts: Callable[[Any], Parts], unflatten: Callable[[It
     def flatten_as(node: Any, spec: pytree.TreeSpec) -> list[Any]:
         """The leaves for a program that was traced with this structure: its keys, in its order."""
         traced = spec.context if isinstance(spec.context, dict) else {"weighted": spec.context}
-        if "keys" in traced and sorted(node.keys()) == sorted(traced["keys"]) and node.keys() != traced["keys"]:
+        if (
+            "keys" in traced
+            and sorted(node.keys()) == sorted(traced["keys"])
+            and node.keys() != traced["keys"]
+        ):
             node = node.permute([node.keys().index(key) for key in traced["keys"]])
         leaves, context = flatten(node)
-        for name, value in (context if isinstance(context, dict) else {"weighted": context}).items():
+        for name, value in (
+            context if isinstance(context, dict) else {"weighted": context}
+        ).items():
             if value != traced[name]:
                 raise ValueError(
-                    f"the program was traced with {name} {traced[name]}, and was called with {value}; trace it again "
-                    "for this input"
+                    f"the program was traced with {name} {traced[name]}, and was called with "
+                    f"{value}; trace it again for this input"
                 )
         return leaves
 

@@ -1,8 +1,9 @@
 """Whether two jagged or keyed tensors hold the same, for tests and for looking into a pipeline.
 
-Numbers are compared, not representations: lengths and offsets say the same, and their dtypes, like those of ids, may
-differ. Floating-point values and weights are compared as ``torch.allclose`` does. Each function returns False, and
-raises nothing, when it is given something else than its two tensors. Reading the results is a sync point.
+Numbers are compared, not representations: lengths and offsets say the same, and their dtypes, like
+those of ids, may differ. Floating-point values and weights are compared as ``torch.allclose`` does.
+Each function returns False, and raises nothing, when it is given something else than its two
+tensors. Reading the results is a sync point.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +45,16 @@ def jt_is_equal(jt_1: object, jt_2: object) -> bool:
         TorchRec's ``torchrec.sparse.jagged_tensor.jt_is_equal``.
     """
     return _agree(
-        jt_1, jt_2, JaggedTensor, (), (JaggedTensor.lengths, JaggedTensor.values, JaggedTensor.weights_or_none)
+        jt_1,
+        jt_2,
+        JaggedTensor,
+        (),
+        (JaggedTensor.lengths, JaggedTensor.values, JaggedTensor.weights_or_none),
     )
 
 
 def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
-    """Whether two batches hold the same keys in the same order, with the same lists, samples and weights.
+    """Whether two batches have the same keys in order, lists, samples and weights.
 
     Args:
         kjt_1: One, ids ``[N]``.
@@ -60,7 +65,9 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
 
     Example:
         >>> import torch
-        >>> one = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
+        >>> one = KeyedJaggedTensor(
+        ...     ["a", "b"], torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2])
+        ... )
         >>> kjt_is_equal(one, one.permute([0, 1])), kjt_is_equal(one, one.permute([1, 0]))
         (True, False)
 
@@ -69,7 +76,9 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
     """
     kind = KeyedJaggedTensor
     same = (kind.keys, kind.stride, kind.stride_per_key, kind.length_per_key, _inverse_keys)
-    return _agree(kjt_1, kjt_2, kind, same, (kind.lengths, kind.values, kind.weights_or_none, _inverse_rows))
+    return _agree(
+        kjt_1, kjt_2, kind, same, (kind.lengths, kind.values, kind.weights_or_none, _inverse_rows)
+    )
 
 
 def kt_is_equal(kt_1: object, kt_2: object) -> bool:
@@ -95,8 +104,10 @@ def kt_is_equal(kt_1: object, kt_2: object) -> bool:
     return _agree(kt_1, kt_2, KeyedTensor, same, (KeyedTensor.values,))
 
 
-def _agree(one: object, two: object, kind: type, same: Sequence[Parts], close: Sequence[Parts]) -> bool:
-    """Whether both are of a kind, these parts of them are the same, and those hold close numbers."""
+def _agree(
+    one: object, two: object, kind: type, same: Sequence[Parts], close: Sequence[Parts]
+) -> bool:
+    """Whether both have one type, equal parts, and close values."""
     return (
         isinstance(one, kind)
         and isinstance(two, kind)

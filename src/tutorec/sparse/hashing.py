@@ -22,13 +22,18 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 def _check(ids: Tensor, rows: int) -> None:
     if not 0 < rows < 2**63:
-        raise ValueError(f"ids are hashed to rows 0 to rows - 1, so rows must be from 1 to 2**63 - 1, got {rows}")
+        raise ValueError(
+            f"ids are hashed to rows 0 to rows - 1, so rows must be from 1 to 2**63 - 1, got {rows}"
+        )
     if ids.is_floating_point() or ids.is_complex():
-        raise ValueError(f"ids are whole numbers, got {ids.dtype} of shape {list(ids.shape)}: convert them, ids.long()")
+        raise ValueError(
+            f"ids are whole numbers, got {ids.dtype} of shape {list(ids.shape)}: convert them, "
+            "ids.long()"
+        )
 
 
 def modulo_hash(ids: Tensor, rows: int) -> Tensor:
-    """Row of each id: the remainder. Neighbours stay neighbours, and ids that differ by ``rows`` always collide.
+    """Row of each id: the remainder. Ids that differ by a multiple of ``rows`` collide.
 
     Args:
         ids: Any int64 ids, negative ones too, any shape.
@@ -50,7 +55,7 @@ def modulo_hash(ids: Tensor, rows: int) -> Tensor:
 
 
 def bucket_of(ids: Tensor, width: Tensor, buckets: Tensor) -> Tensor:
-    """The bucket of each raw id [N]: equal ranges of ids, and the remainder for an id outside of all ranges.
+    """The bucket of each raw id [N]: equal ranges, or the remainder outside of all ranges.
 
     Args:
         ids: int64.
@@ -106,10 +111,10 @@ _FACTOR, _FACTOR_UNDONE = _signed(_GOLDEN), _signed(pow(_GOLDEN, -1, 1 << 64))
 
 
 def mix_bits(ids: Tensor) -> Tensor:
-    """Ids with their bits mixed: different ids stay different, and the lowest and highest bits depend on all.
+    """Ids with mixed bits: distinct ids stay distinct; low and high bits depend on all.
 
-    Twice a multiplication (Knuth, The Art of Computer Programming, volume 3, section 6.4), after which the upper half
-    is folded onto the lower one.
+    Twice a multiplication (Knuth, The Art of Computer Programming, volume 3, section 6.4), after
+    which the upper half is folded onto the lower one.
 
     Args:
         ids: Any int64 ids, any shape.
@@ -169,9 +174,13 @@ class Collisions:
 
     @property
     def expected_share(self) -> float:
-        """What both are on average for a hash without a pattern: ``1 - (1 - 1/R)**(n - 1)``, the birthday formula."""
+        """The mean of both for a random hash: ``1 - (1 - 1/R)**(n - 1)``, the birthday formula."""
         others = max(self.ids - 1, 0)
-        return float(others > 0) if self.rows == 1 else -math.expm1(others * math.log1p(-1.0 / self.rows))
+        return (
+            float(others > 0)
+            if self.rows == 1
+            else -math.expm1(others * math.log1p(-1.0 / self.rows))
+        )
 
     def partners(self, id: int) -> list[int]:
         """The other ids in the row of this one."""
@@ -180,14 +189,18 @@ class Collisions:
         return self.distinct[shared].tolist()
 
 
-def collision_meter(ids: Tensor, rows: int, hash: Callable[[Tensor, int], Tensor] = mixing_hash) -> Collisions:
+def collision_meter(
+    ids: Tensor, rows: int, hash: Callable[[Tensor, int], Tensor] = mixing_hash
+) -> Collisions:
     """Measure which ids a hash puts into one row, beside what chance alone would do.
 
-    Two ids in one row are one id to the model: they are looked up alike and train each other. How many do depends on R
-    and on the number n of distinct ids; a hash that follows a pattern of the ids does worse (or better) than chance.
+    Two ids in one row are one id to the model: they are looked up alike and train each other. How
+    many do depends on R and on the number n of distinct ids; a hash that follows a pattern of the
+    ids does worse (or better) than chance.
 
     Args:
-        ids: Ids as they are looked up, any shape; those that come often weigh more in ``lookup_share``.
+        ids: Ids as they are looked up, any shape; those that come often weigh more in
+            ``lookup_share``.
         rows: R, rows of the table.
         hash: What maps ids and R to rows.
 
@@ -200,7 +213,11 @@ def collision_meter(ids: Tensor, rows: int, hash: Callable[[Tensor, int], Tensor
     Example:
         >>> import torch
         >>> meter = collision_meter(torch.tensor([1, 11, 11, 11, 2, 3]), 10, modulo_hash)
-        >>> meter.id_share, meter.lookup_share, round(meter.expected_share, 3)  # 1 and 11: 2 of 4 ids, 4 of 6 look-ups
+        >>> (
+        ...     meter.id_share,
+        ...     meter.lookup_share,
+        ...     round(meter.expected_share, 3),
+        ... )  # 1 and 11: 2 of 4 ids, 4 of 6 look-ups
         (0.5, 0.6666666666666666, 0.271)
         >>> meter.partners(11)
         [1]

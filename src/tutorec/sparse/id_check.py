@@ -1,8 +1,9 @@
-"""Checks of ids against the rows of the tables that they look up: one fused pass, and a search only after it fails.
+"""Checks of ids against table rows: one fused pass, and a search only after it fails.
 
-On another device than the CPU nothing is read here: the check runs there, and what it finds is raised later (see
-``validate.py``). While a model is traced, scripted, exported or compiled there are no ids to look at and no check runs;
-the graph keeps the lookup, whose operator checks bounds itself on the CPU (aten's ``embedding_bag``).
+On another device than the CPU nothing is read here: the check runs there, and what it finds is
+raised later (see ``validate.py``). While a model is traced, scripted, exported or compiled there
+are no ids to look at and no check runs; the graph keeps the lookup, whose operator checks bounds
+itself on the CPU (aten's ``embedding_bag``).
 """
 
 import warnings
@@ -22,7 +23,7 @@ _warned: WeakSet[nn.Module] = WeakSet()
 
 
 class FeatureRows(list[tuple[str, str, int]]):
-    """Feature, table and rows of each lookup of a collection, with what every check asks for found once.
+    """Feature, table and rows of each lookup of a collection, as every check needs them.
 
     It is not changed after it was made.
 
@@ -47,26 +48,29 @@ def check_ids(
     weighted: bool | None = None,
     tables: nn.Module | None = None,
 ) -> None:
-    """Check that each id is a row of the tables that its feature looks up, before anything is looked up.
+    """Check, before any lookup, that each id is a row of the tables of its feature.
 
-    One pass finds the smallest and the largest id of the batch; only where those do not fit the smallest table is each
-    feature looked at, and only where one does not fit is the culprit searched.
+    One pass finds the smallest and the largest id of the batch; only where those do not fit the
+    smallest table is each feature looked at, and only where one does not fit is the culprit
+    searched.
 
     Args:
         features: The batch.
-        feature_rows: One entry for each table of each feature: feature, table, rows R of the table. Who checks every
-            batch makes ``FeatureRows`` of them, once.
-        weighted: Whether the tables want a weight for each id; None where nothing is pooled, so that weights, if there
-            are any, are the caller's own.
+        feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
+            Who checks every batch makes ``FeatureRows`` of them, once.
+        weighted: Whether the tables want a weight for each id; None where nothing is pooled, so
+            that weights, if there are any, are the caller's own.
         tables: The collection that asks.
 
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is not a KeyedJaggedTensor.
-        ValueError: Ids are no integers, negative or not below R, weights are missing, lengths do not fit the ids, or
-            the ids are on the meta device, where there are no numbers, and the tables are not.
+        ValueError: Ids are no integers, negative or not below R, weights are missing, lengths do
+            not fit the ids, or the ids are on the meta device, where there are no numbers, and the
+            tables are not.
 
-    A pooled collection that is not weighted does not look at a batch's weights, and warns of it once.
+    A pooled collection that is not weighted does not look at a batch's weights, and warns of it
+    once.
 
     On another device than the CPU the error may be about an earlier batch.
 
@@ -76,12 +80,14 @@ def check_ids(
         >>> check_ids(batch, [("item", "items", 8)])
         Traceback (most recent call last):
             ...
-        ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, holds id 9; ...
+        ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
     """
     if isinstance(features, torch.fx.Proxy):
         return
     if not hasattr(features, "stride_per_key"):
-        raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
+        raise TypeError(
+            f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}"
+        )
     prepared = feature_rows if isinstance(feature_rows, FeatureRows) else None
     keys = features.keys()
     asked = [name for name, _, _ in feature_rows] if prepared is None else prepared.features
@@ -89,11 +95,13 @@ def check_ids(
         known = features.index_per_key()
         for feature, table, _ in feature_rows:
             if feature not in known:
-                raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
+                raise KeyError(
+                    f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}"
+                )
     if weighted and features.weights_or_none() is None:
         raise ValueError(
-            f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no weights; "
-            "build it with weights=, or make the collection with is_weighted=False"
+            f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no "
+            "weights; build it with weights=, or make the collection with is_weighted=False"
         )
     if weighted is False and tables is not None and features.weights_or_none() is not None:
         warn_of_weights(tables, keys)
@@ -107,15 +115,17 @@ def check_ids(
         features._check_numbers()
     if values.dtype not in _INDEX_TYPES:
         raise ValueError(
-            f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "
-            f"(features {keys}); convert them: values.long()"
+            "ids must be int32 or int64 to be looked up, and the batch's values are "
+            f"{values.dtype} (features {keys}); convert them: values.long()"
         )
     weights = features.weights_or_none() if weighted else None
     if values.dim() != 1 or (weights is not None and weights.dim() != 1):
         shapes = f"values have shape {list(values.shape)}"
         if weights is not None:
             shapes += f" and weights {list(weights.shape)}"
-        raise ValueError(f"ids to be looked up are one list, [N], one after the other, and the batch's {shapes}")
+        raise ValueError(
+            f"ids to be looked up are one list, [N], one after the other, and the batch's {shapes}"
+        )
     if not on_cpu:
         # To ask for events of a stream whose work is captured would end the capture.
         if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -125,7 +135,9 @@ def check_ids(
     if values.numel() == 0:
         return
     low, high = _ends(values)
-    if low < 0 or high >= (min([rows for _, _, rows in feature_rows]) if prepared is None else prepared.fewest):
+    if low < 0 or high >= (
+        min([rows for _, _, rows in feature_rows]) if prepared is None else prepared.fewest
+    ):
         _check_each(features, feature_rows, low < 0)
 
 
@@ -140,26 +152,29 @@ def warn_of_weights(tables: nn.Module, keys: Sequence[str]) -> None:
         return
     _warned.add(tables)
     warnings.warn(
-        f"{type(tables).__name__}: the batch (keys {list(keys)}) has weights, and the collection is not weighted: "
-        "it does not look at them. Make it with is_weighted=True, or the batch without weights=; this is said once",
+        f"{type(tables).__name__}: the batch (keys {list(keys)}) has weights, and the collection "
+        "is not weighted: it does not look at them. Make it with is_weighted=True, or the batch "
+        "without weights=; this is said once",
         stacklevel=3,
     )
 
 
 def _check_meta(keys: Sequence[str], tables: nn.Module | None) -> None:
-    """Refuse ids without numbers for tables with them: a lookup would return memory that nobody has written."""
+    """Refuse ids without values for tables with them: the lookup would read unwritten memory."""
     if tables is None:
         return
-    found = next((part for part in (*tables.parameters(), *tables.buffers()) if not part.is_meta), None)
+    found = next(
+        (part for part in (*tables.parameters(), *tables.buffers()) if not part.is_meta), None
+    )
     if found is not None:
         raise ValueError(
-            f"the batch (keys {list(keys)}) is on meta and the tables are on {found.device}: use one device, "
-            f"a batch with numbers, or tables that were made with device='meta'"
+            f"the batch (keys {list(keys)}) is on meta and the tables are on {found.device}: use "
+            "one device, a batch with numbers, or tables that were made with device='meta'"
         )
 
 
 def _ends(values: Tensor) -> tuple[float, float]:
-    """The smallest and the largest of some ids; few of them are looked at in Python, in half the time."""
+    """The smallest and the largest id; a few ids are compared in Python, in half the time."""
     if values.numel() <= _FEW_IDS:
         numbers = values.tolist()
         return min(numbers), max(numbers)
@@ -167,8 +182,10 @@ def _ends(values: Tensor) -> tuple[float, float]:
     return low.item(), high.item()
 
 
-def _check_each(features: KeyedJaggedTensor, feature_rows: Sequence[tuple[str, str, int]], any_negative: bool) -> None:
-    """Check feature by feature: the largest id, and the smallest where the batch has a negative one."""
+def _check_each(
+    features: KeyedJaggedTensor, feature_rows: Sequence[tuple[str, str, int]], any_negative: bool
+) -> None:
+    """Check feature by feature: the largest id, and the smallest if any is negative."""
     index = features.index_per_key()
     pieces = features.values().split_with_sizes(features.length_per_key())
     bounds: dict[str, tuple[int, int]] = {}

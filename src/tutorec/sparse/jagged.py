@@ -9,12 +9,20 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import jagged_to_padded_dense
-from tutorec.sparse.layout import as_int64, lengths_of_offsets, offsets_of_lengths, optional_empty_like, optional_to
+from tutorec.sparse.layout import (
+    as_int64,
+    lengths_of_offsets,
+    offsets_of_lengths,
+    optional_empty_like,
+    optional_to,
+)
 from tutorec.sparse.traced import kind_of, object_text
 from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
-for _name in "first_entries kept lengths_of_offsets lists_of longest masked offsets_of_lengths padded_rows".split():
+for _name in (
+    "first_entries kept lengths_of_offsets lists_of longest masked offsets_of_lengths padded_rows"
+).split():
     torch.fx.wrap(_name)
 
 
@@ -64,7 +72,10 @@ class JaggedTensor:
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
         if lengths is None and offsets is None:
-            raise ValueError("JaggedTensor: neither lengths nor offsets given; one of them says where samples end")
+            raise ValueError(
+                "JaggedTensor: neither lengths nor offsets given; one of them says where "
+                "samples end"
+            )
         if not is_scripting():
             self._check()
 
@@ -74,7 +85,9 @@ class JaggedTensor:
         values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
     ) -> "JaggedTensor":
         """A jagged tensor from parts that are known to fit, unchecked."""
-        jagged = object.__new__(JaggedTensor if type(values) is Tensor else kind_of(JaggedTensor, values))
+        jagged = object.__new__(
+            JaggedTensor if type(values) is Tensor else kind_of(JaggedTensor, values)
+        )
         jagged._values = values
         jagged._weights = weights
         jagged._lengths = lengths
@@ -100,7 +113,7 @@ class JaggedTensor:
     @staticmethod
     @torch.jit.unused
     def empty_like(jt: "JaggedTensor", device: torch.device | None = None) -> "JaggedTensor":
-        """Without a device, one of the same dtypes without samples; with one, uninitialised tensors of the same shapes.
+        """Without a device, an empty one of the same dtypes; with one, uninitialised tensors.
 
         The second is what ``copy_`` fills; ``device=jt.device()`` makes it beside the first.
         """
@@ -110,7 +123,9 @@ class JaggedTensor:
             return JaggedTensor.empty(
                 jt._weights is not None, jt.device(), jt._values.dtype, weights_dtype, lengths_dtype
             )
-        parts = (optional_empty_like(part, device) for part in (jt._weights, jt._lengths, jt._offsets))
+        parts = (
+            optional_empty_like(part, device) for part in (jt._weights, jt._lengths, jt._offsets)
+        )
         return JaggedTensor._from_parts(torch.empty_like(jt._values, device=device), *parts)
 
     @torch.jit.unused
@@ -120,8 +135,10 @@ class JaggedTensor:
         return self
 
     @staticmethod
-    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
-        """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and of ``weights``."""
+    def from_dense_lengths(
+        values: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> "JaggedTensor":
+        """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and weights."""
         if not is_scripting():
             _check_dense_lengths(values, lengths, weights)
         mask = first_entries(values, lengths)
@@ -129,18 +146,26 @@ class JaggedTensor:
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
-        """One list of values for each sample, the inverse of ``to_dense``. Lengths are int32, as TorchRec's."""
+        """One list of values for each sample, the inverse of ``to_dense``. Lengths are int32."""
         if len(values) == 0:
-            raise ValueError("JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one")
+            raise ValueError(
+                "JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one"
+            )
         sizes = [value.size(0) for value in values]
         joined_weights: Tensor | None = None
         if weights is not None:
             if len(weights) != len(values):
-                raise ValueError(f"JaggedTensor.from_dense: {len(values)} samples of values, {len(weights)} of weights")
+                raise ValueError(
+                    f"JaggedTensor.from_dense: {len(values)} samples of values, {len(weights)} "
+                    "of weights"
+                )
             for sample, size in enumerate(sizes):
                 count = weights[sample].size(0)
                 if count != size:
-                    raise ValueError(f"JaggedTensor.from_dense: sample {sample} has {size} values and {count} weights")
+                    raise ValueError(
+                        f"JaggedTensor.from_dense: sample {sample} has {size} values and "
+                        f"{count} weights"
+                    )
             joined_weights = torch.cat(weights)
         lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
         return jagged_from_parts(torch.cat(values), joined_weights, lengths, None)
@@ -156,17 +181,22 @@ class JaggedTensor:
             return None
         return lists_of(weights, self.lengths())
 
-    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
         """Rows of equal length [B, desired_length]: longer samples are cut, shorter ones padded.
 
-        Without ``desired_length`` rows are as long as the longest sample, and asking for that is a sync point.
+        Without ``desired_length`` rows are as long as the longest sample, and asking for that is a
+        sync point.
         """
         width = longest(self.lengths()) if desired_length is None else desired_length
         if not is_scripting():
             _check_padding(self._values, width, padding_value)
         return padded_rows(self._values, self.offsets(), width, padding_value)
 
-    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor | None:
         """The weights as rows of equal length, None without weights."""
         weights = self._weights
         if weights is None:
@@ -214,7 +244,10 @@ class JaggedTensor:
         """One weight per value [N]; an error without weights."""
         weights = self._weights
         if weights is None:
-            raise ValueError("JaggedTensor has no weights; pass weights= when it is built, or ask weights_or_none()")
+            raise ValueError(
+                "JaggedTensor has no weights; pass weights= when it is built, or ask "
+                "weights_or_none()"
+            )
         return weights
 
     def weights_or_none(self) -> Tensor | None:
@@ -264,7 +297,12 @@ class JaggedTensor:
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """In a traced graph, a jagged tensor that leaves the graph is a call of its constructor."""
-        parts = {"values": self._values, "weights": self._weights, "lengths": self._lengths, "offsets": self._offsets}
+        parts = {
+            "values": self._values,
+            "weights": self._weights,
+            "lengths": self._lengths,
+            "offsets": self._offsets,
+        }
         return tracer.create_node("call_function", JaggedTensor, (), tracer.create_arg(parts))
 
     @torch.jit.unused
@@ -279,7 +317,13 @@ class JaggedTensor:
         if values.is_cpu:
             lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
             if count_ids(values.shape[0], lengths, offsets, [lists]) is None:
-                refuse_lists("JaggedTensor", values.shape[0], lengths, offsets, lambda index: f"sample {index}")
+                refuse_lists(
+                    "JaggedTensor",
+                    values.shape[0],
+                    lengths,
+                    offsets,
+                    lambda index: f"sample {index}",
+                )
 
 
 def jagged_from_parts(
@@ -303,7 +347,7 @@ def jagged_from_parts(
 
 
 def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
-    """Copy values, weights, lengths and offsets of a batch, or of one feature, into another's memory.
+    """Copy values, weights, lengths and offsets into another batch's or feature's memory.
 
     Args:
         owner: Name of their class, for the message.
@@ -317,12 +361,14 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
     remedy = f"make the target with {owner}.empty_like(source, device)"
     if (target._weights is None) != (source._weights is None):
         has, lacks = ("source", "target") if target._weights is None else ("target", "source")
-        raise ValueError(f"{owner}.copy_: the {has} has weights and the {lacks} has no weights; {remedy}")
+        raise ValueError(
+            f"{owner}.copy_: the {has} has weights and the {lacks} has no weights; {remedy}"
+        )
     given, room = [(list(part._values.shape), part.lengths().numel()) for part in (source, target)]
     if given != room:
         raise ValueError(
-            f"{owner}.copy_: the source has values of shape {given[0]} and {given[1]} lengths, and the target has room "
-            f"for {room[0]} and {room[1]}; {remedy}"
+            f"{owner}.copy_: the source has values of shape {given[0]} and {given[1]} lengths, and "
+            f"the target has room for {room[0]} and {room[1]}; {remedy}"
         )
     target._values.copy_(source._values, non_blocking=non_blocking)
     if target._weights is not None:
@@ -334,7 +380,7 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
 
 
 def lists_text(values: Tensor, offsets: Tensor) -> str:
-    """Lists as text, such as ``[[1, 2], [], [3]]``: values ``[N]`` or ``[N, D]``, offsets ``[L + 1]``."""
+    """Lists as text, ``[[1, 2], [], [3]]``: values ``[N]``/``[N, D]``, offsets ``[L + 1]``."""
     lists = [str(values[start:end].tolist()) for start, end in pairwise(offsets.tolist())]
     return "[" + ", ".join(lists) + "]"
 
@@ -352,7 +398,8 @@ def longest(lengths: Tensor) -> int:
     if is_scripting():
         return int(lengths.max().item())
     else:
-        # Without int(): while a program is exported this is a symbol, and int() would ask for its value.
+        # Without int(): while a program is exported this is a symbol, and int() would ask for its
+        # value.
         return lengths.max().item()  # pyright: ignore[reportReturnType]
 
 
@@ -377,7 +424,7 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
 
 
 def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
-    """``padded_rows`` in operators whose shapes depend on no number: a gather from the values and one padding row.
+    """``padded_rows`` with shapes that depend on no number: a gather with one padding row.
 
     Args:
         values: ``[N, ...]``.
@@ -393,12 +440,13 @@ def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -
     source = offsets[:-1].unsqueeze(1) + column
     source = torch.where(source < offsets[1:].unsqueeze(1), source, torch.full_like(source, count))
     rest = list(values.shape[1:])
-    padded = torch.cat([values, torch.full([1] + rest, padding, dtype=values.dtype, device=values.device)])  # noqa: RUF005
+    row = torch.full([1] + rest, padding, dtype=values.dtype, device=values.device)  # noqa: RUF005
+    padded = torch.cat([values, row])
     return padded.index_select(0, source.reshape(-1)).view([source.size(0), width] + rest)  # noqa: RUF005
 
 
 def first_entries(values: Tensor, lengths: Tensor) -> Tensor:
-    """A mask [B, longest] of the first ``lengths[b]`` entries of each row of ``values`` [B, longest, ...]."""
+    """A mask [B, longest] of the first ``lengths[b]`` entries of each row of ``values``."""
     return torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(1)
 
 
@@ -417,20 +465,25 @@ def masked(values: Tensor | None, mask: Tensor) -> Tensor | None:
 
 
 def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
-    """Check that dense rows [B, longest] have one length each, none longer than a row, and weights of their shape."""
+    """Check dense rows [B, longest]: one length per row, none too long, weights alike."""
     where = "JaggedTensor.from_dense_lengths"
     if not checkable(values):
         return
     if values.dim() < 2 or lengths.shape != values.shape[:1]:
         raise ValueError(
-            f"{where}: values have shape {list(values.shape)} and lengths {list(lengths.shape)}; give one row for each "
-            "sample, [B, longest], and one length for each row, [B]"
+            f"{where}: values have shape {list(values.shape)} and lengths {list(lengths.shape)}; "
+            "give one row for each sample, [B, longest], and one length for each row, [B]"
         )
     if weights is not None and weights.shape[:2] != values.shape[:2]:
-        raise ValueError(f"{where}: weights have shape {list(weights.shape)} and values {list(values.shape)}")
+        raise ValueError(
+            f"{where}: weights have shape {list(weights.shape)} and values {list(values.shape)}"
+        )
     if lengths.is_cpu and lengths.numel() and int(lengths.max()) > values.shape[1]:
         sample = int(lengths.argmax())
-        raise ValueError(f"{where}: lengths[{sample}] = {int(lengths[sample])}, and a row has {values.shape[1]} values")
+        raise ValueError(
+            f"{where}: lengths[{sample}] = {int(lengths[sample])}, and a row has "
+            f"{values.shape[1]} values"
+        )
 
 
 def _check_padding(values: Tensor, width: int, padding: float) -> None:
@@ -438,9 +491,12 @@ def _check_padding(values: Tensor, width: int, padding: float) -> None:
     if not checkable(values):
         return
     if width < 0:
-        raise ValueError(f"JaggedTensor.to_padded_dense: desired_length must be 0 or more, got {width}")
+        raise ValueError(
+            f"JaggedTensor.to_padded_dense: desired_length must be 0 or more, got {width}"
+        )
     if not isfinite(padding) and not values.is_floating_point():
         raise ValueError(
-            f"JaggedTensor.to_padded_dense: padding_value {padding!r} is not a {values.dtype}, which the values are; "
-            "pad them with a whole number, or convert them first: values.float()"
+            f"JaggedTensor.to_padded_dense: padding_value {padding!r} is not a {values.dtype}, "
+            "which the values are; pad them with a whole number, or convert them first: "
+            "values.float()"
         )

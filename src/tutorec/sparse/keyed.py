@@ -12,7 +12,7 @@ from tutorec.sparse.validate import check_keys, check_positions, checkable, key_
 
 
 class KeyedTensor:
-    """Named slices of one dense tensor: for pooled embeddings, ``[B, D]`` cut into columns per feature.
+    """Named slices of a dense tensor: pooled embeddings ``[B, D]`` cut into columns.
 
     Args:
         keys: Names, distinct, in storage order.
@@ -23,7 +23,8 @@ class KeyedTensor:
         index_per_key: Position of each key, where the caller knows it.
 
     Raises:
-        ValueError: The lengths do not add up to the size of ``values`` along ``key_dim``, or a key occurs twice.
+        ValueError: The lengths do not add up to the size of ``values`` along ``key_dim``, or a key
+            occurs twice.
 
     Example:
         >>> import torch
@@ -40,7 +41,14 @@ class KeyedTensor:
         TorchRec's ``torchrec.sparse.jagged_tensor.KeyedTensor``.
     """
 
-    __slots__ = ("_index_per_key", "_key_dim", "_keys", "_length_per_key", "_offset_per_key", "_values")
+    __slots__ = (
+        "_index_per_key",
+        "_key_dim",
+        "_keys",
+        "_length_per_key",
+        "_offset_per_key",
+        "_values",
+    )
 
     def __init__(
         self,
@@ -71,8 +79,10 @@ class KeyedTensor:
         offset_per_key: list[int] | None = None,
         index_per_key: dict[str, int] | None = None,
     ) -> "KeyedTensor":
-        """A keyed tensor from parts that are known to fit, unchecked; the lists are kept, not copied."""
-        keyed = object.__new__(KeyedTensor if type(values) is Tensor else kind_of(KeyedTensor, values))
+        """A keyed tensor from parts that fit, unchecked; lists are kept, not copied."""
+        keyed = object.__new__(
+            KeyedTensor if type(values) is Tensor else kind_of(KeyedTensor, values)
+        )
         keyed._keys = keys
         keyed._length_per_key = length_per_key
         keyed._values = values
@@ -82,10 +92,14 @@ class KeyedTensor:
         return keyed
 
     @staticmethod
-    def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1, cat_dim: int = 1) -> "KeyedTensor":
+    def from_tensor_list(
+        keys: list[str], tensors: list[Tensor], key_dim: int = 1, cat_dim: int = 1
+    ) -> "KeyedTensor":
         """One keyed tensor from one tensor per key, joined along ``cat_dim``."""
         if len(keys) != len(tensors) or len(keys) == 0:
-            raise ValueError(f"KeyedTensor.from_tensor_list: {len(keys)} keys {keys} for {len(tensors)} tensors")
+            raise ValueError(
+                f"KeyedTensor.from_tensor_list: {len(keys)} keys {keys} for {len(tensors)} tensors"
+            )
         sizes = [tensor.size(key_dim) for tensor in tensors]
         return KeyedTensor(keys, sizes, torch.cat(tensors, dim=cat_dim), key_dim, None, None)
 
@@ -131,7 +145,9 @@ class KeyedTensor:
         if key not in index:
             raise KeyError(f"KeyedTensor has no key '{key}'; its keys are {self._keys}")
         position = index[key]
-        return self._values.narrow(self._key_dim, self.offset_per_key()[position], self._length_per_key[position])
+        return self._values.narrow(
+            self._key_dim, self.offset_per_key()[position], self._length_per_key[position]
+        )
 
     def to_dict(self) -> dict[str, Tensor]:
         """Every slice by name: views."""
@@ -144,19 +160,21 @@ class KeyedTensor:
         return out
 
     def permute(self, indices: list[int]) -> "KeyedTensor":
-        """The keyed tensor with key ``indices[i]`` at position i; keys may be left out, and none may repeat."""
+        """The keyed tensor with key ``indices[i]`` at position i; keys may be left out."""
         check_positions("KeyedTensor.permute", indices, self._keys)
         slices = self._values.split_with_sizes(self._length_per_key, self._key_dim)
         keys = [self._keys[index] for index in indices]
         sizes = [self._length_per_key[index] for index in indices]
         if len(indices) == 0:
-            return KeyedTensor(keys, sizes, self._values.narrow(self._key_dim, 0, 0), self._key_dim, None, None)
+            return KeyedTensor(
+                keys, sizes, self._values.narrow(self._key_dim, 0, 0), self._key_dim, None, None
+            )
         values = torch.cat([slices[index] for index in indices], dim=self._key_dim)
         return KeyedTensor(keys, sizes, values, self._key_dim, None, None)
 
     @staticmethod
     def regroup(keyed_tensors: list["KeyedTensor"], groups: list[list[str]]) -> list[Tensor]:
-        """One tensor for each group of names, the names' slices side by side, from whichever tensor holds them."""
+        """A tensor for each group of names: their slices side by side, from any of the tensors."""
         return regroup_keyed(keyed_tensors, groups)
 
     @staticmethod
@@ -165,7 +183,9 @@ class KeyedTensor:
     ) -> dict[str, Tensor]:
         """The groups of ``regroup`` by name."""
         if len(groups) != len(keys) or len(positions(keys)) != len(keys):
-            raise ValueError(f"KeyedTensor.regroup_as_dict: {len(groups)} groups for {len(keys)} keys {keys}")
+            raise ValueError(
+                f"KeyedTensor.regroup_as_dict: {len(groups)} groups for {len(keys)} keys {keys}"
+            )
         regrouped = regroup_keyed(keyed_tensors, groups)
         named: dict[str, Tensor] = {}
         for position, key in enumerate(keys):
@@ -179,7 +199,12 @@ class KeyedTensor:
             return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
         else:
             return KeyedTensor._from_parts(
-                self._keys, self._length_per_key, values, self._key_dim, self._offset_per_key, self._index_per_key
+                self._keys,
+                self._length_per_key,
+                values,
+                self._key_dim,
+                self._offset_per_key,
+                self._index_per_key,
             )
 
     @torch.jit.unused
@@ -217,22 +242,24 @@ class KeyedTensor:
 
 
 def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
-    """``KeyedTensor.regroup`` as a function: one call in a traced graph, and TorchScript compiles it as it stands.
+    """``KeyedTensor.regroup`` as a function: one call in a traced graph; TorchScript compiles it.
 
-    A slice is a view, so the whole cost is one copy into each group's result. On the CPU that beats operators that
-    permute columns: they first join all tensors, and copy a second time.
+    A slice is a view, so the whole cost is one copy into each group's result. On the CPU that beats
+    operators that permute columns: they first join all tensors, and copy a second time.
 
     Args:
         keyed_tensors: Where the keys are looked up; a key may be in one of them only.
-        groups: The keys of each result, in order. A key may be used more than once; a group without keys gives no
-            columns, ``[B, 0]``, so that a model whose list of features is empty needs no case of its own.
+        groups: The keys of each result, in order. A key may be used more than once; a group without
+            keys gives no columns, ``[B, 0]``, so that a model whose list of features is empty needs
+            no case of its own.
 
     Returns:
         One tensor per group, ``[B, sum of the keys' columns]``.
 
     Raises:
         KeyError: No keyed tensor has a key of a group.
-        ValueError: Two of them have it, they cut different dimensions, or there is none to take a group from.
+        ValueError: Two of them have it, they cut different dimensions, or there is none to take a
+            group from.
 
     Example:
         >>> import torch
@@ -253,7 +280,9 @@ def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> 
             for index, name in enumerate(keys):
                 slices[name] = parts[index]
     if len(slices) != len(names):
-        raise ValueError(f"regroup: a key is in more than one keyed tensor: {names}; rename it in one")
+        raise ValueError(
+            f"regroup: a key is in more than one keyed tensor: {names}; rename it in one"
+        )
     dim = dims[0] if len(dims) > 0 else 1
     if dims.count(dim) != len(dims):
         raise ValueError(f"regroup: keyed tensors cut different dimensions {dims}; use one key_dim")
@@ -262,7 +291,9 @@ def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> 
         columns: list[Tensor] = []
         for name in group:
             if name not in slices:
-                raise KeyError(f"regroup: group {group} wants key '{name}', and the keyed tensors have {names}")
+                raise KeyError(
+                    f"regroup: group {group} wants key '{name}', and the keyed tensors have {names}"
+                )
             columns.append(slices[name])
         if len(columns) > 0:
             out.append(torch.cat(columns, dim=dim))
@@ -282,19 +313,31 @@ def _check(keyed: KeyedTensor) -> None:
         keyed.__class__ = kind_of(KeyedTensor, keyed._values)
     if not checkable(keyed._values):
         return
-    keys, lengths, dim, shape = keyed._keys, keyed._length_per_key, keyed._key_dim, keyed._values.shape
+    keys, lengths, dim, shape = (
+        keyed._keys,
+        keyed._length_per_key,
+        keyed._key_dim,
+        keyed._values.shape,
+    )
     if not keys and not lengths:
         return
     check_keys("KeyedTensor", keys)
     if len(lengths) != len(keys):
-        raise ValueError(f"KeyedTensor: {len(lengths)} lengths {lengths} for {len(keys)} keys {keys}")
+        raise ValueError(
+            f"KeyedTensor: {len(lengths)} lengths {lengths} for {len(keys)} keys {keys}"
+        )
     if sum(lengths) != shape[dim] or min(lengths) < 0:
         raise ValueError(
-            f"KeyedTensor: length_per_key {lengths} adds up to {sum(lengths)}, and values has {shape[dim]} columns "
-            f"(shape {list(shape)}, key_dim {dim}) for keys {keys}; no length is negative"
+            f"KeyedTensor: length_per_key {lengths} adds up to {sum(lengths)}, and values has "
+            f"{shape[dim]} columns (shape {list(shape)}, key_dim {dim}) for keys {keys}; no length "
+            "is negative"
         )
     starts, index = keyed._offset_per_key, keyed._index_per_key
     if starts is not None and list(starts) != running_sum(lengths):
-        raise ValueError(f"KeyedTensor: offset_per_key is {starts}, and length_per_key {lengths}; leave it out")
+        raise ValueError(
+            f"KeyedTensor: offset_per_key is {starts}, and length_per_key {lengths}; leave it out"
+        )
     if index is not None and index != positions(keys):
-        raise ValueError(f"KeyedTensor: index_per_key is {index}, and the keys are {keys}; leave it out")
+        raise ValueError(
+            f"KeyedTensor: index_per_key is {index}, and the keys are {keys}; leave it out"
+        )

@@ -56,18 +56,19 @@ _BATCH = "KeyedJaggedTensor"
 _DERIVED = ("length_per_key", "offset_per_key", "lengths_offset_per_key", "index_per_key")
 # What is known of a batch on the host, and is the same for a copy of it.
 _HOST_FACTS = (
-    "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key _offset_per_key "
-    "_index_per_key _unchecked"
+    "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key "
+    "_offset_per_key _index_per_key _unchecked"
 ).split()
 
 # The keys that were last found to be distinct: most batches of a program have the same ones.
 _distinct: list[str] = []
 
-# While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
-# TorchScript compiles them as they stand.
+# While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
+# have, and TorchScript compiles them as they stand.
 for _name in (
-    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_by_key offsets_of_lengths permute_segments "
-    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows _concat _empty_like"
+    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_by_key "
+    "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
+    "strides_of take_rows _concat _empty_like"
 ).split():
     torch.fx.wrap(_name)
 
@@ -75,8 +76,8 @@ for _name in (
 class KeyedJaggedTensor:
     """A batch of id lists of varying length: one list per feature and sample.
 
-    Stored flat and feature-major, which is what lookup kernels read and what makes sending one feature to another
-    rank a slice rather than a gather:
+    Stored flat and feature-major, which is what lookup kernels read and what makes sending one
+    feature to another rank a slice rather than a gather:
 
     ==============  ===============  ==========================================
     ``values()``    ``[N]``          ids, feature after feature, sample after sample
@@ -86,31 +87,34 @@ class KeyedJaggedTensor:
     ``weights()``   ``[N]``          optional, one per id
     ==============  ===============  ==========================================
 
-    F is ``len(keys())``, B is ``stride()``. An empty list is a length of zero, never a padding id. Features may have
-    different numbers of samples (*variable batch*): ``stride_per_key()`` then takes the place of B, see
-    ``sparse/layout.py``.
+    F is ``len(keys())``, B is ``stride()``. An empty list is a length of zero, never a padding id.
+    Features may have different numbers of samples (*variable batch*): ``stride_per_key()`` then
+    takes the place of B, see ``sparse/layout.py``.
 
     Args:
         keys: Feature names, distinct, in storage order.
         values: Ids of all lists, end to end.
         weights: One weight per id, or None for unweighted features.
-        lengths: Ids per list ``[F * B]``, or ``[F, B]``. Give this or ``offsets``; the other is derived on first use.
+        lengths: Ids per list ``[F * B]``, or ``[F, B]``. Give this or ``offsets``; the other is
+            derived on first use.
         offsets: Running sum of lengths, starting at 0.
         stride: B, samples in the batch; by default the number of lists over F.
-        stride_per_key_per_rank: Variable batch: samples of each key (rows) and rank (columns), ``[[2], [3]]``.
+        stride_per_key_per_rank: Variable batch: samples of each key (rows) and rank (columns),
+            ``[[2], [3]]``.
         stride_per_key: Samples of each key, where the caller knows them.
         length_per_key: Ids of each key, where the caller knows them: saves a sync point.
         lengths_offset_per_key: Where each key's lists start, where the caller knows them.
         offset_per_key: Where each key's ids start, where the caller knows them.
         index_per_key: Position of each key, where the caller knows them.
         jt_dict: What ``to_dict`` is to return, where the caller has it.
-        inverse_indices: Variable batch: keys, and which list of its feature each sample of the whole batch means
-            ``[F, B]``.
+        inverse_indices: Variable batch: keys, and which list of its feature each sample of the
+            whole batch means ``[F, B]``.
 
     Raises:
-        ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs twice. The numbers of
-            many lists, or of lists on another device than the CPU, are checked where they are first used: by ``sync``,
-            ``length_per_key``, ``split``, ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
+        ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs
+            twice. The numbers of many lists, or of lists on another device than the CPU, are
+            checked where they are first used: by ``sync``, ``length_per_key``, ``split``,
+            ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
 
     Example:
         >>> import torch
@@ -125,7 +129,8 @@ class KeyedJaggedTensor:
         [tensor([], dtype=torch.int64), tensor([4, 5])]
 
     See Also:
-        ``sparse/layout.py`` for the arithmetic; TorchRec's ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
+        ``sparse/layout.py`` for the arithmetic; TorchRec's
+        ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
     """
 
     # fmt: off
@@ -160,7 +165,9 @@ class KeyedJaggedTensor:
         self._offsets: Tensor | None = offsets
         self._stride: int | None = stride
         ranks = stride_per_key_per_rank
-        self._stride_per_key_per_rank: Tensor | None = None if ranks is None else strides_of_ranks(ranks)
+        self._stride_per_key_per_rank: Tensor | None = (
+            None if ranks is None else strides_of_ranks(ranks)
+        )
         self._stride_per_key: list[int] | None = stride_per_key
         self._length_per_key: list[int] | None = length_per_key
         self._lengths_offset_per_key: list[int] | None = lengths_offset_per_key
@@ -168,10 +175,11 @@ class KeyedJaggedTensor:
         self._index_per_key: dict[str, int] | None = index_per_key
         self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
         self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
-        # None once lengths and offsets are known to describe the ids. Until the first use that checks that: how many
-        # keys and ids each batch has that this one was joined from; empty for any other batch. Sums that are wrong in
-        # two of them may be right for both.
-        unchecked: list[tuple[int, int]] | None = None  # of its own, for TorchScript takes an attribute's for NoneType
+        # None once lengths and offsets are known to describe the ids. Until the first use that
+        # checks that: how many keys and ids each batch has that this one was joined from; empty for
+        # any other batch. Sums that are wrong in two of them may be right for both.
+        # of its own, for TorchScript takes an attribute's for NoneType
+        unchecked: list[tuple[int, int]] | None = None
         self._unchecked: list[tuple[int, int]] | None = unchecked
         if not is_scripting():
             self._normalize()
@@ -191,14 +199,18 @@ class KeyedJaggedTensor:
         stride_per_key_per_rank: Tensor | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from parts that are known to fit, unchecked."""
-        batch = object.__new__(KeyedJaggedTensor if type(values) is Tensor else kind_of(KeyedJaggedTensor, values))
+        batch = object.__new__(
+            KeyedJaggedTensor if type(values) is Tensor else kind_of(KeyedJaggedTensor, values)
+        )
         batch._keys, batch._values, batch._weights = keys, values, weights
         batch._lengths = lengths
         batch._offsets = offsets
         batch._stride = stride
         batch._stride_per_key_per_rank = stride_per_key_per_rank
         batch._length_per_key = length_per_key
-        batch._stride_per_key = batch._lengths_offset_per_key = batch._offset_per_key = batch._index_per_key = None
+        batch._stride_per_key = batch._lengths_offset_per_key = batch._offset_per_key = (
+            batch._index_per_key
+        ) = None
         batch._jt_dict = batch._inverse_indices = batch._unchecked = None
         return batch
 
@@ -213,7 +225,9 @@ class KeyedJaggedTensor:
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from offsets [F * B + 1], with the ids per key read at once."""
-        return _synced(keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices)
+        return _synced(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
+        )
 
     @staticmethod
     def from_lengths_sync(
@@ -226,12 +240,14 @@ class KeyedJaggedTensor:
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from lengths [F * B], with the ids per key read at once."""
-        return _synced(keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices)
+        return _synced(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices
+        )
 
     @staticmethod
     @torch.jit.unused
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """One batch from one jagged tensor per feature; features may have different numbers of samples."""
+        """One batch from a jagged tensor per feature, which may have different sample counts."""
         if not jt_dict:
             return KeyedJaggedTensor.empty()
         values, lengths, weights = [], [], []
@@ -242,8 +258,13 @@ class KeyedJaggedTensor:
             if weight is not None:
                 weights.append(weight)
         if weights and len(weights) < len(jt_dict):
-            having = [key for key, feature in jt_dict.items() if feature.weights_or_none() is not None]
-            raise ValueError(f"{_BATCH}.from_jt_dict: weights differ: of {list(jt_dict)} only {having} have weights")
+            having = [
+                key for key, feature in jt_dict.items() if feature.weights_or_none() is not None
+            ]
+            raise ValueError(
+                f"{_BATCH}.from_jt_dict: weights differ: of {list(jt_dict)} only {having} have "
+                "weights"
+            )
         counts = [value.shape[0] for value in values]
         samples = [length.shape[0] for length in lengths]
         even = samples.count(samples[0]) == len(samples)
@@ -263,7 +284,7 @@ class KeyedJaggedTensor:
 
     @staticmethod
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
-        """One batch with the keys of all, which must be distinct and hold the same samples (or all variable batch)."""
+        """One batch with the keys of all: distinct keys, the same samples (or variable batch)."""
         return _concat(kjt_list)
 
     @staticmethod
@@ -282,16 +303,18 @@ class KeyedJaggedTensor:
         return _synced(keys, values, weights, lengths, None, 0, None, None)
 
     @staticmethod
-    def empty_like(kjt: "KeyedJaggedTensor", device: torch.device | None = None) -> "KeyedJaggedTensor":
-        """A batch to fill: on ``device`` uninitialised tensors of the same shapes; without one, no keys and no ids.
+    def empty_like(
+        kjt: "KeyedJaggedTensor", device: torch.device | None = None
+    ) -> "KeyedJaggedTensor":
+        """A batch to fill: with ``device`` uninitialised, same shapes; without, no keys or ids.
 
-        The first is what ``copy_`` fills, the second a rank's share when it gets none of the features: dtypes and
-        ``stride()`` are kept.
+        The first is what ``copy_`` fills, the second a rank's share when it gets none of the
+        features: dtypes and ``stride()`` are kept.
         """
         return _empty_like(kjt, device)
 
     def sync(self) -> "KeyedJaggedTensor":
-        """Read the ids per key from the device, once: what later calls need then costs no sync point."""
+        """Read the ids per key from the device, once; later calls then need no sync point."""
         self.length_per_key()
         self.offset_per_key()
         return self
@@ -312,7 +335,10 @@ class KeyedJaggedTensor:
         """One weight per id [N]; an error without weights."""
         weights = self._weights
         if weights is None:
-            raise ValueError("KeyedJaggedTensor has no weights; pass weights= at its making, or ask weights_or_none()")
+            raise ValueError(
+                "KeyedJaggedTensor has no weights; pass weights= at its making, or ask "
+                "weights_or_none()"
+            )
         return weights
 
     def weights_or_none(self) -> Tensor | None:
@@ -348,11 +374,15 @@ class KeyedJaggedTensor:
         return self._offsets
 
     def stride(self) -> int:
-        """B, samples in the batch; with variable batch those of the whole batch, or the most that a key has."""
+        """B, samples in the batch; with variable batch of the whole batch, or the most of a key."""
         stride = self._stride
         if stride is None:
             stride = stride_of(
-                self._keys, self._lengths, self._offsets, self._stride_per_key_per_rank, self._inverse_indices
+                self._keys,
+                self._lengths,
+                self._offsets,
+                self._stride_per_key_per_rank,
+                self._inverse_indices,
             )
             self._stride = stride
         return stride
@@ -374,14 +404,17 @@ class KeyedJaggedTensor:
         return self._stride_per_key_per_rank is not None
 
     def inverse_indices(self) -> tuple[list[str], Tensor]:
-        """Keys, and which list of its feature each sample of the whole batch means [F, B]; an error without."""
+        """Keys, and the list that each sample of the whole batch uses [F, B]; an error if none."""
         inverse_indices = self._inverse_indices
         if inverse_indices is None:
-            raise ValueError("there are no inverse indices; pass inverse_indices=, or ask inverse_indices_or_none()")
+            raise ValueError(
+                "there are no inverse indices; pass inverse_indices=, or ask "
+                "inverse_indices_or_none()"
+            )
         return inverse_indices
 
     def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
-        """Keys, and which list of its feature each sample of the whole batch means [F, B], or None."""
+        """Keys, and the list that each sample of the whole batch uses [F, B], or None."""
         return self._inverse_indices
 
     def length_per_key(self) -> list[int]:
@@ -400,7 +433,7 @@ class KeyedJaggedTensor:
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where each key's ids start, and the end of the last. Reads the device unless known: a sync point."""
+        """Where each key's ids start, and the last one's end. A sync point unless known."""
         starts = self._offset_per_key
         if starts is None:
             counts = self._length_per_key
@@ -440,18 +473,27 @@ class KeyedJaggedTensor:
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
         """Batches of the next ``segments[i]`` keys each: views, no id is copied.
 
-        A segment of all keys is the batch itself; smaller ones leave the inverse indices of the whole behind.
+        A segment of all keys is the batch itself; smaller ones leave the inverse indices of the
+        whole behind.
         """
         check_segments("KeyedJaggedTensor.split", segments, self._keys)
         counts, stride, count = self.length_per_key(), self.stride(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)
-        # Views that autograd does not track: it does not need those of integers, except of ids, which lookups save.
-        lengths = self.lengths().unsafe_split_with_sizes(segment_sums(self.stride_per_key(), segments))
+        # Views that autograd does not track: it does not need those of integers, except of ids,
+        # which lookups save.
+        lengths = self.lengths().unsafe_split_with_sizes(
+            segment_sums(self.stride_per_key(), segments)
+        )
         weights = split_optional(self._weights, sizes, count)
         strides = split_optional(self._stride_per_key_per_rank, segments, count)
-        # The offsets of many single keys in one operation; fewer are faster one by one, when they are asked for.
-        together = count > 3 and segments.count(1) == len(self._keys) == count and not self.variable_stride_per_key()
+        # The offsets of many single keys in one operation; fewer are faster one by one, when they
+        # are asked for.
+        together = (
+            count > 3
+            and segments.count(1) == len(self._keys) == count
+            and not self.variable_stride_per_key()
+        )
         offsets: Tensor | None = None
         if together:
             offsets = offsets_by_key(self.lengths(), count, stride)
@@ -466,14 +508,23 @@ class KeyedJaggedTensor:
                 keys, known = self._keys[start:end], counts[start:end]
                 out.append(
                     self._derive(
-                        keys, values[part], weights[part], lengths[part], starts[part], stride, known, strides[part]
+                        keys,
+                        values[part],
+                        weights[part],
+                        lengths[part],
+                        starts[part],
+                        stride,
+                        known,
+                        strides[part],
                     )
                 )
             start = end
         return out
 
-    def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
-        """The batch with key ``indices[i]`` at position i; keys may repeat or be left out. No inverse indices."""
+    def permute(
+        self, indices: list[int], indices_tensor: Tensor | None = None
+    ) -> "KeyedJaggedTensor":
+        """The batch with key ``indices[i]`` at position i; repeats allowed. No inverse indices."""
         check_positions("KeyedJaggedTensor.permute", indices, self._keys)
         counts = self.length_per_key()
         values = permute_segments(self._values, counts, indices)
@@ -499,7 +550,9 @@ class KeyedJaggedTensor:
         weights = self._weights
         if weights is not None:
             weights = weights[low:high]
-        return jagged_from_parts(self._values[low:high], weights, self.lengths()[first : first + stride], None)
+        return jagged_from_parts(
+            self._values[low:high], weights, self.lengths()[first : first + stride], None
+        )
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views. Kept: a second call returns the same."""
@@ -510,9 +563,13 @@ class KeyedJaggedTensor:
         out: dict[str, JaggedTensor] = {}
         count = len(self._keys)
         if count > 0:
-            values, weights = self._values.split_with_sizes(counts), split_optional(self._weights, counts, count)
+            values, weights = (
+                self._values.split_with_sizes(counts),
+                split_optional(self._weights, counts, count),
+            )
             lengths = self.lengths().split_with_sizes(self.stride_per_key())
-            together = compute_offsets and count > 3 and not self.variable_stride_per_key()  # as in split
+            # as in split
+            together = compute_offsets and count > 3 and not self.variable_stride_per_key()
             offsets: Tensor | None = None
             if together:
                 offsets = offsets_by_key(self.lengths(), count, self.stride())
@@ -520,7 +577,9 @@ class KeyedJaggedTensor:
             for position, key in enumerate(self._keys):
                 if compute_offsets and not together:
                     starts[position] = offsets_of_lengths(lengths[position])
-                out[key] = jagged_from_parts(values[position], weights[position], lengths[position], starts[position])
+                out[key] = jagged_from_parts(
+                    values[position], weights[position], lengths[position], starts[position]
+                )
         self._jt_dict = out
         return out
 
@@ -559,11 +618,11 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """Copy the other's parts, of equal keys and shapes, into this one's memory, with what is known of them."""
+        """Copy another batch's parts, of equal keys and shapes, into this one's memory."""
         if self._keys != kjt._keys:
             raise ValueError(
-                f"{_BATCH}.copy_: the source has the keys {kjt._keys} and the target {self._keys}; make the target "
-                "with KeyedJaggedTensor.empty_like(source, device)"
+                f"{_BATCH}.copy_: the source has the keys {kjt._keys} and the target {self._keys}; "
+                "make the target with KeyedJaggedTensor.empty_like(source, device)"
             )
         copy_numbers(_BATCH, self, kjt, non_blocking)
         mine, theirs = self._inverse_indices, kjt._inverse_indices
@@ -588,7 +647,7 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def clear_storage(self) -> int:
-        """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
+        """Free the parts' memory at once, whoever else holds them; returns the bytes freed."""
         freed = 0
         for part in (self._values, self._weights, self._lengths, self._offsets):
             if part is not None:
@@ -596,9 +655,10 @@ class KeyedJaggedTensor:
                 part.untyped_storage().resize_(0)
         return freed
 
-    # What an exchange sends that knows no batches: it asks one for its labels, its splits and its tensors, sends slice
-    # r of each tensor to rank r, and hands what arrives to ``dist_init``. ``collectives.kjt.KJTAllToAll`` does the same
-    # in one round less; code written for TorchRec calls these.
+    # What an exchange sends that knows no batches: it asks one for its labels, its splits and its
+    # tensors, sends slice r of each tensor to rank r, and hands what arrives to ``dist_init``.
+    # ``collectives.kjt.KJTAllToAll`` does the same in one round less; code written for TorchRec
+    # calls these.
 
     @torch.jit.unused
     def dist_labels(self) -> list[str]:
@@ -608,10 +668,12 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
-        """Of each label, how many elements each rank is sent, if rank r gets the next ``key_splits[r]`` keys.
+        """Of each label, elements sent to each rank if rank r gets ``key_splits[r]`` keys.
 
         Example:
-            >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1, 0]))
+            >>> batch = KeyedJaggedTensor(
+            ...     ["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1, 0])
+            ... )
             >>> batch.dist_splits([1, 1])
             [[2, 2], [2, 1]]
         """
@@ -623,7 +685,7 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def dist_tensors(self) -> list[Tensor]:
-        """Of each label, the tensor: lengths ``[F * B]``, values ``[N]``, strides ``[F]``, weights ``[N]``."""
+        """Of each label, the tensor: lengths ``[F * B]``, values ``[N]``, strides, weights."""
         variable, weights = self.variable_stride_per_key(), self._weights
         strides = [torch.tensor(self.stride_per_key(), device=self.device())] if variable else []
         return [self.lengths(), self._values, *strides, *([] if weights is None else [weights])]
@@ -646,16 +708,21 @@ class KeyedJaggedTensor:
             tensors: Of each label what arrived, rank after rank.
             variable_stride_per_key: Whether strides are among them.
             num_workers: W.
-            recat: The order of the segments in the result, as positions in what arrived: of a rank's key each
-                ``[F * W]``; of a list of ids each ``[F * sum of B_r]`` where ranks differ in B. None leaves what
-                arrived as it stands.
+            recat: The order of the segments in the result, as positions in what arrived: of a
+                rank's key each ``[F * W]``; of a list of ids each ``[F * sum of B_r]`` where ranks
+                differ in B. None leaves what arrived as it stands.
             stride_per_rank: B of every rank; None with variable batch.
-            stagger: With variable batch, in which order ranks stand: the first of each of ``stagger`` hosts, then the
-                second, ...
+            stagger: With variable batch, in which order ranks stand: the first of each of
+                ``stagger`` hosts, then the second, ...
 
         Example:
-            >>> arrived = [torch.tensor([1, 1, 1, 0]), torch.tensor([7, 8, 9])]  # of rank 0 a: 7, b: 8; of rank 1 a: 9
-            >>> batch = KeyedJaggedTensor.dist_init(["a", "b"], arrived, False, 2, torch.tensor([0, 2, 1, 3]), [1, 1])
+            >>> arrived = [
+            ...     torch.tensor([1, 1, 1, 0]),
+            ...     torch.tensor([7, 8, 9]),
+            ... ]  # of rank 0 a: 7, b: 8; of rank 1 a: 9
+            >>> batch = KeyedJaggedTensor.dist_init(
+            ...     ["a", "b"], arrived, False, 2, torch.tensor([0, 2, 1, 3]), [1, 1]
+            ... )
             >>> batch["a"].values(), batch["b"].values()
             (tensor([7, 9]), tensor([8]))
         """
@@ -663,9 +730,14 @@ class KeyedJaggedTensor:
         if len(tensors) not in (due, due + 1):
             labels = "lengths, values, strides" if variable_stride_per_key else "lengths, values"
             raise ValueError(
-                f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({labels}), or {due + 1} with weights"
+                f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({labels}), or "
+                f"{due + 1} with weights"
             )
-        lengths, values, weights = tensors[0], tensors[1], tensors[due] if len(tensors) > due else None
+        lengths, values, weights = (
+            tensors[0],
+            tensors[1],
+            tensors[due] if len(tensors) > due else None,
+        )
         stride, strides = None, None
         if variable_stride_per_key:
             sizes = tensors[2]
@@ -674,7 +746,10 @@ class KeyedJaggedTensor:
                 strides = strides[:, torch.arange(num_workers).view(stagger, -1).t().reshape(-1)]
             strides = strides.contiguous()
         elif stride_per_rank is None:
-            raise ValueError(f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of each rank")
+            raise ValueError(
+                f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of "
+                "each rank"
+            )
         else:
             stride, sizes = sum(stride_per_rank), torch.ones_like(lengths)
             if len(set(stride_per_rank)) == 1:
@@ -683,7 +758,9 @@ class KeyedJaggedTensor:
             ids = lengths_to_offsets(lengths.long())[lengths_to_offsets(sizes.long())].diff()
             lengths, values = _reorder(lengths, sizes, recat), _reorder(values, ids, recat)
             weights = None if weights is None else _reorder(weights, ids, recat)
-        return KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, None, strides).sync()
+        return KeyedJaggedTensor._from_parts(
+            keys, values, weights, lengths, None, stride, None, strides
+        ).sync()
 
     @torch.jit.unused
     def __repr__(self) -> str:
@@ -692,12 +769,14 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
-        """TorchRec's printed form: each key with its lists, and their weights. Lengths are checked first."""
+        """TorchRec's printed form: each key's lists and weights. Lengths are checked first."""
         self._check_numbers()
         if not self._keys:
             return "KeyedJaggedTensor()\n"
         entries = []
-        for key, (start, end) in zip(self._keys, pairwise(self.lengths_offset_per_key()), strict=True):
+        for key, (start, end) in zip(
+            self._keys, pairwise(self.lengths_offset_per_key()), strict=True
+        ):
             offsets = self.offsets()[start : end + 1]
             text = lists_text(self._values, offsets)
             if self._weights is not None:
@@ -709,7 +788,9 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """In a traced graph, a batch that leaves the graph is a call of its constructor."""
-        names = "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices".split()
+        names = (
+            "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
+        ).split()
         parts = {name: getattr(self, f"_{name}") for name in names}
         return tracer.create_node("call_function", eager_kind(self), (), tracer.create_arg(parts))
 
@@ -745,17 +826,19 @@ class KeyedJaggedTensor:
         offsets: Tensor | None,
         inverse: tuple[list[str], Tensor] | None,
     ) -> "KeyedJaggedTensor":
-        """This batch with other tensors of the same shapes, and all that is known of it on the host."""
+        """This batch with other tensors of the same shapes; host-side facts are kept."""
         if is_scripting():
             # fmt: off
             return KeyedJaggedTensor(
-                self._keys, values, weights, lengths, offsets, self._stride, self._stride_per_key_per_rank,
-                self._stride_per_key, self._length_per_key, self._lengths_offset_per_key, self._offset_per_key,
+                self._keys, values, weights, lengths, offsets, self._stride, self._stride_per_key_per_rank,  # noqa: E501
+                self._stride_per_key, self._length_per_key, self._lengths_offset_per_key, self._offset_per_key,  # noqa: E501
                 self._index_per_key, None, inverse,
             )
             # fmt: on
         else:
-            batch = KeyedJaggedTensor._from_parts(self._keys, values, weights, lengths, offsets, None)
+            batch = KeyedJaggedTensor._from_parts(
+                self._keys, values, weights, lengths, offsets, None
+            )
             batch._inverse_indices = inverse
             batch._take_facts(self)
             return batch
@@ -763,7 +846,12 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def _map(self, change: Any) -> "KeyedJaggedTensor":
         """The batch with every tensor changed the same way; strides stay on the host."""
-        weights, lengths, offsets, inverse = self._weights, self._lengths, self._offsets, self._inverse_indices
+        weights, lengths, offsets, inverse = (
+            self._weights,
+            self._lengths,
+            self._offsets,
+            self._inverse_indices,
+        )
         return self._with_tensors(
             change(self._values),
             None if weights is None else change(weights),
@@ -778,23 +866,35 @@ class KeyedJaggedTensor:
         for name in _HOST_FACTS:
             setattr(self, name, getattr(source, name))
         if self._unchecked is not None and self._values.is_cpu:
-            self._length_per_key = self._offset_per_key = None  # a caller gave them: on the CPU they are counted
+            # a caller gave them: on the CPU they are counted
+            self._length_per_key = self._offset_per_key = None
 
     @torch.jit.unused
     def _tensors(self) -> list[Tensor]:
         """Every tensor on the batch's device."""
         inverse = self._inverse_indices
-        parts = (self._values, self._weights, self._lengths, self._offsets, None if inverse is None else inverse[1])
+        parts = (
+            self._values,
+            self._weights,
+            self._lengths,
+            self._offsets,
+            None if inverse is None else inverse[1],
+        )
         return [part for part in parts if part is not None]
 
     @torch.jit.unused
     def _normalize(self) -> None:
         """Bring what a caller gave into one form, without a look at the numbers.
 
-        Lengths [F, B] become [F * B]; a batch without lists needs neither lengths nor offsets; strides that differ make
-        a variable batch.
+        Lengths [F, B] become [F * B]; a batch without lists needs neither lengths nor offsets;
+        strides that differ make a variable batch.
         """
-        keys, lengths, offsets, strides = self._keys, self._lengths, self._offsets, self._stride_per_key
+        keys, lengths, offsets, strides = (
+            self._keys,
+            self._lengths,
+            self._offsets,
+            self._stride_per_key,
+        )
         if type(self._values) is not Tensor:
             self.__class__ = kind_of(type(self), self._values)
         if type(keys) is list:
@@ -807,7 +907,8 @@ class KeyedJaggedTensor:
         elif offsets is None:
             if keys:
                 raise ValueError(
-                    f"{_BATCH}: neither lengths nor offsets given; one of them says where the lists of ids end"
+                    f"{_BATCH}: neither lengths nor offsets given; one of them says where the "
+                    "lists of ids end"
                 )
             self._lengths = torch.empty(0, dtype=torch.int64, device=self._values.device)
         elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
@@ -818,7 +919,12 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def _check(self) -> None:
         """Check the form of what a caller gave, and on the CPU the numbers of few lists."""
-        keys, lengths, offsets, strides = self._keys, self._lengths, self._offsets, self._stride_per_key_per_rank
+        keys, lengths, offsets, strides = (
+            self._keys,
+            self._lengths,
+            self._offsets,
+            self._stride_per_key_per_rank,
+        )
         if keys != _distinct:
             check_keys(_BATCH, keys)
             _distinct[:] = keys
@@ -834,9 +940,17 @@ class KeyedJaggedTensor:
             return
         given: dict[str, Any] = {}
         if not (
-            self._length_per_key is self._offset_per_key is self._lengths_offset_per_key is self._index_per_key is None
+            self._length_per_key
+            is self._offset_per_key
+            is self._lengths_offset_per_key
+            is self._index_per_key
+            is None
         ):
-            given = {name: getattr(self, f"_{name}") for name in _DERIVED if getattr(self, f"_{name}") is not None}
+            given = {
+                name: getattr(self, f"_{name}")
+                for name in _DERIVED
+                if getattr(self, f"_{name}") is not None
+            }
         for name in given:
             setattr(self, f"_{name}", None)
         if lists <= FEW_LISTS or given:
@@ -845,15 +959,19 @@ class KeyedJaggedTensor:
         for name, value in given.items():
             derived = getattr(self, name)()
             if value != derived:
-                raise ValueError(f"{_BATCH}: {name} is {value}, and the other arguments say {derived}; leave it out")
+                raise ValueError(
+                    f"{_BATCH}: {name} is {value}, and the other arguments say {derived}; "
+                    "leave it out"
+                )
         if self._jt_dict and list(self._jt_dict) != keys:
             raise ValueError(
-                f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch {keys}; leave it out"
+                f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch {keys}; "
+                "leave it out"
             )
 
     @torch.jit.unused
     def _check_numbers(self) -> None:
-        """Check the numbers of a batch that has not been checked; the ids per key are known then. A sync point."""
+        """Check an unchecked batch; the ids per key are known afterwards. A sync point."""
         groups = self._unchecked
         if groups is None:
             return
@@ -864,7 +982,9 @@ class KeyedJaggedTensor:
             counts = counts if of_groups == [ids for _, ids in groups] else None
         if counts is None:
             groups = groups or [(len(self._keys), total)]
-            refuse_batch(self._keys, self.lengths_offset_per_key(), self._lengths, self._offsets, groups)
+            refuse_batch(
+                self._keys, self.lengths_offset_per_key(), self._lengths, self._offsets, groups
+            )
             return
         if self._inverse_indices is not None:
             check_inverse(self._keys, self.stride_per_key(), self._inverse_indices)
@@ -872,17 +992,19 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def _count(self) -> list[int] | None:
-        """Ids per key, where something is cheaper than to read them from the offsets; None where nothing is."""
+        """Ids per key, if something cheaper than the offsets gives them; else None."""
         values, lengths = self._values, self._lengths
         if self._length_per_key is not None or not isinstance(values, Tensor):
             return self._length_per_key
-        if values.is_meta:  # a stand-in where there are no numbers: as even as can be, more to the first
+        # a stand-in where there are no numbers: as even as can be, more to the first
+        if values.is_meta:
             keys, total = len(self._keys), values.shape[0]
             return [total // keys + (total % keys if key == 0 else 0) for key in range(keys)]
         if type(values) is not Tensor or is_compiling() or is_tracing():
             return None
         if not values.is_cpu:
-            report()  # this is a sync point, where the device tells what its checks of earlier ids have found
+            # this is a sync point, where the device tells what its checks of earlier ids have found
+            report()
         if self._unchecked is not None:
             self._check_numbers()
             return self._length_per_key
@@ -892,14 +1014,18 @@ class KeyedJaggedTensor:
 
 
 def _reorder(tensor: Tensor, sizes: Tensor, order: Tensor) -> Tensor:
-    """The segments of a tensor, ``sizes[i]`` elements each, with segment ``order[i]`` at position i."""
+    """The segments of a tensor, of ``sizes[i]`` elements, with ``order[i]`` at position i."""
     sizes, order = sizes.long(), order.long()
     moved, count = sizes[order], tensor.numel()
     distance = lengths_to_offsets(sizes)[:-1][order] - lengths_to_offsets(moved)[:-1]
-    return tensor[torch.arange(count, device=tensor.device) + distance.repeat_interleave(moved, output_size=count)]
+    return tensor[
+        torch.arange(count, device=tensor.device)
+        + distance.repeat_interleave(moved, output_size=count)
+    ]
 
 
-# Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript compiles it apart.
+# Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript
+# compiles it apart.
 def _synced(
     keys: list[str],
     values: Tensor,
@@ -910,7 +1036,9 @@ def _synced(
     ranks: list[list[int]] | None,
     inverse: tuple[list[str], Tensor] | None,
 ) -> KeyedJaggedTensor:
-    batch = KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=inverse)
+    batch = KeyedJaggedTensor(
+        keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=inverse
+    )
     if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
         if isinstance(keys, Proxy):  # how many ids each key has is read when it is asked for
             return batch
@@ -919,7 +1047,10 @@ def _synced(
 
 def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     if len(batches) == 0:
-        raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
+        raise ValueError(
+            "KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an "
+            "empty one"
+        )
     keys: list[str] = []
     values: list[Tensor] = []
     lengths: list[Tensor] = []
@@ -977,7 +1108,8 @@ def _unchecked_groups(batches: list[KeyedJaggedTensor]) -> list[tuple[int, int]]
     """What is to be checked of a batch that is joined from some that are not checked."""
     groups: list[tuple[int, int]] = []
     for batch in batches:
-        if batch._offsets is not None:  # the joined batch has no offsets that could be compared with the lengths
+        # the joined batch has no offsets that could be compared with the lengths
+        if batch._offsets is not None:
             batch._check_numbers()
         groups += batch._unchecked or [(len(batch._keys), batch._values.shape[0])]
     return groups
@@ -1007,11 +1139,13 @@ def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJag
 
 
 class ComputeKJTToJTDict(nn.Module):
-    """``KeyedJaggedTensor.to_dict`` as a module: a batch to one jagged tensor per feature, views of it.
+    """``KeyedJaggedTensor.to_dict`` as a module: one jagged tensor per feature, as views.
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["a", "b"], torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2])
+        ... )
         >>> ComputeKJTToJTDict()(batch)["b"].to_dense()
         [tensor([7, 1])]
 

@@ -6,19 +6,20 @@ A batch of F features and B samples is F * B lists of ids, laid end to end, feat
     offsets  [F * B + 1]  where list i starts: the running sum of lengths
     list i = f * B + b    feature f, sample b
 
-**Variable batch**: features may have different numbers of samples. A feature that changes rarely (a user's country,
-beside the items of a session) is then not stored once for every sample. Its lists are stored once each, feature f has
-``stride_per_key[f]`` lists, and ``inverse_indices`` say which of a feature's lists each sample of the batch means::
+**Variable batch**: features may have different numbers of samples. A feature that changes rarely (a
+user's country, beside the items of a session) is then not stored once for every sample. Its lists
+are stored once each, feature f has ``stride_per_key[f]`` lists, and ``inverse_indices`` say which
+of a feature's lists each sample of the batch means::
 
     keys                     ["user", "item"]
     stride_per_key_per_rank  [[2],                 user has 2 lists
                               [3]]                 item has 3
-    inverse_indices          (["user", "item"],    sample 0 means list 0 of user, samples 1 and 2 list 1
+    inverse_indices          (["user", "item"],    sample 0: list 0 of user, 1 and 2: list 1
                               [[0, 1, 1],
                                [0, 1, 2]])
 
-Columns of ``stride_per_key_per_rank`` are ranks: after an exchange a feature's lists are those of rank 0, then those
-of rank 1. Before an exchange there is one column.
+Columns of ``stride_per_key_per_rank`` are ranks: after an exchange a feature's lists are those of
+rank 0, then those of rank 1. Before an exchange there is one column.
 
 No function here knows a class, so that TorchScript compiles them as they stand.
 """
@@ -35,12 +36,14 @@ from tutorec._kernels.backend import backend
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.errors import BackendError
 
-# Up to this many lists are counted in Python, which takes 10 ns each where a tensor operation takes 2 us.
+# Up to this many lists are counted in Python, which takes 10 ns each where a tensor operation takes
+# 2 us.
 FEW_LISTS = 256
 LARGEST_INT32 = torch.iinfo(torch.int32).max
 
-# ``torch.ops.fbgemm`` is there after the first import of a jagged type, as after ``import torchrec``. A backend that
-# was demanded and cannot be had is named by the first operation, not by an import.
+# ``torch.ops.fbgemm`` is there after the first import of a jagged type, as after ``import
+# torchrec``. A backend that was demanded and cannot be had is named by the first operation, not by
+# an import.
 with suppress(BackendError, ValueError):
     backend()
 
@@ -59,7 +62,7 @@ def lengths_of_offsets(offsets: Tensor) -> Tensor:
 
 
 def as_int64(numbers: Tensor) -> Tensor:
-    """The numbers as TorchScript needs them before it makes a list of them; eager code takes them as they are."""
+    """The numbers as TorchScript needs them before ``tolist``; unchanged in eager mode."""
     if is_scripting():
         return numbers.to(torch.int64)
     else:
@@ -67,7 +70,7 @@ def as_int64(numbers: Tensor) -> Tensor:
 
 
 def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
-    """Where each key's ids start, and the end of the last: every B-th entry of the offsets. A sync point."""
+    """Where each key's ids start, and the last one's end: every B-th offset. A sync point."""
     if stride == 0:
         return [0] * (keys + 1)
     starts: list[int] = as_int64(offsets[::stride]).tolist()
@@ -75,7 +78,7 @@ def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
 
 
 def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
-    """Where each key's ids start, and the end of the last, if key f's lists start at ``bounds[f]``. A sync point."""
+    """Where each key's ids start, and the last one's end; ``bounds`` of lists. A sync point."""
     at = torch.tensor(bounds, dtype=torch.int64, device=offsets.device)
     starts: list[int] = as_int64(offsets[at]).tolist()
     return starts
@@ -101,7 +104,9 @@ def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[i
     if lengths.numel() <= FEW_LISTS and lengths.is_cpu:
         return sums_of_next(lengths.tolist(), stride_per_key)
     if len(set(stride_per_key)) != 1 or lengths.numel() == 0:
-        return differences(offsets_at(offsets_of_lengths(lengths.long()), running_sum(stride_per_key)))
+        return differences(
+            offsets_at(offsets_of_lengths(lengths.long()), running_sum(stride_per_key))
+        )
     # A sum in int32, where that holds it, is five times as fast as one in int64.
     fits = lengths.dtype is torch.int32 and most <= LARGEST_INT32
     rows = lengths.view(len(stride_per_key), -1)
@@ -128,7 +133,7 @@ def running_sum(counts: list[int]) -> list[int]:
 
 
 def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
-    """Sums over consecutive runs of ``counts``; segment i holds the next ``segments[i]`` of them."""
+    """Sums over consecutive runs of ``counts``; segment i has ``segments[i]`` of them."""
     if segments.count(1) == len(segments):
         return counts[: len(segments)]
     starts = running_sum(counts)
@@ -149,7 +154,7 @@ def positions(keys: list[str]) -> dict[str, int]:
 
 
 def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> Tensor:
-    """Each key's own offsets, which start at 0, one after the other: running sums along the rows of a matrix.
+    """Each key's own offsets, from 0, one after the other: running sums of matrix rows.
 
     Args:
         lengths: ``[F * B]``.
@@ -169,7 +174,7 @@ def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> Tensor:
 
 
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
-    """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None for each where there is no tensor."""
+    """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None without a tensor."""
     out: list[Tensor | None] = []
     if tensor is None:
         if not is_scripting():
@@ -184,21 +189,21 @@ def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[
 
 
 def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
-    """The tensor on a device, the tensor itself where it is there already, or None where there is none."""
+    """The tensor on a device, itself if it is there already; None for None."""
     if tensor is None:
         return None
     return tensor.to(device, non_blocking=non_blocking)
 
 
 def optional_empty_like(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    """An uninitialised tensor of the same shape and dtype on a device, or None where there is none."""
+    """An uninitialised tensor of the same shape and dtype on a device; None for None."""
     if tensor is None:
         return None
     return torch.empty_like(tensor, device=device)
 
 
 def permute_segments(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:
-    """The tensor's segments of ``sizes``, segment ``indices[i]`` at position i: joining slices beats a gather."""
+    """Segments of ``sizes`` with segment ``indices[i]`` at i; joined slices beat a gather."""
     if len(indices) == 0:
         return tensor[:0]
     segments = tensor.split_with_sizes(sizes)
@@ -242,8 +247,8 @@ def stride_of(
         inverse_indices: Keys, and which list each sample means ``[F, B]``.
 
     Returns:
-        B: with inverse indices their number of columns, with variable batch otherwise the most lists of a key, else
-        the number of lists over F, rounded down.
+        B: with inverse indices their number of columns, with variable batch otherwise the most
+        lists of a key, else the number of lists over F, rounded down.
     """
     if len(keys) == 0:
         return 0

@@ -1,4 +1,4 @@
-"""Batches from nested Python lists and back: how a batch is written by hand, in a test or at a server's door."""
+"""Batches from nested Python lists and back, for tests and servers."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise, zip_longest
@@ -23,8 +23,8 @@ def kjt_from_lists(
 ) -> KeyedJaggedTensor:
     """A batch from one list of ids for each sample of each feature: ``ids[feature][sample]``.
 
-    Features may differ in their number of samples; the batch is then one of variable batch size, with
-    ``stride_per_key()`` as many samples as each feature has lists.
+    Features may differ in their number of samples; the batch is then one of variable batch size,
+    with ``stride_per_key()`` as many samples as each feature has lists.
 
     Args:
         ids: The ids of each feature, in the order of the batch's keys.
@@ -36,8 +36,8 @@ def kjt_from_lists(
         The batch, with the ids of each key counted already.
 
     Raises:
-        ValueError: A sample is not a list of whole numbers that ``dtype`` holds, or the weights do not have the form of
-            the ids.
+        ValueError: A sample is not a list of whole numbers that ``dtype`` holds, or the weights do
+            not have the form of the ids.
 
     Example:
         >>> batch = kjt_from_lists({"item": [[7, 8], [9]], "user": [[], [4, 5]]})
@@ -47,7 +47,8 @@ def kjt_from_lists(
         [1, 3]
 
     See Also:
-        ``kjt_to_lists``. TorchRec has no such function; its users write ``values`` and ``lengths`` by hand.
+        ``kjt_to_lists``. TorchRec has no such function; its users write ``values`` and ``lengths``
+        by hand.
     """
     keys = list(ids)
     if weights is not None:
@@ -58,7 +59,9 @@ def kjt_from_lists(
         keys,
         _flat("ids", ids, keys, dtype, device),
         None if weights is None else _flat("weights", weights, keys, torch.float32, device),
-        lengths=torch.tensor([len(bag) for key in keys for bag in ids[key]], dtype=torch.int64, device=device),
+        lengths=torch.tensor(
+            [len(bag) for key in keys for bag in ids[key]], dtype=torch.int64, device=device
+        ),
         stride=samples[0] if same and samples else None,
         stride_per_key_per_rank=None if same else [[count] for count in samples],
         length_per_key=[sum(map(len, ids[key])) for key in keys],
@@ -66,7 +69,7 @@ def kjt_from_lists(
 
 
 def kjt_to_lists(kjt: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
-    """The ids of a batch as ``ids[feature][sample]``, the inverse of ``kjt_from_lists``. A sync point.
+    """The ids of a batch as ``ids[feature][sample]``, the inverse of ``kjt_from_lists``.
 
     Args:
         kjt: The batch.
@@ -94,7 +97,9 @@ def kjt_weights_to_lists(kjt: KeyedJaggedTensor) -> dict[str, list[list[float]]]
         For each key one list of weights for each sample, or None.
 
     Example:
-        >>> kjt_weights_to_lists(kjt_from_lists({"item": [[7, 8], [9]]}, {"item": [[0.5, 1.0], [2.0]]}))
+        >>> kjt_weights_to_lists(
+        ...     kjt_from_lists({"item": [[7, 8], [9]]}, {"item": [[0.5, 1.0], [2.0]]})
+        ... )
         {'item': [[0.5, 1.0], [2.0]]}
 
     See Also:
@@ -121,15 +126,19 @@ def _check_weights(ids: Ids, weights: Weights) -> None:
         for sample, (bag, given) in enumerate(zip_longest(ids.get(key, ()), weights.get(key, ()))):
             if bag is None or given is None or len(bag) != len(given):
                 raise ValueError(
-                    f"kjt_from_lists: feature {key!r}, sample {sample}, has the ids {bag} and the weights {given}; "
-                    "give one weight for each id"
+                    f"kjt_from_lists: feature {key!r}, sample {sample}, has the ids {bag} and the "
+                    f"weights {given}; give one weight for each id"
                 )
 
 
 def _flat(
-    what: str, lists: Ids | Weights, keys: list[str], dtype: torch.dtype, device: torch.device | str | None
+    what: str,
+    lists: Ids | Weights,
+    keys: list[str],
+    dtype: torch.dtype,
+    device: torch.device | str | None,
 ) -> Tensor:
-    """The numbers of all lists, end to end; the error for a number that ``dtype`` does not hold names its sample."""
+    """The numbers of all lists in order; an error names the sample that ``dtype`` cannot hold."""
     bags = [bag for key in keys for bag in lists.get(key, ())]
     try:
         return _tensor(list(chain.from_iterable(bags)), dtype, device)
@@ -140,14 +149,16 @@ def _flat(
                     _tensor(list(bag), dtype, device)
                 except (TypeError, ValueError, RuntimeError) as error:
                     raise ValueError(
-                        f"kjt_from_lists: feature {key!r}, sample {sample}, is {bag!r} and should be a list of {what} "
-                        f"that {dtype} holds: {error}"
+                        f"kjt_from_lists: feature {key!r}, sample {sample}, is {bag!r} and should "
+                        f"be a list of {what} that {dtype} holds: {error}"
                     ) from error
         raise
 
 
 def _tensor(numbers: list[Any], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """The numbers as a tensor, without torch's silent conversion of 3.5 to 3."""
-    if not dtype.is_floating_point and any(issubclass(kind, float) for kind in set(map(type, numbers))):
+    if not dtype.is_floating_point and any(
+        issubclass(kind, float) for kind in set(map(type, numbers))
+    ):
         raise TypeError("ids are whole numbers: use int(id)")
     return torch.tensor(numbers, dtype=dtype, device=device)

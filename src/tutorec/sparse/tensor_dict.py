@@ -1,4 +1,4 @@
-"""Batches as TensorDicts of nested tensors, in both directions, with weights and variable batch size.
+"""Batches as TensorDicts of nested tensors and back, with weights and variable batch.
 
 A batch of F features is a TensorDict with one entry for each feature::
 
@@ -6,9 +6,10 @@ A batch of F features is a TensorDict with one entry for each feature::
     weighted       td["item"]["values"]   nested tensor [B, *] of ids
                    td["item"]["weights"]  nested tensor [B, *], one weight per id
 
-Features with different numbers of samples stand in a TensorDict with ``batch_size=[]``; where a batch has inverse
-indices, ``td["item"]["inverse"]`` [B] holds the feature's row of them. The package tensordict is imported by
-``kjt_to_td`` alone: whoever passes a TensorDict has imported it already.
+Features with different numbers of samples stand in a TensorDict with ``batch_size=[]``; where a
+batch has inverse indices, ``td["item"]["inverse"]`` [B] holds the feature's row of them. The
+package tensordict is imported by ``kjt_to_td`` alone: whoever passes a TensorDict has imported it
+already.
 """
 
 import logging
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
 
-def maybe_td_to_kjt(features: KeyedJaggedTensor, keys: list[str] | None = None) -> KeyedJaggedTensor:
-    """The batch itself, or the batch that a TensorDict holds: what a collection does to its input first.
+def maybe_td_to_kjt(
+    features: KeyedJaggedTensor, keys: list[str] | None = None
+) -> KeyedJaggedTensor:
+    """The batch itself, or the batch of a TensorDict: a collection's first operation.
 
     Args:
-        features: A batch, or a TensorDict as ``td_to_kjt`` takes it. Anything else is handed back as it is.
+        features: A batch, or a TensorDict as ``td_to_kjt`` takes it. Anything else is handed back
+            as it is.
         keys: For a TensorDict: its features, in the order wanted; by default all, in its order.
 
     Returns:
@@ -52,7 +56,8 @@ def maybe_td_to_kjt(features: KeyedJaggedTensor, keys: list[str] | None = None) 
         True
 
     See Also:
-        TorchRec's ``torchrec.sparse.tensor_dict.maybe_td_to_kjt``, which takes no weights and no variable batch.
+        TorchRec's ``torchrec.sparse.tensor_dict.maybe_td_to_kjt``, which takes no weights and no
+        variable batch.
     """
     if is_scripting():
         return features
@@ -63,15 +68,15 @@ def maybe_td_to_kjt(features: KeyedJaggedTensor, keys: list[str] | None = None) 
 
 
 def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
-    """The batch that a TensorDict of nested tensors holds, in the form that the head of this module shows.
+    """The batch of a TensorDict of nested tensors, in the form shown in the module's head.
 
     Args:
         td: Its entries are nested tensors ``[B, *]``, or TensorDicts of ``values`` and ``weights``.
         keys: The features, in the order wanted; by default all, in the order of the TensorDict.
 
     Returns:
-        The batch. Where features differ in their number of samples, or have inverse indices, it is one of variable
-        batch size.
+        The batch. Where features differ in their number of samples, or have inverse indices, it is
+        one of variable batch size.
 
     Raises:
         KeyError: The TensorDict has no such key.
@@ -79,7 +84,9 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
 
     Example:
         >>> import torch
-        >>> ragged = torch.nested.nested_tensor_from_jagged(torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 1]))
+        >>> ragged = torch.nested.nested_tensor_from_jagged(
+        ...     torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 1])
+        ... )
         >>> td_to_kjt({"item": ragged}).lengths()
         tensor([2, 1])
 
@@ -106,8 +113,8 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     for part, given in (("weights", weights), ("inverse", inverse)):
         if given and len(given) < len(names):
             raise ValueError(
-                f"td_to_kjt: of the features {names} only {list(given)} have {part!r}; give it to all or to none "
-                "(keys= chooses features)"
+                f"td_to_kjt: of the features {names} only {list(given)} have {part!r}; give it to "
+                "all or to none (keys= chooses features)"
             )
     samples = [starts.numel() - 1 for starts in offsets]
     even = len(set(samples)) == 1 and not inverse
@@ -127,14 +134,21 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     )
 
 
-def _few_lists(names: list[str], values: list[Tensor], offsets: list[Tensor], samples: int) -> KeyedJaggedTensor | None:
-    """The batch of unweighted features with few lists, counted and checked in Python in two thirds of the time.
+def _few_lists(
+    names: list[str], values: list[Tensor], offsets: list[Tensor], samples: int
+) -> KeyedJaggedTensor | None:
+    """A batch of unweighted features with few lists, counted and checked in Python: faster.
 
-    None where there are many, where their numbers cannot be looked at, or where they do not fit; the checks of the
-    constructor say why.
+    None where there are many, where their numbers cannot be looked at, or where they do not fit;
+    the checks of the constructor say why.
     """
     first = offsets[0]
-    if samples * len(names) > FEW_LISTS or type(first) is not Tensor or not first.is_cpu or is_compiling():
+    if (
+        samples * len(names) > FEW_LISTS
+        or type(first) is not Tensor
+        or not first.is_cpu
+        or is_compiling()
+    ):
         return None
     lengths: list[int] = []
     counts: list[int] = []
@@ -146,21 +160,26 @@ def _few_lists(names: list[str], values: list[Tensor], offsets: list[Tensor], sa
         counts.append(numbers[-1])
     if len(set(names)) != len(names) or min(lengths, default=0) < 0:
         return None
-    made = torch.from_numpy(np.array(lengths, dtype=np.int64)).to(first.dtype)  # two thirds of torch.tensor's time
-    return KeyedJaggedTensor._from_parts(names, torch.cat(values), None, made, None, samples, counts)
+    # two thirds of torch.tensor's time
+    made = torch.from_numpy(np.array(lengths, dtype=np.int64)).to(first.dtype)
+    return KeyedJaggedTensor._from_parts(
+        names, torch.cat(values), None, made, None, samples, counts
+    )
 
 
 def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
     """The batch as a TensorDict of nested tensors, in the form that the head of this module shows.
 
-    Ids and weights are shared with the batch, not copied. What the TensorDict cannot hold is on how many ranks the
-    samples of one key of a variable batch lie: ``td_to_kjt`` gives them back as those of one rank.
+    Ids and weights are shared with the batch, not copied. What the TensorDict cannot hold is on how
+    many ranks the samples of one key of a variable batch lie: ``td_to_kjt`` gives them back as
+    those of one rank.
 
     Args:
         kjt: The batch.
 
     Returns:
-        A TensorDict with the batch's keys; its ``batch_size`` is ``[B]``, or ``[]`` for variable batch size.
+        A TensorDict with the batch's keys; its ``batch_size`` is ``[B]``, or ``[]`` for variable
+        batch size.
 
     Raises:
         ImportError: The package tensordict is not installed.
@@ -177,7 +196,9 @@ def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
     try:
         from tensordict import TensorDict
     except ImportError:
-        raise ImportError("kjt_to_td needs the package tensordict: pip install 'tutorec[tensordict]'") from None
+        raise ImportError(
+            "kjt_to_td needs the package tensordict: pip install 'tutorec[tensordict]'"
+        ) from None
     inverse = kjt.inverse_indices_or_none()
     rows = {} if inverse is None else dict(zip(inverse[0], inverse[1].unbind(0), strict=True))
     entries: dict[str, Any] = {}
@@ -187,9 +208,12 @@ def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
             entries[key] = values
             continue
         parts = {"values": values, "weights": weights, "inverse": rows.get(key)}
-        # Inverse indices have as many entries as the full batch, so the feature's own entry has no common first size.
+        # Inverse indices have as many entries as the full batch, so the feature's own entry has no
+        # common first size.
         size = [jagged.lengths().numel()] if inverse is None else []
-        entries[key] = TensorDict({name: part for name, part in parts.items() if part is not None}, batch_size=size)
+        entries[key] = TensorDict(
+            {name: part for name, part in parts.items() if part is not None}, batch_size=size
+        )
     return TensorDict(entries, batch_size=[] if kjt.variable_stride_per_key() else [kjt.stride()])
 
 
@@ -204,11 +228,14 @@ def nested_to_jt(nested: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         The lists.
 
     Raises:
-        ValueError: The tensor is not nested, a dimension other than the second varies, or the weights' lengths differ.
+        ValueError: The tensor is not nested, a dimension other than the second varies, or the
+            weights' lengths differ.
 
     Example:
         >>> import torch
-        >>> ragged = torch.nested.nested_tensor_from_jagged(torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
+        >>> ragged = torch.nested.nested_tensor_from_jagged(
+        ...     torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2])
+        ... )
         >>> nested_to_jt(ragged).to_dense()
         [tensor([5]), tensor([7, 1])]
 
@@ -222,7 +249,7 @@ def nested_to_jt(nested: Tensor, weights: Tensor | None = None) -> JaggedTensor:
 
 
 def jt_to_nested(jt: JaggedTensor) -> Tensor:
-    """The values of a jagged tensor as a nested tensor ``[B, *]`` of layout ``torch.jagged``, without a copy.
+    """A jagged tensor's values as a nested tensor ``[B, *]`` of layout ``torch.jagged``; a view.
 
     Args:
         jt: The lists, values ``[N]`` or ``[N, D]``.
@@ -245,8 +272,8 @@ def jt_to_nested(jt: JaggedTensor) -> Tensor:
 def jt_weights_to_nested(jt: JaggedTensor) -> Tensor | None:
     """The weights of a jagged tensor as a nested tensor, None without weights.
 
-    It shares its offsets with ``jt_to_nested(jt)``, so that torch knows the two to be of the same shape and
-    multiplies them.
+    It shares its offsets with ``jt_to_nested(jt)``, so that torch knows the two to be of the same
+    shape and multiplies them.
 
     Args:
         jt: The lists.
@@ -256,7 +283,9 @@ def jt_weights_to_nested(jt: JaggedTensor) -> Tensor | None:
 
     Example:
         >>> import torch
-        >>> jagged = JaggedTensor(torch.tensor([5.0, 7.0]), torch.tensor([0.5, 2.0]), lengths=torch.tensor([1, 1]))
+        >>> jagged = JaggedTensor(
+        ...     torch.tensor([5.0, 7.0]), torch.tensor([0.5, 2.0]), lengths=torch.tensor([1, 1])
+        ... )
         >>> (jt_to_nested(jagged) * jt_weights_to_nested(jagged)).unbind()
         (tensor([2.5000]), tensor([14.]))
 
@@ -268,7 +297,7 @@ def jt_weights_to_nested(jt: JaggedTensor) -> Tensor | None:
 
 
 def _ragged(values: Tensor, offsets: Tensor) -> Tensor:
-    """A nested tensor, without the warning that torch logs at its first call, about a function of its own."""
+    """A nested tensor, without the warning that torch logs at its first call."""
     log = logging.getLogger("torch.fx._symbolic_trace")
     before, log.disabled = log.disabled, True
     try:
@@ -277,13 +306,15 @@ def _ragged(values: Tensor, offsets: Tensor) -> Tensor:
         log.disabled = before
 
 
-def _split_entry(name: str, entry: Any, weights: dict[str, Tensor], inverse: dict[str, Tensor]) -> Tensor:
-    """The values of an entry that is a TensorDict; its weights and inverse indices are added to the features'."""
+def _split_entry(
+    name: str, entry: Any, weights: dict[str, Tensor], inverse: dict[str, Tensor]
+) -> Tensor:
+    """Values of an entry that is a TensorDict; adds its weights and inverse indices."""
     parts = set(entry.keys()) if hasattr(entry, "keys") else {type(entry).__name__}
     if "values" not in parts or not parts <= {"values", "weights", "inverse"}:
         raise ValueError(
-            f"td_to_kjt: feature {name!r} holds {sorted(parts)}; a weighted feature holds 'values' and 'weights' "
-            f"(and 'inverse' for variable batch size); {_REMEDY}"
+            f"td_to_kjt: feature {name!r} holds {sorted(parts)}; a weighted feature holds 'values' "
+            f"and 'weights' (and 'inverse' for variable batch size); {_REMEDY}"
         )
     if "weights" in parts:
         weights[name] = entry["weights"]
@@ -300,7 +331,8 @@ _REMEDY = (
 
 def _flat(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
     """Values ``[N]`` and offsets ``[B + 1]`` of a feature's nested tensor."""
-    # Public attributes of a nested tensor dispatch through Python, 15 to 60 us each; its own are what they return.
+    # Public attributes of a nested tensor dispatch through Python, 15 to 60 us each; its own are
+    # what they return.
     inner: Any = nested
     if type(nested).__name__ == "NestedTensor" and inner._ragged_idx == 1:
         values, lengths, offsets = inner._values, inner._lengths, inner._offsets
@@ -316,8 +348,9 @@ def _flat(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"feature {name!r} is a tensor of shape {list(nested.shape)}; {_REMEDY}")
     if nested.layout is torch.jagged:
         raise ValueError(
-            f"feature {name!r} has shape {list(nested.shape)}: its dimension {inner._ragged_idx} varies, and a jagged "
-            f"tensor's is dimension 1; transpose it: nested.transpose(1, {inner._ragged_idx})"
+            f"feature {name!r} has shape {list(nested.shape)}: its dimension {inner._ragged_idx} "
+            "varies, and a jagged tensor's is dimension 1; transpose it: nested.transpose(1, "
+            f"{inner._ragged_idx})"
         )
     rows = nested.unbind()
     lengths = torch.tensor([row.shape[0] for row in rows], dtype=torch.int64, device=nested.device)
@@ -325,22 +358,25 @@ def _flat(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights_of(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
-    """The weights ``[N]`` of a feature, which must have the lengths of its values. No check on a device."""
+    """A feature's weights ``[N]``, with the lengths of its values. No check on a device."""
     weights, starts = _flat(f"{name}, weights", nested)
     if starts is offsets or not checkable(offsets):
         return weights
     if starts.shape != offsets.shape:
         raise ValueError(
-            f"feature {name!r}: values have {offsets.numel() - 1} samples, and weights have {starts.numel() - 1}"
+            f"feature {name!r}: values have {offsets.numel() - 1} samples, and weights have "
+            f"{starts.numel() - 1}"
         )
     if offsets.is_cpu and bool((starts != offsets).any()):
         sample = int((starts != offsets).nonzero()[0]) - 1
         counts = [int(each.diff()[sample]) for each in (offsets, starts)]
-        raise ValueError(f"feature {name!r}, sample {sample}, has {counts[0]} values and {counts[1]} weights")
+        raise ValueError(
+            f"feature {name!r}, sample {sample}, has {counts[0]} values and {counts[1]} weights"
+        )
     return weights
 
 
 def _is_tensor_dict(features: object) -> bool:
-    """Whether this is a TensorDict; without importing tensordict, as there is none where nobody has imported it."""
+    """Whether this is a TensorDict; does not import tensordict."""
     module = sys.modules.get("tensordict")
     return module is not None and isinstance(features, module.TensorDictBase)

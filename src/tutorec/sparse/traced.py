@@ -1,8 +1,9 @@
 """Jagged types that are made of proxies, as code makes them while torch.fx traces it.
 
-They count as proxies themselves: a function under ``torch.fx.wrap`` that is given one, or is given what a method of one
-returns, is one call in the graph, and the object is a call of its constructor there. TorchRec intercepts each
-construction for that (``ProxyableClassMeta``); here a construction in eager code pays one comparison of types.
+They count as proxies themselves: a function under ``torch.fx.wrap`` that is given one, or is given
+what a method of one returns, is one call in the graph, and the object is a call of its constructor
+there. TorchRec intercepts each construction for that (``ProxyableClassMeta``); here a construction
+in eager code pays one comparison of types.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class _SeenAsProxy:
     @property
     def tracer(self) -> Any:
         """The tracer of the first proxy among the parts."""
-        return proxies_in([getattr(self, name) for name in type(self).__mro__[2].__slots__])[0].tracer  # type: ignore[attr-defined]
+        return proxies_in([getattr(self, name) for name in type(self).__mro__[2].__slots__])[
+            0
+        ].tracer  # type: ignore[attr-defined]
 
     @property
     def node(self) -> Any:
@@ -35,7 +38,7 @@ class _SeenAsProxy:
 
 
 def kind_of(kind: type, values: Any) -> Any:
-    """The class of a jagged type that holds these values: ``kind`` itself, or its variant for proxies.
+    """The class of a jagged type that holds these values: ``kind``, or its proxy variant.
 
     Args:
         kind: One of the jagged types.
@@ -44,7 +47,9 @@ def kind_of(kind: type, values: Any) -> Any:
     if isinstance(values, Tensor) or not proxies_in(values):
         return kind
     if kind not in _kinds:
-        _kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), {"__slots__": (), "__module__": kind.__module__})
+        _kinds[kind] = type(
+            kind.__name__, (_SeenAsProxy, kind), {"__slots__": (), "__module__": kind.__module__}
+        )
     return _kinds[kind]
 
 
@@ -55,5 +60,5 @@ def eager_kind(jagged: Any) -> type:
 
 
 def object_text(jagged: object) -> str:
-    """What Python shows for an object: the class by the path that users import it from, and an address."""
+    """Python's default repr, with the class by its public path, and an address."""
     return f"<tutorec.sparse.jagged_tensor.{type(jagged).__name__} object at {hex(id(jagged))}>"

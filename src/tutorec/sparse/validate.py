@@ -1,15 +1,17 @@
-"""Checks of keys, lengths, offsets and strides: a few fused operations, and a search for the culprit after one fails.
+"""Checks of keys, lengths, offsets, strides: fused operations; a search after a failure.
 
-The form of a batch (shapes, dtypes, devices, keys) is checked where the batch is built, and so are the numbers of few
-lists on the CPU. Those of many lists, and on another device, where reading a number would stop the device, are checked
-at their first use (``KeyedJaggedTensor.sync`` is one): a batch that is only passed on, copied or joined costs nothing.
-While a model is traced, scripted, exported or compiled there are no numbers to look at, and no check runs.
+The form of a batch (shapes, dtypes, devices, keys) is checked where the batch is built, and so are
+the numbers of few lists on the CPU. Those of many lists, and on another device, where reading a
+number would stop the device, are checked at their first use (``KeyedJaggedTensor.sync`` is one): a
+batch that is only passed on, copied or joined costs nothing. While a model is traced, scripted,
+exported or compiled there are no numbers to look at, and no check runs.
 
-**Ids on a device that runs behind the program** are checked there, and the error is raised later. Reading a number from
-a GPU makes the program wait for it. So the check is a few operators on the device that leave five integers, copied to
-page-locked memory *before* the lookup is issued: a lookup that reads outside its table may end the device's context,
-and the five integers are there all the same. They are read at the next named sync point, or at a later check when the
-device has come by::
+**Ids on a device that runs behind the program** are checked there, and the error is raised later.
+Reading a number from a GPU makes the program wait for it. So the check is a few operators on the
+device that leave five integers, copied to page-locked memory *before* the lookup is issued: a
+lookup that reads outside its table may end the device's context, and the five integers are there
+all the same. They are read at the next named sync point, or at a later check when the device has
+come by::
 
     check_ids(batch 1)   operators, copy of five integers        the program goes on
     lookup(batch 1)      ...
@@ -51,7 +53,7 @@ FeatureRows = Sequence[tuple[str, str, int]]
 
 
 def checkable(values: Tensor) -> bool:
-    """Whether the numbers of a tensor may be looked at now: checks are on, and nothing is being traced."""
+    """Whether a tensor's numbers may be read now: checks are on, and nothing is traced."""
     return (
         validation_enabled()
         and type(values) is Tensor
@@ -62,9 +64,13 @@ def checkable(values: Tensor) -> bool:
 
 
 def check_form(
-    owner: str, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+    owner: str,
+    values: Tensor,
+    weights: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
 ) -> None:
-    """Check what needs no look at the numbers: shapes, dtypes and devices of a jagged tensor's parts.
+    """Check what needs no numbers: shapes, dtypes and devices of a jagged tensor's parts.
 
     Args:
         owner: Name of the class, for the message.
@@ -77,34 +83,50 @@ def check_form(
         ValueError: A part has the wrong shape, dtype or device.
     """
     if values.dim() == 0:
-        raise ValueError(f"{owner}: values are one number without a dimension; give a list, [N]: values.view(1)")
+        raise ValueError(
+            f"{owner}: values are one number without a dimension; give a list, [N]: values.view(1)"
+        )
     many = values.numel() > LARGEST_INT32
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
         if part.dtype not in _INDEX_TYPES and part.numel():
-            raise ValueError(f"{owner}: {name} must be int32 or int64, got {part.dtype}; convert them: {name}.long()")
+            raise ValueError(
+                f"{owner}: {name} must be int32 or int64, got {part.dtype}; convert them: "
+                f"{name}.long()"
+            )
         if part.dim() != 1:
             raise ValueError(
-                f"{owner}: {name} must have one dimension, got shape {list(part.shape)}; flatten them: {name}.view(-1)"
+                f"{owner}: {name} must have one dimension, got shape {list(part.shape)}; "
+                f"flatten them: {name}.view(-1)"
             )
         if not (part.is_cpu and values.is_cpu) and part.device != values.device:
-            raise ValueError(f"{owner}: {name} are on {part.device} and values on {values.device}; use one device")
+            raise ValueError(
+                f"{owner}: {name} are on {part.device} and values on {values.device}; use one "
+                "device"
+            )
         if many:
             refuse_wrapping(owner, values, part)
     if offsets is not None and offsets.numel() != (1 if lengths is None else lengths.numel() + 1):
         if offsets.numel() == 0:
-            raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
+            raise ValueError(
+                f"{owner}: offsets are empty; they start with 0, so even an empty batch has "
+                "one entry"
+            )
         if lengths is not None:
             raise ValueError(
-                f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths go with L + 1 offsets"
+                f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths "
+                "go with L + 1 offsets"
             )
     if weights is not None and weights.shape[:1] != values.shape[:1]:
-        raise ValueError(f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one weight per id")
+        raise ValueError(
+            f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one "
+            "weight per id"
+        )
 
 
 def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
-    """Refuse more ids than int32 lengths or offsets can count: offsets have the dtype of the lengths, and would wrap.
+    """Refuse more ids than int32 lengths or offsets count: offsets would wrap.
 
     Args:
         owner: Name of the class, for the message.
@@ -116,8 +138,8 @@ def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
     """
     if values.shape[0] > LARGEST_INT32 and numbers.dtype is torch.int32:
         raise ValueError(
-            f"{owner}: {values.shape[0]} values, and lengths or offsets in int32, which count up to {LARGEST_INT32}; "
-            "convert them: lengths.long()"
+            f"{owner}: {values.shape[0]} values, and lengths or offsets in int32, which count up "
+            f"to {LARGEST_INT32}; convert them: lengths.long()"
         )
 
 
@@ -168,7 +190,11 @@ def count_ids(
 
 
 def refuse_lists(
-    owner: str, total: int, lengths: Tensor | None, offsets: Tensor | None, place: Callable[[int], str]
+    owner: str,
+    total: int,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    place: Callable[[int], str],
 ) -> None:
     """Say why lengths and offsets do not describe the ids; nothing where they do.
 
@@ -180,7 +206,8 @@ def refuse_lists(
         place: The name of list i, such as ``feature 'user', sample 3``.
 
     Raises:
-        ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N, or the two disagree.
+        ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N,
+            or the two disagree.
     """
     if offsets is None:
         assert lengths is not None, "lengths or offsets are given"
@@ -204,19 +231,22 @@ def refuse_lists(
     if bool(falling.any()):
         index = int(falling.nonzero()[0])
         raise ValueError(
-            f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and offsets[{index + 1}] = "
-            f"{int(offsets[index + 1])} ({place(index)}); an empty list repeats the offset"
+            f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and "
+            f"offsets[{index + 1}] = {int(offsets[index + 1])} ({place(index)}); an empty list "
+            "repeats the offset"
         )
     if last != total:
         raise ValueError(
-            f"{owner}: offsets end at {last}, and there are {total} values; the last offset is the number of ids"
+            f"{owner}: offsets end at {last}, and there are {total} values; the last offset is "
+            "the number of ids"
         )
     steps = lengths_of_offsets(offsets)
     if lengths is not None and not torch.equal(lengths.to(steps.dtype), steps):
         index = int((lengths != steps).nonzero()[0])
         raise ValueError(
-            f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and the offsets give "
-            f"{int(steps[index])} ({place(index)}); pass one of the two, the other is derived"
+            f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and "
+            f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the "
+            "other is derived"
         )
 
 
@@ -234,7 +264,8 @@ def refuse_batch(
         bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
         lengths: ``[L]`` or None.
         offsets: ``[L + 1]`` or None; at least one of the two is given.
-        groups: How many keys and ids each batch has that this one was joined from; one group for any other batch.
+        groups: How many keys and ids each batch has that this one was joined from; one group for
+            any other batch.
 
     Raises:
         AssertionError: All groups fit.
@@ -257,7 +288,9 @@ def refuse_batch(
     raise AssertionError(f"a batch of the keys {keys} does not fit, and no reason was found")
 
 
-def refuse_list_count(keys: list[str], lists: int, stride: int, stride_per_key: list[int], even: bool) -> None:
+def refuse_list_count(
+    keys: list[str], lists: int, stride: int, stride_per_key: list[int], even: bool
+) -> None:
     """Say why a batch does not have one list for each key and sample.
 
     Args:
@@ -270,13 +303,20 @@ def refuse_list_count(keys: list[str], lists: int, stride: int, stride_per_key: 
     Raises:
         ValueError: Always.
     """
-    reason = f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
+    reason = (
+        f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
+    )
     if even:
         whole = not keys or lists % len(keys) == 0
-        reason = f"stride says {stride} samples" if whole else f"{lists} is not a multiple of {len(keys)}"
+        reason = (
+            f"stride says {stride} samples"
+            if whole
+            else f"{lists} is not a multiple of {len(keys)}"
+        )
     raise ValueError(
-        f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; there is one length per key and "
-        "sample, key after key (keys with different numbers of samples say so with stride_per_key_per_rank=)"
+        f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; there is one "
+        "length per key and sample, key after key (keys with different numbers of samples say so "
+        "with stride_per_key_per_rank=)"
     )
 
 
@@ -288,18 +328,21 @@ def check_strides(keys: list[str], strides: Tensor) -> None:
     """
     if strides.dim() != 2 or strides.shape[0] != len(keys):
         raise ValueError(
-            f"{_BATCH}: stride_per_key_per_rank has shape {list(strides.shape)} and there are {len(keys)} keys {keys}; "
-            "it holds one list for each key with one number of samples for each rank, such as [[2], [3]]"
+            f"{_BATCH}: stride_per_key_per_rank has shape {list(strides.shape)} and there are "
+            f"{len(keys)} keys {keys}; it holds one list for each key with one number of samples "
+            "for each rank, such as [[2], [3]]"
         )
     if strides.numel() and int(strides.min()) < 0:
         key, rank = (strides < 0).nonzero()[0].tolist()
         raise ValueError(
-            f"{_BATCH}: stride_per_key_per_rank says {int(strides[key, rank])} samples for feature {keys[key]!r} of "
-            f"rank {rank}; a number of samples is 0 or more"
+            f"{_BATCH}: stride_per_key_per_rank says {int(strides[key, rank])} samples for feature "
+            f"{keys[key]!r} of rank {rank}; a number of samples is 0 or more"
         )
 
 
-def check_inverse(batch_keys: list[str], stride_per_key: list[int], inverse: tuple[list[str], Tensor]) -> None:
+def check_inverse(
+    batch_keys: list[str], stride_per_key: list[int], inverse: tuple[list[str], Tensor]
+) -> None:
     """Check that each sample of the whole batch means a list that its feature has.
 
     Args:
@@ -313,8 +356,8 @@ def check_inverse(batch_keys: list[str], stride_per_key: list[int], inverse: tup
     keys, indices = inverse
     if indices.dim() != 2 or indices.shape[0] != len(keys):
         raise ValueError(
-            f"{_BATCH}: inverse_indices have shape {list(indices.shape)} for the keys {keys}; they hold one row for "
-            "each key and one column for each sample of the whole batch"
+            f"{_BATCH}: inverse_indices have shape {list(indices.shape)} for the keys {keys}; they "
+            "hold one row for each key and one column for each sample of the whole batch"
         )
     lists = dict(zip(batch_keys, stride_per_key, strict=True))
     unknown = [key for key in keys if key not in lists]
@@ -325,12 +368,15 @@ def check_inverse(batch_keys: list[str], stride_per_key: list[int], inverse: tup
     if bool(wrong.any()):
         row, sample = wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"{_BATCH}: inverse_indices of feature {keys[row]!r}, sample {sample}, hold {int(indices[row, sample])}, "
-            f"and the feature has {lists[keys[row]]} lists (0 to {lists[keys[row]] - 1})"
+            f"{_BATCH}: inverse_indices of feature {keys[row]!r}, sample {sample}, hold "
+            f"{int(indices[row, sample])}, and the feature has {lists[keys[row]]} lists (0 to "
+            f"{lists[keys[row]] - 1})"
         )
 
 
-def check_joined(keys: list[str], samples: list[int], weighted: int, ranks: list[int], inverse: int) -> None:
+def check_joined(
+    keys: list[str], samples: list[int], weighted: int, ranks: list[int], inverse: int
+) -> None:
     """Check that batches can be joined into one; TorchScript compiles this as it stands.
 
     Args:
@@ -347,11 +393,19 @@ def check_joined(keys: list[str], samples: list[int], weighted: int, ranks: list
     if len(positions(keys)) != len(keys):
         raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
     if weighted != 0 and weighted != count:
-        raise ValueError(f"{where}: weights differ: {weighted} of {count} batches have weights; all must, or none")
+        raise ValueError(
+            f"{where}: weights differ: {weighted} of {count} batches have weights; all must, "
+            "or none"
+        )
     if len(ranks) != 0 and len(ranks) != count:
-        raise ValueError(f"{where}: variable batch differ: {len(ranks)} of {count} are of variable batch size")
+        raise ValueError(
+            f"{where}: variable batch differ: {len(ranks)} of {count} are of variable batch size"
+        )
     if inverse != 0 and inverse != count:
-        raise ValueError(f"{where}: inverse indices differ: {inverse} of {count} batches have them; all must, or none")
+        raise ValueError(
+            f"{where}: inverse indices differ: {inverse} of {count} batches have them; all "
+            "must, or none"
+        )
     if len(ranks) > 0 and min(ranks) != max(ranks):
         raise ValueError(f"{where}: ranks differ: {ranks}; all batches must have the same")
     if len(ranks) == 0 and min(samples) != max(samples):
@@ -372,7 +426,9 @@ def key_list(owner: str, keys: Iterable[str]) -> list[str]:
         ValueError: ``keys`` is one string.
     """
     if isinstance(keys, str):
-        raise ValueError(f"{owner}: keys must be a list of names, got the string {keys!r}; write [{keys!r}]")
+        raise ValueError(
+            f"{owner}: keys must be a list of names, got the string {keys!r}; write [{keys!r}]"
+        )
     return list(keys)
 
 
@@ -388,7 +444,9 @@ def check_keys(owner: str, keys: Sequence[str]) -> None:
     """
     if len(set(keys)) != len(keys):
         repeated = sorted({key for key in keys if list(keys).count(key) > 1})
-        raise ValueError(f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature")
+        raise ValueError(
+            f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature"
+        )
 
 
 def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
@@ -404,21 +462,26 @@ def check_positions(where: str, indices: list[int], keys: list[str]) -> None:
     """
     for index in indices:
         if index < 0 or index >= len(keys):
-            raise ValueError(f"{where}: position {index} is outside of 0 to {len(keys) - 1}; the keys are {keys}")
+            raise ValueError(
+                f"{where}: position {index} is outside of 0 to {len(keys) - 1}; the keys are {keys}"
+            )
 
 
 def check_segments(where: str, segments: list[int], keys: list[str]) -> None:
-    """Check that segments, some of which may be empty, hold all keys; TorchScript compiles this as it stands.
+    """Check that segments, possibly empty, hold all keys; TorchScript compiles it.
 
     Raises:
         ValueError: One is negative, or all of them hold another number of keys.
     """
     if sum(segments) != len(keys):
         raise ValueError(
-            f"{where}: segments {segments} hold {sum(segments)} keys, and the batch has {len(keys)}: {keys}"
+            f"{where}: segments {segments} hold {sum(segments)} keys, and the batch has "
+            f"{len(keys)}: {keys}"
         )
     if len(segments) > 0 and min(segments) < 0:
-        raise ValueError(f"{where}: segments {segments} hold a negative number of keys; each is 0 or more")
+        raise ValueError(
+            f"{where}: segments {segments} hold a negative number of keys; each is 0 or more"
+        )
 
 
 class _Check:
@@ -426,7 +489,9 @@ class _Check:
 
     __slots__ = ("_arrived", "_feature_rows", "_keys", "_result", "_samples")
 
-    def __init__(self, result: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows) -> None:
+    def __init__(
+        self, result: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
+    ) -> None:
         self._keys, self._samples, self._feature_rows = keys, samples, feature_rows
         self._result, self._arrived = result, None
         if result.device.type == "cuda":
@@ -458,14 +523,18 @@ class _Check:
         for name, table, rows in self._feature_rows:
             if name == key and not 0 <= number < rows:
                 return ValueError(bad_id(table, rows, key, sample, number, outside, total))
-        raise AssertionError(f"id {number} of feature {key!r} is outside of no table of {self._feature_rows}")
+        raise AssertionError(
+            f"id {number} of feature {key!r} is outside of no table of {self._feature_rows}"
+        )
 
 
 _under_way: list[_Check] = []
 _bounds: dict[Any, tuple[Tensor, Tensor]] = {}
 
 
-def bad_id(table: str, rows: int, feature: str, sample: int, number: int, outside: int, total: int) -> str:
+def bad_id(
+    table: str, rows: int, feature: str, sample: int, number: int, outside: int, total: int
+) -> str:
     """The message for an id that is no row of its table.
 
     Args:
@@ -485,13 +554,15 @@ def bad_id(table: str, rows: int, feature: str, sample: int, number: int, outsid
         "table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample"
     """
     return (
-        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample {sample}, holds id "
-        f"{number}; {outside} of the feature's {total} ids are outside: hash or clamp them to rows, or give the table "
-        "more rows"
+        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample "
+        f"{sample}, holds id {number}; {outside} of the feature's {total} ids are outside: hash or "
+        "clamp them to rows, or give the table more rows"
     )
 
 
-def defer(ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows) -> None:
+def defer(
+    ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
+) -> None:
     """Check a batch's ids where they are, without waiting for the result: ``report`` raises it.
 
     Args:
@@ -519,7 +590,7 @@ def defer(ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], fea
 
 
 def report(wait: bool = True) -> None:
-    """Raise what a deferred check has found, if any has; where none is under way this costs next to nothing.
+    """Raise what a deferred check found; costs next to nothing when none is pending.
 
     Args:
         wait: Whether to wait for checks that have not run yet, as a named sync point does anyway.
@@ -536,8 +607,10 @@ def report(wait: bool = True) -> None:
             raise error
 
 
-def _bounds_of(keys: list[str], feature_rows: FeatureRows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Smallest id and one past the largest that fit every table of each key [F]; what is not looked up fits always."""
+def _bounds_of(
+    keys: list[str], feature_rows: FeatureRows, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Smallest id and one past the largest that fit each key's tables [F]."""
     cached = (tuple(keys), tuple(feature_rows), device)
     known = _bounds.get(cached)
     if known is None:
@@ -555,9 +628,10 @@ def _bounds_of(keys: list[str], feature_rows: FeatureRows, device: torch.device)
 
 
 def _search(ids: Tensor, offsets: Tensor, samples: list[int], low: Tensor, high: Tensor) -> Tensor:
-    """Five integers [5]: how many ids of the first bad feature are outside, how many it has, the list, the id, the key.
+    """Five integers: the first bad feature's bad ids and ids, the list, the id, the key.
 
-    Only operators that neither wait for the device nor read outside a tensor, whatever the offsets hold.
+    Only operators that neither wait for the device nor read outside a tensor, whatever the offsets
+    hold.
     """
     count = ids.numel()
     place = torch.arange(count, device=ids.device)

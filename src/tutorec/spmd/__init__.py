@@ -1,11 +1,12 @@
-"""N processes from a notebook cell or a test: one function, one process group, one value from each rank.
+"""N processes from a notebook cell or a test: one function, one group, one value each.
 
-SPMD, *single program, multiple data*, is how distributed PyTorch runs: W processes, the *ranks*, execute one function,
-each on its own part of the data, and meet in collectives. Usually ``torchrun`` starts them. :class:`Ranks` starts them
-from where you are, keeps them between calls, and brings back what they return.
+SPMD, *single program, multiple data*, is how distributed PyTorch runs: W processes, the *ranks*,
+execute one function, each on its own part of the data, and meet in collectives. Usually
+``torchrun`` starts them. :class:`Ranks` starts them from where you are, keeps them between calls,
+and brings back what they return.
 
-What a rank prints goes to the standard output of the process that started it, and is lost where that is not shown
-(under pytest and nbmake, for example): return what you want to see.
+What a rank prints goes to the standard output of the process that started it, and is lost where
+that is not shown (under pytest and nbmake, for example): return what you want to see.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from tutorec.spmd.pool import Ranks, run_ranks
     from tutorec.spmd.worker import Kept, init
 
-_DEFINED_IN = {"Kept": ".worker", "Ranks": ".pool", "device": ".devices", "init": ".worker", "run_ranks": ".pool"}
+_DEFINED_IN = {
+    "Kept": ".worker",
+    "Ranks": ".pool",
+    "device": ".devices",
+    "init": ".worker",
+    "run_ranks": ".pool",
+}
 
 __all__ = ["Kept", "Ranks", "device", "init", "run_ranks"]
 

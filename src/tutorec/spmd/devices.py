@@ -1,4 +1,4 @@
-"""Which device is a rank's own, which backends carry its process group, and how its process ends."""
+"""A rank's own device, the backends of its process group, and how its process ends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _groups: weakref.WeakSet[torch.distributed.ProcessGroup] = weakref.WeakSet()
 def device() -> torch.device:
     """The device of this rank: ``cuda:k`` where every rank has a GPU of its own, else the CPU.
 
-    A process that is in no process group yet is one rank of those that torchrun describes, or a world of one. Where a
-    launcher shows each rank one GPU alone, only the group tells: call :func:`tutorec.spmd.init` first.
+    A process that is in no process group yet is one rank of those that torchrun describes, or a
+    world of one. Where a launcher shows each rank one GPU alone, only the group tells: call
+    :func:`tutorec.spmd.init` first.
 
     Example:
         >>> import torch
@@ -53,18 +54,23 @@ def own_gpu(place: int) -> int | None:
     """
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else 0
+    gpus = (
+        torch.cuda.device_count()
+        if torch.cuda.is_available() and torch.distributed.is_nccl_available()
+        else 0
+    )
     return place if place < gpus else 0 if gpus == 1 else None
 
 
 def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: int | None) -> str:
-    """The backend of a process group whose ranks tell one another, through the store, which GPU is theirs.
+    """The backend of a process group whose ranks exchange their GPUs through the store.
 
-    Where no rank lacks a GPU and no two share one, the group carries tensors of the CPU by gloo and tensors of the
-    GPUs by NCCL. Elsewhere it is gloo.
+    Where no rank lacks a GPU and no two share one, the group carries tensors of the CPU by gloo and
+    tensors of the GPUs by NCCL. Elsewhere it is gloo.
 
     Args:
-        backend: ``"auto"``; ``"gloo"``, which leaves GPUs alone; ``"nccl"``, which demands a GPU for each rank.
+        backend: ``"auto"``; ``"gloo"``, which leaves GPUs alone; ``"nccl"``, which demands a GPU
+            for each rank.
         store: The rendezvous of the group.
         rank: This process's rank.
         world_size: W, the number of ranks.
@@ -75,7 +81,9 @@ def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: in
     """
     import torch
 
-    uuid = "" if gpu is None or backend == "gloo" else str(torch.cuda.get_device_properties(gpu).uuid)
+    uuid = (
+        "" if gpu is None or backend == "gloo" else str(torch.cuda.get_device_properties(gpu).uuid)
+    )
     store.set(f"GPU of rank {rank}", uuid)
     if not uuid and backend != "nccl":
         return "gloo"
@@ -84,12 +92,14 @@ def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: in
         return BOTH_BACKENDS
     if backend == "nccl":
         counts = f"{world_size} ranks, {len(gpus)} GPUs"
-        raise ValueError(f"backend='nccl' needs a GPU for each rank: {counts}; use 'gloo' or 'auto'")
+        raise ValueError(
+            f"backend='nccl' needs a GPU for each rank: {counts}; use 'gloo' or 'auto'"
+        )
     return "gloo"
 
 
 def backend_for(group: Any, device_type: str) -> str | None:
-    """What carries the group's tensors of ``"cpu"`` or ``"cuda"``: ``"gloo"``, ``"nccl"``; None when nothing does."""
+    """The backend of the group's ``"cpu"`` or ``"cuda"`` tensors: gloo, nccl, or None."""
     import torch.distributed as dist
 
     carriers = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
@@ -97,7 +107,7 @@ def backend_for(group: Any, device_type: str) -> str | None:
 
 
 def loopback() -> dict[str, str]:
-    """The environment in which gloo listens to this machine alone; empty where the system names no such interface."""
+    """The environment in which gloo uses the loopback interface; empty if there is none."""
     with contextlib.suppress(AttributeError, OSError):
         names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
@@ -110,12 +120,13 @@ def under_torchrun() -> bool:
 
 
 def give_threads_time(group: torch.distributed.ProcessGroup) -> None:
-    """Wait a moment at the end of this process if the group is still there, with the interpreter free for others.
+    """Wait a moment at this process's end if the group still exists, without the GIL.
 
-    A thread of gloo that has ended a collective drops its tensors a moment later, and needs the interpreter for that.
-    If Python is going just then, the thread is ended in a place that C++ does not allow, and the process aborts with
-    "terminate called without an active exception": on a busy machine two in a hundred scripts whose last step is a
-    collective. ``destroy_process_group`` does not help where a model still holds the group.
+    A thread of gloo that has ended a collective drops its tensors a moment later, and needs the
+    interpreter for that. If Python is going just then, the thread is ended in a place that C++ does
+    not allow, and the process aborts with "terminate called without an active exception": on a busy
+    machine two in a hundred scripts whose last step is a collective. ``destroy_process_group`` does
+    not help where a model still holds the group.
     """
     _groups.add(group)
 

@@ -1,4 +1,4 @@
-"""Ranks that failed or wait: readable tracebacks, where a rank is and how far it has come, who waits for whom."""
+"""Ranks that failed or wait: tracebacks, where each rank is, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 # What gloo, NCCL and torch's stores say when the other side has gone; never the cause by itself.
 _PEER_LOSS = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|Connection refused|Socket closed|Connection was likely closed"
+    r"closed by peer|reset by peer|Broken pipe|Connection refused|Socket closed|Connection was "
+    r"likely closed"
     r"|NCCL error|ncclRemoteError|ncclSystemError|connectFullMesh failed|Connect timeout",
     re.IGNORECASE,
 )
@@ -39,7 +40,7 @@ _DISTRIBUTED = os.path.join("torch", "distributed")
 
 
 def failure_traceback(error: BaseException) -> str:
-    """The traceback of an exception on this rank, without the frames of the harness that called the function."""
+    """The traceback of an exception on this rank, without the harness's frames."""
     trace = error.__traceback__
     while trace is not None and _is_harness(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -59,7 +60,11 @@ def whereabouts(frame: FrameType | None, in_a_run: bool = True) -> dict[str, Any
         in_a_run: It counts from the function that a pool runs.
     """
     stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
-    calls = [index for index, entry in enumerate(stack) if entry.name == "_call" and _is_harness(entry.filename)]
+    calls = [
+        index
+        for index, entry in enumerate(stack)
+        if entry.name == "_call" and _is_harness(entry.filename)
+    ]
     if frame is None or (in_a_run and not calls):
         return {"busy": False, "stack": "", "collective": None}
     return _standing(list(stack)[calls[-1] + 1 :] if calls else list(stack), _called_wait(frame))
@@ -72,15 +77,21 @@ def whereabouts_of_error(trace: TracebackType | None) -> dict[str, Any]:
 
 def _standing(frames: list[traceback.FrameSummary], waits: str | None) -> dict[str, Any]:
     frames = [entry for entry in frames if not entry.filename.startswith("<frozen")]
-    inside = [e for e in frames if _DISTRIBUTED in e.filename and not e.filename.endswith("c10d_logger.py")]
+    inside = [
+        e
+        for e in frames
+        if _DISTRIBUTED in e.filename and not e.filename.endswith("c10d_logger.py")
+    ]
     collective = inside[0].name if inside else waits
     # torch's own frames below the call say nothing about the caller's code.
-    shown = frames if not inside else [e for e in frames if _DISTRIBUTED not in e.filename] + inside[:1]
+    shown = (
+        frames if not inside else [e for e in frames if _DISTRIBUTED not in e.filename] + inside[:1]
+    )
     return {"busy": True, "stack": "".join(traceback.format_list(shown)), "collective": collective}
 
 
 def _called_wait(frame: FrameType) -> str | None:
-    """``wait`` when the frame's current call is ``something.wait(...)``: a collective that was begun earlier."""
+    """``wait`` if the frame calls ``something.wait(...)``: a collective begun earlier."""
     name = None
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset >= frame.f_lasti:
@@ -91,12 +102,16 @@ def _called_wait(frame: FrameType) -> str | None:
 
 
 def scrub(text: str) -> str:
-    """Rewrite the file names of a traceback so that no folder of this machine is left, and add lines of cells.
+    """Remove this machine's folders from a traceback, and add the lines of cells.
 
     Example:
-        >>> print(scrub('  File "/home/me/env/lib/python3.11/site-packages/torch/nn/x.py", line 7, in forward'))
+        >>> print(
+        ...     scrub(
+        ...         '  File "/home/me/env/lib/python3.11/site-packages/torch/nn/x.py", line 7, in forward'
+        ...     )
+        ... )
           File "torch/nn/x.py", line 7, in forward
-    """
+    """  # noqa: E501
     lines, out = text.splitlines(), []
     for index, line in enumerate(lines):
         match = _FILE_LINE.match(line)
@@ -148,12 +163,16 @@ def is_peer_loss(failure: Mapping[str, Any]) -> bool:
     """Whether an exception only says that another rank has gone.
 
     Example:
-        >>> is_peer_loss({"kind": "RuntimeError", "text": "Connection closed by peer [127.0.0.1]:4711"})
+        >>> is_peer_loss(
+        ...     {"kind": "RuntimeError", "text": "Connection closed by peer [127.0.0.1]:4711"}
+        ... )
         True
         >>> is_peer_loss({"kind": "ValueError", "text": "table 'item' has 0 rows"})
         False
     """
-    return failure["kind"] not in ("ValueError", "TypeError", "KeyError") and bool(_PEER_LOSS.search(failure["text"]))
+    return failure["kind"] not in ("ValueError", "TypeError", "KeyError") and bool(
+        _PEER_LOSS.search(failure["text"])
+    )
 
 
 def death_message(rank: int, code: int | None, doing: str) -> str:
@@ -181,9 +200,10 @@ def death_message(rank: int, code: int | None, doing: str) -> str:
 def uneven_message(rank: int, doing: str, uneven: str) -> str:
     """What to say where gloo ended ``rank`` and the ranks had not begun the same exchanges."""
     return (
-        f"the ranks were at different exchanges in {doing}: {uneven}; gloo ended rank {rank} (SIGABRT), which received "
-        "more than it waited for; every rank must go forward and backward as often as the others, in the same order "
-        "(no_grad, a detached loss or `continue` on one rank skips a backward)"
+        f"the ranks were at different exchanges in {doing}: {uneven}; gloo ended rank {rank} "
+        "(SIGABRT), which received more than it waited for; every rank must go forward and "
+        "backward as often as the others, in the same order (no_grad, a detached loss or "
+        "`continue` on one rank skips a backward)"
     )
 
 
@@ -195,21 +215,25 @@ def stall_message(
     Args:
         doing: The function and the number of the run.
         timeout: Seconds that were allowed.
-        places: For each rank that did not finish: its :func:`whereabouts`, or None where it did not answer.
+        places: For each rank that did not finish: its :func:`whereabouts`, or None where it did not
+            answer.
         world_size: W, ranks in the pool.
 
     Returns:
         The rank to blame and the message.
     """
     silent = [rank for rank, place in places.items() if place is None]
-    waiting = {rank: place for rank, place in places.items() if place is not None and place["collective"]}
+    waiting = {
+        rank: place for rank, place in places.items() if place is not None and place["collective"]
+    }
     stalled = [rank for rank in places if rank not in waiting and rank not in silent]
     done = [rank for rank in range(world_size) if rank not in places]
     lines = []
     if silent:
         lines.append(
-            f"{named_ranks(silent)} did not finish {doing} within {timeout:g} s and is silent: not even the thread "
-            "that answers questions runs (the process is stopped, or compiled code holds Python's lock)"
+            f"{named_ranks(silent)} did not finish {doing} within {timeout:g} s and is silent: not "
+            "even the thread that answers questions runs (the process is stopped, or compiled "
+            "code holds Python's lock)"
         )
     if stalled:
         lines.append(f"{named_ranks(stalled)} stalled: {doing} did not finish within {timeout:g} s")
@@ -218,16 +242,26 @@ def stall_message(
     for rank in stalled:
         lines.append(f"rank {rank} is here:\n{_place(places[rank])}")
     for rank, place in waiting.items():
-        lines.append(f"rank {rank} only waits, in {place['collective']}{_begun(place)}:\n{_place(place)}")
+        lines.append(
+            f"rank {rank} only waits, in {place['collective']}{_begun(place)}:\n{_place(place)}"
+        )
     if done and (silent or stalled):
         lines.append(f"{named_ranks(done)} had returned")
     return (silent or stalled or list(waiting))[0], "\n".join(lines)
 
 
-def _uneven(doing: str, timeout: float, waiting: Mapping[int, Mapping[str, Any]], done: Sequence[int]) -> str:
+def _uneven(
+    doing: str, timeout: float, waiting: Mapping[int, Mapping[str, Any]], done: Sequence[int]
+) -> str:
     """First line when nobody stalls: the ranks did not call the same collectives."""
-    where = ", ".join(f"rank {rank} waits in {place['collective']}" for rank, place in waiting.items())
-    other = f"{named_ranks(done)} returned without that call" if done else "no rank is on its way to join"
+    where = ", ".join(
+        f"rank {rank} waits in {place['collective']}" for rank, place in waiting.items()
+    )
+    other = (
+        f"{named_ranks(done)} returned without that call"
+        if done
+        else "no rank is on its way to join"
+    )
     return (
         f"{doing} did not finish within {timeout:g} s: {where}, and {other}; "
         "every rank must call the same collectives in the same order"
@@ -249,7 +283,7 @@ _TIMEOUT = re.compile(r"Timed out waiting|Application timeout caused pair closur
 
 
 class Watch:
-    """This rank's part: it answers others, and adds a note to an uncaught error of a collective that waited too long.
+    """This rank's side: answers others, and notes who was late on an uncaught timeout.
 
     Args:
         store: What the ranks share.
@@ -264,7 +298,8 @@ class Watch:
         self._store = PrefixStore("tutorec watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue]
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
         self._raised = ""
-        self._waited: dict[str, Any] | None = None  # where a collective of this rank has waited too long
+        # where a collective of this rank has waited too long
+        self._waited: dict[str, Any] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="tutorec watch", daemon=True)
         self._thread.start()
@@ -284,13 +319,18 @@ class Watch:
                 question = self._store.add("questions", 0)
                 if question > answered:
                     frame = sys._current_frames().get(main_thread)
-                    place = {**whereabouts(frame, in_a_run=False), "collectives": operations_begun()}
+                    place = {
+                        **whereabouts(frame, in_a_run=False),
+                        "collectives": operations_begun(),
+                    }
                     self._store.set(f"{question} {self._rank}", json.dumps(self._waited or place))
                     answered = question
             except RuntimeError:  # The store has ended, and with it the program.
                 return
 
-    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         text = str(error) if isinstance(error, RuntimeError) else ""
         late = bool(_TIMEOUT.search(text))
         if late or is_peer_loss({"kind": kind.__name__, "text": text}):
@@ -310,15 +350,17 @@ class Watch:
         if not late:
             who = ", ".join(map(str, left)) or "of another process"
             return (
-                f"rank {who} had ended, and rank {self._rank} still waited for it: every rank must make as many steps "
-                "as the others"
+                f"rank {who} had ended, and rank {self._rank} still waited for it: every rank must "
+                "make as many steps as the others"
             )
         places[self._rank] = self._waited
         doing = f"the collective that rank {self._rank} waits in"
-        return stall_message(doing, self._timeout, dict(sorted(places.items())), self._world_size)[1]
+        return stall_message(doing, self._timeout, dict(sorted(places.items())), self._world_size)[
+            1
+        ]
 
     def _ask(self) -> tuple[dict[int, dict[str, Any] | None], dict[int, str]]:
-        """Places of the other ranks, None of a silent one; and the ranks that have left, with what they raised."""
+        """Where the other ranks are, None for a silent one; those that left, and their errors."""
         number = self._store.add("questions", 1)
         places: dict[int, dict[str, Any] | None] = {}
         left: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""What travels between the caller and its ranks: functions with their constants, arguments and values."""
+"""What caller and ranks exchange: functions with their constants, arguments, values."""
 
 from __future__ import annotations
 
@@ -18,17 +18,32 @@ from typing import Any
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NEVER_SHIPPED = (sysconfig.get_path("stdlib") + os.sep, _LIBRARY + os.sep)
 # Immutable, or sent by other means: functions and classes as code, modules by name.
-_NOT_SHARED = (int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, ModuleType)
+_NOT_SHARED = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    ModuleType,
+)
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 
 def call_arguments(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int, world_size: int
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rank: int,
+    world_size: int,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of one rank's call: ``rank`` and ``world_size`` are filled in where the call leaves them out.
+    """Arguments of one rank's call; ``rank`` and ``world_size`` are added if missing.
 
-    Positional arguments go to the other parameters, in order. Only when there are more of them than that do they bind
-    as in a plain call.
+    Positional arguments go to the other parameters, in order. Only when there are more of them than
+    that do they bind as in a plain call.
 
     Args:
         fn: What will be called.
@@ -53,14 +68,20 @@ def call_arguments(
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = {"rank": rank, "world_size": world_size}
     parameters = signature.parameters
-    filled = {n: known[n] for n, p in parameters.items() if n in known and p.kind in named and n not in kwargs}
+    filled = {
+        n: known[n]
+        for n, p in parameters.items()
+        if n in known and p.kind in named and n not in kwargs
+    }
     try:
         others = signature.replace(parameters=[p for n, p in parameters.items() if n not in filled])
         given = others.bind(*args, **kwargs).arguments
     except TypeError as error:
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
-            signature.bind(*args, **kwargs, **{name: filled[name] for name in filled if name not in given})
+            signature.bind(
+                *args, **kwargs, **{name: filled[name] for name in filled if name not in given}
+            )
         except TypeError:
             raise TypeError(f"{name_of(fn)}{signature}: {error}") from None
     given = {**filled, **given}
@@ -78,7 +99,12 @@ def name_of(fn: Any) -> str:
 def _importable(module: ModuleType) -> bool:
     """Whether a rank, which has this process's ``sys.path``, finds ``module`` under its name."""
     file = getattr(module, "__file__", None)
-    if file is None or module.__name__ == "__main__" or file.startswith(_NEVER_SHIPPED) or _INSTALLED.search(file):
+    if (
+        file is None
+        or module.__name__ == "__main__"
+        or file.startswith(_NEVER_SHIPPED)
+        or _INSTALLED.search(file)
+    ):
         return True
     top, *rest = module.__name__.split(".")
     spec = next(filter(None, (finder.find_spec(top, None) for finder in sys.meta_path)), None)
@@ -86,8 +112,13 @@ def _importable(module: ModuleType) -> bool:
         return False
     if not rest:
         return spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
-    stem = os.path.realpath(os.path.join(os.path.dirname(file), os.path.basename(file).partition(".")[0]))
-    folders = [os.path.realpath(os.path.join(place, *rest)) for place in spec.submodule_search_locations or []]
+    stem = os.path.realpath(
+        os.path.join(os.path.dirname(file), os.path.basename(file).partition(".")[0])
+    )
+    folders = [
+        os.path.realpath(os.path.join(place, *rest))
+        for place in spec.submodule_search_locations or []
+    ]
     return any(stem in (folder, os.path.join(folder, "__init__")) for folder in folders)
 
 
@@ -96,7 +127,8 @@ class FunctionPayload:
     """A pickled function.
 
     Args:
-        key: Hash of the payload, by which ranks remember the function. It stays when a constant gets another value.
+        key: Hash of the payload, by which ranks remember the function. It stays when a constant
+            gets another value.
         payload: The function with the names of the constants that it uses.
         constants: For the name of each constant: the hash of its payload, and the payload.
     """
@@ -107,7 +139,7 @@ class FunctionPayload:
 
 
 class _Globals:
-    """The caller's globals that travel apart from the functions that use them, so that all functions share one copy.
+    """The caller's globals, sent apart from functions so that all of them share one copy.
 
     Args:
         namespaces: Dictionaries of globals; the first name of an object counts.
@@ -123,7 +155,7 @@ class _Globals:
                     self._names.setdefault(id(value), f"{number}.{name}")
 
     def reference(self, obj: Any) -> tuple[str, str] | None:
-        """Name of the constant that ``obj`` is, and its hash where another constant refers to it; None for others."""
+        """The name of the constant that ``obj`` is, and its hash if another constant uses it."""
         name = self._names.get(id(obj))
         if name is None or id(obj) in self._open:
             return None
@@ -144,7 +176,7 @@ class _Globals:
 
 
 def dump(obj: Any, constants: _Globals | None = None) -> bytes:
-    """Pickle ``obj`` for ranks, definitions from cells, scripts and unimportable modules (tests, say) included."""
+    """Pickle ``obj`` for ranks, with definitions from cells, scripts and test modules."""
     import cloudpickle
 
     registered: list[ModuleType] = []
@@ -160,7 +192,8 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
                 return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             if isinstance(obj, FunctionType | type):
                 module = sys.modules.get(obj.__module__ or "")
-                # Who registers a module takes it out again: a constant is dumped while the function that uses it is.
+                # Who registers a module takes it out again: a constant is dumped while the function
+                # that uses it is.
                 known = cloudpickle.list_registry_pickle_by_value()
                 if module is not None and module.__name__ not in known and not _importable(module):
                     cloudpickle.register_pickle_by_value(module)
@@ -177,17 +210,22 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
 
 
 def _lives_on_gpu(obj: Any) -> bool:
-    """Whether ``obj`` is a tensor in a GPU's memory; a Parameter is not: the tensor inside of it comes later."""
+    """Whether ``obj`` is a GPU tensor; a Parameter is not: its inner tensor follows."""
     torch = sys.modules.get("torch")
     return (
-        torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda and not isinstance(obj, torch.nn.Parameter)
+        torch is not None
+        and isinstance(obj, torch.Tensor)
+        and obj.is_cuda
+        and not isinstance(obj, torch.nn.Parameter)
     )
 
 
 def dump_function(fn: Callable[..., Any]) -> FunctionPayload:
     """Pickle a function and, apart from it, the global objects that it uses."""
     inner = fn
-    while not isinstance(inner, FunctionType) and (hasattr(inner, "func") or hasattr(inner, "__func__")):
+    while not isinstance(inner, FunctionType) and (
+        hasattr(inner, "func") or hasattr(inner, "__func__")
+    ):
         inner = getattr(inner, "func", None) or getattr(inner, "__func__")  # noqa: B009
     constants = _Globals(getattr(inner, "__globals__", {}), sys.modules["__main__"].__dict__)
     payload = dump(fn, constants)
@@ -206,14 +244,15 @@ def dump_value(value: Any) -> bytes:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         kind = kind.removeprefix("__main__.")
         raise TypeError(
-            f"the rank returned a {kind}, which cannot be pickled: {type(error).__name__}: {error}\n"
-            "return plain values and tensors, or leave the object on its rank: return world.keep(obj), "
-            "and pass the handle to a later run"
+            f"the rank returned a {kind}, which cannot be pickled: {type(error).__name__}: "
+            f"{error}\n"
+            "return plain values and tensors, or leave the object on its rank: return "
+            "world.keep(obj), and pass the handle to a later run"
         ) from None
 
 
 class Constants:
-    """A rank's side of the constants: one object for each name until the caller sends another value."""
+    """A rank's constants: one object per name, until the caller sends another value."""
 
     def __init__(self) -> None:
         self._payloads: dict[str, tuple[str, bytes]] = {}
@@ -230,7 +269,9 @@ class Constants:
             new, payload = self._payloads.pop(name)
             self._objects[name] = (new, load(payload, self))
         have, obj = self._objects[name]
-        assert key in ("", have), f"the caller sent constant {name} as {have} and another constant asks for {key}"
+        assert key in ("", have), (
+            f"the caller sent constant {name} as {have} and another constant asks for {key}"
+        )
         return obj
 
 
@@ -240,7 +281,9 @@ def load(payload: bytes, constants: Constants | None = None) -> Any:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
             if constants is None:
-                raise pickle.UnpicklingError(f"a value refers to constant {pid}, which travels with functions only")
+                raise pickle.UnpicklingError(
+                    f"a value refers to constant {pid}, which travels with functions only"
+                )
             return constants.find(pid)
 
     return Unpickler(io.BytesIO(payload)).load()

@@ -33,7 +33,14 @@ from tutorec.spmd.messages import (
     stall_message,
     uneven_message,
 )
-from tutorec.spmd.pickling import FunctionPayload, call_arguments, dump, dump_function, load, name_of
+from tutorec.spmd.pickling import (
+    FunctionPayload,
+    call_arguments,
+    dump,
+    dump_function,
+    load,
+    name_of,
+)
 from tutorec.spmd.progress import read_progress, share_progress, uneven_exchanges
 from tutorec.spmd.start import RankProcess, start_rank
 from tutorec.spmd.worker import (
@@ -52,12 +59,15 @@ if TYPE_CHECKING:
     import torch
 
 _CLOSE_SECONDS = 2.0
-START_SECONDS = 120.0  # Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
+# Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
+START_SECONDS = 120.0
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
 SAME_MOMENT_SECONDS = 0.1
 GREETING_SECONDS = 1.0  # How long a connection may take to name its rank.
-AFTERMATH_SECONDS = 1.5  # How long to look for the cause when a rank only reports that another one has gone.
-# What the ranks remember of functions that were sent, and of how many bytes; a forgotten one is sent again.
+# How long to look for the cause when a rank only reports that another one has gone.
+AFTERMATH_SECONDS = 1.5
+# What the ranks remember of functions that were sent, and of how many bytes; a forgotten one is
+# sent again.
 FUNCTIONS = 256
 FUNCTION_BYTES = 8 * 2**20
 
@@ -81,7 +91,11 @@ class WorkerOptions:
     def environment(self, rank: int) -> dict[str, str]:
         """The variables by which a rank knows its place, as torchrun sets them."""
         local = self.world_size // self.hosts
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TORCHELASTIC_")
+        }
         place = {
             "RANK": rank,
             "WORLD_SIZE": self.world_size,
@@ -96,25 +110,29 @@ class WorkerOptions:
 class Ranks:
     """A pool of W rank processes with a process group, kept from call to call.
 
-    The processes start at the first :meth:`run`. Functions, classes and constants of notebook cells and scripts travel
-    to the ranks and keep their identity: a function is sent once, and an object of a class made in one call is an
-    instance of that class in the next. A rank never imports the caller's script, which therefore needs no
-    ``if __name__ == "__main__":``.
+    The processes start at the first :meth:`run`. Functions, classes and constants of notebook cells
+    and scripts travel to the ranks and keep their identity: a function is sent once, and an object
+    of a class made in one call is an instance of that class in the next. A rank never imports the
+    caller's script, which therefore needs no ``if __name__ == "__main__":``.
 
-    On Linux the first pool of a program starts a *fork server*, a fresh process that imports torch once; ranks are
-    forks of it and start in a moment. Where that would not be safe, on other systems, and with
-    ``TUTOREC_RANKS_START=spawn``, every rank is a fresh interpreter that imports torch itself.
+    On Linux the first pool of a program starts a *fork server*, a fresh process that imports torch
+    once; ranks are forks of it and start in a moment. Where that would not be safe, on other
+    systems, and with ``TUTOREC_RANKS_START=spawn``, every rank is a fresh interpreter that imports
+    torch itself.
 
-    When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place, and the next
-    :meth:`run` starts new ones; what the old ones kept is gone.
+    When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place,
+    and the next :meth:`run` starts new ones; what the old ones kept is gone.
 
     Args:
         world_size: W, the number of ranks.
-        hosts: Number of simulated hosts that the ranks are split into, evenly and in order. It sets ``LOCAL_RANK``,
-            ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are on this machine all the same.
-        backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU tensors by gloo
-            and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first, ``"gloo"`` asks for the second.
-        timeout: Seconds that one run may take, at most 1,000,000. Starting the ranks does not count.
+        hosts: Number of simulated hosts that the ranks are split into, evenly and in order. It sets
+            ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are
+            on this machine all the same.
+        backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU
+            tensors by gloo and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first,
+            ``"gloo"`` asks for the second.
+        timeout: Seconds that one run may take, at most 1,000,000. Starting the ranks does not
+            count.
 
     Raises:
         ValueError: No such number of ranks, hosts or seconds.
@@ -130,13 +148,20 @@ class Ranks:
         [21, 21]
     """
 
-    def __init__(self, world_size: int, hosts: int | None = None, backend: str = "auto", timeout: float = 60) -> None:
+    def __init__(
+        self, world_size: int, hosts: int | None = None, backend: str = "auto", timeout: float = 60
+    ) -> None:
         count = 1 if hosts is None else hosts
         if not is_int(world_size, 1):
-            raise ValueError(f"world_size must be a whole number of ranks, 1 or more, got {world_size!r}")
+            raise ValueError(
+                f"world_size must be a whole number of ranks, 1 or more, got {world_size!r}"
+            )
         if not is_int(count, 1) or world_size % count:
             fits = [k for k in range(1, world_size + 1) if world_size % k == 0]
-            raise ValueError(f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of {fits}")
+            raise ValueError(
+                f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of "
+                f"{fits}"
+            )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
         self._options = WorkerOptions(world_size, count, backend, checked_timeout(timeout))
@@ -153,7 +178,9 @@ class Ranks:
     @property
     def rank(self) -> int:
         """This process's rank: inside a run only."""
-        raise AttributeError("a pool has a rank inside of a run only, in the function given to run()")
+        raise AttributeError(
+            "a pool has a rank inside of a run only, in the function given to run()"
+        )
 
     @property
     def device(self) -> torch.device:
@@ -191,13 +218,14 @@ class Ranks:
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``fn`` on every rank and return what each returned, in rank order.
 
-        Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves them out. Arguments
-        are copied to every rank, except handles made by ``keep``, which become the object that the rank kept. Globals
-        that ``fn`` uses are copied when first used and when the caller changes them: what a rank changes in them stays
-        changed on that rank. Ranks forget functions when one of their globals changes, and those that were not used
-        for longest when there are more than 256 of them or 8 MiB: pass large values as arguments, or ``keep`` them.
-        Tensors travel through CPU memory and arrive on the CPU, in both directions: move them to
-        :func:`device` where they are used.
+        Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves
+        them out. Arguments are copied to every rank, except handles made by ``keep``, which become
+        the object that the rank kept. Globals that ``fn`` uses are copied when first used and when
+        the caller changes them: what a rank changes in them stays changed on that rank. Ranks
+        forget functions when one of their globals changes, and those that were not used for longest
+        when there are more than 256 of them or 8 MiB: pass large values as arguments, or ``keep``
+        them. Tensors travel through CPU memory and arrive on the CPU, in both directions: move them
+        to :func:`device` where they are used.
 
         Raises:
             RankError: A rank raised or died.
@@ -205,17 +233,21 @@ class Ranks:
             RuntimeError: This process is a fork of the one that started the ranks.
             TypeError: The arguments do not fit ``fn``.
         """
-        __tracebackhide__ = True  # Notebooks and pytest then show the caller's line and the rank's own traceback.
+        # Notebooks and pytest then show the caller's line and the rank's own traceback.
+        __tracebackhide__ = True
         for pool in self._pools[-1:]:
             if pool.owner != os.getpid():
                 raise RuntimeError(
-                    f"process {pool.owner} started these ranks, and this is process {os.getpid()}, a fork of it: each "
-                    f"would get the other's values; make another Ranks({self.world_size}) in this process"
+                    f"process {pool.owner} started these ranks, and this is process {os.getpid()}, "
+                    "a fork of it: each would get the other's values; make another "
+                    f"Ranks({self.world_size}) in this process"
                 )
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
         with self._lock:
             if self._closed:
-                raise ValueError(f"{self!r}: run() after close(); make another Ranks({self.world_size})")
+                raise ValueError(
+                    f"{self!r}: run() after close(); make another Ranks({self.world_size})"
+                )
             if not self._pools:
                 self._pools.append(WorkerPool(self._options))
             # What cannot be pickled raises here and does the ranks no harm.
@@ -231,7 +263,7 @@ class Ranks:
         return [load(value) for value in values]
 
     def keep(self, obj: Any) -> Kept:
-        """Keep ``obj`` on a rank: inside a run only; returns a handle that later runs turn into the same object.
+        """Keep ``obj`` on a rank, inside a run; returns a handle that later runs resolve.
 
         Example:
             >>> world = Ranks(2)
@@ -246,8 +278,8 @@ class Ranks:
             >>> world.close()
         """
         raise RuntimeError(
-            f"keep() was called outside of a run, with a {type(obj).__name__}: call it in the function given to run(), "
-            "where it keeps the object on each rank"
+            f"keep() was called outside of a run, with a {type(obj).__name__}: call it in the "
+            "function given to run(), where it keeps the object on each rank"
         )
 
     def close(self) -> None:
@@ -260,7 +292,10 @@ class Ranks:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -270,7 +305,7 @@ class Ranks:
 
 
 def _end_pools(pools: list[WorkerPool], grace: float = 0.0) -> None:
-    """End running pools and forget them; also what happens when a pool is garbage or the program ends."""
+    """End running pools and forget them; also runs at garbage collection and exit."""
     while pools:
         pools.pop().end(grace)
 
@@ -286,8 +321,9 @@ def run_ranks(
 ) -> list[Any]:
     """Call ``fn`` once on ``world_size`` ranks and return their values in rank order.
 
-    Under ``torchrun`` this process already is one of several ranks: then ``fn`` is called here, in the group that
-    torchrun describes (its number of ranks counts, not ``world_size``), and every process gets the values of all.
+    Under ``torchrun`` this process already is one of several ranks: then ``fn`` is called here, in
+    the group that torchrun describes (its number of ranks counts, not ``world_size``), and every
+    process gets the values of all.
 
     Args:
         fn: Called on each rank; parameters named ``rank`` and ``world_size`` are filled in.
@@ -310,7 +346,11 @@ def run_ranks(
 
 
 def _run_here(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, timeout: float
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    backend: str,
+    timeout: float,
 ) -> list[Any]:
     """Call ``fn`` in this process of several and exchange the values."""
     import torch.distributed as dist
@@ -336,7 +376,8 @@ class WorkerPool:
         self.backend = ""
         self.owner = os.getpid()
         self._runs = 0
-        # What the ranks know: functions, the latest last, with the names of their constants and their bytes.
+        # What the ranks know: functions, the latest last, with the names of their constants and
+        # their bytes.
         self._functions: dict[str, tuple[frozenset[str], int]] = {}
         self._constants: dict[str, str] = {}
         self._sys_path = list(sys.path)
@@ -371,20 +412,25 @@ class WorkerPool:
                 "key": key.hex(),
                 "folder": self._folder,
                 "backend": self.options.backend,
-                # The caller's deadline comes first, so that the rank that stalls is named, not the one that waits.
+                # The caller's deadline comes first, so that the rank that stalls is named, not the
+                # one that waits.
                 "timeout": 2 * max(START_SECONDS, self.options.timeout),
                 "validate": validation_enabled(),
             }
             for rank in range(self.options.world_size):
-                self._processes.append(start_rank({**boot, "rank": rank}, self.options.environment(rank)))
+                self._processes.append(
+                    start_rank({**boot, "rank": rank}, self.options.environment(rank))
+                )
             self._accept(listener, key, deadline)
-        ready = self._gather("ready", "the start", deadline, max(START_SECONDS, self.options.timeout))
+        ready = self._gather(
+            "ready", "the start", deadline, max(START_SECONDS, self.options.timeout)
+        )
         self.backend = ready[0]
         if outlives_its_folder():
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, listener: socket.socket, key: bytes, deadline: float) -> None:
-        """Wait for two connections from every rank. One that is silent or has another key changes nothing."""
+        """Wait for two connections from every rank; strangers and silent ones are ignored."""
         ended: set[int] = set()
         listener.settimeout(0.1)
         while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
@@ -400,22 +446,31 @@ class WorkerPool:
         sock.settimeout(GREETING_SECONDS)
         greeting = b""
         with contextlib.suppress(OSError):
-            while len(greeting) < GREETING.size and (part := sock.recv(GREETING.size - len(greeting))):
+            while len(greeting) < GREETING.size and (
+                part := sock.recv(GREETING.size - len(greeting))
+            ):
                 greeting += part
         if len(greeting) < GREETING.size or not secrets.compare_digest(greeting[: len(key)], key):
             sock.close()
             return
         _, rank, purpose = GREETING.unpack(greeting)
         _limit_blocking(sock, max(self.options.timeout, 2.0))
-        {b"tasks": self._tasks, b"control": self._controls}[purpose.rstrip(b"\0")][rank] = Connection(sock.detach())
+        {b"tasks": self._tasks, b"control": self._controls}[purpose.rstrip(b"\0")][rank] = (
+            Connection(sock.detach())
+        )
 
     def _check_starting(self, deadline: float, ended: set[int]) -> set[int]:
-        """Raise for a rank that ended without a message; returns those that have ended, of which ``ended`` is known.
+        """Raise for a rank that ended without a message; returns those in ``ended`` and new ones.
 
-        A rank that has connected says by itself why it ended. One may connect and end between two looks: it counts as
-        dead when it was so at the look before, after which every connection that waited was accepted.
+        A rank that has connected says by itself why it ended. One may connect and end between two
+        looks: it counts as dead when it was so at the look before, after which every connection
+        that waited was accepted.
         """
-        codes = {rank: process.exit_code() for rank, process in enumerate(self._processes) if rank not in self._tasks}
+        codes = {
+            rank: process.exit_code()
+            for rank, process in enumerate(self._processes)
+            if rank not in self._tasks
+        }
         dead = {rank: code for rank, code in codes.items() if code is not None}
         for rank, code in dead.items():
             if rank in ended:
@@ -426,7 +481,7 @@ class WorkerPool:
         return set(dead)
 
     def run(self, name: str, function: FunctionPayload, arguments: bytes) -> list[bytes]:
-        """Call a function on every rank; return the pickled values in rank order, or raise for the cause of a failure.
+        """Call a function on every rank; return pickled values in rank order, or raise the cause.
 
         Args:
             name: The function's name, for messages.
@@ -452,27 +507,43 @@ class WorkerPool:
         return self._gather("value", f"{name!r} (run {self._runs})", deadline, self.options.timeout)
 
     def _news(self, function: FunctionPayload) -> dict[str, Any]:
-        """What the ranks do not know yet of a function and its constants, and which functions they forget."""
-        constants = {n: value for n, value in function.constants.items() if self._constants.get(n) != value[0]}
+        """What the ranks lack of a function and its constants, and functions to forget."""
+        constants = {
+            n: value
+            for n, value in function.constants.items()
+            if self._constants.get(n) != value[0]
+        }
         self._constants.update({name: value[0] for name, value in constants.items()})
         known = self._functions
-        forget = [key for key, (names, _) in known.items() if not names.isdisjoint(constants)]  # hold old values
+        # hold old values
+        forget = [key for key, (names, _) in known.items() if not names.isdisjoint(constants)]
         for key in forget:
             del known[key]
         payload = None if function.key in known else function.payload
         known.pop(function.key, None)
         known[function.key] = frozenset(function.constants), len(function.payload)
-        while len(known) > FUNCTIONS or (len(known) > 1 and sum(size for _, size in known.values()) > FUNCTION_BYTES):
+        while len(known) > FUNCTIONS or (
+            len(known) > 1 and sum(size for _, size in known.values()) > FUNCTION_BYTES
+        ):
             forget.append(next(iter(known)))
             del known[forget[-1]]
-        return {"function": function.key, "payload": payload, "constants": constants, "forget": forget}
+        return {
+            "function": function.key,
+            "payload": payload,
+            "constants": constants,
+            "forget": forget,
+        }
 
     def _gather(self, expected: str, doing: str, deadline: float, timeout: float) -> list[Any]:
         """One message of kind ``expected`` from every rank, in rank order."""
         values: dict[int, Any] = {}
         failures: dict[int, dict[str, Any]] = {}
         while len(values) + len(failures) < self.options.world_size:
-            pending = {conn: rank for rank, conn in self._tasks.items() if rank not in values and rank not in failures}
+            pending = {
+                conn: rank
+                for rank, conn in self._tasks.items()
+                if rank not in values and rank not in failures
+            }
             ready = mp_connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready and failures:
                 break
@@ -499,17 +570,27 @@ class WorkerPool:
             code = self._processes[rank].exit_code(10.0)  # known at once, but on a busy machine
             return "death", {"kind": "death", "text": "", "code": code, "when": 0.0}
         if run != self._runs:
-            text = f"it answered run {run} a second time; a function must not write to the connections of its rank"
-            return "error", {"kind": "RankError", "text": text, "traceback": "", "when": time.time()}
+            text = (
+                f"it answered run {run} a second time; a function must not write to the "
+                "connections of its rank"
+            )
+            return "error", {
+                "kind": "RankError",
+                "text": text,
+                "traceback": "",
+                "when": time.time(),
+            }
         return kind, content
 
     def _raise_failure(self, doing: str, failures: dict[int, dict[str, Any]]) -> None:
-        """Raise for the cause: a death before an exception, that before the loss of a peer, the earliest first."""
+        """Raise the cause: a death before an exception before a lost peer; the earliest first."""
 
         def order(rank: int) -> tuple[int, float, int]:
             failure = failures[rank]
             same = [
-                f["when"] for f in failures.values() if (f["kind"], f["text"]) == (failure["kind"], failure["text"])
+                f["when"]
+                for f in failures.values()
+                if (f["kind"], f["text"]) == (failure["kind"], failure["text"])
             ]
             severity = 0 if failure["kind"] == "death" else 2 if is_peer_loss(failure) else 1
             return severity, min(same), rank
@@ -523,7 +604,9 @@ class WorkerPool:
                     raise RankError(uneven_message(rank, doing, uneven), (skipped or [rank])[0])
             raise RankError(death_message(rank, failure["code"], doing), rank)
         trace = scrub(failure["traceback"])
-        text = scrub(f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"])
+        text = scrub(
+            f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"]
+        )
         raise RankError(f"rank {rank} raised in {doing}: {text}\n\n{trace}", rank, trace)
 
     def _raise_stall(self, doing: str, timeout: float, pending: list[int]) -> None:
@@ -570,7 +653,7 @@ class WorkerPool:
 
 
 def _listener(folder: str) -> socket.socket:
-    """A listening socket in ``folder`` where the system has such, on a free local port elsewhere."""
+    """A listening socket in ``folder`` if the system has such, else on a free local port."""
     path = os.path.join(folder, "socket")
     if hasattr(socket, "AF_UNIX") and sys.platform != "win32" and len(os.fsencode(path)) < 100:
         listener, address = socket.socket(socket.AF_UNIX), path
@@ -582,7 +665,7 @@ def _listener(folder: str) -> socket.socket:
 
 
 def _limit_blocking(sock: socket.socket, seconds: float) -> None:
-    """Make reads and writes give up, so that a rank stopped in the middle of a message cannot hang the caller."""
+    """Limit reads and writes in time, so that a stopped rank cannot hang the caller."""
     sock.setblocking(True)
     if sys.platform != "win32":
         limit = struct.pack("ll", int(seconds), 0)

@@ -1,4 +1,4 @@
-"""How far a rank has come: the exchanges that it has begun, in memory that its caller reads also after it has died."""
+"""How far a rank has come: its exchanges, in memory that outlives it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Progress:
     latest: tuple[str, ...]
 
     def stage(self, number: int) -> str | None:
-        """What exchange ``number``, from 1, was for; None where that is not known any more or not yet."""
+        """What exchange ``number``, from 1, was for; None if not known any more or not yet."""
         index = number - 1 - (self.begun - len(self.latest))
         return self.latest[index] if 0 <= index < len(self.latest) else None
 
@@ -47,18 +47,19 @@ def note(stage: str) -> None:
 
 
 def operations_begun() -> int | None:
-    """How many operations the default group has begun on this rank, None when there is no group that counts."""
+    """Operations that the default group began on this rank; None without a counting group."""
     try:
         import torch.distributed as dist
 
-        group: Any = dist.group.WORLD  # The counter is torch's own and may go: it only adds to a message.
+        # The counter is torch's own and may go: it only adds to a message.
+        group: Any = dist.group.WORLD
         return None if group is None else int(group._get_sequence_number_for_group())
     except (AttributeError, RuntimeError, ValueError):
         return None
 
 
 def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:
-    """Memory that the ranks of a pool and their caller share, through a file that may be removed once all have it.
+    """Memory that a pool's ranks and caller share, through a file that can then be removed.
 
     Args:
         folder: Of the pool.
@@ -79,32 +80,47 @@ def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
     """How far each rank has come, by rank."""
     progress = {}
     for rank, start in enumerate(range(0, len(memory), _PROGRESS_BYTES)):
-        begun, *latest = memory[start : start + _PROGRESS_BYTES].decode(errors="replace").strip("\0 ").split("|")
+        begun, *latest = (
+            memory[start : start + _PROGRESS_BYTES].decode(errors="replace").strip("\0 ").split("|")
+        )
         progress[rank] = Progress(int(begun or 0), tuple(latest))
     return progress
 
 
 def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
-    """What the ranks did differently, in words, empty where nothing is known of that; and who skipped a backward.
+    """What ranks did differently, in words, or empty; and who skipped a backward.
 
     Example:
         >>> went_on = Progress(4, ("input sizes", "input ids", "output rows", "output gradients"))
         >>> skipped = Progress(4, ("input sizes", "input ids", "output rows", "input sizes"))
         >>> uneven_exchanges({0: went_on, 1: skipped})
-        ("exchange 4 was 'output gradients' on rank 0 and 'input sizes' on rank 1: rank 1 skipped a backward", [1])
+        ("exchange 4 was 'output gradients' on rank 0 and 'input sizes' on rank 1: ...", [1])
     """
     last = max(progress.begun for progress in ranks.values())
     for number in range(max(1, last - 8), last + 1):
-        stages = {rank: stage for rank, progress in ranks.items() if (stage := progress.stage(number)) is not None}
+        stages = {
+            rank: stage
+            for rank, progress in ranks.items()
+            if (stage := progress.stage(number)) is not None
+        }
         if len(set(stages.values())) > 1:
             where = " and ".join(f"{stage!r} on rank {rank}" for rank, stage in stages.items())
             skipped = [rank for rank, stage in stages.items() if not stage.endswith("gradients")]
             if len(skipped) == len(stages):
                 return f"exchange {number} was {where}", []
-            return f"exchange {number} was {where}: rank {', '.join(map(str, skipped))} skipped a backward", skipped
+            return (
+                (
+                    f"exchange {number} was {where}: rank {', '.join(map(str, skipped))} skipped a "
+                    "backward"
+                ),
+                skipped,
+            )
     if len({progress.begun for progress in ranks.values()}) > 1:
         counts = (
-            f"rank {rank} had begun {progress.begun} exchanges, the last for {(progress.latest or ('nothing',))[-1]!r}"
+            (
+                f"rank {rank} had begun {progress.begun} exchanges, the last for "
+                f"{(progress.latest or ('nothing',))[-1]!r}"
+            )
             for rank, progress in ranks.items()
         )
         return ", ".join(counts), []

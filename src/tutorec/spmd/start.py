@@ -1,16 +1,19 @@
-"""Start rank processes from a neutral main module, so that a rank never imports the caller's script or notebook.
+"""Start ranks from a neutral main module, so that none imports the caller's script.
 
-Messages travel through `multiprocess` connections. Its way of *starting* processes is not used: it imports the caller's
-main module once more in every child, so that a script without a guard starts children without end.
+Messages travel through `multiprocess` connections. Its way of *starting* processes is not used: it
+imports the caller's main module once more in every child, so that a script without a guard starts
+children without end.
 
-Two ways, the same process afterwards: it calls :func:`tutorec.spmd.worker.main` with a small dictionary, the *boot*.
+Two ways, the same process afterwards: it calls :func:`tutorec.spmd.worker.main` with a small
+dictionary, the *boot*.
 
 * ``spawn``: a fresh interpreter for each rank; 2 to 5 seconds, nearly all of it ``import torch``.
-* ``fork``: one fresh interpreter, the *fork server*, imports torch once and forks the ranks; under 0.1 s a rank
-  after the first. The server is not a fork of the caller: it has no CUDA context and inherits no thread, and it refuses
-  to fork (the caller then spawns) unless it has exactly one thread. It ends when its caller ends, and the kernel then
-  kills the ranks that it forked. A rank that ends names the slow modules that it needed, and the server imports them
-  before it forks the next one. Linux only.
+* ``fork``: one fresh interpreter, the *fork server*, imports torch once and forks the ranks; under
+  0.1 s a rank after the first. The server is not a fork of the caller: it has no CUDA context and
+  inherits no thread, and it refuses to fork (the caller then spawns) unless it has exactly one
+  thread. It ends when its caller ends, and the kernel then kills the ranks that it forked. A rank
+  that ends names the slow modules that it needed, and the server imports them before it forks the
+  next one. Linux only.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ _SERVER_CODE = (
     "import json, sys; boot = json.loads(sys.argv[1]); sys.path[:] = boot['sys_path']; "
     "from tutorec.spmd.start import serve; serve(boot['fd'], boot['caller'])"
 )
-# A pool of threads in the fork server would make it refuse to fork, and a rank uses one thread anyway.
+# A pool of threads in the fork server would make it refuse to fork, and a rank uses one thread
+# anyway.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 # Every rank of every pool imports them: 1.3 s for `DistributedDataParallel`, 0.3 s for the planner.
 _SLOW_MODULES = ("torch._dynamo", "scipy.optimize")
@@ -60,7 +64,8 @@ def default_method() -> str:
     method = os.environ.get(METHOD_VARIABLE) or ("fork" if sys.platform == "linux" else "spawn")
     if method not in ("fork", "spawn") or (method == "fork" and sys.platform != "linux"):
         raise ValueError(
-            f"{METHOD_VARIABLE}={method!r} cannot be had on {sys.platform}: use 'spawn', or on Linux 'fork'"
+            f"{METHOD_VARIABLE}={method!r} cannot be had on {sys.platform}: use 'spawn', or on "
+            "Linux 'fork'"
         )
     return method
 
@@ -72,7 +77,12 @@ def start_rank(boot: dict[str, Any], environment: Mapping[str, str]) -> RankProc
         boot: What :func:`tutorec.spmd.worker.main` needs; JSON values only.
         environment: The rank's whole environment.
     """
-    boot = {**boot, "sys_path": list(sys.path), "cwd": _working_folder(), "environment": dict(environment)}
+    boot = {
+        **boot,
+        "sys_path": list(sys.path),
+        "cwd": _working_folder(),
+        "environment": dict(environment),
+    }
     if default_method() == "fork":
         with contextlib.suppress(_ServerRefused, OSError):
             return _server().fork(boot)
@@ -87,7 +97,7 @@ def _working_folder() -> str:
 
 
 def _detached() -> dict[str, Any]:
-    """Popen options that keep a Ctrl-C or a kernel interrupt, meant for the caller, away from the ranks."""
+    """Popen options that keep a Ctrl-C, meant for the caller, from the ranks."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}
@@ -97,12 +107,21 @@ class Spawned:
     """A rank that is a fresh interpreter."""
 
     def __init__(self, boot: dict[str, Any]) -> None:
-        # The kernel tells of the end of the thread that started a process: that of the main thread is the caller's.
-        by_kernel = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+        # The kernel tells of the end of the thread that started a process: that of the main thread
+        # is the caller's.
+        by_kernel = (
+            sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+        )
         boot = {**boot, "parent": os.getpid(), "kernel": by_kernel}
-        environment = {**boot["environment"], "OMP_NUM_THREADS": boot["environment"].get("OMP_NUM_THREADS", "1")}
+        environment = {
+            **boot["environment"],
+            "OMP_NUM_THREADS": boot["environment"].get("OMP_NUM_THREADS", "1"),
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _RANK_CODE], stdin=subprocess.PIPE, env=environment, **_detached()
+            [sys.executable, "-P", "-c", _RANK_CODE],
+            stdin=subprocess.PIPE,
+            env=environment,
+            **_detached(),
         )
         assert self._process.stdin is not None, "stdin was asked for"
         with contextlib.suppress(OSError):  # A rank that ended at once is found by its exit code.
@@ -123,7 +142,7 @@ class _ServerRefused(Exception):
 
 
 class Forked:
-    """A rank that the fork server forked; the server is its parent and alone can ask for its exit code."""
+    """A rank forked by the fork server, which alone can ask for its exit code."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server = server
@@ -146,7 +165,8 @@ class Forked:
 
     def kill(self) -> None:
         """End the process now."""
-        # The server has not collected a process whose code is unknown, so its number cannot belong to another one.
+        # The server has not collected a process whose code is unknown, so its number cannot belong
+        # to another one.
         if self.exit_code() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -179,7 +199,9 @@ class _ForkServer:
 
     @property
     def alive(self) -> bool:
-        return self.owner == os.getpid() and not self._replies.closed and self._process.poll() is None
+        return (
+            self.owner == os.getpid() and not self._replies.closed and self._process.poll() is None
+        )
 
     def fork(self, boot: dict[str, Any]) -> Forked:
         """Fork a rank that starts from ``boot``."""
@@ -200,7 +222,8 @@ class _ForkServer:
                     raise ConnectionError("the fork server ended without an answer")
                 return json.loads(line)
             except BaseException:
-                # An answer that was not read (an interrupt, say) would be taken for the next one: end the server.
+                # An answer that was not read (an interrupt, say) would be taken for the next one:
+                # end the server.
                 self.close()
                 raise
 
@@ -231,8 +254,8 @@ def _server() -> _ForkServer:
 def serve(fd: int, caller: int) -> None:
     """Answer requests on socket ``fd`` until the process ``caller`` closes it or ends.
 
-    Requests are JSON lines: ``{"boot": {...}}`` forks a rank and is answered with its pid, ``{"poll": pid}``
-    is answered with its exit code or null.
+    Requests are JSON lines: ``{"boot": {...}}`` forks a rank and is answered with its pid,
+    ``{"poll": pid}`` is answered with its exit code or null.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # A sixth of the time of the imports.
@@ -263,7 +286,7 @@ def serve(fd: int, caller: int) -> None:
 
 
 def _requests(connection: socket.socket, lines: Any, caller: int) -> Iterator[dict[str, Any]]:
-    """What the caller asks for, until it has gone: a fork of it may hold the other end of the connection."""
+    """The caller's requests, until it has gone: a fork of it may hold the connection open."""
     while os.getppid() == caller:
         if select.select([connection], [], [], 1.0)[0]:
             line = lines.readline()
@@ -273,13 +296,13 @@ def _requests(connection: socket.socket, lines: Any, caller: int) -> Iterator[di
 
 
 def _share_memory() -> None:
-    """Keep the garbage collector off what is imported: ranks share these pages as long as nobody writes to them."""
+    """Freeze imported objects for the garbage collector: ranks then share their pages."""
     gc.collect()
     gc.freeze()
 
 
 def _import_slow(read_end: int) -> None:
-    """Import the slow modules that ranks named before they ended; where that fails, ranks do it themselves."""
+    """Import the slow modules that earlier ranks used; on failure, ranks import them."""
     try:
         names = set(os.read(read_end, 65536).decode().split())
     except BlockingIOError:
@@ -297,7 +320,9 @@ def _name_slow(write_end: int) -> None:
         os.write(write_end, " ".join([*names, ""]).encode())
 
 
-def _fork(boot: dict[str, Any], connection: socket.socket, write_end: int, cuda_in_use: bool) -> dict[str, Any]:
+def _fork(
+    boot: dict[str, Any], connection: socket.socket, write_end: int, cuda_in_use: bool
+) -> dict[str, Any]:
     """Fork one rank; refuse when a lock or a device could be left behind in the child."""
     threads = _thread_count()
     if threads != 1 or cuda_in_use:
@@ -321,7 +346,7 @@ def _thread_count() -> int:
 
 
 def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:
-    """Turn this fork into the process that a fresh interpreter would have been, and run the rank."""
+    """Turn this fork into what a fresh interpreter would be, and run the rank."""
     os.environ.clear()
     os.environ.update(boot["environment"])
     os.chdir(boot["cwd"])

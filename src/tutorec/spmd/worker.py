@@ -1,4 +1,4 @@
-"""What runs in a rank process: join the group, then run tasks until the caller closes or disappears.
+"""A rank process: join the group, run tasks until the caller closes or disappears.
 
 And what a process knows of the rank that it is, with the handles of objects that stay on the ranks.
 """
@@ -75,7 +75,8 @@ class WorkerContext:
     process: int = field(default_factory=os.getpid)
 
 
-# The rank that this process is, if it is one; and the generations of pools that this process owns and that still run.
+# The rank that this process is, if it is one; and the generations of pools that this process owns
+# and that still run.
 _side: list[WorkerContext] = []
 live_tokens: set[str] = set()
 # The caller has one handle for each key, and tells the ranks when it is garbage.
@@ -95,10 +96,10 @@ def rank_side() -> WorkerContext | None:
 
 @dataclass(frozen=True)
 class Kept:
-    """A handle of an object that lives on the ranks: passed to a later ``run`` it is that object, on each rank its own.
+    """A handle of an object on the ranks; in a later ``run`` it is each rank's own object.
 
-    Handles are made by ``world.keep(obj)`` inside a run. Ranks that keep at the same place of the code make the
-    same handle, so that the one that any rank returned stands for the objects of all.
+    Handles are made by ``world.keep(obj)`` inside a run. Ranks that keep at the same place of the
+    code make the same handle, so that the one that any rank returned stands for the objects of all.
 
     Args:
         token: The pool's generation.
@@ -120,8 +121,9 @@ class Kept:
         side = rank_side()
         if self.token not in live_tokens and (side is None or side.token != self.token):
             raise ValueError(
-                f"{self!r} is a handle of ranks that have ended (the pool was closed, or a rank failed and all were "
-                "restarted), so what it stood for is lost: run the function that keeps it again"
+                f"{self!r} is a handle of ranks that have ended (the pool was closed, or a rank "
+                "failed and all were restarted), so what it stood for is lost: run the function "
+                "that keeps it again"
             )
         return _restore_kept, (self.token, self.key, self.kind, self.where)
 
@@ -132,16 +134,19 @@ def _restore_kept(token: str, key: str, kind: str, where: str) -> Any:
     if side is None or token in live_tokens:
         return _caller_handle(token, key, kind, where)
     if side.token != token:
-        raise ValueError(f"the handle of a {kind} kept by {where} belongs to another pool of ranks than this one")
+        raise ValueError(
+            f"the handle of a {kind} kept by {where} belongs to another pool of ranks than this one"
+        )
     if key not in side.kept:
         raise ValueError(
-            f"rank {side.rank} did not keep the {kind} that another rank kept by {where}: call keep on every rank"
+            f"rank {side.rank} did not keep the {kind} that another rank kept by {where}: call "
+            "keep on every rank"
         )
     return side.kept[key]
 
 
 def _caller_handle(token: str, key: str, kind: str, where: str) -> Kept:
-    """The caller's one handle for ``key``; what it stands for is dropped on the ranks when it is garbage."""
+    """The caller's one handle for ``key``; its end drops the objects on the ranks."""
     handle = _handles.get((token, key))
     if handle is None:
         handle = _handles[token, key] = Kept(token, key, kind, where)
@@ -180,7 +185,8 @@ class RankWorld:
         """Keep ``obj`` on this rank and return a handle that later runs resolve to it."""
         side = self._side
         frame = sys._getframe(1)
-        # The place, not a mere count: ranks that keep in different order or number still mean the same objects.
+        # The place, not a mere count: ranks that keep in different order or number still mean the
+        # same objects.
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         nth = side.places[place] = side.places.get(place, 0) + 1
         key = f"{side.run}:{place}:{nth}"
@@ -198,7 +204,8 @@ class RankWorld:
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Refuse: a rank is already inside a run."""
         raise RuntimeError(
-            f"run() was called inside rank {self.rank}: call {name_of(fn)}() directly, or start Ranks there"
+            f"run() was called inside rank {self.rank}: call {name_of(fn)}() directly, or "
+            "start Ranks there"
         )
 
 
@@ -210,7 +217,9 @@ def restore_world(token: str, hosts: int) -> RankWorld:
     """
     side = rank_side()
     if side is None or side.token != token:
-        raise ValueError("a Ranks object travels to its own ranks only: start another Ranks where it is needed")
+        raise ValueError(
+            "a Ranks object travels to its own ranks only: start another Ranks where it is needed"
+        )
     return RankWorld(side, hosts)
 
 
@@ -218,15 +227,18 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
     """Be one rank: the entry point of every rank process; never returns.
 
     Args:
-        boot: ``rank``, ``world_size``, ``token``; ``address`` and ``key`` of the caller's listener; ``parent``, the
-            process that started this one, and ``kernel``, whether the kernel can tell when that one ends; ``folder``
-            for the rendezvous; ``backend``; ``timeout`` of collectives in seconds; ``validate``.
+        boot: ``rank``, ``world_size``, ``token``; ``address`` and ``key`` of the caller's listener;
+            ``parent``, the process that started this one, and ``kernel``, whether the kernel can
+            tell when that one ends; ``folder`` for the rendezvous; ``backend``; ``timeout`` of
+            collectives in seconds; ``validate``.
         at_end: Called when the rank has been closed in order.
     """
     _end_with(boot["parent"], boot["kernel"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Interrupts are for the caller, who then ends the ranks.
+    # Interrupts are for the caller, who then ends the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
-        # A line leaves in one piece, also where Python runs unbuffered: ranks print at the same time.
+        # A line leaves in one piece, also where Python runs unbuffered: ranks print at the same
+        # time.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
     side = WorkerContext(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
@@ -257,7 +269,7 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
 
 
 def _end_with(parent: int, by_kernel: bool) -> None:
-    """Ask the kernel to kill this process when its parent ends, also in code that holds Python's lock."""
+    """Ask the kernel to kill this process when its parent ends, even while the GIL is held."""
     if by_kernel:
         import ctypes
 
@@ -278,7 +290,7 @@ def connect(boot: dict[str, Any], purpose: str) -> Connection:
 
 
 def _set_up(boot: dict[str, Any]) -> str:
-    """Import torch, take the caller's settings and join the process group; return the backend's name."""
+    """Import torch, apply the caller's settings, join the group; returns the backend."""
     import torch
 
     from tutorec._validation import validation
@@ -320,7 +332,9 @@ def _serve(tasks: Connection, side: WorkerContext) -> None:
         size = _free_cycles(size)
 
 
-def _value(task: dict[str, Any], functions: dict[str, Any], constants: Constants, side: WorkerContext) -> bytes:
+def _value(
+    task: dict[str, Any], functions: dict[str, Any], constants: Constants, side: WorkerContext
+) -> bytes:
     """Run one task and pickle what its function returns."""
     constants.receive(task["constants"])
     if task["payload"] is not None:
@@ -332,10 +346,11 @@ def _value(task: dict[str, Any], functions: dict[str, Any], constants: Constants
 
 
 def _free_cycles(size: int) -> int:
-    """Collect garbage where this process has grown since it was of ``size`` bytes; return its size after that.
+    """Collect garbage if this process has grown beyond ``size`` bytes; returns its size.
 
-    Python collects after so many objects, whatever their size, and a model whose optimizers run in backward is a
-    reference cycle of few large ones. Looking at all objects can take 0.1 s, too long after every run.
+    Python collects after so many objects, whatever their size, and a model whose optimizers run in
+    backward is a reference cycle of few large ones. Looking at all objects can take 0.1 s, too long
+    after every run.
     """
     if _resident() - size > _GROWTH:
         gc.collect()
@@ -344,9 +359,10 @@ def _free_cycles(size: int) -> int:
 
 
 def _resident() -> int:
-    """Bytes of private memory; 0 where the system does not tell, and Python alone decides when to collect.
+    """Bytes of private memory; 0 if the system does not tell, and Python alone collects.
 
-    Pages of files are left out: a busy system drops them, which would hide that the process has grown.
+    Pages of files are left out: a busy system drops them, which would hide that the process has
+    grown.
     """
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -375,15 +391,17 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _send(tasks: Connection, side: WorkerContext, kind: str, content: Any) -> None:
-    if os.getpid() != side.process:  # The function forked, and this is the child: the parent answers.
+    # The function forked, and this is the child: the parent answers.
+    if os.getpid() != side.process:
         os._exit(0)
     tasks.send_bytes(pickle.dumps((kind, side.run, content)))
 
 
 def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> None:
-    """Answer "where are you?" while the main thread is busy; end the process when the caller is gone.
+    """Answer "where are you?" while the main thread works; exit when the caller is gone.
 
-    A process that the caller forked holds the caller's connections: that they are closed is not to be relied on.
+    A process that the caller forked holds the caller's connections: that they are closed is not to
+    be relied on.
     """
     main_thread = threading.main_thread().ident or 0
     try:
@@ -391,7 +409,8 @@ def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> N
             while not control.poll(_POLL_SECONDS):
                 if os.getppid() != boot["parent"]:
                     raise EOFError("the caller has gone")
-                with contextlib.suppress(OSError):  # Cleaners of temporary files spare what was used of late.
+                # Cleaners of temporary files spare what was used of late.
+                with contextlib.suppress(OSError):
                     os.utime(os.path.join(boot["folder"], "rendezvous"))
             control.recv_bytes()
             place = whereabouts(sys._current_frames().get(main_thread))
@@ -402,7 +421,7 @@ def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> N
 
 
 def _abandon(folder: str) -> None:
-    """End this process because the caller has gone, and remove what the caller cannot remove any more."""
+    """End this process because the caller has gone, and remove what the caller left."""
     with _abandoning:  # Both threads notice; neither may end the process under the other.
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
@@ -414,21 +433,23 @@ def outlives_its_folder() -> bool:
 
 
 def file_store(folder: str, world_size: int) -> FileStore:
-    """The rendezvous through a file in ``folder``; on Linux the file may be removed once every rank has joined."""
+    """The rendezvous through a file in ``folder``; removable on Linux once all have joined."""
     from torch._C._distributed_c10d import FileStore
 
     path = os.path.join(folder, "rendezvous")
-    if outlives_its_folder():  # torch opens the file at every use; a cleaner of temporary files may have removed it.
+    # torch opens the file at every use; a cleaner of temporary files may have removed it.
+    if outlives_its_folder():
         path = f"/proc/self/fd/{os.open(path, os.O_RDWR | os.O_CREAT, 0o600)}"
     return FileStore(path, world_size)
 
 
 def prove(key: bytes) -> None:
-    """Check that each connection of the default group leads to a rank that was started with this pool's key.
+    """Check that each connection of the default group leads to a rank with this pool's key.
 
-    gloo takes the first process that connects to its port for the rank that it waits for, also when another user of
-    this machine started it. Both ends of each connection send a code that needs the key, which serves one start. The
-    codes travel as numbers: nothing that a stranger sends is unpickled.
+    gloo takes the first process that connects to its port for the rank that it waits for, also when
+    another user of this machine started it. Both ends of each connection send a code that needs the
+    key, which serves one start. The codes travel as numbers: nothing that a stranger sends is
+    unpickled.
 
     Raises:
         RankError: A connection leads to another process.
@@ -439,22 +460,29 @@ def prove(key: bytes) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     def code(sender: int, receiver: int) -> bytes:
-        return hmac.digest(key, f"rank {sender} of {world_size} to rank {receiver}".encode(), "sha256")
+        return hmac.digest(
+            key, f"rank {sender} of {world_size} to rank {receiver}".encode(), "sha256"
+        )
 
-    sent = torch.frombuffer(bytearray(b"".join(code(rank, other) for other in range(world_size))), dtype=torch.uint8)
+    sent = torch.frombuffer(
+        bytearray(b"".join(code(rank, other) for other in range(world_size))), dtype=torch.uint8
+    )
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
     for other, digest in enumerate(received.view(world_size, -1).tolist()):
         if not hmac.compare_digest(bytes(digest), code(other, rank)):
             raise RankError(
-                f"a process that this pool did not start took the place of rank {other} in the process group of rank "
-                f"{rank}, and nothing was exchanged with it: another user of this machine may have connected to gloo's "
-                "port; start the pool again, on a machine whose users you trust",
+                f"a process that this pool did not start took the place of rank {other} in the "
+                f"process group of rank {rank}, and nothing was exchanged with it: another user of "
+                "this machine may have connected to gloo's port; start the pool again, on a "
+                "machine whose users you trust",
                 other,
             )
 
 
-def join_group(backend: str, rank: int, world_size: int, store: Store, timeout: float, place: int = 0) -> str:
+def join_group(
+    backend: str, rank: int, world_size: int, store: Store, timeout: float, place: int = 0
+) -> str:
     """Start the default process group and return the backend's name.
 
     Args:
@@ -480,15 +508,18 @@ def join_group(backend: str, rank: int, world_size: int, store: Store, timeout: 
 def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.ProcessGroup:
     """The default process group of this process, started when there is none.
 
-    Under torchrun it is the group that torchrun describes; on a rank of :class:`Ranks` it runs already; elsewhere, in a
-    notebook say, it is a group of one. Calling it again returns the same group.
+    Under torchrun it is the group that torchrun describes; on a rank of :class:`Ranks` it runs
+    already; elsewhere, in a notebook say, it is a group of one. Calling it again returns the same
+    group.
 
-    Under torchrun a rank that has waited in a collective of gloo for ``timeout`` seconds asks the others where they
-    are: the note of its uncaught error names who stalled and on which line, who only waits, and who has ended.
+    Under torchrun a rank that has waited in a collective of gloo for ``timeout`` seconds asks the
+    others where they are: the note of its uncaught error names who stalled and on which line, who
+    only waits, and who has ended.
 
     Args:
         backend: As in :class:`Ranks`, used when a group is started.
-        timeout: Seconds that one collective may take, at most 1,000,000: longer than any rank reads a batch or saves.
+        timeout: Seconds that one collective may take, at most 1,000,000: longer than any rank reads
+            a batch or saves.
 
     Example:
         >>> init().size()
@@ -514,7 +545,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
 
 
 def _join_group_of_one(backend: str, timeout: float) -> None:
-    """Start a group that nobody else can join: its rendezvous is this process's memory, its interface the loopback."""
+    """Start a private group: its rendezvous is this process's memory, its interface loopback."""
     from torch._C._distributed_c10d import HashStore
 
     added = {name: value for name, value in loopback().items() if name not in os.environ}
@@ -533,7 +564,10 @@ def checked_timeout(timeout: float) -> float:
         ValueError: It is not a number above 0, or too large.
     """
     if not 0 < timeout <= _LONGEST_SECONDS:
-        raise ValueError(f"timeout must be a positive number of seconds, at most {_LONGEST_SECONDS:,}, got {timeout!r}")
+        raise ValueError(
+            f"timeout must be a positive number of seconds, at most {_LONGEST_SECONDS:,}, got "
+            f"{timeout!r}"
+        )
     return float(timeout)
 
 

@@ -21,7 +21,18 @@ from matplotlib.figure import Figure
 
 from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE, rank_color
 
-__all__ = ["ACCENT", "INK", "RANK_COLORS", "Chart", "Picture", "canvas", "finish", "rank_color", "show", "style"]
+__all__ = [
+    "ACCENT",
+    "INK",
+    "RANK_COLORS",
+    "Chart",
+    "Picture",
+    "canvas",
+    "finish",
+    "rank_color",
+    "show",
+    "style",
+]
 
 _WIDTH_INCHES = 7.0
 _PIXELS = 700
@@ -47,8 +58,8 @@ class Chart:
 class Picture:
     """A rendered figure with alternative text; a notebook shows it as a cell's last expression.
 
-    A page shows inline SVG with the claim as its caption. Where HTML is not shown, the PNG has the claim as its
-    title.
+    A page shows inline SVG with the claim as its caption. Where HTML is not shown, the PNG has the
+    claim as its title.
     """
 
     png: bytes
@@ -57,7 +68,8 @@ class Picture:
     claim: str
 
     def _repr_html_(self) -> str:
-        return f'<figure class="drawn">{self.svg}<figcaption>{html.escape(self.claim)}</figcaption></figure>'
+        caption = html.escape(self.claim)
+        return f'<figure class="drawn">{self.svg}<figcaption>{caption}</figcaption></figure>'
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """The bytes and what Jupyter needs to show them at reading width with alternative text."""
@@ -96,7 +108,9 @@ def finish(figure: Figure, template: str | None, default: str, facts: dict[str, 
     try:
         claim = pattern.format(**facts)
     except KeyError as error:
-        raise KeyError(f"claim {pattern!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
+        raise KeyError(
+            f"claim {pattern!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"
+        ) from None
     figure.suptitle("\n".join(textwrap.wrap(claim, 70)), x=0.012, ha="left", fontsize=13)
     return Chart(figure, claim, facts)
 
@@ -106,8 +120,8 @@ def show(chart: Chart, alt: str | None = None) -> Picture:
 
     Args:
         chart: What a `draw` function returned.
-        alt: What the picture says to a reader who cannot see it; the claim is put before it. The cell's metadata
-            `mystnb: {image: {alt: ...}}` repeats it for the built book.
+        alt: What the picture says to a reader who cannot see it; the claim is put before it. The
+            cell's metadata `mystnb: {image: {alt: ...}}` repeats it for the built book.
     """
     text = chart.claim if not alt else f"{chart.claim}. {alt}"
     png = _rendered(chart.figure, "png", dpi=200)
@@ -138,7 +152,8 @@ def _inline(drawing: str, alt: str) -> str:
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)
     assert size is not None, "matplotlib writes the size of a drawing"
     head = (
-        f'<svg viewBox="{size[0][9:-1]}" role="img" aria-label="{html.escape(alt)}" style="width: 100%" '
+        f'<svg viewBox="{size[0][9:-1]}" role="img" aria-label="{html.escape(alt)}" style="width: '
+        '100%" '
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
     return head + drawing[drawing.index(">") + 1 :]

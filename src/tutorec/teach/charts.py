@@ -52,7 +52,8 @@ def bars(
         values: Label to number, drawn from the top.
         unit: Of the numbers; "s" and "B" are scaled in the labels.
         ranks: The rank whose colour each bar has; without it all bars have the neutral colour.
-        claim: Title; may use {largest}, {smallest} (labels), {most}, {least} (with unit), {ratio}, {total}.
+        claim: Title; may use {largest}, {smallest} (labels), {most}, {least} (with unit), {ratio},
+            {total}.
         log: Whether the axis is logarithmic.
 
     Raises:
@@ -75,7 +76,9 @@ def bars(
         axes = figure.add_subplot()
         colors = [ACCENT] * len(values) if ranks is None else [rank_color(rank) for rank in ranks]
         scale, axis_unit = _axis_scale(values[largest], unit)
-        drawn = axes.barh(list(values), [value / scale for value in values.values()], color=colors, height=0.62)
+        drawn = axes.barh(
+            list(values), [value / scale for value in values.values()], color=colors, height=0.62
+        )
         axes.bar_label(drawn, [_value_label(value, unit) for value in values.values()], padding=5)
         axes.invert_yaxis()
         axes.set_xscale("log" if log else "linear")
@@ -84,7 +87,9 @@ def bars(
         return finish(figure, claim, "{largest}: {most}, {ratio:.3g} times {smallest}", facts)
 
 
-def histogram(values: Any, *, unit: str, bins: int = 40, claim: str | None = None, what: str = "how many") -> Chart:
+def histogram(
+    values: Any, *, unit: str, bins: int = 40, claim: str | None = None, what: str = "how many"
+) -> Chart:
     """How often values fall into equal intervals.
 
     Args:
@@ -108,7 +113,9 @@ def histogram(values: Any, *, unit: str, bins: int = 40, claim: str | None = Non
         axes.hist(flat, bins=bins, color=ACCENT)
         axes.set_xlabel(unit)
         axes.set_ylabel(what)
-        return finish(figure, claim, "half of {count:,} values are below {median:.3g} " + unit, facts)
+        return finish(
+            figure, claim, "half of {count:,} values are below {median:.3g} " + unit, facts
+        )
 
 
 def rank_frequency(
@@ -128,7 +135,13 @@ def rank_frequency(
         figure = canvas(3.6)
         axes = figure.add_subplot()
         for (label, one), dash in zip(series.items(), itertools.cycle(_DASHES), strict=False):
-            counts = torch.as_tensor(one).flatten().unique(return_counts=True)[1].sort(descending=True).values
+            counts = (
+                torch.as_tensor(one)
+                .flatten()
+                .unique(return_counts=True)[1]
+                .sort(descending=True)
+                .values
+            )
             if not facts:
                 head = max(1, math.ceil(top * len(counts)))
                 facts = {
@@ -139,13 +152,18 @@ def rank_frequency(
                     "most": int(counts[0]),
                 }
             position = np.arange(1, len(counts) + 1)
-            axes.loglog(position, counts.numpy(), dash, color=ACCENT if dash == "-" else INK, label=label)
+            axes.loglog(
+                position, counts.numpy(), dash, color=ACCENT if dash == "-" else INK, label=label
+            )
         axes.set_xlabel(f"{what}s, the most frequent first (position)")
         axes.set_ylabel(f"occurrences of the {what}")
         axes.grid(True)
         if len(series) > 1:
             axes.legend()
-        default = f"the most frequent {{top:.0%}} of {what}s make up {{top_share:.0%}} of {{count:,}} occurrences"
+        default = (
+            f"the most frequent {{top:.0%}} of {what}s make up {{top_share:.0%}} of "
+            f"{{count:,}} occurrences"
+        )
         return finish(figure, claim, default, facts)
 
 
@@ -163,16 +181,16 @@ def curves(
     """A loss or an AUC over the steps of training, between a baseline and the best possible value.
 
     Args:
-        series: Label to values. One that ends in ", measured" is drawn as points, in the colour of the curve before
-            it, which is its prediction; each such pair has a colour of its own.
+        series: Label to values. One that ends in ", measured" is drawn as points, in the colour of
+            the curve before it, which is its prediction; each such pair has a colour of its own.
         quantity: Name and unit of the vertical axis ("AUC").
         steps: Where the values were taken; 1, 2, ... without it.
         step_name: Name of the horizontal axis.
         baseline: A line for the naive answer.
         optimum: A line for the best possible answer.
         ranks: The rank whose colour each curve has.
-        claim: Title; may use {first}, {last} (of the first curve) and, with both lines, {closed}: the smallest
-            share of the gap between them that any curve closed at its end.
+        claim: Title; may use {first}, {last} (of the first curve) and, with both lines, {closed}:
+            the smallest share of the gap between them that any curve closed at its end.
     """
     lasts = [float(values[-1]) for values in series.values()]
     first = next(iter(series.values()))
@@ -180,7 +198,9 @@ def curves(
     default = "{quantity} goes from {first:.3g} to {last:.3g}"
     if baseline is not None and optimum is not None and baseline != optimum:
         facts["closed"] = min((last - baseline) / (optimum - baseline) for last in lasts)
-        default = "training closes {closed:.0%} of the gap between the baseline and the best possible"
+        default = (
+            "training closes {closed:.0%} of the gap between the baseline and the best possible"
+        )
     measured = [label for label in series if label.endswith(", measured")]
     with style():
         figure = canvas(3.6)
@@ -192,10 +212,14 @@ def curves(
             if measured:
                 color, look = ((ACCENT, "-"), (INK, "--"))[index // 2 % 2]
                 axes.set_xticks(where)
-            axes.plot(where, list(values), "o" if label in measured else look, color=color, label=label)
+            axes.plot(
+                where, list(values), "o" if label in measured else look, color=color, label=label
+            )
         for value, name, dash in ((baseline, "baseline", ":"), (optimum, "best possible", "--")):
             if value is not None:
-                axes.axhline(value, color=INK, linestyle=dash, linewidth=1.5, label=f"{name} {value:.3g}")
+                axes.axhline(
+                    value, color=INK, linestyle=dash, linewidth=1.5, label=f"{name} {value:.3g}"
+                )
         axes.set_xlabel(step_name)
         if not measured:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -205,18 +229,23 @@ def curves(
 
 
 def timeline(
-    record: Trace | Mapping[str, Trace], *, waiting: Sequence[str] = ("wait",), claim: str | None = None
+    record: Trace | Mapping[str, Trace],
+    *,
+    waiting: Sequence[str] = ("wait",),
+    claim: str | None = None,
 ) -> Chart:
     """When each rank was in which stage, from measured timestamps.
 
-    A bar has the colour of its rank; stages differ by pattern, and stages named in `waiting` are hollow.
+    A bar has the colour of its rank; stages differ by pattern, and stages named in `waiting` are
+    hollow.
 
     Args:
-        record: A merged trace, or several by name, drawn below each other on one scale, each from its first event.
-            Events without a duration are left out.
+        record: A merged trace, or several by name, drawn below each other on one scale, each from
+            its first event. Events without a duration are left out.
         waiting: Stages in which a rank only waits.
-        claim: Title; may use, of the first trace, {total} and {waited} (s, the latter summed over ranks),
-            {waiting_share}, {longest}, {slowest_rank}; with two traces {total_2}, {waited_2}, ... of the second.
+        claim: Title; may use, of the first trace, {total} and {waited} (s, the latter summed over
+            ranks), {waiting_share}, {longest}, {slowest_rank}; with two traces {total_2},
+            {waited_2}, ... of the second.
 
     Raises:
         ValueError: A trace holds nothing with a duration.
@@ -225,9 +254,14 @@ def timeline(
     facts: dict[str, Any] = {}
     for position, (name, trace) in enumerate(traces.items()):
         if not trace.spans():
-            raise ValueError(f"timeline {name!r} needs events with a duration; none were recorded (use Trace.span)")
+            raise ValueError(
+                f"timeline {name!r} needs events with a duration; none were recorded (use "
+                "Trace.span)"
+            )
         suffix = f"_{position + 1}" if position else ""
-        facts |= {f"{key}{suffix}": value for key, value in _span_facts(trace.spans(), waiting).items()}
+        facts |= {
+            f"{key}{suffix}": value for key, value in _span_facts(trace.spans(), waiting).items()
+        }
     stages = list(dict.fromkeys(stage for trace in traces.values() for stage in trace.stages()))
     busy = [stage for stage in stages if stage not in waiting]
     longest = max(_span_facts(trace.spans(), waiting)["total"] for trace in traces.values())
@@ -273,7 +307,9 @@ def _look(pattern: str | None, color: str) -> dict[str, Any]:
     return {"facecolor": color, "edgecolor": "white", "hatch": pattern, "linewidth": 0.0}
 
 
-def _spans(axes: Any, events: Sequence[Event], scale: float, patterns: Mapping[str, str | None]) -> None:
+def _spans(
+    axes: Any, events: Sequence[Event], scale: float, patterns: Mapping[str, str | None]
+) -> None:
     """The bars of one trace, one row per rank."""
     ranks = sorted({event.rank for event in events})
     begin = min(event.start for event in events)
@@ -306,12 +342,18 @@ def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Cha
         peak = counted.max() or 1.0
         for row, column in itertools.product(range(world), repeat=2):
             left, top, share = column - 0.46, row - 0.42, counted[row, column] / peak
-            axes.add_patch(Rectangle((left, top), 0.92, 0.84, facecolor="none", edgecolor=INK, alpha=0.4))
-            axes.add_patch(Rectangle((left, top + 0.6), 0.92 * share, 0.24, facecolor=rank_color(row)))
+            axes.add_patch(
+                Rectangle((left, top), 0.92, 0.84, facecolor="none", edgecolor=INK, alpha=0.4)
+            )
+            axes.add_patch(
+                Rectangle((left, top + 0.6), 0.92 * share, 0.24, facecolor=rank_color(row))
+            )
             axes.text(column, row - 0.1, size(counted[row, column]), ha="center", va="center")
         axes.set(xlim=(-0.5, world - 0.5), ylim=(world - 0.5, -0.5))
         axes.set_xticks(range(world), [f"to rank {rank}" for rank in range(world)])
         axes.set_yticks(range(world), [f"from rank {rank}" for rank in range(world)])
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        return finish(figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts)
+        return finish(
+            figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts
+        )

@@ -1,8 +1,9 @@
 """Exercises and predictions: what a chapter asks, and what it says to an answer.
 
-A chapter's exercises live in `teach/exercises/chNN.py`. In the notebook an exercise is a heading, a stub cell that
-ends in `check.exercise("04.1", answer)`, and a hidden solution cell that ends the same way. A prediction is a cell
-that calls `check.predict`, followed by the measuring cell that calls `check.reveal`.
+A chapter's exercises live in `teach/exercises/chNN.py`. In the notebook an exercise is a heading, a
+stub cell that ends in `check.exercise("04.1", answer)`, and a hidden solution cell that ends the
+same way. A prediction is a cell that calls `check.predict`, followed by the measuring cell that
+calls `check.reveal`.
 
 Example:
     >>> from tutorec.teach import check
@@ -26,7 +27,8 @@ from tutorec.teach.canvas import ACCENT, RANK_COLORS
 from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
 from tutorec.teach.units import number, seconds, size
 
-_COLUMNS = 68  # of the text column of the book; longer lines would have to be scrolled beside a printed table
+# of the text column of the book; longer lines would have to be scrolled beside a printed table
+_COLUMNS = 68
 
 __all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
 
@@ -60,11 +62,18 @@ class Card:
     def _repr_html_(self) -> str:
         edge = f"border: 1px solid #8886; border-left: 4px solid {self.color}; border-radius: 4px"
         title = f'<div style="font-weight: 600">{html.escape(self.title)}</div>'
-        return f'<div class="check" style="{edge}; padding: 0.5rem 0.8rem; margin: 0.6rem 0">{title}{self.body}</div>'
+        return (
+            f'<div class="check" style="{edge}; padding: 0.5rem 0.8rem; margin: 0.6rem '
+            f'0">{title}{self.body}</div>'
+        )
 
     def __repr__(self) -> str:
         return textwrap.fill(
-            self.text, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            self.text,
+            _COLUMNS,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
         )
 
 
@@ -86,10 +95,14 @@ def find(exercise_id: str) -> Exercise:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise KeyError(f"exercise {exercise_id!r}: chapter {chapter!r} stores no exercises") from None
+        raise KeyError(
+            f"exercise {exercise_id!r}: chapter {chapter!r} stores no exercises"
+        ) from None
     known = {one.id: one for one in module.EXERCISES}
     if exercise_id not in known:
-        raise KeyError(f"exercise {exercise_id!r} does not exist; chapter {chapter} has {', '.join(known)}")
+        raise KeyError(
+            f"exercise {exercise_id!r} does not exist; chapter {chapter} has {', '.join(known)}"
+        )
     return known[exercise_id]
 
 
@@ -169,7 +182,10 @@ def _bar(name: str, value: str, percent: float, color: str) -> str:
     """A labelled line of a card, with a bar as long as the number is large beside the other one."""
     inner = f"display: block; width: {percent:.1f}%; height: 0.5rem; background: {color}"
     bar = f'<span style="flex: 1"><span style="{inner}"></span></span>'
-    label = f'<span style="width: 5rem">{name}</span><span style="width: 12rem">{html.escape(value)}</span>'
+    label = (
+        f'<span style="width: 5rem">{name}</span><span style="width: '
+        f'12rem">{html.escape(value)}</span>'
+    )
     return f'<div style="display: flex; align-items: center; gap: 0.5rem">{label}{bar}</div>'
 
 
@@ -211,5 +227,7 @@ def _compare(guess: Any, measured: Any) -> str:
     ratio = max(guess, measured) / min(guess, measured)
     if ratio < 1.1:
         return f"close, within {number(100 * (ratio - 1), 2)} %"
-    larger, smaller = ("guess", "measured value") if guess > measured else ("measured value", "guess")
+    larger, smaller = (
+        ("guess", "measured value") if guess > measured else ("measured value", "guess")
+    )
     return f"the {larger} is {number(ratio)} times the {smaller}"

@@ -22,21 +22,34 @@ _NAME = 0.55  # room for a name under its table, in units of the highest
 def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) -> Chart:
     """Two plans in a row: a box for each shard, with height by rows and width by columns.
 
-    A shard has the colour of its rank and, where there is room, its offsets. Copies of one table overlap.
+    A shard has the colour of its rank and, where there is room, its offsets. Copies of one table
+    overlap.
 
     Args:
-        plans: Name to the plan of one module: table name -> entry with `shards()`, `table_shape()` and `ranks`.
+        plans: Name to the plan of one module: table name -> entry with `shards()`, `table_shape()`
+            and `ranks`.
         claim: Title; may use {least} and {most}: bytes that a rank holds under any of the plans.
 
     Raises:
         ValueError: There is no plan, or a plan without tables.
     """
     if not plans or not all(plans.values()):
-        raise ValueError(f"cuts needs plans that have tables, got {[len(plan) for plan in plans.values()]} tables")
-    boxes = {name: {table: _boxes(entry) for table, entry in plan.items()} for name, plan in plans.items()}
+        raise ValueError(
+            f"cuts needs plans that have tables, got {[len(plan) for plan in plans.values()]} "
+            "tables"
+        )
+    boxes = {
+        name: {table: _boxes(entry) for table, entry in plan.items()}
+        for name, plan in plans.items()
+    }
     held = {
         name: [
-            sum(rows * columns * _BYTES for of in tables.values() for on, _, _, rows, columns in of if on == rank)
+            sum(
+                rows * columns * _BYTES
+                for of in tables.values()
+                for on, _, _, rows, columns in of
+                if on == rank
+            )
             for rank in sorted({box[0] for of in tables.values() for box in of})
         ]
         for name, tables in boxes.items()
@@ -75,12 +88,20 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
 def _boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
     """(rank, first row, first column, rows, columns) of each shard; a copy is the whole table."""
     if entry.shards():
-        return [(shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes) for shard in entry.shards()]
+        return [
+            (shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes)
+            for shard in entry.shards()
+        ]
     return [(rank, 0, 0, *entry.table_shape()) for rank in entry.ranks]
 
 
 def _table(
-    axes: Any, name: str, boxes: list[tuple[int, int, int, int, int]], left: float, highest: int, widest: int
+    axes: Any,
+    name: str,
+    boxes: list[tuple[int, int, int, int, int]],
+    left: float,
+    highest: int,
+    widest: int,
 ) -> tuple[float, float]:
     """Draw the shards of one table from `left` on; return where the next begins, and its end."""
     copies = len({box[1:] for box in boxes}) == 1 and len(boxes) > 1
@@ -89,13 +110,23 @@ def _table(
         shift = _STEP * place if copies else 0.0
         x, y = left + column / widest + shift, row / highest + shift
         wide, high = columns / widest, rows / highest
-        axes.add_patch(Rectangle((x, y), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=1.0))
+        axes.add_patch(
+            Rectangle(
+                (x, y), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=1.0
+            )
+        )
         across = wide > 0.9
         if not copies and high >= (_ROOM if across else 2 * _ROOM):
             center = x + wide / 2, y + high / 2
             turned = 0 if across else 90
             axes.text(
-                *center, f"[{row}, {column}]", color="white", fontsize=8, ha="center", va="center", rotation=turned
+                *center,
+                f"[{row}, {column}]",
+                color="white",
+                fontsize=8,
+                ha="center",
+                va="center",
+                rotation=turned,
             )
         right, bottom = max(right, x + wide), max(bottom, y + high)
     rows, columns = (max(box[first] + box[first + 2] for box in boxes) for first in (1, 2))

@@ -1,7 +1,8 @@
 """Diagrams of mechanisms: boxes, strips of cells and arrows, filled from a chapter's own objects.
 
-A diagram is laid out on a grid of characters and lines: 78 characters wide, as high as it needs to be. What it shows is
-passed in as values, ids or shapes, so that the drawing says what the objects say.
+A diagram is laid out on a grid of characters and lines: 78 characters wide, as high as it needs to
+be. What it shows is passed in as values, ids or shapes, so that the drawing says what the objects
+say.
 """
 
 from __future__ import annotations
@@ -74,27 +75,57 @@ class Diagram:
         self._axes.set_ylim(lines, 0)
         self._axes.axis("off")
 
-    def text(self, x: float, y: float, text: str, *, align: str = "left", bold: bool = False, color: str = INK) -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        align: str = "left",
+        bold: bool = False,
+        color: str = INK,
+    ) -> None:
         """One line or several; (x, y) is its middle in height, and its left, center or right."""
         weight = "bold" if bold else "normal"
-        self._axes.text(x, y, text, ha=align, va="center", fontsize=_POINTS, color=color, fontweight=weight)
+        self._axes.text(
+            x, y, text, ha=align, va="center", fontsize=_POINTS, color=color, fontweight=weight
+        )
 
     def box(
-        self, x: float, y: float, text: str, *, rank: int | None = None, width: float = 0, lines: float = 1.4
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        rank: int | None = None,
+        width: float = 0,
+        lines: float = 1.4,
     ) -> Node:
-        """A box around text, in the colour of a rank; as wide as the text when no width is given."""
+        """A box around text in a rank's colour; as wide as the text unless a width is given."""
         from matplotlib.patches import FancyBboxPatch
 
         node = Node(x, y, width or len(max(text.split("\n"), key=len)) + 2, lines)
         color = INK if rank is None else rank_color(rank)
         self._axes.add_patch(
             FancyBboxPatch(
-                (x, y), node.width, lines, boxstyle="square,pad=0", edgecolor=color, facecolor="none", linewidth=1.5
+                (x, y),
+                node.width,
+                lines,
+                boxstyle="square,pad=0",
+                edgecolor=color,
+                facecolor="none",
+                linewidth=1.5,
             )
         )
         parts = text.split("\n")
-        for position, part in enumerate(parts):  # one by one: a page's font is narrower than the one that is measured
-            self.text(x + node.width / 2, y + lines / 2 + 0.9 * (position - (len(parts) - 1) / 2), part, align="center")
+        # one by one: a page's font is narrower than the one that is measured
+        for position, part in enumerate(parts):
+            self.text(
+                x + node.width / 2,
+                y + lines / 2 + 0.9 * (position - (len(parts) - 1) / 2),
+                part,
+                align="center",
+            )
         return node
 
     def strip(
@@ -114,15 +145,17 @@ class Diagram:
             x: Left edge of the first cell, in characters.
             y: Upper edge, in lines; a title stands above it.
             cells: What is written into them.
-            rank: Whose colour, of all cells or of each; a colour by its name for what belongs to no rank; None: an
-                empty cell in the page's ink.
+            rank: Whose colour, of all cells or of each; a colour by its name for what belongs to no
+                rank; None: an empty cell in the page's ink.
             title: Written above the strip.
             marked: Positions of the cells with a thick frame.
             cell: Width of one.
         """
         from matplotlib.patches import Rectangle
 
-        ranks: Sequence[int | str | None] = [rank] * len(cells) if rank is None or isinstance(rank, int | str) else rank
+        ranks: Sequence[int | str | None] = (
+            [rank] * len(cells) if rank is None or isinstance(rank, int | str) else rank
+        )
         if title:
             self.text(x, y - 0.6, title)
         for position, (value, own) in enumerate(zip(cells, ranks, strict=True)):
@@ -130,12 +163,12 @@ class Diagram:
             thick = position in marked
             self._axes.add_patch(
                 Rectangle(
-                    (left, y), cell, 1.2, facecolor=rank_color(own) if isinstance(own, int) else own or "none",
+                    (left, y), cell, 1.2, facecolor=rank_color(own) if isinstance(own, int) else own or "none",  # noqa: E501
                     edgecolor=INK, linewidth=2.5 if thick else 0.7, zorder=3 if thick else 2,
                 )
             )  # fmt: skip
             self._axes.text(
-                left + cell / 2, y + 0.6, str(value), ha="center", va="center", fontsize=_POINTS, zorder=4,
+                left + cell / 2, y + 0.6, str(value), ha="center", va="center", fontsize=_POINTS, zorder=4,  # noqa: E501
                 color="white" if filled else INK, fontweight="bold" if thick else "normal",
             )  # fmt: skip
         return Node(x, y, cell * len(cells), 1.2)
@@ -155,7 +188,14 @@ class Diagram:
         color = INK if rank is None else rank_color(rank)
         self._axes.add_patch(
             FancyArrowPatch(
-                start, end, arrowstyle="-|>", mutation_scale=12, color=color, linewidth=1.6, shrinkA=2, shrinkB=2
+                start,
+                end,
+                arrowstyle="-|>",
+                mutation_scale=12,
+                color=color,
+                linewidth=1.6,
+                shrinkA=2,
+                shrinkB=2,
             )
         )
         slanting = abs(start[0] - end[0]) > 0.1 and abs(start[1] - end[1]) > 0.1

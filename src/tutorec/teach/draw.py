@@ -1,6 +1,7 @@
 """Figures of recorded or measured data: ``chart = draw.bars(...)``, ``draw.show(chart, alt=...)``.
 
-A figure's title is a claim filled from its own data; `chart.claim` and `chart.facts` hold it for the chapter's checks.
+A figure's title is a claim filled from its own data; `chart.claim` and `chart.facts` hold it for
+the chapter's checks.
 """
 
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style

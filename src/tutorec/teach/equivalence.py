@@ -1,7 +1,8 @@
 """Train a sharded and an unsharded collection, and measure how far apart their results are.
 
-The unsharded side is a collection in this process, trained on the batches of all ranks with plain autograd and with the
-update written out here, as the book's page on semantics states it. Nothing of the sharded road is used for it.
+The unsharded side is a collection in this process, trained on the batches of all ranks with plain
+autograd and with the update written out here, as the book's page on semantics states it. Nothing of
+the sharded road is used for it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam
 _RATE, _EPS, _BETA1, _BETA2, _DECAY = 0.1, 1e-3, 0.9, 0.999, 0.1
 _ADAMS = ("adam", "partial_rowwise_adam")
 # Rows, columns, features; the ranks are more than the rows of the last one.
-_TABLES = {"item": (64, 8, ("item", "clicked")), "user": (41, 12, ("user",)), "shop": (3, 4, ("shop",))}
+_TABLES = {
+    "item": (64, 8, ("item", "clicked")),
+    "user": (41, 12, ("user",)),
+    "shop": (3, 4, ("shop",)),
+}
 _CUT = ("column_wise", "table_column_wise", "grid_shard")
 
 
@@ -76,7 +81,8 @@ class Distance:
     Attributes:
         outputs: of all steps.
         weights: of all tables, against their largest change.
-        state: of the optimizer, each kind of it against its largest number; 0 for SGD, which has none.
+        state: of the optimizer, each kind of it against its largest number; 0 for SGD, which has
+            none.
     """
 
     outputs: float
@@ -128,7 +134,9 @@ def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
     params: dict[str, Any] = {"optimizer": case.optimizer, "learning_rate": _RATE, "eps": _EPS}
     if case.optimizer in _ADAMS:
         params |= {"beta1": _BETA1, "beta2": _BETA2, "weight_decay": _DECAY}
-    sharder: Any = EmbeddingCollectionSharder if case.lookup == "rows" else EmbeddingBagCollectionSharder
+    sharder: Any = (
+        EmbeddingCollectionSharder if case.lookup == "rows" else EmbeddingBagCollectionSharder
+    )
     sharded = sharder(params).shard(collection, plan, env)
     outputs = []
     for step in range(steps):
@@ -139,12 +147,19 @@ def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
     for name, parameter in sharded.named_parameters():
         _, table, which = name.split(".")
         of_rank = [
-            piece for piece in next(t for t in sharded._tables if t.name == table).pieces if piece.rank == env.rank
+            piece
+            for piece in next(t for t in sharded._tables if t.name == table).pieces
+            if piece.rank == env.rank
         ]
         piece = of_rank[int(which.removeprefix("weight").removeprefix("_") or 0)]
         [optimizer] = cast(Any, parameter)._in_backward_optimizers
-        kept = {key.removeprefix(f"{table}."): state.clone() for key, state in optimizer.state[parameter].items()}
-        pieces.append((table, piece.row_offset, piece.column_offset, parameter.detach().clone(), kept))
+        kept = {
+            key.removeprefix(f"{table}."): state.clone()
+            for key, state in optimizer.state[parameter].items()
+        }
+        pieces.append(
+            (table, piece.row_offset, piece.column_offset, parameter.detach().clone(), kept)
+        )
     return outputs, pieces
 
 
@@ -163,14 +178,20 @@ def _compare(case: Case, results: Sequence[_Result], world_size: int, steps: int
             loss = loss + (out * _coefficients(out, rank, step)).sum()
         gradients = torch.autograd.grad(loss / world_size, list(tables.values()))
         reference.update(dict(zip(tables, gradients, strict=True)), batches)
-    largest_change = max(float((tables[name].detach() - before[name]).abs().max()) for name in tables)
+    largest_change = max(
+        float((tables[name].detach() - before[name]).abs().max()) for name in tables
+    )
     weights, states = [0.0], [0.0]
     for table, row, column, rows, kept in (piece for _, pieces in results for piece in pieces):
         whole = tables[table].detach()[row : row + rows.shape[0], column : column + rows.shape[1]]
         weights.append(_largest(rows - whole) / largest_change)
         expected = reference.states_of_piece(table, row, column, rows.shape)
-        assert kept.keys() == expected.keys(), f"{table} keeps {sorted(kept)}, and {sorted(expected)} are due"
-        states += [_largest(state - expected[key]) / reference.largest(key) for key, state in kept.items()]
+        assert kept.keys() == expected.keys(), (
+            f"{table} keeps {sorted(kept)}, and {sorted(expected)} are due"
+        )
+        states += [
+            _largest(state - expected[key]) / reference.largest(key) for key, state in kept.items()
+        ]
     scale = max(_largest(expected) for _, expected in outputs)
     return Distance(max(_largest(a - b) for a, b in outputs) / scale, max(weights), max(states))
 
@@ -194,7 +215,9 @@ class _Reference:
 
     def _slices(self, weight: Tensor) -> list[slice]:
         middle, end = weight.shape[1] // 2, weight.shape[1]
-        return [slice(0, middle), slice(middle, end)] if self._case.kind in _CUT else [slice(0, end)]
+        return (
+            [slice(0, middle), slice(middle, end)] if self._case.kind in _CUT else [slice(0, end)]
+        )
 
     def _new(self, elements: Tensor, rows: Tensor) -> _States:
         """What the optimizer keeps; both are zeros."""
@@ -202,17 +225,28 @@ class _Reference:
         if optimizer == "sgd":
             return {}
         squares = rows if optimizer in ("rowwise_adagrad", "partial_rowwise_adam") else elements
-        return {"momentum1": elements.clone(), "exp_avg_sq": squares} if optimizer in _ADAMS else {"momentum1": squares}
+        return (
+            {"momentum1": elements.clone(), "exp_avg_sq": squares}
+            if optimizer in _ADAMS
+            else {"momentum1": squares}
+        )
 
     @torch.no_grad()
     def update(self, gradients: Mapping[str, Tensor], batches: Sequence[KeyedJaggedTensor]) -> None:
         """One step with the mean gradients [R, D] of the ranks' batches."""
         self._steps += 1
         for name, (_, _, features) in _TABLES.items():
-            ids = torch.cat([batch[feature].values() for batch in batches for feature in features]).unique()
+            ids = torch.cat(
+                [batch[feature].values() for batch in batches for feature in features]
+            ).unique()
             weight = self._tables[name]
             for columns in self._slices(weight):
-                self._move(weight[:, columns], gradients[name][:, columns], self._states[name, columns.start], ids)
+                self._move(
+                    weight[:, columns],
+                    gradients[name][:, columns],
+                    self._states[name, columns.start],
+                    ids,
+                )
 
     def _move(self, weight: Tensor, gradient: Tensor, states: _States, rows: Tensor) -> None:
         g, state = gradient[rows], {key: kept[rows] for key, kept in states.items()}
@@ -223,7 +257,10 @@ class _Reference:
             state["momentum1"] = _BETA1 * state["momentum1"] + (1 - _BETA1) * g
             state["exp_avg_sq"] = _BETA2 * state["exp_avg_sq"] + (1 - _BETA2) * squares
             root = (state["exp_avg_sq"] / (1 - _BETA2**self._steps)).sqrt() + _EPS
-            g = state["momentum1"] / (1 - _BETA1**self._steps) / root.view(len(rows), -1) + _DECAY * weight[rows]
+            g = (
+                state["momentum1"] / (1 - _BETA1**self._steps) / root.view(len(rows), -1)
+                + _DECAY * weight[rows]
+            )
         elif states:
             state["momentum1"] = state["momentum1"] + squares
             g = g / (state["momentum1"].sqrt() + _EPS).view(len(rows), -1)
@@ -239,11 +276,19 @@ class _Reference:
             key: state[rows] if state.dim() == 1 else state[rows, columns]
             for key, state in self._states[table, first].items()
         }
-        return {**kept, "step": torch.tensor(float(self._steps))} if self._case.optimizer in _ADAMS else kept
+        return (
+            {**kept, "step": torch.tensor(float(self._steps))}
+            if self._case.optimizer in _ADAMS
+            else kept
+        )
 
     def largest(self, key: str) -> float:
         """The largest number of a kind of state."""
-        return float(self._steps) if key == "step" else max(_largest(of[key]) for of in self._states.values())
+        return (
+            float(self._steps)
+            if key == "step"
+            else max(_largest(of[key]) for of in self._states.values())
+        )
 
 
 def _word(kind: str, table: int, env: ShardingEnv) -> ParameterShardingGenerator:
@@ -267,7 +312,10 @@ def _word(kind: str, table: int, env: ShardingEnv) -> ParameterShardingGenerator
 def _collection(case: Case) -> EmbeddingBagCollection | EmbeddingCollection:
     torch.manual_seed(0)
     if case.lookup == "rows":
-        rows = [EmbeddingConfig(r, d, name, feature_names=list(read)) for name, (r, d, read) in _TABLES.items()]
+        rows = [
+            EmbeddingConfig(r, d, name, feature_names=list(read))
+            for name, (r, d, read) in _TABLES.items()
+        ]
         return EmbeddingCollection(rows)
     pooling = PoolingType.MEAN if case.lookup == "MEAN" else PoolingType.SUM
     bags = [
@@ -284,10 +332,15 @@ def _batch(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
     features = {feature: rows for rows, _, read in _TABLES.values() for feature in read}
     lengths = torch.randint(0, 5, (len(features), samples), generator=draw)
     counts = lengths.sum(dim=1).tolist()
-    ids = [torch.randint(rows, (n,), generator=draw) for rows, n in zip(features.values(), counts, strict=True)]
+    ids = [
+        torch.randint(rows, (n,), generator=draw)
+        for rows, n in zip(features.values(), counts, strict=True)
+    ]
     values = torch.cat(ids)
     weights = torch.rand(values.shape, generator=draw) if "weighted" in case.lookup else None
-    return KeyedJaggedTensor(list(features), values, weights, lengths=lengths.view(-1), stride=samples)
+    return KeyedJaggedTensor(
+        list(features), values, weights, lengths=lengths.view(-1), stride=samples
+    )
 
 
 def _flat(result: Any) -> Tensor:
@@ -300,7 +353,9 @@ def _flat(result: Any) -> Tensor:
 
 def _coefficients(like: Tensor, rank: int, step: int) -> Tensor:
     """What outputs are multiplied by to make a loss whose gradient differs everywhere."""
-    return torch.rand(like.shape, generator=torch.Generator().manual_seed(7 + 100 * step + rank)).to(like.device)
+    return torch.rand(
+        like.shape, generator=torch.Generator().manual_seed(7 + 100 * step + rank)
+    ).to(like.device)
 
 
 def _largest(numbers: Tensor) -> float:

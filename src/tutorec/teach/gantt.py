@@ -18,8 +18,10 @@ _LINE, _BAR, _TITLE = 28, 16, 22  # pixels: a batch, its bar, the title of a pan
 _OPACITY = (0.6, 0.1, 0.35, 0.2)
 _DASHES = ("none", "5 3", "1 2")
 _STRIPES = (
-    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0 0V5" stroke="currentColor" stroke-opacity="0.5" stroke-width="2"/></pattern></defs>'
+    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)">'
+    '<path d="M0 0V5" stroke="currentColor" stroke-opacity="0.5" '
+    'stroke-width="2"/></pattern></defs>'
 )
 
 
@@ -44,8 +46,10 @@ class Gantt:
     def _repr_html_(self) -> str:
         """What Jupyter and the book render."""
         return (
-            f'<figure style="margin: 1rem 0"><figcaption><strong>{html.escape(self.claim)}</strong></figcaption>'
-            f'{self.svg}<figcaption style="font-size: 0.9em; color: inherit">{html.escape(self.legend)}</figcaption>'
+            '<figure style="margin: 1rem '
+            f'0"><figcaption><strong>{html.escape(self.claim)}</strong></figcaption>'
+            f'{self.svg}<figcaption style="font-size: 0.9em; color: '
+            f'inherit">{html.escape(self.legend)}</figcaption>'
             "</figure>"
         )
 
@@ -66,16 +70,18 @@ def gantt(
 ) -> Gantt:
     """A panel for each record, on one scale of time; a line for each batch.
 
-    A bar is a stage of a batch on this rank, in the colour of the rank. Stages of `waiting` are cut out of the bars
-    that they interrupt, and drawn hollow (the first one) or striped (the others). Stages without a letter are thin
-    lines below the bar: messages that are on their way while the rank does something else.
+    A bar is a stage of a batch on this rank, in the colour of the rank. Stages of `waiting` are cut
+    out of the bars that they interrupt, and drawn hollow (the first one) or striped (the others).
+    Stages without a letter are thin lines below the bar: messages that are on their way while the
+    rank does something else.
 
     Args:
         panels: Title -> intervals of one rank.
-        letters: Stage -> the letter in its bars; the legend names those that occur. Shades follow their order.
+        letters: Stage -> the letter in its bars; the legend names those that occur. Shades follow
+            their order.
         between: Title -> the time that is shown: seconds from, seconds to.
-        claim: The title; may use {window} (the longest time shown, ms) and, of the first panel, {waiting_share} (of
-            the time shown), with more panels {waiting_share_2}, ...
+        claim: The title; may use {window} (the longest time shown, ms) and, of the first panel,
+            {waiting_share} (of the time shown), with more panels {waiting_share_2}, ...
         alt: What is seen.
         waiting: The stages in which the rank does nothing; shares are those of the first one.
         names: Stage -> what the legend calls it; its own name by default.
@@ -99,9 +105,15 @@ def gantt(
         start, end = between[title]
         shown = [each for each in intervals if each.end > start and each.start < end]
         if not shown:
-            raise ValueError(f"gantt {title!r} has no interval between {start:.3f} s and {end:.3f} s")
+            raise ValueError(
+                f"gantt {title!r} has no interval between {start:.3f} s and {end:.3f} s"
+            )
         waited = [each for each in shown if each.stage in waiting]
-        idle = sum(min(each.end, end) - max(each.start, start) for each in waited if each.stage == waiting[0])
+        idle = sum(
+            min(each.end, end) - max(each.start, start)
+            for each in waited
+            if each.stage == waiting[0]
+        )
         facts[f"waiting_share_{place + 1}" if place else "waiting_share"] = idle / (end - start)
         shapes.append(f'<text x="0" y="{top + 15}" font-weight="bold">{html.escape(title)}</text>')
         top += _TITLE
@@ -114,22 +126,30 @@ def gantt(
             elif each.stage in flights:
                 shapes += pen.flight(each, flights.index(each.stage))
         shapes += [
-            f'<text x="0" y="{top + _LINE * line + 13}">batch {batch}</text>' for line, batch in enumerate(pen.batches)
+            f'<text x="0" y="{top + _LINE * line + 13}">batch {batch}</text>'
+            for line, batch in enumerate(pen.batches)
         ]
         top += _LINE * len(pen.batches) + 8
     ticks = "".join(
-        f'<text x="{_LEFT + _WIDTH * part:.1f}%" y="{top + 12}" text-anchor="{anchor}">{label_text}</text>'
+        (
+            f'<text x="{_LEFT + _WIDTH * part:.1f}%" y="{top + 12}" '
+            f'text-anchor="{anchor}">{label_text}</text>'
+        )
         for part, anchor, label_text in ((0, "start", "0"), (1, "end", f"{facts['window']} ms"))
     )
     heading = claim.format(**facts)
     label = html.escape(f"{heading}. {alt}", quote=True)
     svg = (
-        f'<svg role="img" aria-label="{label}" style="display: block; width: 100%; height: {top + 18}px" '
-        f'font-family="inherit" font-size="12" fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
+        f'<svg role="img" aria-label="{label}" style="display: block; width: 100%; height: '
+        f'{top + 18}px" '
+        'font-family="inherit" font-size="12" '
+        f'fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
     )
     stages = {each.stage for events in panels.values() for each in events}
     drawn = {stage: letter for stage, letter in letters.items() if stage in stages}
-    idle_looks = {stage: "striped" if i else "hollow" for i, stage in enumerate(waiting) if stage in stages}
+    idle_looks = {
+        stage: "striped" if i else "hollow" for i, stage in enumerate(waiting) if stage in stages
+    }
     return Gantt(heading, alt, svg, _legend(drawn, flights, idle_looks, names or {}), facts)
 
 
@@ -142,7 +162,9 @@ def _legend(
     by_letter: dict[str, list[str]] = {}
     for stage, letter in letters.items():
         by_letter.setdefault(letter, []).append(names.get(stage, stage.replace("_", " ")))
-    entries = [f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()]
+    entries = [
+        f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()
+    ]
     lines = ("thin line", "dashed line", "dotted line")
     entries += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
     entries += [f"{look}: {names.get(stage, 'the rank waits')}" for stage, look in waiting.items()]
@@ -159,7 +181,9 @@ class _Pen:
     top: int
     batches: Sequence[int]
 
-    def busy(self, each: Interval, waited: Sequence[Interval], letters: Mapping[str, str]) -> list[str]:
+    def busy(
+        self, each: Interval, waited: Sequence[Interval], letters: Mapping[str, str]
+    ) -> list[str]:
         """Bars of a stage, without the time in which the rank waited inside of it."""
         parts, begin = [], each.start
         for wait in sorted(waited, key=lambda wait: wait.start):
@@ -175,11 +199,16 @@ class _Pen:
             if width <= 0:
                 continue
             look = f'fill="{color}" fill-opacity="{opacity}" stroke="{color}"'
-            drawn.append(f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>')
+            drawn.append(
+                f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>'
+            )
         left, width = self._place(*max(parts, key=lambda part: part[1] - part[0]))
         if width > 1.6:
             middle = left + width / 2
-            drawn.append(f'<text x="{middle:.2f}%" y="{y + 12}" text-anchor="middle">{html.escape(letter)}</text>')
+            drawn.append(
+                f'<text x="{middle:.2f}%" y="{y + 12}" '
+                f'text-anchor="middle">{html.escape(letter)}</text>'
+            )
         return drawn
 
     def idle(self, each: Interval, is_striped: bool) -> list[str]:
@@ -195,13 +224,22 @@ class _Pen:
     def flight(self, each: Interval, kind: int) -> list[str]:
         """A line below the bar of the batch."""
         left, width = self._place(each.start, each.end)
-        y, look = self._y(each) + _BAR + 4, f'stroke="currentColor" stroke-width="3" stroke-dasharray="{_DASHES[kind]}"'
-        return [f'<line x1="{left:.2f}%" x2="{left + width:.2f}%" y1="{y}" y2="{y}" {look}/>'] if width > 0 else []
+        y, look = (
+            self._y(each) + _BAR + 4,
+            f'stroke="currentColor" stroke-width="3" stroke-dasharray="{_DASHES[kind]}"',
+        )
+        return (
+            [f'<line x1="{left:.2f}%" x2="{left + width:.2f}%" y1="{y}" y2="{y}" {look}/>']
+            if width > 0
+            else []
+        )
 
     def _y(self, each: Interval) -> int:
         return self.top + _LINE * self.batches.index(each.batch)
 
     def _place(self, start: float, end: float) -> tuple[float, float]:
-        """Percent of the width: from where, how wide; what is outside of the time shown is cut off."""
+        """Percent of the width: start and width; what lies outside of the shown time is cut."""
         first, last = max(start, self.start), min(end, self.end)
-        return _LEFT + _WIDTH * (first - self.start) / self.scale, max(0.0, _WIDTH * (last - first) / self.scale)
+        return _LEFT + _WIDTH * (first - self.start) / self.scale, max(
+            0.0, _WIDTH * (last - first) / self.scale
+        )

@@ -17,7 +17,8 @@ class Mistake:
     """A wrong answer that many people give, and what to tell them.
 
     Args:
-        misconception: The belief behind the answer, in a few words ("counts samples instead of ids").
+        misconception: The belief behind the answer, in a few words ("counts samples instead of
+            ids").
         answer: The answer that this belief leads to, in the form the exercise asks for.
         hint: One or two sentences that point at the belief and do not give the answer.
     """
@@ -31,21 +32,23 @@ class Mistake:
 class Exercise:
     """One question of the book with its right answer and at least two wrong ones.
 
-    An answer is a value (number, text, list, dict, tensor) or, where `cases` is given, a function. Functions are
-    called on every case and their results are compared, so that two different programs with the same results count
-    as the same answer.
+    An answer is a value (number, text, list, dict, tensor) or, where `cases` is given, a function.
+    Functions are called on every case and their results are compared, so that two different
+    programs with the same results count as the same answer.
 
     Args:
         id: Chapter and number, such as "01.2".
-        compared: What is compared, as the object of "right: ..." ("the five offsets of the two features").
+        compared: What is compared, as the object of "right: ..." ("the five offsets of the two
+            features").
         solution: The right answer.
         mistakes: Named wrong answers; no two may be equal, and none may equal the solution.
         cases: Argument tuples for an answer that is a function, the smallest first.
         tolerance: Absolute and relative tolerance for numbers.
-        shape: What a well-formed answer looks like ("a list of five integers"); shown when an answer is neither
-            right nor a known mistake.
-        measure: Where many answers are right: what an answer comes to. Results are compared then, and not answers. A
-            ValueError says what is wrong with the form of an answer; its message is shown.
+        shape: What a well-formed answer looks like ("a list of five integers"); shown when an
+            answer is neither right nor a known mistake.
+        measure: Where many answers are right: what an answer comes to. Results are compared then,
+            and not answers. A ValueError says what is wrong with the form of an answer; its message
+            is shown.
     """
 
     id: str
@@ -60,7 +63,10 @@ class Exercise:
     def __post_init__(self) -> None:
         """Refuse an exercise that could not tell its answers apart."""
         if len(self.mistakes) < 2:
-            raise ValueError(f"exercise {self.id!r} stores {len(self.mistakes)} wrong answers; two or more are needed")
+            raise ValueError(
+                f"exercise {self.id!r} stores {len(self.mistakes)} wrong answers; two or more "
+                "are needed"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,20 +83,31 @@ def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     Tensors, lists and tuples are compared by their numbers, text without case and blanks.
 
     Example:
-        >>> same(torch.tensor([1, 2]), (1.0, 2.0)), same("Gloo ", "gloo"), same(True, 1), same([1], [1, 2])
+        >>> (
+        ...     same(torch.tensor([1, 2]), (1.0, 2.0)),
+        ...     same("Gloo ", "gloo"),
+        ...     same(True, 1),
+        ...     same([1], [1, 2]),
+        ... )
         (True, True, False, False)
     """
     left, right = _plain(left), _plain(right)
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right)) or (left != left and right != right)
+        return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right)) or (
+            left != left and right != right
+        )
     if isinstance(left, str) and isinstance(right, str):
         return "".join(left.casefold().split()) == "".join(right.casefold().split())
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(same(a, b, tolerance) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            same(a, b, tolerance) for a, b in zip(left, right, strict=True)
+        )
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key], tolerance) for key in left)
+        return left.keys() == right.keys() and all(
+            same(left[key], right[key], tolerance) for key in left
+        )
     return type(left) is type(right) and bool(left == right)
 
 
@@ -120,7 +137,11 @@ def is_untouched(answer: Any) -> bool:
         return True
     if isinstance(answer, Mapping):
         answer = list(answer.values())
-    return isinstance(answer, (list, tuple)) and bool(answer) and all(is_untouched(item) for item in answer)
+    return (
+        isinstance(answer, (list, tuple))
+        and bool(answer)
+        and all(is_untouched(item) for item in answer)
+    )
 
 
 def grade(exercise: Exercise, answer: Any) -> Verdict:
@@ -131,14 +152,20 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
     """
     label = f"exercise {exercise.id}"
     if is_untouched(answer):
-        return Verdict("not attempted", f"{label}: not attempted. Fill in the `...` and run it again.")
+        return Verdict(
+            "not attempted", f"{label}: not attempted. Fill in the `...` and run it again."
+        )
     if exercise.cases is not None and not callable(answer):
-        return Verdict("wrong", f"{label}: the answer must be a function, and this is {_short(answer)}.")
+        return Verdict(
+            "wrong", f"{label}: the answer must be a function, and this is {_short(answer)}."
+        )
     try:
         observed = _observe(exercise, answer)
     except _CaseError as error:
         if error.untouched:
-            return Verdict("not attempted", f"{label}: not attempted. The function returns nothing yet.")
+            return Verdict(
+                "not attempted", f"{label}: not attempted. The function returns nothing yet."
+            )
         return Verdict("wrong", f"{label}: not yet. {error}")
     right = _observe(exercise, exercise.solution)
     if same(observed, right, exercise.tolerance):
@@ -175,7 +202,9 @@ def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
         result = function(*copy.deepcopy(case))
     except Exception as error:
         shown = ", ".join(_short(argument) for argument in case)
-        raise _CaseError(f"On ({shown}) your function raised {type(error).__name__}: {error}") from error
+        raise _CaseError(
+            f"On ({shown}) your function raised {type(error).__name__}: {error}"
+        ) from error
     if result is None or result is Ellipsis:
         raise _CaseError("nothing returned", untouched=True)
     return result
@@ -187,18 +216,32 @@ def _locate(exercise: Exercise, observed: Any, right: Any) -> str:
         for case, given, expected in zip(exercise.cases, observed, right, strict=True):
             if not same(given, expected, exercise.tolerance):
                 shown = ", ".join(_short(argument) for argument in case)
-                return f"The smallest case that differs: on ({shown}) your function gives {_short(given)}."
+                return (
+                    f"The smallest case that differs: on ({shown}) your function gives "
+                    f"{_short(given)}."
+                )
     expects = f" An answer here is {exercise.shape}." if exercise.shape else ""
     if exercise.measure is not None:
         return f"It comes to {_short(observed)}.{expects}"
     given, expected = _plain(observed), _plain(right)
     if isinstance(given, list) and isinstance(expected, list):
         if len(given) != len(expected):
-            return f"Your answer has {len(given)} entries, and that is not the number of entries.{expects}"
-        wrong = [i for i, pair in enumerate(zip(given, expected, strict=True)) if not same(*pair, exercise.tolerance)]
+            return (
+                f"Your answer has {len(given)} entries, and that is not the number of "
+                f"entries.{expects}"
+            )
+        wrong = [
+            i
+            for i, pair in enumerate(zip(given, expected, strict=True))
+            if not same(*pair, exercise.tolerance)
+        ]
         return f"Entry {wrong[0]} is the first that differs (yours: {_short(given[wrong[0]])})."
     if isinstance(given, dict) and isinstance(expected, dict):
-        wrong = [key for key in given if key not in expected or not same(given[key], expected[key], exercise.tolerance)]
+        wrong = [
+            key
+            for key in given
+            if key not in expected or not same(given[key], expected[key], exercise.tolerance)
+        ]
         where = f"{wrong[0]!r} is the first entry that differs" if wrong else "an entry is missing"
         return f"{where[0].upper()}{where[1:]}.{expects}"
     return f"{_short(observed)} is not it.{expects}"

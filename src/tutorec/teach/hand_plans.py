@@ -1,7 +1,7 @@
 """Eight tables of the shop on four GPUs, and what a plan that a person wrote for them comes to.
 
-Chapter 09 asks its reader to find a plan. Many are good, so that the answer is not compared with a plan: it is planned
-with constraints that leave nothing open, and judged by its cost.
+Chapter 09 asks its reader to find a plan. Many are good, so that the answer is not compared with a
+plan: it is planned with constraints that leave nothing open, and judged by its cost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ TOO_MUCH = "a plan in which all ranks are busy alike, and for too long"
 TOO_MANY_TYPES = "a plan that would be good if it took part in fewer exchanges"
 GOOD = "a plan as good as the best"
 
-# What a plan may take beyond the best to be as good, and the busiest rank beyond the mean to be no exception.
+# What a plan may take beyond the best to be as good, and the busiest rank beyond the mean to be no
+# exception.
 _SLACK = 1.05
 _UNEVEN = 1.25
 
@@ -54,22 +55,26 @@ Words = Mapping[str, Any]
 def tables() -> list[EmbeddingBagConfig]:
     """The eight tables."""
     return [
-        EmbeddingBagConfig(num_embeddings=rows, embedding_dim=columns, name=name, feature_names=[name])
+        EmbeddingBagConfig(
+            num_embeddings=rows, embedding_dim=columns, name=name, feature_names=[name]
+        )
         for name, (rows, columns, _) in TABLES.items()
     ]
 
 
 def sharder() -> EmbeddingBagCollectionSharder:
     """What shards them, with row-wise Adagrad."""
-    return EmbeddingBagCollectionSharder(fused_params={"optimizer": "rowwise_adagrad", "learning_rate": 0.1})
+    return EmbeddingBagCollectionSharder(
+        fused_params={"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
+    )
 
 
 def hand_plan(words: Words) -> PlannedSharding:
     """The plan that says this.
 
     Args:
-        words: For each table its type, or its type and the ranks that hold it: ``"row_wise"``, ``("table_wise", 2)``,
-            ``("column_wise", 0, 1)``.
+        words: For each table its type, or its type and the ranks that hold it: ``"row_wise"``,
+            ``("table_wise", 2)``, ``("column_wise", 0, 1)``.
 
     Raises:
         ValueError: A table is missing or unknown, or a word is no type or rank.
@@ -129,7 +134,9 @@ def _planned(constraints: Mapping[str, ParameterConstraints]) -> PlannedSharding
 def _free(table: str) -> ParameterConstraints:
     _, columns, bag = TABLES[table]
     least = 32 if columns > 32 else None
-    return ParameterConstraints(sharding_types=list(TYPES), min_partition=least, pooling_factors=[float(bag)])
+    return ParameterConstraints(
+        sharding_types=list(TYPES), min_partition=least, pooling_factors=[float(bag)]
+    )
 
 
 def _constraint(table: str, words: Words) -> ParameterConstraints:
@@ -149,15 +156,22 @@ def _checked(words: Words) -> Words:
     for table, word in words.items():
         kind, ranks = _parts(word)
         if kind not in TYPES:
-            raise ValueError(f"{table!r} is {word!r}, and the sharding types here are {', '.join(TYPES)}.")
+            raise ValueError(
+                f"{table!r} is {word!r}, and the sharding types here are {', '.join(TYPES)}."
+            )
         if kind in ("row_wise", "data_parallel") and ranks:
             raise ValueError(f"{table!r} is {word!r}, and {kind} takes all ranks: leave them out.")
         if any(rank not in range(GPUS) for rank in ranks):
             raise ValueError(f"{table!r} is {word!r}, and the ranks are 0 to {GPUS - 1}.")
         if kind == "table_wise" and len(ranks) != 1:
-            raise ValueError(f"{table!r} is {word!r}: a table that stays whole is on one rank, as ('table_wise', 2).")
+            raise ValueError(
+                f"{table!r} is {word!r}: a table that stays whole is on one rank, as "
+                "('table_wise', 2)."
+            )
         if kind == "column_wise" and not ranks:
-            raise ValueError(f"{table!r} is {word!r}: say which ranks have the slices, as ('column_wise', 0, 1).")
+            raise ValueError(
+                f"{table!r} is {word!r}: say which ranks have the slices, as ('column_wise', 0, 1)."
+            )
     return words
 
 

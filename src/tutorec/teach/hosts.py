@@ -16,7 +16,9 @@ __all__ = ["hosts"]
 _PANELS_A_ROW = 2
 
 
-def hosts(matrices: Mapping[str, Sequence[Sequence[int]]], *, local_size: int, claim: str | None = None) -> Chart:
+def hosts(
+    matrices: Mapping[str, Sequence[Sequence[int]]], *, local_size: int, claim: str | None = None
+) -> Chart:
     """Bytes from every rank to every rank, a panel for each matrix, with hosts shaded.
 
     A field has the colour of the rank that sends, and a bar on the same scale in all panels.
@@ -24,15 +26,19 @@ def hosts(matrices: Mapping[str, Sequence[Sequence[int]]], *, local_size: int, c
     Args:
         matrices: Name to W rows of W numbers, such as `Traffic.matrix` gives.
         local_size: L: that many consecutive ranks share a host.
-        claim: Title; may use {most}, {least}: names of those whose bytes cross hosts most and least; {most_bytes},
-            {least_bytes}; {most_share}: which part of the former's bytes crosses; {ratio}.
+        claim: Title; may use {most}, {least}: names of those whose bytes cross hosts most and
+            least; {most_bytes}, {least_bytes}; {most_share}: which part of the former's bytes
+            crosses; {ratio}.
 
     Raises:
         ValueError: There is no matrix, or the ranks do not divide into such hosts.
     """
     worlds = {len(matrix) for matrix in matrices.values()}
     if len(worlds) != 1 or next(iter(worlds)) % local_size:
-        raise ValueError(f"hosts needs matrices of equally many ranks, hosts of {local_size}, got {sorted(worlds)}")
+        raise ValueError(
+            f"hosts needs matrices of equally many ranks, hosts of {local_size}, got "
+            f"{sorted(worlds)}"
+        )
     world = worlds.pop()
     pairs = [pair for pair in itertools.product(range(world), repeat=2) if pair[0] != pair[1]]
     crossing = {
@@ -62,14 +68,21 @@ def hosts(matrices: Mapping[str, Sequence[Sequence[int]]], *, local_size: int, c
         for axes, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
             _panel(axes, matrix, local_size, peak)
             axes.set_title(f"{name}: {size(crossing[name])} cross" if len(matrices) > 1 else "")
-        return finish(figure, claim, "{most_share:.0%} of what {most} sends crosses hosts, {most_bytes}", facts)
+        return finish(
+            figure,
+            claim,
+            "{most_share:.0%} of what {most} sends crosses hosts, {most_bytes}",
+            facts,
+        )
 
 
 def _panel(axes: Any, matrix: Sequence[Sequence[int]], local_size: int, peak: int) -> None:
     world = len(matrix)
     for first in range(0, world, local_size):
         corner = first - 0.5, first - 0.5
-        axes.add_patch(Rectangle(corner, local_size, local_size, facecolor=INK, alpha=0.16, linewidth=0))
+        axes.add_patch(
+            Rectangle(corner, local_size, local_size, facecolor=INK, alpha=0.16, linewidth=0)
+        )
     for row, column in itertools.product(range(world), repeat=2):
         if row == column:
             continue
@@ -77,7 +90,9 @@ def _panel(axes: Any, matrix: Sequence[Sequence[int]], local_size: int, peak: in
         axes.add_patch(Rectangle((left, top), 0.9, 0.8, facecolor="none", edgecolor=INK, alpha=0.4))
         share = matrix[row][column] / peak
         axes.add_patch(Rectangle((left, top + 0.58), 0.9 * share, 0.22, facecolor=rank_color(row)))
-        axes.text(column, row - 0.1, size(matrix[row][column]), ha="center", va="center", fontsize=9)
+        axes.text(
+            column, row - 0.1, size(matrix[row][column]), ha="center", va="center", fontsize=9
+        )
     for wall in range(local_size, world, local_size):
         axes.axhline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
         axes.axvline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")

@@ -14,15 +14,18 @@ __all__ = ["levels"]
 _SHOWN = 16  # levels of a panel
 
 
-def levels(row: torch.Tensor, grids: Mapping[str, tuple[float, float, int]], *, claim: str | None = None) -> Chart:
-    """A panel for each grid: the numbers of a row above, the levels below, a line from each number to its level.
+def levels(
+    row: torch.Tensor, grids: Mapping[str, tuple[float, float, int]], *, claim: str | None = None
+) -> Chart:
+    """A panel for each grid: numbers above, levels below, a line from each to its level.
 
     A grid with more than 16 levels is shown where 16 of them hold most of the row's numbers.
 
     Args:
         row: Numbers [D].
         grids: Title to (scale, bias, number of levels); level q is at bias + scale * q.
-        claim: Title; may use {steps} (a list of the scales), {numbers} (D) and {ratio}, of the last scale by the first.
+        claim: Title; may use {steps} (a list of the scales), {numbers} (D) and {ratio}, of the last
+            scale by the first.
     """
     scales = [scale for scale, _, _ in grids.values()]
     facts: dict[str, Any] = {"steps": scales, "numbers": len(row), "ratio": scales[-1] / scales[0]}
@@ -35,7 +38,9 @@ def levels(row: torch.Tensor, grids: Mapping[str, tuple[float, float, int]], *, 
             shown = range(first, min(first + _SHOWN, count))
             for number, code in zip(row.tolist(), codes.tolist(), strict=True):
                 if code in shown:
-                    axes.plot([number, bias + scale * code], [1.0, 0.0], color=ACCENT, linewidth=0.9)
+                    axes.plot(
+                        [number, bias + scale * code], [1.0, 0.0], color=ACCENT, linewidth=0.9
+                    )
                     axes.plot([number], [1.0], "o", color=ACCENT, markersize=4)
             places = [bias + scale * code for code in shown]
             axes.plot(places, [0.0] * len(places), "|", color=INK, markersize=12)
@@ -44,11 +49,20 @@ def levels(row: torch.Tensor, grids: Mapping[str, tuple[float, float, int]], *, 
             axes.set(ylim=(-0.35, 1.3), xlim=(places[0] - 0.7 * scale, places[-1] + 0.7 * scale))
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
-            axes.set_title(f"{name}: codes {shown[0]} to {shown[-1]} of {count}, {scale:.5f} apart", loc="left")
-        return finish(figure, claim, "{numbers} numbers, the last grid {ratio:.3g} times as coarse as the first", facts)
+            axes.set_title(
+                f"{name}: codes {shown[0]} to {shown[-1]} of {count}, {scale:.5f} apart", loc="left"
+            )
+        return finish(
+            figure,
+            claim,
+            "{numbers} numbers, the last grid {ratio:.3g} times as coarse as the first",
+            facts,
+        )
 
 
 def _window(codes: Sequence[int], count: int) -> int:
     """The first of 16 levels that hold most of the codes."""
     last = max(count - _SHOWN, 0)
-    return max(range(last + 1), key=lambda first: sum(first <= code < first + _SHOWN for code in codes))
+    return max(
+        range(last + 1), key=lambda first: sum(first <= code < first + _SHOWN for code in codes)
+    )

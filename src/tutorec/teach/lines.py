@@ -21,16 +21,21 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def lines(layouts: Mapping[str, RowLayout], *, claim: str | None = None) -> Chart:
-    """A strip for each layout: the first rows of a table over the first six cache lines of 64 bytes.
+    """A strip for each layout: a table's first rows over six cache lines of 64 bytes.
 
     Args:
         layouts: Name of a strip to the layout of its rows.
-        claim: Title; may use {missed} (name of a strip to the lines of a row that are not prefetched, the mean over
-            all rows), {whole} (the strips in which all are prefetched) and {most} (the largest of {missed}).
+        claim: Title; may use {missed} (name of a strip to the lines of a row that are not
+            prefetched, the mean over all rows), {whole} (the strips in which all are prefetched)
+            and {most} (the largest of {missed}).
     """
     missed = {name: _missed(row) for name, row in layouts.items()}
     whole = [name for name, share in missed.items() if share == 0]
-    facts: dict[str, Any] = {"missed": missed, "whole": ", ".join(whole) or "none", "most": max(missed.values())}
+    facts: dict[str, Any] = {
+        "missed": missed,
+        "whole": ", ".join(whole) or "none",
+        "most": max(missed.values()),
+    }
     with style():
         figure = canvas(1.3 + 0.5 * len(layouts))
         axes = figure.subplots()
@@ -75,8 +80,19 @@ def _draw_row(axes: Any, height: int, row: RowLayout, number: int) -> None:
             axes.barh(height, right - left, left=left, height=0.6, lw=1.0, **_LOOKS[look])
     left, right, look = max(parts, key=lambda part: part[1] - part[0])
     if right < _LINE * _SHOWN:
-        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if look == "not prefetched" else None
+        plate = (
+            {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            if look == "not prefetched"
+            else None
+        )
         color = INK if plate else "white"
         axes.text(
-            (left + right) / 2, height, str(number), color=color, ha="center", va="center", fontsize=9, bbox=plate
+            (left + right) / 2,
+            height,
+            str(number),
+            color=color,
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox=plate,
         )

@@ -20,7 +20,9 @@ STATIONS = ("log", "KJT", "wire", "row", "bag", "gradient", "update", "int8")
 def _lists(batch: Any) -> dict[str, list[list[Any]]]:
     """Feature to one list of ids per sample, from a KJT or from plain lists."""
     if isinstance(batch, Mapping):
-        return {key: [torch.as_tensor(one).tolist() for one in lists] for key, lists in batch.items()}
+        return {
+            key: [torch.as_tensor(one).tolist() for one in lists] for key, lists in batch.items()
+        }
     return {key: [one.tolist() for one in batch[key].to_dense()] for key in batch.keys()}
 
 
@@ -28,12 +30,16 @@ def jagged(batch: Any, *, claim: str | None = None) -> Chart:
     """A batch by samples (a list of ids per feature) and as it lies in memory (feature by feature).
 
     Args:
-        batch: A KeyedJaggedTensor, or a mapping from feature to a list of ids per sample; a few samples only.
-        claim: Title; may use {samples}, {features}, {ids}, {longest}, {empty} (lists without an id), {padding} (the
-            share of a padded rectangle that would hold nothing).
+        batch: A KeyedJaggedTensor, or a mapping from feature to a list of ids per sample; a few
+            samples only.
+        claim: Title; may use {samples}, {features}, {ids}, {longest}, {empty} (lists without an
+            id), {padding} (the share of a padded rectangle that would hold nothing).
     """
     lists = _lists(batch)
-    samples, flat = len(next(iter(lists.values()))), [one for rows in lists.values() for one in rows]
+    samples, flat = (
+        len(next(iter(lists.values()))),
+        [one for rows in lists.values() for one in rows],
+    )
     longest, count = max(map(len, flat)), sum(map(len, flat))
     room = longest * len(flat)
     facts = {
@@ -49,7 +55,10 @@ def jagged(batch: Any, *, claim: str | None = None) -> Chart:
         upper, lower = figure.subplots(2, 1, height_ratios=[samples + 1, 2.2])
         _samples(upper, lists, longest)
         _memory(lower, lists, count)
-        default = "{ids} ids in {features} features of {samples} samples; padding would waste {padding:.0%} of the room"
+        default = (
+            "{ids} ids in {features} features of {samples} samples; padding would waste "
+            "{padding:.0%} of the room"
+        )
         return finish(figure, claim, default, facts)
 
 
@@ -85,7 +94,13 @@ def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None
             axes.plot([start, start], [-0.6, 0.6], color=INK, linewidth=2)
     for offset in sorted(set(offsets)):
         times = offsets.count(offset)
-        axes.text(offset, 0.85, f"{offset}" + (f" (x{times})" if times > 1 else ""), ha="center", va="center")
+        axes.text(
+            offset,
+            0.85,
+            f"{offset}" + (f" (x{times})" if times > 1 else ""),
+            ha="center",
+            va="center",
+        )
     axes.text(-0.35, 0, "values", ha="right", va="center")
     axes.text(-0.35, 0.85, "offsets", ha="right", va="center")
     axes.set(xlim=(-2.4, max(count, 4) + 0.6), ylim=(1.3, -1.3))
@@ -96,7 +111,9 @@ def _box(axes: Any, x: float, y: float, text: Any, shade: int) -> None:
     """One id; samples alternate between filled and hollow boxes."""
     filled = shade % 2 == 0
     face = ACCENT if filled else "none"
-    axes.add_patch(Rectangle((x + 0.06, y - 0.36), 0.88, 0.72, facecolor=face, edgecolor=ACCENT, linewidth=1.5))
+    axes.add_patch(
+        Rectangle((x + 0.06, y - 0.36), 0.88, 0.72, facecolor=face, edgecolor=ACCENT, linewidth=1.5)
+    )
     axes.text(x + 0.5, y, str(text), ha="center", va="center", color="white" if filled else INK)
 
 
@@ -115,14 +132,25 @@ def _stations(axes: Any, names: Sequence[str], lit: set[str]) -> None:
         )
         axes.add_patch(shape)
         weight = "bold" if full else "normal"
-        axes.text(place, 0, name, ha="center", va="center", color="white" if full else INK, weight=weight, size=10.5)
+        axes.text(
+            place,
+            0,
+            name,
+            ha="center",
+            va="center",
+            color="white" if full else INK,
+            weight=weight,
+            size=10.5,
+        )
         if place:
             axes.plot([place - 0.56, place - 0.44], [0, 0], color=INK, linewidth=1.5)
     axes.set_xlim(-0.47, len(names) - 0.53)
     axes.axis("off")
 
 
-def here(station: str, facts: Mapping[str, str] | None = None, *, claim: str | None = None) -> Chart:
+def here(
+    station: str, facts: Mapping[str, str] | None = None, *, claim: str | None = None
+) -> Chart:
     """The path of a batch with the present station lit.
 
     Args:
@@ -134,7 +162,9 @@ def here(station: str, facts: Mapping[str, str] | None = None, *, claim: str | N
         ValueError: The station is not on the map.
     """
     if station not in STATIONS:
-        raise ValueError(f"station {station!r} is not on the map; the stations are {', '.join(STATIONS)}")
+        raise ValueError(
+            f"station {station!r} is not on the map; the stations are {', '.join(STATIONS)}"
+        )
     place = STATIONS.index(station)
     known = {
         "station": station,
@@ -151,7 +181,12 @@ def here(station: str, facts: Mapping[str, str] | None = None, *, claim: str | N
             lines = "\n".join(textwrap.wrap(text, 12))
             axes.text(STATIONS.index(name), -0.3, lines, ha="center", va="top", size=10)
         axes.set_ylim(-0.3 if not facts else -0.85, 0.3)
-        return finish(figure, claim, "You are here: {station}, station {place} of {of} on a batch's path", known)
+        return finish(
+            figure,
+            claim,
+            "You are here: {station}, station {place} of {of} on a batch's path",
+            known,
+        )
 
 
 def life(identity: int, states: Mapping[str, str], *, claim: str | None = None) -> Chart:
@@ -167,7 +202,9 @@ def life(identity: int, states: Mapping[str, str], *, claim: str | None = None) 
     """
     unknown = [name for name in states if name not in STATIONS]
     if unknown or not states:
-        raise ValueError(f"life of id {identity}: stations {unknown} are not on the map {', '.join(STATIONS)}")
+        raise ValueError(
+            f"life of id {identity}: stations {unknown} are not on the map {', '.join(STATIONS)}"
+        )
     known = {"id": identity, "last": list(states)[-1], "steps": len(states)}
     width = max(12, 64 // len(states))
     below = ["\n".join(textwrap.wrap(text, width)) for text in states.values()]

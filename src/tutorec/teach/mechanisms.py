@@ -36,7 +36,11 @@ def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> 
         diagram.text(left - 0.8, y + 0.6, str(row), align="right")
         read = row in ids
         drawn = diagram.strip(
-            left, y, [f"{number:.2f}" for number in numbers], rank=ACCENT if read else None, cell=_CELL
+            left,
+            y,
+            [f"{number:.2f}" for number in numbers],
+            rank=ACCENT if read else None,
+            cell=_CELL,
         )
         if read:
             diagram.arrow(bag.right, (left - 2.6, y + 0.6))
@@ -64,11 +68,19 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
     features = [(feature, table) for table in tables for feature in table.feature_names]
     dim = tables[0].embedding_dim
     vectors, pairs = len(features) + 1, (len(features) + 1) * len(features) // 2
-    names = [f"{_sizes(inner.dense_arch)[0]} dense numbers", *(f"{feature} ids" for feature, _ in features)]
-    boxes = [f"MLP {_arrows(inner.dense_arch)}", *(f"{t.name}\n{t.num_embeddings:,} x {dim}" for _, t in features)]
+    names = [
+        f"{_sizes(inner.dense_arch)[0]} dense numbers",
+        *(f"{feature} ids" for feature, _ in features),
+    ]
+    boxes = [
+        f"MLP {_arrows(inner.dense_arch)}",
+        *(f"{t.name}\n{t.num_embeddings:,} x {dim}" for _, t in features),
+    ]
     diagram = Diagram(lines=3.2 * vectors + 0.6)
     middle = 1.6 * vectors
-    dots = diagram.box(43, middle - 2, f"{pairs} dot products,\nand the MLP's vector", width=17, lines=4)
+    dots = diagram.box(
+        43, middle - 2, f"{pairs} dot products,\nand the MLP's vector", width=17, lines=4
+    )
     over = diagram.box(62, middle - 2, "MLP\n" + _arrows(inner.over_arch), width=14, lines=4)
     diagram.arrow(dots.right, over.left)
     diagram.arrow(over.right, (WIDTH, middle))
@@ -103,14 +115,17 @@ def byte_row(parts: Mapping[str, int], *, claim: str) -> Chart:
     return diagram.chart(claim, total=total)
 
 
-def all_to_all(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], *, mark: int, claim: str) -> Chart:
+def all_to_all(
+    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], *, mark: int, claim: str
+) -> Chart:
     """What each rank holds before and after an all-to-all; arrows for the messages to one rank.
 
     Args:
         before: For each of W ranks its W messages; number p is for rank p.
         after: For each rank what it received, in the order of the senders.
         mark: The rank whose messages have arrows.
-        claim: The title; ``{right}`` counts the messages that are where they belong, ``{ranks}`` is W.
+        claim: The title; ``{right}`` counts the messages that are where they belong, ``{ranks}`` is
+            W.
     """
     ranks = range(len(before))
     diagram = Diagram(lines=2.2 * len(ranks) + 1.4)
@@ -121,10 +136,14 @@ def all_to_all(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], 
         y = 1.4 + 2.2 * rank
         diagram.text(1, y + 0.6, f"rank {rank}")
         diagram.strip(sent, y, before[rank], rank=rank, marked={mark}, cell=_CELL)
-        diagram.strip(arrived, y, after[rank], rank=ranks, marked=ranks if rank == mark else (), cell=_CELL)
+        diagram.strip(
+            arrived, y, after[rank], rank=ranks, marked=ranks if rank == mark else (), cell=_CELL
+        )
     for rank in ranks:
         start = sent + _CELL * len(ranks), 2.0 + 2.2 * rank
-        diagram.arrow(start, (arrived, 1.55 + 2.2 * mark + 0.9 * rank / max(1, len(ranks) - 1)), rank=rank)
+        diagram.arrow(
+            start, (arrived, 1.55 + 2.2 * mark + 0.9 * rank / max(1, len(ranks) - 1)), rank=rank
+        )
     right = sum(before[source][rank] == after[rank][source] for source in ranks for rank in ranks)
     return diagram.chart(claim, right=right, ranks=len(ranks))
 
@@ -132,7 +151,9 @@ def all_to_all(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], 
 def _sizes(mlp: nn.Module) -> list[int]:
     """The widths of an MLP, from what goes in to what comes out."""
     linears = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
-    assert all(one.out_features == two.in_features for one, two in pairwise(linears)), "layers follow each other"
+    assert all(one.out_features == two.in_features for one, two in pairwise(linears)), (
+        "layers follow each other"
+    )
     return [linears[0].in_features, *(layer.out_features for layer in linears)]
 
 

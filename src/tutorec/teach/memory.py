@@ -24,7 +24,8 @@ class Peak:
 
     Attributes:
         growth: Bytes by which the peak lies above what was held at the beginning.
-        way: "system": of the whole process, as the operating system tells; "torch": of tensors only.
+        way: "system": of the whole process, as the operating system tells; "torch": of tensors
+            only.
     """
 
     growth: int = 0
@@ -35,14 +36,16 @@ class Peak:
 def peak_memory() -> Iterator[Peak]:
     """Measure by how many bytes the memory of this process rises at most.
 
-    Linux knows the peak and can be told to forget it. Elsewhere torch's own allocations are counted, which leaves out
-    what other libraries take. What was freed before is given back to the system where that is possible (glibc), since
-    memory that a process has kept and uses again shows in neither measurement. Small blocks may stay: measure something
-    large.
+    Linux knows the peak and can be told to forget it. Elsewhere torch's own allocations are
+    counted, which leaves out what other libraries take. What was freed before is given back to the
+    system where that is possible (glibc), since memory that a process has kept and uses again shows
+    in neither measurement. Small blocks may stay: measure something large.
 
     Example:
         >>> with peak_memory() as peak:
-        ...     total = torch.ones(16, 2**20).sum() + torch.ones(24, 2**20).sum()  # one after the other
+        ...     total = (
+        ...         torch.ones(16, 2**20).sum() + torch.ones(24, 2**20).sum()
+        ...     )  # one after the other
         >>> round(peak.growth / 2**20 / 32)  # of 64 MiB and 96 MiB, in steps of 32
         3
     """
@@ -55,7 +58,9 @@ def peak_memory() -> Iterator[Peak]:
         peak.growth = max(_status("VmHWM") - before, 0)
         return
     peak.way = "torch"
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         yield peak
     held = 0
     for event in profile.profiler.kineto_results.events():  # pyright: ignore[reportOptionalMemberAccess]
@@ -75,7 +80,11 @@ def _forget_peak() -> bool:
 
 def _status(name: str) -> int:
     """A line of the process's status in bytes."""
-    match = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    match = re.search(
+        rf"^{name}:\s+(\d+) kB$",
+        _STATUS.read_text(encoding="ascii", errors="replace"),
+        re.MULTILINE,
+    )
     if match is None:
         raise ValueError(f"{_STATUS} has no line {name}")
     return int(match[1]) * 1024

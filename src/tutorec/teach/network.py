@@ -61,15 +61,17 @@ class _Late(Awaitable[torch.Tensor]):
 
 
 @contextmanager
-def slow_network(seconds: Mapping[str, float], messages: list[Message] | None = None) -> Iterator[list[Message]]:
+def slow_network(
+    seconds: Mapping[str, float], messages: list[Message] | None = None
+) -> Iterator[list[Message]]:
     """Let messages of some stages arrive later than they do, and record them.
 
-    The delay begins when a rank sends, and nobody computes meanwhile: a rank that waits later waits less. Results do
-    not change. Call it on every rank.
+    The delay begins when a rank sends, and nobody computes meanwhile: a rank that waits later waits
+    less. Results do not change. Call it on every rank.
 
     Args:
-        seconds: Stage -> by how much its messages are delayed at least; 0 records them only. Other stages are not
-            recorded.
+        seconds: Stage -> by how much its messages are delayed at least; 0 records them only. Other
+            stages are not recorded.
         messages: A record to go on with; a new one by default.
 
     Yields:
@@ -105,7 +107,11 @@ def slow_network(seconds: Mapping[str, float], messages: list[Message] | None = 
 
 def in_flight(messages: Sequence[Message], stage: str, rank: int = 0) -> list[Interval]:
     """When messages of a stage were under way, one for each batch: from sending until due."""
-    return [Interval(f"{stage} in flight", m.number, m.sent, m.due, rank) for m in messages if m.stage == stage]
+    return [
+        Interval(f"{stage} in flight", m.number, m.sent, m.due, rank)
+        for m in messages
+        if m.stage == stage
+    ]
 
 
 def waits(messages: Sequence[Message], rank: int = 0) -> list[Interval]:

@@ -12,19 +12,24 @@ from tutorec.teach.units import number
 
 __all__ = ["parts"]
 
-# Parts are not ranks, so they do not use rank colours: two tones and patterns tell them apart, neighbours by the tone.
+# Parts are not ranks, so they do not use rank colours: two tones and patterns tell them apart,
+# neighbours by the tone.
 _LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "///"), (INK, "..."), (ACCENT, "\\\\\\"), (INK, "xx"))
 
 
-def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, claim: str | None = None) -> Chart:
+def parts(
+    panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, claim: str | None = None
+) -> Chart:
     """One stacked horizontal bar for each entry, with its sum; panels share one scale.
 
     Args:
-        panels: Title of a panel to label of a bar to name of a part to number; all bars have the same parts.
+        panels: Title of a panel to label of a bar to name of a part to number; all bars have the
+            same parts.
         unit: Of the numbers.
-        claim: Title; may use, of the first panel, {first} and {last} (sums of its first and last bar), {ratio} (the
-            last sum by the first), {largest} (the largest part of the last bar), {share} (its share of that bar),
-            {least} and {best} (the smallest sum, and whose it is); with two panels {first_2}, ... of the second.
+        claim: Title; may use, of the first panel, {first} and {last} (sums of its first and last
+            bar), {ratio} (the last sum by the first), {largest} (the largest part of the last bar),
+            {share} (its share of that bar), {least} and {best} (the smallest sum, and whose it is);
+            with two panels {first_2}, ... of the second.
 
     Raises:
         ValueError: There is nothing to draw, or bars have different parts.
@@ -32,7 +37,9 @@ def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str,
     bars = [bar for panel in panels.values() for bar in panel.values()]
     names = {tuple(bar) for bar in bars}
     if len(names) != 1 or not all(panels.values()):
-        raise ValueError(f"parts needs bars that all have the same parts, got bars of {sorted(names)}")
+        raise ValueError(
+            f"parts needs bars that all have the same parts, got bars of {sorted(names)}"
+        )
     facts: dict[str, Any] = {}
     for place, panel in enumerate(panels.values()):
         suffix = f"_{place + 1}" if place else ""
@@ -42,13 +49,24 @@ def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str,
     heights = [len(panel) for panel in panels.values()]
     with style():
         figure = canvas(1.2 + 0.36 * sum(heights) + 0.4 * len(panels))
-        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[
+            :, 0
+        ]
         for axes, (title, panel) in zip(grid, panels.items(), strict=True):
             for line, bar in enumerate(panel.values()):
                 left = 0.0
                 for name, value in bar.items():
                     color, hatch = looks[name]
-                    axes.barh(line, value, left=left, height=0.66, color=color, hatch=hatch, edgecolor="white", lw=0)
+                    axes.barh(
+                        line,
+                        value,
+                        left=left,
+                        height=0.66,
+                        color=color,
+                        hatch=hatch,
+                        edgecolor="white",
+                        lw=0,
+                    )
                     left += value
                 axes.text(left + 0.01 * longest, line, f"{number(left)} {unit}", va="center")
             axes.set_yticks(range(len(panel)), list(panel))
@@ -56,9 +74,17 @@ def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str,
             axes.set_xlim(0, 1.17 * longest)
             axes.set_title(title, loc="left")
         grid[-1].set_xlabel(unit)
-        keys = [Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name) for name, (c, h) in looks.items()]
+        keys = [
+            Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name)
+            for name, (c, h) in looks.items()
+        ]
         figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)))
-        return finish(figure, claim, "the last is {ratio:.3g} times the first, {share:.0%} of it {largest}", facts)
+        return finish(
+            figure,
+            claim,
+            "the last is {ratio:.3g} times the first, {share:.0%} of it {largest}",
+            facts,
+        )
 
 
 def _facts(panel: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -45,13 +45,17 @@ class Table:
         head, *rows = self.lines
         parts = [f"<thead><tr>{self._cells('th', head)}</tr></thead>"]
         parts += ["<tbody>", *(f"<tr>{self._cells('td', row)}</tr>" for row in rows), "</tbody>"]
-        return f'<div style="overflow-x: auto"><table class="dataframe">{"".join(parts)}</table></div>'
+        return (
+            f'<div style="overflow-x: auto"><table class="dataframe">{"".join(parts)}</table></div>'
+        )
 
     @staticmethod
     def _cells(tag: str, line: tuple[str, ...]) -> str:
         sides = ["left", *["right"] * (len(line) - 1)]
         cells = zip(sides, line, strict=True)
-        return "".join(f'<{tag} style="text-align: {side}">{html.escape(text)}</{tag}>' for side, text in cells)
+        return "".join(
+            f'<{tag} style="text-align: {side}">{html.escape(text)}</{tag}>' for side, text in cells
+        )
 
     def __repr__(self) -> str:
         """What a terminal shows."""
@@ -78,5 +82,8 @@ def table(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> Table:
     """
     wrong = {name: len(cells) for name, cells in rows.items() if len(cells) + 1 != len(columns)}
     if wrong:
-        raise ValueError(f"a table of {len(columns)} columns needs {len(columns) - 1} cells in each row, got {wrong}")
+        raise ValueError(
+            f"a table of {len(columns)} columns needs {len(columns) - 1} cells in each row, "
+            f"got {wrong}"
+        )
     return Table((tuple(columns), *((name, *cells) for name, cells in rows.items())))

@@ -1,4 +1,4 @@
-"""One batch of a managed collision mapping: raw ids, the rows that they read, and rows that change hands."""
+"""One batch of a managed collision mapping: raw ids, rows read, rows reassigned."""
 
 from __future__ import annotations
 
@@ -55,20 +55,24 @@ class RemappedBatch:
 
 
 def remapping(batches: Mapping[str, RemappedBatch], *, claim: str | None = None) -> Chart:
-    """A panel for each batch: its ids above, the rows below with the ids that have them, an arrow for each id.
+    """A panel for each batch: ids above, rows and their ids below, an arrow for each id.
 
     A filled id has a row of its own. A row with a thick frame was taken from another id.
 
     Args:
         batches: Title to what a batch did.
-        claim: Title; may use {ids}, {shared} (ids that read the shared row) and {evicted}, of all batches.
+        claim: Title; may use {ids}, {shared} (ids that read the shared row) and {evicted}, of all
+            batches.
     """
     every = list(batches.values())
     diagram = Diagram(lines=_PANEL * len(batches))
     for place, (title, one) in enumerate(batches.items()):
         _panel(diagram, _PANEL * place, title, one)
     counts = {name: sum(len(getattr(one, name)) for one in every) for name in ("ids", "evicted")}
-    claim = claim or "{shared} of {ids} ids read the shared row; {evicted} rows were taken from another id"
+    claim = (
+        claim
+        or "{shared} of {ids} ids read the shared row; {evicted} rows were taken from another id"
+    )
     return diagram.chart(claim, shared=sum(one.shared for one in every), **counts)
 
 
@@ -80,17 +84,33 @@ def _panel(diagram: Diagram, top: float, title: str, one: RemappedBatch) -> None
     diagram.text(0, top + 6.4, "id of the row")
     diagram.text(0, top + 8.0, "row")
     for place, (identifier, row, filled) in enumerate(zip(one.ids, one.rows, own, strict=True)):
-        drawn = diagram.strip(_LEFT + cell * place, top + 1.6, [identifier], rank=ACCENT if filled else None, cell=cell)
+        drawn = diagram.strip(
+            _LEFT + cell * place,
+            top + 1.6,
+            [identifier],
+            rank=ACCENT if filled else None,
+            cell=cell,
+        )
         diagram.arrow(drawn.bottom, (_LEFT + cell * (row + 0.5), top + 5.8))
     names = [one.after.get(row, "") for row in range(one.size - 1)]
     diagram.strip(_LEFT, top + 5.8, [*names, "all others"], marked=[*one.evicted], cell=cell)
     for row in range(one.size):
-        was = f"was {one.evicted[row]}" if row in one.evicted else "shared" if row == one.size - 1 else ""
+        was = (
+            f"was {one.evicted[row]}"
+            if row in one.evicted
+            else "shared"
+            if row == one.size - 1
+            else ""
+        )
         diagram.text(_LEFT + cell * (row + 0.5), top + 8.0, str(row), align="center")
         diagram.text(_LEFT + cell * (row + 0.5), top + 9.0, was, align="center")
 
 
 def _held(mapping: MCHManagedCollisionModule) -> dict[int, int]:
     """Row -> the id that has it."""
-    held = zip(mapping._mch_remapped_ids_mapping.tolist(), mapping._mch_sorted_raw_ids.tolist(), strict=True)
+    held = zip(
+        mapping._mch_remapped_ids_mapping.tolist(),
+        mapping._mch_sorted_raw_ids.tolist(),
+        strict=True,
+    )
     return {row: one for row, one in held if one != torch.iinfo(torch.int64).max}

@@ -1,4 +1,4 @@
-"""One table under the plan that saved it and under plans that load it: which file each shard is read from."""
+"""A table under the plan that saved it and plans that load it: each shard's source file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,29 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
     """The shards of a table, each part in the colour of the rank whose file has it.
 
     Args:
-        saved: The table in the plan under which it was written: an entry with `shards()` and `table_shape()`.
+        saved: The table in the plan under which it was written: an entry with `shards()` and
+            `table_shape()`.
         loaded: Title to the table in a plan under which it is read.
-        claim: Title; may use {files}, and by position of a plan {reads_1} (parts that are read), {part_1} (bytes of
-            the largest part) and {most_1} (parts that one rank reads at most), {reads_2}, ...
+        claim: Title; may use {files}, and by position of a plan {reads_1} (parts that are read),
+            {part_1} (bytes of the largest part) and {most_1} (parts that one rank reads at most),
+            {reads_2}, ...
 
     Raises:
         ValueError: A plan is for a table of another shape.
     """
-    if wrong := {name: e.table_shape() for name, e in loaded.items() if e.table_shape() != saved.table_shape()}:
-        raise ValueError(f"the table was saved as {saved.table_shape()}, and a plan has another shape: {wrong}")
+    if wrong := {
+        name: e.table_shape()
+        for name, e in loaded.items()
+        if e.table_shape() != saved.table_shape()
+    }:
+        raise ValueError(
+            f"the table was saved as {saved.table_shape()}, and a plan has another shape: {wrong}"
+        )
     files = _shards(saved)
-    panels = {f"saved by {len(files)} ranks": files, **{name: _shards(entry) for name, entry in loaded.items()}}
+    panels = {
+        f"saved by {len(files)} ranks": files,
+        **{name: _shards(entry) for name, entry in loaded.items()},
+    }
     facts: dict[str, Any] = {"files": len(files)}
     with style():
         figure = canvas(3.4)
@@ -49,20 +60,29 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
         for axes in grid:
             axes.set_xlim(-0.02, max(box.x1 for box in limits) + 0.02)
             axes.set_ylim(max(box.y1 for box in limits) + 0.14, -0.02)
-        keys = [Patch(color=rank_color(rank), label=f"from rank {rank}'s file") for rank, *_ in files]
+        keys = [
+            Patch(color=rank_color(rank), label=f"from rank {rank}'s file") for rank, *_ in files
+        ]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
         return finish(figure, claim, "{reads_1} parts are read from {files} files", facts)
 
 
 def _shards(entry: Any) -> list[tuple[int, int, int, int, int]]:
     """(rank, first row, first column, rows, columns) of each shard."""
-    return [(shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes) for shard in entry.shards()]
+    return [
+        (shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes)
+        for shard in entry.shards()
+    ]
 
 
-def _panel(axes: Any, shard: tuple[int, ...], files: list[tuple[int, int, int, int, int]], shape: Any) -> list[int]:
+def _panel(
+    axes: Any, shard: tuple[int, ...], files: list[tuple[int, int, int, int, int]], shape: Any
+) -> list[int]:
     """Draw one shard, and return the bytes of the parts that it is read in."""
     rank, top, left, rows, columns = shard
-    shift_x, shift_y = (_GAP * (begin > 0) * round(begin / part) for begin, part in ((left, columns), (top, rows)))
+    shift_x, shift_y = (
+        _GAP * (begin > 0) * round(begin / part) for begin, part in ((left, columns), (top, rows))
+    )
     found = []
     for file, row, column, height, width in files:
         r0, r1 = max(top, row), min(top + rows, row + height)
@@ -74,13 +94,29 @@ def _panel(axes: Any, shard: tuple[int, ...], files: list[tuple[int, int, int, i
         wide, high = (c1 - c0) / shape[1], (r1 - r0) / shape[0]
         axes.add_patch(Rectangle((x, y), wide, high, facecolor=rank_color(file), edgecolor="none"))
         turned = 90 if wide < 0.5 else 0
-        label = {"ha": "center", "va": "center", "color": "white", "fontsize": 9, "rotation": turned}
+        label = {
+            "ha": "center",
+            "va": "center",
+            "color": "white",
+            "fontsize": 9,
+            "rotation": turned,
+        }
         axes.text(x + wide / 2, y + high / 2, size(found[-1]), **label)
     x, y = left / shape[1] + shift_x, top / shape[0] + shift_y
     wide, high = columns / shape[1], rows / shape[0]
     axes.add_patch(Rectangle((x, y), wide, high, facecolor="none", edgecolor=INK, linewidth=1.2))
     if wide < 0.9:
-        axes.text(x + wide / 2, y + high + 0.06, f"rank {rank}", ha="center", va="center", fontsize=8)
+        axes.text(
+            x + wide / 2, y + high + 0.06, f"rank {rank}", ha="center", va="center", fontsize=8
+        )
     else:
-        axes.text(x + wide + 0.03, y + high / 2, f"rank {rank}", ha="left", va="center", fontsize=8, rotation=270)
+        axes.text(
+            x + wide + 0.03,
+            y + high / 2,
+            f"rank {rank}",
+            ha="left",
+            va="center",
+            fontsize=8,
+            rotation=270,
+        )
     return found

@@ -13,27 +13,40 @@ __all__ = ["roofline"]
 
 
 def roofline(
-    work: Mapping[str, tuple[float, float, float]], *, bandwidth: float, peak: float, claim: str | None = None
+    work: Mapping[str, tuple[float, float, float]],
+    *,
+    bandwidth: float,
+    peak: float,
+    claim: str | None = None,
 ) -> Chart:
     """Measured speeds below a machine's memory and arithmetic limits, on two logarithmic axes.
 
     Args:
         work: Name to (operations, bytes moved, seconds), as measured.
-        bandwidth: Bytes a second that the machine's memory moves, as measured: the slope of the roof.
+        bandwidth: Bytes a second that the machine's memory moves, as measured: the slope of the
+            roof.
         peak: Operations a second that it computes, as measured: the flat part.
-        claim: Title; may use {first}: the name of the first work, {intensity}: its operations per byte, {ridge}: those
-            from which on arithmetic is the limit, {of_peak}: the share of the peak that it reaches, {of_roof}: the
-            share of what its intensity allows.
+        claim: Title; may use {first}: the name of the first work, {intensity}: its operations per
+            byte, {ridge}: those from which on arithmetic is the limit, {of_peak}: the share of the
+            peak that it reaches, {of_roof}: the share of what its intensity allows.
 
     Raises:
         ValueError: There is no work, or a number is not positive.
     """
     numbers = [bandwidth, peak, *(number for one in work.values() for number in one)]
     if not work or min(numbers) <= 0:
-        raise ValueError(f"roofline needs work and positive numbers, got {dict(work)}, {bandwidth=}, {peak=}")
+        raise ValueError(
+            f"roofline needs work and positive numbers, got {dict(work)}, {bandwidth=}, {peak=}"
+        )
     ridge = peak / bandwidth
-    at = {name: (operations / moved, operations / took) for name, (operations, moved, took) in work.items()}
-    facts: dict[str, Any] = {"ridge": ridge, "intensities": {name: one[0] for name, one in at.items()}}
+    at = {
+        name: (operations / moved, operations / took)
+        for name, (operations, moved, took) in work.items()
+    }
+    facts: dict[str, Any] = {
+        "ridge": ridge,
+        "intensities": {name: one[0] for name, one in at.items()},
+    }
     first = next(iter(at))
     intensity, speed = at[first]
     facts |= {
@@ -60,5 +73,8 @@ def roofline(
         axes.set_xlabel("operations for each byte that is moved")
         axes.set_ylabel("billion operations a second")
         axes.grid(True)
-        default = "{first}: {intensity:.2g} operations a byte, {of_peak:.1%} of what the machine could compute"
+        default = (
+            "{first}: {intensity:.2g} operations a byte, {of_peak:.1%} of what the machine "
+            "could compute"
+        )
         return finish(figure, claim, default, facts)

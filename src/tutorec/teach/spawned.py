@@ -1,7 +1,8 @@
 """Ranks that a notebook spawns by itself: where their output goes, where they meet, and who failed.
 
-A spawned process gives its parent an exit code and nothing else. Here its output goes to a file, and the parent waits
-for all of them at once, so that a failure ends the wait and brings the rank's own traceback.
+A spawned process gives its parent an exit code and nothing else. Here its output goes to a file,
+and the parent waits for all of them at once, so that a failure ends the wait and brings the rank's
+own traceback.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def log_output(folder: str | os.PathLike[str], rank: int) -> None:
     os.close(log)
 
 
-def start_group(folder: str | os.PathLike[str], rank: int, world_size: int, timeout: float = 60.0) -> ProcessGroup:
+def start_group(
+    folder: str | os.PathLike[str], rank: int, world_size: int, timeout: float = 60.0
+) -> ProcessGroup:
     """The default process group of a spawned process: gloo, and NCCL where each rank has a GPU.
 
     The ranks meet at a file in the folder.
@@ -53,17 +56,21 @@ def start_group(folder: str | os.PathLike[str], rank: int, world_size: int, time
     """
     import torch.distributed as dist
 
-    join_group("auto", rank, world_size, file_store(os.fspath(folder), world_size), timeout, place=rank)
+    join_group(
+        "auto", rank, world_size, file_store(os.fspath(folder), world_size), timeout, place=rank
+    )
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
     return group
 
 
-def join_ranks(processes: Sequence[Any], folder: str | os.PathLike[str], timeout: float = 60.0) -> list[int]:
+def join_ranks(
+    processes: Sequence[Any], folder: str | os.PathLike[str], timeout: float = 60.0
+) -> list[int]:
     """Join the started processes of all ranks and return their exit codes, which are zeros.
 
-    The first process that fails ends the wait, and so does the deadline. The others are killed then: they may wait for
-    it in a collective.
+    The first process that fails ends the wait, and so does the deadline. The others are killed
+    then: they may wait for it in a collective.
 
     Args:
         processes: Processes of `multiprocess` or `multiprocessing` in rank order, all started.
@@ -71,15 +78,21 @@ def join_ranks(processes: Sequence[Any], folder: str | os.PathLike[str], timeout
         timeout: Seconds until all must have ended.
 
     Raises:
-        RankError: A rank ended with another exit code; the message has the code and the end of its output.
+        RankError: A rank ended with another exit code; the message has the code and the end of its
+            output.
         RankTimeoutError: Ranks still run after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     running = dict(enumerate(processes))
     try:
         while running:
-            closed = wait([process.sentinel for process in running.values()], max(0.0, deadline - time.monotonic()))
-            ended = {rank: process for rank, process in running.items() if process.sentinel in closed}
+            closed = wait(
+                [process.sentinel for process in running.values()],
+                max(0.0, deadline - time.monotonic()),
+            )
+            ended = {
+                rank: process for rank, process in running.items() if process.sentinel in closed
+            }
             for process in ended.values():
                 process.join()
             failed = {rank: process.exitcode for rank, process in ended.items() if process.exitcode}
@@ -88,8 +101,8 @@ def join_ranks(processes: Sequence[Any], folder: str | os.PathLike[str], timeout
             if not ended:
                 ranks = ", ".join(map(str, running))
                 raise RankTimeoutError(
-                    f"ranks {ranks} of {len(processes)} had not ended after {timeout:g} s; rank {min(running)} "
-                    f"printed:\n{_printed(folder, min(running))}",
+                    f"ranks {ranks} of {len(processes)} had not ended after {timeout:g} s; rank "
+                    f"{min(running)} printed:\n{_printed(folder, min(running))}",
                     rank=min(running),
                 )
             for rank in ended:
@@ -105,10 +118,15 @@ def join_ranks(processes: Sequence[Any], folder: str | os.PathLike[str], timeout
 def _failure(codes: Mapping[int, int], folder: str | os.PathLike[str]) -> RankError:
     """The error of the rank that failed first, not of one that merely lost another rank."""
     printed = {rank: _printed(folder, rank) for rank in codes}
-    rank = min(codes, key=lambda rank: is_peer_loss({"kind": "", "text": printed[rank].rpartition("\n")[2]}))
+    rank = min(
+        codes,
+        key=lambda rank: is_peer_loss({"kind": "", "text": printed[rank].rpartition("\n")[2]}),
+    )
     code = codes[rank]
     cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return RankError(f"rank {rank} failed, {cause}:\n{printed[rank]}", rank=rank, child_traceback=printed[rank])
+    return RankError(
+        f"rank {rank} failed, {cause}:\n{printed[rank]}", rank=rank, child_traceback=printed[rank]
+    )
 
 
 def _log(folder: str | os.PathLike[str], rank: int) -> Path:

@@ -38,11 +38,12 @@ def stored(
 
     Args:
         table: R rows and D columns, small enough to draw every row.
-        how: The compression, or parts that a chapter has made itself; an id that a part has no row for is not drawn.
+        how: The compression, or parts that a chapter has made itself; an id that a part has no row
+            for is not drawn.
         ids: Up to three ids, the first of them in the accent colour.
         sign: What stands between two parts.
-        claim: Title; may use {whole} and {stored} (numbers), {rows} (stored), {share} (stored by whole) and {shared}:
-            stored rows that more than one of the ids uses.
+        claim: Title; may use {whole} and {stored} (numbers), {rows} (stored), {share} (stored by
+            whole) and {shared}: stored rows that more than one of the ids uses.
 
     Raises:
         ValueError: An id is outside the table, or there are more than three.
@@ -50,17 +51,22 @@ def stored(
     rows = table.num_embeddings
     if len(ids) > len(_LOOKS) or not all(0 <= one < rows for one in ids):
         raise ValueError(
-            f"stored draws up to {len(_LOOKS)} ids from 0 to {rows - 1} of table {table.name!r}, got {list(ids)}"
+            f"stored draws up to {len(_LOOKS)} ids from 0 to {rows - 1} of table "
+            f"{table.name!r}, got {list(ids)}"
         )
     parts = how.parts(table) if isinstance(how, Compression) else list(how)
     columns = table.embedding_dim
     used = [_used(part, ids) for part in parts]
     shapes = [(part.table.num_embeddings, part.table.embedding_dim) for part in parts]
-    side_by_side = isinstance(how, Compression) and len(parts) > 1 and how.width(table) > max(w for _, w in shapes)
+    side_by_side = (
+        isinstance(how, Compression)
+        and len(parts) > 1
+        and how.width(table) > max(w for _, w in shapes)
+    )
     matrices = [0 if width == columns or side_by_side else width for _, width in shapes]
     count = sum(rows * width for rows, width in shapes) + sum(width * columns for width in matrices)
     facts = _facts(rows * columns, count, used) | {"rows": sum(rows for rows, _ in shapes)}
-    height = max(table.num_embeddings, sum(rows for rows, _ in shapes) + _BETWEEN * (len(parts) - 1))
+    height = max(rows, sum(rows for rows, _ in shapes) + _BETWEEN * (len(parts) - 1))
     with style():
         figure = canvas(1.0 + 0.21 * (height + 1))
         axes = figure.add_subplot()
@@ -68,20 +74,34 @@ def stored(
         whole_shape = table.num_embeddings, columns
         _grid(axes, (0, 0), whole_shape, _title(table.name, "", whole_shape), marks)
         top, left, right = 0.0, columns + _LABELS, 0.0
-        for place, (part, shape, rows, matrix) in enumerate(zip(parts, shapes, used, matrices, strict=True)):
+        for place, (part, shape, rows, matrix) in enumerate(
+            zip(parts, shapes, used, matrices, strict=True)
+        ):
             if place:
-                axes.text(left + columns / 2, top - 0.62 * _BETWEEN, sign, ha="center", va="center", fontsize=14)
+                axes.text(
+                    left + columns / 2,
+                    top - 0.62 * _BETWEEN,
+                    sign,
+                    ha="center",
+                    va="center",
+                    fontsize=14,
+                )
             title = _title(part.table.name, table.name, shape)
             _grid(axes, (left, top), shape, title, rows)
             _lines(axes, columns, ids, (left, top), rows)
             right = max(right, left + shape[1])
             if matrix:
                 beside = left + max(matrix, _LETTER * len(title)) + _SIGN
-                right = max(right, _matrix(axes, ((left + matrix + beside) / 2, beside, top), (matrix, columns)))
+                right = max(
+                    right,
+                    _matrix(axes, ((left + matrix + beside) / 2, beside, top), (matrix, columns)),
+                )
             top += shape[0] + _BETWEEN
         axes.set(xlim=(-1.2, right + 0.4), ylim=(height + 0.2, -1.1))
-        axes.axis("off")
-        return finish(figure, claim, "{rows} stored rows, {stored} numbers instead of {whole}", facts)
+        axes.set_axis_off()
+        return finish(
+            figure, claim, "{rows} stored rows, {stored} numbers instead of {whole}", facts
+        )
 
 
 def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]:
@@ -95,7 +115,9 @@ def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]
     return used
 
 
-def _facts(whole: int, stored: int, used: Sequence[Mapping[int, list[tuple[int, str]]]]) -> dict[str, Any]:
+def _facts(
+    whole: int, stored: int, used: Sequence[Mapping[int, list[tuple[int, str]]]]
+) -> dict[str, Any]:
     """Numbers of the table and of its parts, and stored rows that more than one of the ids uses."""
     shared = sum(len({shade for shade, _ in marks}) > 1 for of in used for marks in of.values())
     return {"whole": whole, "stored": stored, "share": stored / whole, "shared": shared}
@@ -171,4 +193,6 @@ def _lines(
             end = left - 0.4 - 0.2 * len(label), top + row + 0.5
             axes.plot([start[0], end[0]], [start[1], end[1]], color=_LOOKS[shade][0], linewidth=1.2)
     for shade, one in enumerate(ids):
-        axes.text(-0.2, one + 0.5, str(one), ha="right", va="center", fontsize=10, color=_LOOKS[shade][0])
+        axes.text(
+            -0.2, one + 0.5, str(one), ha="right", va="center", fontsize=10, color=_LOOKS[shade][0]
+        )

@@ -11,7 +11,13 @@ from tutorec.teach.diagram import Diagram, Node
 __all__ = ["swim_lanes"]
 
 _LANES, _RIGHT, _CELL = (13, 47), 17, 2.5
-_STAGES = (("batch", 2.5), ("input_dist", 5.7), ("lookup", 9.9), ("output_dist", 14.4), ("backward", 20.2))
+_STAGES = (
+    ("batch", 2.5),
+    ("input_dist", 5.7),
+    ("lookup", 9.9),
+    ("output_dist", 14.4),
+    ("backward", 20.2),
+)
 _Nodes = Sequence[Node]
 _Points = Sequence[tuple[float, float]]
 
@@ -31,7 +37,8 @@ def swim_lanes(
         batches: KeyedJaggedTensor of each rank, with the same features and B samples each.
         holder: Feature -> the rank that holds its table; one feature for each rank.
         dim: Columns of each table.
-        sent: Counted bytes that each rank sends to the other: "ids", "rows" and, for backward, "gradients".
+        sent: Counted bytes that each rank sends to the other: "ids", "rows" and, for backward,
+            "gradients".
         mark: An id whose cells get a thick frame.
         claim: The title; ``{ids}``, ``{rows}`` and ``{gradients}`` are the bytes of both ranks.
     """
@@ -52,18 +59,33 @@ def swim_lanes(
         _bags(diagram, x, 7.9, of_table[r], r, mark, f"{feature[r]} ids of {2 * samples} samples")
         for r, x in enumerate(_LANES)
     ]
-    output = [[_pooled(diagram, x, 17.4, half, samples, half, feature[half]) for half in (0, 1)] for x in _LANES]
+    output = [
+        [_pooled(diagram, x, 17.4, half, samples, half, feature[half]) for half in (0, 1)]
+        for x in _LANES
+    ]
     for rank, x in enumerate(_LANES):
         diagram.text(x, 0.4, f"rank {rank}: holds {feature[rank]}_table", bold=True)
         senders = [
-            _bags(diagram, x + _RIGHT * r, 1.9, lists[rank][feature[r]], r, mark, f"{feature[r]} ids") for r in (0, 1)
+            _bags(
+                diagram, x + _RIGHT * r, 1.9, lists[rank][feature[r]], r, mark, f"{feature[r]} ids"
+            )
+            for r in (0, 1)
         ]
         pooled = [
-            _pooled(diagram, x, 12, half, samples, rank, f"[{samples}, {dim}] for rank {half}") for half in (0, 1)
+            _pooled(diagram, x, 12, half, samples, rank, f"[{samples}, {dim}] for rank {half}")
+            for half in (0, 1)
         ]
         arrows("ids", rank, senders, [_from_rank(node, rank) for node in every], (0, 1))
-        diagram.arrow(every[rank].bottom, (every[rank].bottom[0], 10.9), "read rows, add them up", rank=rank)
-        arrows("rows", rank, pooled, [_above_title(output[half][rank]) for half in (0, 1)], (rank, rank))
+        diagram.arrow(
+            every[rank].bottom, (every[rank].bottom[0], 10.9), "read rows, add them up", rank=rank
+        )
+        arrows(
+            "rows",
+            rank,
+            pooled,
+            [_above_title(output[half][rank]) for half in (0, 1)],
+            (rank, rank),
+        )
         if backward:
             updated = _updated(of_table[rank], feature[rank])
             diagram.box(x, 22.2, updated, rank=rank, width=26, lines=2.4)
@@ -73,7 +95,9 @@ def swim_lanes(
 
 def _lists(batch: Any) -> dict[str, list[list[int]]]:
     """Feature -> the ids of each sample."""
-    return {key: [ids.tolist() for ids in jagged.to_dense()] for key, jagged in batch.to_dict().items()}
+    return {
+        key: [ids.tolist() for ids in jagged.to_dense()] for key, jagged in batch.to_dict().items()
+    }
 
 
 def _titles(diagram: Diagram, stages: Sequence[tuple[str, float]]) -> None:
@@ -88,19 +112,29 @@ def _updated(bags: Sequence[Sequence[int]], feature: str) -> str:
 
 
 def _bags(
-    diagram: Diagram, x: float, y: float, bags: Sequence[Sequence[int]], rank: int, mark: int, title: str
+    diagram: Diagram,
+    x: float,
+    y: float,
+    bags: Sequence[Sequence[int]],
+    rank: int,
+    mark: int,
+    title: str,
 ) -> Node:
     """The lists of a feature, a gap between samples; an empty list is an empty cell."""
     diagram.text(x, y - 0.6, title)
     start = x
     for bag in bags:
         marked = [position for position, one in enumerate(bag) if one == mark]
-        node = diagram.strip(start, y, bag or [" "], rank=rank if bag else None, marked=marked, cell=_CELL)
+        node = diagram.strip(
+            start, y, bag or [" "], rank=rank if bag else None, marked=marked, cell=_CELL
+        )
         start += node.width + 0.8
     return Node(x, y, start - 0.8 - x, 1.2)
 
 
-def _pooled(diagram: Diagram, x: float, y: float, half: int, samples: int, rank: int, title: str) -> Node:
+def _pooled(
+    diagram: Diagram, x: float, y: float, half: int, samples: int, rank: int, title: str
+) -> Node:
     """The pooled rows of one rank's samples, one cell each, in one half of a lane."""
     cells = [f"bag {i}" for i in range(samples)]
     return diagram.strip(x + (_RIGHT - 3) * half, y, cells, rank=rank, title=title, cell=6)

@@ -46,11 +46,18 @@ class CachedBatch:
         cache.change(in_file)
         batch.release()
         read = {s: r for move in moves for r, s in _pairs(move.read, rows)}
-        return cls(rows, slots, held, ids, read, {s: r for move in moves for r, s in _pairs(move.written, rows)})
+        return cls(
+            rows,
+            slots,
+            held,
+            ids,
+            read,
+            {s: r for move in moves for r, s in _pairs(move.written, rows)},
+        )
 
     @property
     def hits(self) -> int:
-        """Ids for which no row is read: its row has a slot, or the id has come before in the batch."""
+        """Ids for which no row is read: the row has a slot, or the id came earlier in the batch."""
         return len(self.ids) - len(set(self.ids) - set(self.held.values()))
 
     @property
@@ -62,12 +69,13 @@ class CachedBatch:
 def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Chart:
     """A panel for each batch: its ids, the slots before, the rows of the file, the slots after.
 
-    Hits are filled and misses have a dashed frame. All arrows point down: a dashed one from a slot to the row that is
-    written back, a solid one from a row to the slot that it is read into.
+    Hits are filled and misses have a dashed frame. All arrows point down: a dashed one from a slot
+    to the row that is written back, a solid one from a row to the slot that it is read into.
 
     Args:
         batches: Title to what a batch did.
-        claim: Title; may use {hits}, {ids}, {read} and {written} of all batches, {rows} and {slots}.
+        claim: Title; may use {hits}, {ids}, {read} and {written} of all batches, {rows} and
+            {slots}.
     """
     every = list(batches.values())
     facts: dict[str, Any] = {
@@ -84,14 +92,25 @@ def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Ch
         for axes, (title, one) in zip(grid, batches.items(), strict=True):
             _panel(axes, one)
             axes.set_title(title, loc="left")
-        return finish(figure, claim, "{hits} of {ids} ids hit; {read} rows read, {written} written back", facts)
+        return finish(
+            figure,
+            claim,
+            "{hits} of {ids} ids hit; {read} rows read, {written} written back",
+            facts,
+        )
 
 
 def _panel(axes: Any, one: CachedBatch) -> None:
     in_memory = set(one.held.values())
     for place, identifier in enumerate(one.ids):
         again = identifier in one.ids[:place]
-        _box(axes, place, _IDS, str(identifier), "hit" if identifier in in_memory or again else "miss")
+        _box(
+            axes,
+            place,
+            _IDS,
+            str(identifier),
+            "hit" if identifier in in_memory or again else "miss",
+        )
     for height, held in ((_BEFORE, one.held), (_AFTER, one.held_after)):
         for slot in range(one.slots):
             _box(axes, slot, height, str(held.get(slot, "")), "filled" if slot in held else "empty")
@@ -101,7 +120,12 @@ def _panel(axes: Any, one: CachedBatch) -> None:
         _arrow(axes, (slot, _BEFORE), (row, _FILE), color=INK, ls="--")
     for slot, row in one.read.items():
         _arrow(axes, (row, _FILE), (slot, _AFTER), color=ACCENT, ls="-")
-    names = {_IDS: "ids of the batch", _BEFORE: "slots before it", _FILE: "rows in the file", _AFTER: "slots after it"}
+    names = {
+        _IDS: "ids of the batch",
+        _BEFORE: "slots before it",
+        _FILE: "rows in the file",
+        _AFTER: "slots after it",
+    }
     for height, name in names.items():
         axes.text(-0.3, height + 0.5, name, ha="right", va="center", fontsize=11)
     axes.set(xlim=(-6.2, one.rows + 0.1), ylim=(_AFTER + 1.2, -0.2))
@@ -132,4 +156,7 @@ def _box(axes: Any, left: float, top: float, text: str, look: str) -> None:
 
 def _pairs(cached: Any, rows: int) -> list[tuple[int, int]]:
     """(row, slot from 0) of what the cache numbers from R."""
-    return [(row, slot - rows) for row, slot in zip(cached.rows.tolist(), cached.slots.tolist(), strict=True)]
+    return [
+        (row, slot - rows)
+        for row, slot in zip(cached.rows.tolist(), cached.slots.tolist(), strict=True)
+    ]

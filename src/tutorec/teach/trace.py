@@ -1,8 +1,9 @@
 """What a batch did, recorded while it did it: spans of time, tensors and bytes on every rank.
 
-A `Trace` is a plain list of events, so that each rank can fill its own and return it to the notebook, where they are
-merged. It records what happened and computes nothing: no cost formula is imported here. `lines_run` says which lines of
-the library a call went through, for those who want to read along.
+A `Trace` is a plain list of events, so that each rank can fill its own and return it to the
+notebook, where they are merged. It records what happened and computes nothing: no cost formula is
+imported here. `lines_run` says which lines of the library a call went through, for those who want
+to read along.
 """
 
 from __future__ import annotations
@@ -79,7 +80,13 @@ class Trace:
 
     def mark(self, stage: str, name: str, value: Any = None) -> None:
         """Record shape and bytes of a tensor, or of anything with `values()` such as a KJT."""
-        tensor = value if isinstance(value, torch.Tensor) else value.values() if hasattr(value, "values") else None
+        tensor = (
+            value
+            if isinstance(value, torch.Tensor)
+            else value.values()
+            if hasattr(value, "values")
+            else None
+        )
         now = time.monotonic()
         shape = tuple(tensor.shape) if tensor is not None else ()
         held = tensor.numel() * tensor.element_size() if tensor is not None else 0
@@ -114,7 +121,10 @@ class Trace:
     @classmethod
     def of_pipeline(cls, intervals: Sequence[Interval]) -> Trace:
         """Stages of a pipeline, ``Trace.of_pipeline(pipeline.timeline())``, named by batch."""
-        events = [Event(each.rank, each.stage, str(each.batch), start=each.start, end=each.end) for each in intervals]
+        events = [
+            Event(each.rank, each.stage, str(each.batch), start=each.start, end=each.end)
+            for each in intervals
+        ]
         return cls(events[0].rank if events else 0, events)
 
     def ranks(self) -> list[int]:
@@ -137,7 +147,9 @@ class Trace:
                 took[event.rank] += event.end - event.start
         return list(took.values())
 
-    def bytes_between(self, world_size: int, stages: Sequence[str] | None = None) -> list[list[int]]:
+    def bytes_between(
+        self, world_size: int, stages: Sequence[str] | None = None
+    ) -> list[list[int]]:
         """Bytes sent from rank (row) to rank (column), over all stages or those named."""
         matrix = [[0] * world_size for _ in range(world_size)]
         for event in self.events:
@@ -149,8 +161,8 @@ class Trace:
 def lines_run(call: Callable[[], object], folder: str | Path) -> dict[str, set[int]]:
     """Which lines of the files in a folder a call runs: path below the folder -> numbers of lines.
 
-    Seen are lines that this thread runs, those of autograd functions among them; what an import runs is not a part of
-    the call when the module has been imported before.
+    Seen are lines that this thread runs, those of autograd functions among them; what an import
+    runs is not a part of the call when the module has been imported before.
 
     Args:
         call: What is followed. It runs some times slower than by itself.
@@ -171,7 +183,9 @@ def lines_run(call: Callable[[], object], folder: str | Path) -> dict[str, set[i
 
     def in_function(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
-            lines.setdefault(Path(frame.f_code.co_filename).as_posix().removeprefix(root), set()).add(frame.f_lineno)
+            lines.setdefault(
+                Path(frame.f_code.co_filename).as_posix().removeprefix(root), set()
+            ).add(frame.f_lineno)
         return in_function
 
     def at_call(frame: FrameType, event: str, _: Any) -> Any:

@@ -44,8 +44,9 @@ def tradeoff(
         labels: Text beside some points, and the side it stands on, by method and bytes.
         second: The methods of a second family, drawn in the second colour.
         budgets: Bytes that are marked by a dotted line.
-        claim: Title; may use {best} and {worst}: the methods with the largest and the smallest mean at any size, {most}
-            and {least}: these means, {at_most} and {at_least}: their bytes, {optimum}.
+        claim: Title; may use {best} and {worst}: the methods with the largest and the smallest mean
+            at any size, {most} and {least}: these means, {at_most} and {at_least}: their bytes,
+            {optimum}.
 
     Raises:
         ValueError: There is nothing to draw, or a size without a value.
@@ -57,7 +58,9 @@ def tradeoff(
     }
     empty = [point for point, mean in means.items() if mean is None]
     if not means or empty:
-        raise ValueError(f"tradeoff needs at least one value for each size of each method, got none for {empty}")
+        raise ValueError(
+            f"tradeoff needs at least one value for each size of each method, got none for {empty}"
+        )
     known = {point: mean for point, mean in means.items() if mean is not None}
     best, worst = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
     facts = {
@@ -74,7 +77,11 @@ def tradeoff(
         figure = canvas(4.8)
         axes = figure.add_subplot()
         for place, (name, sizes) in enumerate(methods.items()):
-            look = _MARKS[place % len(_MARKS)], _DASHES[place % len(_DASHES)], INK if name in second else ACCENT
+            look = (
+                _MARKS[place % len(_MARKS)],
+                _DASHES[place % len(_DASHES)],
+                INK if name in second else ACCENT,
+            )
             _method(axes, name, sizes, look)
         for (name, x), (text, side) in (labels or {}).items():
             values = methods[name][x]
@@ -85,7 +92,13 @@ def tradeoff(
         for budget in budgets:
             axes.axvline(budget, ymax=0.6, color=INK, linestyle=":", linewidth=1)
         if optimum is not None:
-            line = axes.axhline(optimum, color=INK, linestyle="--", linewidth=1.5, label=f"best possible {optimum:.3f}")
+            line = axes.axhline(
+                optimum,
+                color=INK,
+                linestyle="--",
+                linewidth=1.5,
+                label=f"best possible {optimum:.3f}",
+            )
             if labels:
                 axes.text(left * 1.03, optimum, f"{line.get_label()}", va="bottom", fontsize=10)
         axes.set_ylabel(quantity)
@@ -106,7 +119,9 @@ def _logarithmic(axes: Any, every: Sequence[float], room: float) -> float:
     return left
 
 
-def _method(axes: Any, name: str, sizes: Mapping[float, Sequence[float]], look: tuple[str, str, str]) -> None:
+def _method(
+    axes: Any, name: str, sizes: Mapping[float, Sequence[float]], look: tuple[str, str, str]
+) -> None:
     """One method: its means, and bars from its lowest to its highest values."""
     mark, dash, color = look
     where = sorted(sizes)
@@ -115,4 +130,6 @@ def _method(axes: Any, name: str, sizes: Mapping[float, Sequence[float]], look: 
     down = [height - min(sizes[x]) for x, height in zip(where, heights, strict=True)]
     up = [max(sizes[x]) - height for x, height in zip(where, heights, strict=True)]
     # The caps are wider than the marks, so that a short range is seen.
-    axes.errorbar(where, heights, (down, up), fmt="none", color=color, capsize=8, elinewidth=1, capthick=1)
+    axes.errorbar(
+        where, heights, (down, up), fmt="none", color=color, capsize=8, elinewidth=1, capthick=1
+    )

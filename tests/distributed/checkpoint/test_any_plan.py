@@ -1,4 +1,6 @@
-"""Any plan and world size loads what any other saved: every ordered pair of sharding types, under every optimizer."""
+"""Any plan and world size loads what any other saved: every ordered pair of sharding types, under
+every optimizer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from tutorec.spmd import Ranks
 FIRST, MORE = range(3), range(3, 5)
 
 
-def saved(path: str, shift: int, rank: int) -> tuple[Held, dict[str, Tensor], Held, dict[str, Tensor], float]:
+def saved(
+    path: str, shift: int, rank: int
+) -> tuple[Held, dict[str, Tensor], Held, dict[str, Tensor], float]:
     """Train, save, go on: what there was when it was saved, and at the end."""
     model, optimizer = sharded(shift)
     train(model, optimizer, rank, FIRST)
@@ -37,7 +41,9 @@ def saved(path: str, shift: int, rank: int) -> tuple[Held, dict[str, Tensor], He
     return then, dense, held(model), dense_of(model, optimizer), loss
 
 
-def resumed(path: str, shift: int, rank: int) -> tuple[Any, Held, dict[str, Tensor], Held, dict[str, Tensor], float]:
+def resumed(
+    path: str, shift: int, rank: int
+) -> tuple[Any, Held, dict[str, Tensor], Held, dict[str, Tensor], float]:
     """Load into a new model, go on: what was loaded, and what there is at the end."""
     model, optimizer = sharded(shift)
     info = load_checkpoint(path, model, optimizer)
@@ -56,11 +62,15 @@ def assert_same(found: Held, expected: Held, exact: bool, what: str) -> None:
                 if exact:
                     assert torch.equal(value, wanted[key]), message
                 else:
-                    torch.testing.assert_close(value, wanted[key], msg=lambda text, m=message: f"{m}\n{text}")
+                    torch.testing.assert_close(
+                        value, wanted[key], msg=lambda text, m=message: f"{m}\n{text}"
+                    )
 
 
 def merges_slices(name: str, before: int, after: int) -> bool:
-    """Whether a table's rows of numbers are another average under the later plan than under the earlier one."""
+    """Whether a table's rows of numbers are another average under the later plan than under the
+    earlier one.
+    """
     index = int(name.removesuffix(".weight")[-1])
     cut = [kind_under(shift, index) in CUT_IN_TWO for shift in (before, after)]
     return cut[0] != cut[1] and any(f".{kind}" in name for kind in BY_ROW)
@@ -70,7 +80,11 @@ def check_pair(before: list[Any], after: list[Any], shifts: tuple[int, int]) -> 
     title = f"plan {shifts[0]} -> {shifts[1]}, {len(before)} -> {len(after)} ranks"
     whole = by_column([each[0] for each in before])
     for rank, (info, loaded, dense, *_) in enumerate(after):
-        assert (info.step, info.position, info.world_size) == (len(FIRST), {"batch": len(FIRST)}, len(before))
+        assert (info.step, info.position, info.world_size) == (
+            len(FIRST),
+            {"batch": len(FIRST)},
+            len(before),
+        )
         # Only a mean over several slices rounds.
         wanted = expected_pieces(whole, loaded)
         averaged = {name for name in loaded if merges_slices(name, *shifts)}
@@ -82,7 +96,9 @@ def check_pair(before: list[Any], after: list[Any], shifts: tuple[int, int]) -> 
         )
         assert_same(loaded, wanted, False, title)
         assert dense.keys() == before[0][1].keys()
-        assert all(torch.equal(dense[name], value) for name, value in before[0][1].items()), f"{title}: rank {rank}"
+        assert all(torch.equal(dense[name], value) for name, value in before[0][1].items()), (
+            f"{title}: rank {rank}"
+        )
         assert {"weight.exp_avg", "bias.step", "seen"} <= dense.keys()
 
 
@@ -94,7 +110,9 @@ def stored(ranks, tmp_path_factory) -> tuple[Path, list[Any]]:
 
 
 @pytest.mark.parametrize("shift", range(len(KINDS)))
-def test_every_type_loads_what_every_other_saved_and_goes_on_as_if_nothing_had_been(ranks, stored, shift):
+def test_every_type_loads_what_every_other_saved_and_goes_on_as_if_nothing_had_been(
+    ranks, stored, shift
+):
     path, before = stored
     if shift == 0:  # In processes that have seen nothing of the first ones.
         with Ranks(2) as world:
@@ -115,7 +133,8 @@ def test_every_type_loads_what_every_other_saved_and_goes_on_as_if_nothing_had_b
             name: own
             for name, own in last.items()
             if not any(f".{kind}" in name for kind in BY_ROW)
-            or (kind_under(0, index_of[name]) in CUT_IN_TWO) == (kind_under(shift, index_of[name]) in CUT_IN_TWO)
+            or (kind_under(0, index_of[name]) in CUT_IN_TWO)
+            == (kind_under(shift, index_of[name]) in CUT_IN_TWO)
         }
         assert len(same_cut) >= 3 * len(KINDS)
         wanted = expected_pieces(end, same_cut)

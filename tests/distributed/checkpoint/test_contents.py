@@ -1,4 +1,6 @@
-"""What is in a checkpoint besides fused tables of one plan: dense kernels, unsharded models, schedules, notes."""
+"""What is in a checkpoint besides fused tables of one plan: dense kernels, unsharded models,
+schedules, notes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ import pytest
 import torch
 from distributed import cases
 from distributed.cases import KINDS, MIXES, collection, column_slices, group, kind_of, tables
-from distributed.checkpoint_cases import OPTIMIZERS, Model, batch, by_column, held, sharded, train, with_optimizer
+from distributed.checkpoint_cases import (
+    OPTIMIZERS,
+    Model,
+    batch,
+    by_column,
+    held,
+    sharded,
+    train,
+    with_optimizer,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
@@ -54,7 +65,9 @@ def dense(kind: str, optimizer: str) -> tuple[DistributedModelParallel, KeyedOpt
         config.name: cases.word(kind, index, env.world_size, env.local_size, "dense")
         for index, config in enumerate(tables())
     }
-    plan = ShardingPlan({"ebc": construct_module_sharding_plan(model.ebc, words, local_size=env.local_size)})
+    plan = ShardingPlan(
+        {"ebc": construct_module_sharding_plan(model.ebc, words, local_size=env.local_size)}
+    )
     parallel = DistributedModelParallel(model, plan=plan)
     factories: dict[str, Any] = {
         "adam": lambda params: torch.optim.Adam(params, lr=0.1),
@@ -64,7 +77,9 @@ def dense(kind: str, optimizer: str) -> tuple[DistributedModelParallel, KeyedOpt
     return parallel, KeyedOptimizerWrapper(dict(parallel.named_parameters()), factories[optimizer])
 
 
-def steps_of(model: DistributedModelParallel, optimizer: KeyedOptimizerWrapper, rank: int, steps: range) -> None:
+def steps_of(
+    model: DistributedModelParallel, optimizer: KeyedOptimizerWrapper, rank: int, steps: range
+) -> None:
     for step in steps:
         optimizer.zero_grad()
         pooled = model.module.get_submodule("ebc")(cases.batch(10 * step + rank, 3)).values()
@@ -77,12 +92,16 @@ def pieces_of(model: DistributedModelParallel, optimizer: KeyedOptimizerWrapper)
     for table in model.module.get_submodule("ebc").held_tables():  # type: ignore[operator]
         for piece, rows in zip(table.pieces, table.rows, strict=True):
             states = {
-                key: (value.view(-1) if value.dim() and value.shape != rows.shape else value).clone()
+                key: (
+                    value.view(-1) if value.dim() and value.shape != rows.shape else value
+                ).clone()
                 for key, value in optimizer.state[rows].items()
                 if isinstance(value, Tensor)
             }
             place = [piece.row_offset, piece.column_offset, piece.rows, piece.columns]
-            found.setdefault(table.name, []).append((place, {"weight": rows.detach().clone(), **states}))
+            found.setdefault(table.name, []).append(
+                (place, {"weight": rows.detach().clone(), **states})
+            )
     return found
 
 
@@ -108,11 +127,18 @@ def dense_loaded(path: str, kind: str, optimizer: str, rank: int, warm: bool) ->
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "rowwise"])
 def test_state_of_an_outside_optimizer_is_cut_as_its_tables_are(ranks, tmp_path, optimizer):
     path, before = str(tmp_path / "model"), None
-    for index, kind in enumerate(("column_wise", "mixed", "row_wise", "table_wise", "data_parallel")):
+    for index, kind in enumerate(
+        ("column_wise", "mixed", "row_wise", "table_wise", "data_parallel")
+    ):
         if before is None:
             results = ranks(2).run(lambda rank: dense_saved(path, "column_wise", optimizer, rank))
-            before, end = by_column([each[0] for each in results]), by_column([each[1] for each in results])
-        after = ranks(2).run(lambda rank, k=kind, i=index: dense_loaded(path, k, optimizer, rank, i % 2 == 0))
+            before, end = (
+                by_column([each[0] for each in results]),
+                by_column([each[1] for each in results]),
+            )
+        after = ranks(2).run(
+            lambda rank, k=kind, i=index: dense_loaded(path, k, optimizer, rank, i % 2 == 0)
+        )
         found = by_column([each[0] for each in after])
         assert found.keys() == before.keys()
         for number, (name, values) in enumerate(before.items()):
@@ -121,9 +147,15 @@ def test_state_of_an_outside_optimizer_is_cut_as_its_tables_are(ranks, tmp_path,
                 slices = column_slices(kind, number, value.shape[1])
                 if optimizer == "rowwise" and key == "sum":
                     value = torch.cat(
-                        [value[:, s].mean(1, keepdim=True).expand(-1, s.stop - s.start) for s in slices], 1
+                        [
+                            value[:, s].mean(1, keepdim=True).expand(-1, s.stop - s.start)
+                            for s in slices
+                        ],
+                        1,
                     )
-                torch.testing.assert_close(found[name][key], value, msg=lambda text, m=f"{kind} {name} {key}": m + text)
+                torch.testing.assert_close(
+                    found[name][key], value, msg=lambda text, m=f"{kind} {name} {key}": m + text
+                )
         if optimizer != "rowwise":
             for name, values in by_column([each[1] for each in after]).items():
                 torch.testing.assert_close(values["weight"], end[name]["weight"])
@@ -161,7 +193,9 @@ def sharded_trains(path: str, shift: int, rank: int) -> dict[str, Tensor]:
 
 
 def without_cuts_of_columns(names: Any, shift: int) -> list[str]:
-    """Those that take the same steps in one process: not the row-wise ones whose columns are cut."""
+    """Those that take the same steps in one process: not the row-wise ones whose
+    columns are cut.
+    """
     found = []
     for name in names:
         by_row = "rowwise" in name or "partial" in name
@@ -186,7 +220,9 @@ def test_an_unsharded_model_is_loaded_into_a_sharded_one_and_goes_on(ranks, tmp_
     found = results[0][1]
     assert found.keys() == expected.keys()
     for name in without_cuts_of_columns(expected, 2):
-        torch.testing.assert_close(found[name], expected[name], msg=lambda text, n=name: f"{n}\n{text}")
+        torch.testing.assert_close(
+            found[name], expected[name], msg=lambda text, n=name: f"{n}\n{text}"
+        )
     loaded = by_column([each[0] for each in results])
     for name, values in loaded.items():
         states = stored.get(name, {})
@@ -206,10 +242,14 @@ def test_a_sharded_model_is_loaded_into_an_unsharded_one_and_goes_on(ranks, tmp_
     found = model.state_dict()
     assert found.keys() == expected.keys()
     for name in without_cuts_of_columns(expected, 2):
-        torch.testing.assert_close(found[name], expected[name], msg=lambda text, n=name: f"{n}\n{text}")
+        torch.testing.assert_close(
+            found[name], expected[name], msg=lambda text, n=name: f"{n}\n{text}"
+        )
 
 
-def test_torch_reads_a_checkpoint_by_itself_and_an_unsharded_model_takes_its_tensors(ranks, tmp_path):
+def test_torch_reads_a_checkpoint_by_itself_and_an_unsharded_model_takes_its_tensors(
+    ranks, tmp_path
+):
     path, plain = tmp_path / "model", tmp_path / "plain.pt"
     ranks(2).run(lambda rank: sharded_trains(str(path), 0, rank))
     with warnings.catch_warnings():
@@ -222,7 +262,11 @@ def test_torch_reads_a_checkpoint_by_itself_and_an_unsharded_model_takes_its_ten
     loaded = model.load_state_dict(by_torch["model"])
     assert (loaded.missing_keys, loaded.unexpected_keys) == ([], [])
     name = "sparse.ebc.embedding_bags.adam0.weight"
-    assert by_torch["optimizer"]["state"][name].keys() == {"adam0.momentum1", "adam0.exp_avg_sq", "adam0.step"}
+    assert by_torch["optimizer"]["state"][name].keys() == {
+        "adam0.momentum1",
+        "adam0.exp_avg_sq",
+        "adam0.step",
+    }
     assert ours["optimizer"]["state"][name]["adam0.step"].item() == 2
     assert ours["optimizer"]["options"][name]["lr"] == 0.05
 
@@ -243,9 +287,13 @@ def refused(path: str, rank: int, what: str) -> tuple[str, str, bool]:
         arguments["optimizer"] = None
     elif what == "other dense optimizer" or (what == "on one rank" and rank == 1):
         over = dict(model.module.get_submodule("over").named_parameters(prefix="over"))
-        arguments["optimizer"] = KeyedOptimizerWrapper(over, lambda params: torch.optim.SGD(params, lr=0.1))
+        arguments["optimizer"] = KeyedOptimizerWrapper(
+            over, lambda params: torch.optim.SGD(params, lr=0.1)
+        )
     elif what == "torch optimizer":
-        arguments["optimizer"] = torch.optim.SGD(list(model.module.get_submodule("over").parameters()), lr=0.1)
+        arguments["optimizer"] = torch.optim.SGD(
+            list(model.module.get_submodule("over").parameters()), lr=0.1
+        )
     elif what == "no module":
         arguments["model"] = "model.pt"
     before = by_column([held(model)])
@@ -254,7 +302,9 @@ def refused(path: str, rank: int, what: str) -> tuple[str, str, bool]:
     except (ValueError, TypeError) as error:
         after = by_column([held(model)])
         same = all(
-            torch.equal(t.nan_to_num(), after[n][k].nan_to_num()) for n, v in before.items() for k, t in v.items()
+            torch.equal(t.nan_to_num(), after[n][k].nan_to_num())
+            for n, v in before.items()
+            for k, t in v.items()
         )
         return type(error).__name__, str(error), same
     return "", "loaded", False
@@ -267,7 +317,9 @@ def other_optimizer(model: Model) -> DistributedModelParallel:
         for mark in ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"):
             if hasattr(table, mark):
                 delattr(table, mark)
-    return DistributedModelParallel(model, plan=plan_of(model, 1, ShardingEnv.from_process_group(group())))
+    return DistributedModelParallel(
+        model, plan=plan_of(model, 1, ShardingEnv.from_process_group(group()))
+    )
 
 
 def saved_small(path: str, rank: int) -> None:
@@ -285,11 +337,18 @@ def saved_small(path: str, rank: int) -> None:
             "the checkpoint is from another model: ['sparse.ebc.embedding_bags.sgd0.weight'",
         ),
         ("other optimizer", "CheckpointError", "optimizer_state=False) takes the weights alone"),
-        ("on one rank", "CheckpointError", "failed on rank 1: the optimizer of 'over.weight' is SGD"),
+        (
+            "on one rank",
+            "CheckpointError",
+            "failed on rank 1: the optimizer of 'over.weight' is SGD",
+        ),
         (
             "other dense optimizer",
             "CheckpointError",
-            "the optimizer of 'over.weight' is SGD, and the checkpoint has ['exp_avg', 'exp_avg_sq', 'step'] of AdamW",
+            (
+                "the optimizer of 'over.weight' is SGD, and the checkpoint has ['exp_avg', "
+                "'exp_avg_sq', 'step'] of AdamW"
+            ),
         ),
         ("torch optimizer", "TypeError", "whose parameters are numbered and have no names"),
         ("no module", "TypeError", "a checkpoint is of a torch.nn.Module, got a str"),
@@ -310,7 +369,9 @@ def weights_alone(path: str, rank: int) -> tuple[bool, bool]:
     states = [tensor for of in model.fused_optimizer.state.values() for tensor in of.values()]
     whole = full_state_dict(model)
     wanted = read_state_dict(path)["model"]
-    return all(torch.equal(tensor, wanted[name]) for name, tensor in whole.items()), not any(map(torch.any, states))
+    return all(torch.equal(tensor, wanted[name]) for name, tensor in whole.items()), not any(
+        map(torch.any, states)
+    )
 
 
 def test_weights_alone_leave_the_optimizers_as_they_are(ranks, tmp_path):
@@ -347,10 +408,14 @@ def notes(path: str, rank: int, what: str) -> str:
         ("paths", "path is "),
     ],
 )
-def test_notes_that_cannot_be_stored_or_differ_are_refused_and_leave_nothing(ranks, tmp_path, what, words):
+def test_notes_that_cannot_be_stored_or_differ_are_refused_and_leave_nothing(
+    ranks, tmp_path, what, words
+):
     for message in ranks(2).run(notes, str(tmp_path / "model"), what=what):
         assert words in message
-        assert message.startswith("AgreementError: " if what in ("differing", "paths") else "CheckpointError: ")
+        assert message.startswith(
+            "AgreementError: " if what in ("differing", "paths") else "CheckpointError: "
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -371,7 +436,11 @@ def warmed(path: str, rank: int, load: bool) -> tuple[float, list[float], Any]:
         save_checkpoint(path, model, warm)
     rate = warm.param_groups[0]["lr"]
     warm.step()
-    return rate, [group["lr"] for group in warm.param_groups], sorted(warm.state_dict()["state"]["__warmup"])
+    return (
+        rate,
+        [group["lr"] for group in warm.param_groups],
+        sorted(warm.state_dict()["state"]["__warmup"]),
+    )
 
 
 def test_a_schedule_goes_on_where_it_stood(ranks, tmp_path):
@@ -398,7 +467,9 @@ def rates(path: str, rank: int, rate: float | None) -> list[float]:
 def test_rates_that_were_changed_are_stored_and_reach_the_kernels(ranks, tmp_path):
     path = str(tmp_path / "model")
     ranks(2).run(lambda rank: rates(path, rank, 0.0125))
-    assert all(set(found) == {0.0125} for found in ranks(2).run(lambda rank: rates(path, rank, None)))
+    assert all(
+        set(found) == {0.0125} for found in ranks(2).run(lambda rank: rates(path, rank, None))
+    )
 
 
 def one_table(path: str, rank: int, load: bool) -> list[int]:
@@ -462,7 +533,9 @@ def nested(path: str, rank: int) -> tuple[list[str], bool]:
             parameter.zero_()
     load_checkpoint(path, other)
     found, wanted = full_state_dict(other), full_state_dict(Around(inner))
-    same = all(torch.equal(found[name], wanted[name]) for name in found if name.startswith("inner."))
+    same = all(
+        torch.equal(found[name], wanted[name]) for name in found if name.startswith("inner.")
+    )
     return list(found), same
 
 
@@ -478,7 +551,8 @@ def test_state_that_is_no_tensor_is_refused_by_name(tmp_path):
             return {"seen": 3}
 
     with pytest.raises(
-        CheckpointError, match=r"'0\._extra_state' of the model's state is a dict, .* pass .* as extra="
+        CheckpointError,
+        match=r"'0\._extra_state' of the model's state is a dict, .* pass .* as extra=",
     ):
         save_checkpoint(tmp_path / "model", nn.Sequential(Odd()))
     assert list(tmp_path.iterdir()) == []
@@ -501,7 +575,9 @@ def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
 def test_a_folder_of_other_things_is_not_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("x")
-    with pytest.raises(CheckpointError, match=r"thesis exists and is not a checkpoint \(manifest.json is missing\)"):
+    with pytest.raises(
+        CheckpointError, match=r"thesis exists and is not a checkpoint \(manifest.json is missing\)"
+    ):
         save_checkpoint(tmp_path / "thesis", nn.Linear(2, 1))
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "x"
 
@@ -539,11 +615,16 @@ def test_a_checkpoint_from_before_the_first_step_empties_the_state(tmp_path):
 
 def test_two_rates_do_not_fit_into_one_group(tmp_path):
     layer = nn.Linear(2, 1)
-    groups = lambda params: torch.optim.SGD([{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(params)])  # noqa: E731
-    save_checkpoint(tmp_path / "two", layer, KeyedOptimizerWrapper(dict(layer.named_parameters()), groups))
+    groups = lambda params: torch.optim.SGD(  # noqa: E731
+        [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(params)]
+    )
+    save_checkpoint(
+        tmp_path / "two", layer, KeyedOptimizerWrapper(dict(layer.named_parameters()), groups)
+    )
     other, one_group = dense_layer(lambda params: torch.optim.SGD(params, lr=0.5))
     with pytest.raises(
-        CheckpointError, match=r"lr is 0\.2 for 'bias' in the checkpoint and 0\.1 for 'weight', and here"
+        CheckpointError,
+        match=r"lr is 0\.2 for 'bias' in the checkpoint and 0\.1 for 'weight', and here",
     ):
         load_checkpoint(tmp_path / "two", other, one_group)
     assert one_group.param_groups[0]["lr"] == 0.5

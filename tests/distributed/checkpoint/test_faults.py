@@ -1,4 +1,6 @@
-"""Faults in real processes: whatever happens during a save, one whole checkpoint can be loaded afterwards."""
+"""Faults in real processes: whatever happens during a save, one whole checkpoint can be loaded
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,27 @@ import pytest
 from distributed.cases import shard
 from distributed.checkpoint_kills import fill, tables, whole_step
 
-from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, read_state_dict, save_checkpoint
+from tutorec.distributed.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_state_dict,
+    save_checkpoint,
+)
 from tutorec.distributed.checkpoint.manifest import MANIFEST
 from tutorec.errors import CheckpointError
 
 
 def in_a_process_of_its_own(call: str) -> Any:
     """What a function of `checkpoint_kills` found; it forks, and wants no threads around it."""
-    code = f"import json; from distributed import checkpoint_kills; print(json.dumps(checkpoint_kills.{call}))"
+    code = (
+        "import json; from distributed import checkpoint_kills; "
+        f"print(json.dumps(checkpoint_kills.{call}))"
+    )
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -59,11 +71,15 @@ def save_with_little_room(path: str, full: int, room: int, rank: int) -> str:
 
 @pytest.mark.parametrize("full", [0, 1])
 @pytest.mark.parametrize("room", [0, 3000, 300_000])
-def test_a_full_disk_is_told_on_every_rank_with_the_rank_that_met_it_and_the_old_one_stays(ranks, tmp_path, full, room):
+def test_a_full_disk_is_told_on_every_rank_with_the_rank_that_met_it_and_the_old_one_stays(
+    ranks, tmp_path, full, room
+):
     path = tmp_path / "model"
     ranks(2).run(save_once_of_two, str(path))
     for message in ranks(2).run(save_with_little_room, str(path), full, room):
-        assert message.startswith(f"saving the checkpoint {path} failed on rank {full}: OSError: [Errno 27] File too")
+        assert message.startswith(
+            f"saving the checkpoint {path} failed on rank {full}: OSError: [Errno 27] File too"
+        )
     assert whole_step(path, 1) == 1
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
@@ -81,7 +97,9 @@ def load_into_ones(path: str) -> str:
         load_checkpoint(path, model)
     except CheckpointError as error:
         untouched = {float(n) for p in model.parameters() for n in p.detach().unique()} <= {7.0}
-        untouched &= all(bool((t == 7).all()) for s in model.fused_optimizer.state.values() for t in s.values())
+        untouched &= all(
+            bool((t == 7).all()) for s in model.fused_optimizer.state.values() for t in s.values()
+        )
         return str(error) if untouched else f"the model has changed: {error}"
     return "loaded"
 
@@ -112,7 +130,11 @@ def flipped(pattern: str, path: Path) -> str:
 def missing(pattern: str, path: Path) -> str:
     file = file_like(path, pattern)
     file.unlink()
-    return "manifest.json is missing" if file.name == MANIFEST else f"{file.name} of the checkpoint cannot be read"
+    return (
+        "manifest.json is missing"
+        if file.name == MANIFEST
+        else f"{file.name} of the checkpoint cannot be read"
+    )
 
 
 def other_version(path: Path) -> str:
@@ -172,7 +194,9 @@ def small_of_two(path: str) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_refused_by_name_on_every_rank_and_the_model_stays(ranks, sound, tmp_path, damage):
+def test_what_is_damaged_is_refused_by_name_on_every_rank_and_the_model_stays(
+    ranks, sound, tmp_path, damage
+):
     path = tmp_path / "model"
     shutil.copytree(sound, path)
     assert ranks(2).run(load_into_ones, str(path)) == ["loaded"] * 2
@@ -184,5 +208,7 @@ def test_what_is_damaged_is_refused_by_name_on_every_rank_and_the_model_stays(ra
     # What is in a file is looked at when it is read; that it is there with all its bytes, before.
     passed_over = damage not in ("flipped __0_*.distcp", "flipped ????????.metadata")
     assert latest_checkpoint(tmp_path) == (None if passed_over else path)
-    with pytest.raises(CheckpointError, match=r"load another|later one|another program|latest_checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"load another|later one|another program|latest_checkpoint"
+    ):
         read_state_dict(path)

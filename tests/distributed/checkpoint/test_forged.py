@@ -1,4 +1,6 @@
-"""Checkpoints from somebody else: nothing in them is executed, nothing outside is read, and what is wrong is said."""
+"""Checkpoints from somebody else: nothing in them is executed, nothing outside is read, and what is
+wrong is said.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ def path(tmp_path) -> Path:
 def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a manifest and give it the CRC-32 that it should have, which anybody can."""
     document = json.loads((path / MANIFEST).read_text())
-    content = {key: value for key, value in document.items() if key not in ("format", "version", "crc32")}
+    content = {
+        key: value for key, value in document.items() if key not in ("format", "version", "crc32")
+    }
     change(content)
     crc32 = f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
     version = document["version"]
-    (path / MANIFEST).write_text(json.dumps({"format": FORMAT, "version": version, "crc32": crc32, **content}))
+    (path / MANIFEST).write_text(
+        json.dumps({"format": FORMAT, "version": version, "crc32": crc32, **content})
+    )
 
 
 def account_of(path: Path) -> Path:
@@ -93,7 +99,9 @@ CALLS: dict[str, Callable[[Path], Runs]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_metadata_file_that_calls_a_function_is_refused_and_nothing_is_called(path, tmp_path, call, inside):
+def test_a_metadata_file_that_calls_a_function_is_refused_and_nothing_is_called(
+    path, tmp_path, call, inside
+):
     mark, account = tmp_path / "mark", account_of(path)
     content: Any = CALLS[call](mark)
     if inside:
@@ -183,7 +191,10 @@ def moved_out(name: Callable[[Path], str]) -> Callable[[Path], None]:
         data = next(path.glob("__0_*"))
         data.rename(path.parents[1] / data.name)
         leading = name(path.parents[1] / data.name)
-        rewrite(path, lambda content: content["files"].update({leading: content["files"].pop(data.name)}))
+        rewrite(
+            path,
+            lambda content: content["files"].update({leading: content["files"].pop(data.name)}),
+        )
         whole = pickle.loads(account_of(path).read_bytes())
         with_place(relative_path=leading)(whole)
         write_listed(account_of(path), pickle.dumps(whole))
@@ -240,7 +251,9 @@ LEADING_OUT: dict[str, tuple[Callable[[Path], None], str]] = {
         "is not among the files of the manifest",
     ),
     "a device by name": (
-        lambda path: rewrite(path, lambda content: content["files"].update({"/dev/zero": {"bytes": 1, "crc32": "0"}})),
+        lambda path: rewrite(
+            path, lambda content: content["files"].update({"/dev/zero": {"bytes": 1, "crc32": "0"}})
+        ),
         "is not a plain file name",
     ),
 }
@@ -269,7 +282,9 @@ CONTENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no files": lambda content: content.pop("files"),
     "files as a list": lambda content: content.update(files=[1]),
     "facts as a number": lambda content: content.update(files={"x": 3}),
-    "facts with another key": lambda content: content["files"].update(x={"bytes": 1, "crc32": "0", "owner": 1}),
+    "facts with another key": lambda content: content["files"].update(
+        x={"bytes": 1, "crc32": "0", "owner": 1}
+    ),
     "size as text": lambda content: content["files"].update(x={"bytes": "1", "crc32": "0"}),
     "CRC-32 as a number": lambda content: content["files"].update(x={"bytes": 1, "crc32": 0}),
     "step as text": lambda content: content.update(step="9"),
@@ -282,7 +297,9 @@ CONTENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "slices of nothing": lambda content: content.update(slices={"x": [0]}),
     "optimizers as text": lambda content: content.update(optimizers="x"),
     "an optimizer as a number": lambda content: content.update(optimizers={"weight": 3}),
-    "an optimizer without kind": lambda content: content.update(optimizers={"weight": {"options": {}, "numbers": {}}}),
+    "an optimizer without kind": lambda content: content.update(
+        optimizers={"weight": {"options": {}, "numbers": {}}}
+    ),
     "options as a list": lambda content: content.update(
         optimizers={"weight": {"kind": "SGD", "options": [1], "numbers": {}}}
     ),
@@ -294,7 +311,9 @@ def test_a_manifest_with_other_content_is_refused_and_stops_no_search(path, kind
     save_checkpoint(path.parent / "other", nn.Linear(2, 1), step=0)
     rewrite(path, CONTENTS[kind])
     for name, read in READERS.items():
-        with pytest.raises(CheckpointError, match=r"manifest.json has an invalid format \(\w+: .*\): load another"):
+        with pytest.raises(
+            CheckpointError, match=r"manifest.json has an invalid format \(\w+: .*\): load another"
+        ):
             read(path)
         assert name
     assert latest_checkpoint(path.parent) == path.parent / "other"

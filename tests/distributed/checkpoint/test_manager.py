@@ -1,4 +1,6 @@
-"""Numbered checkpoints of a run: which are kept, which is found, and saves that training does not wait for."""
+"""Numbered checkpoints of a run: which are kept, which is found, and saves that training does not
+wait for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ import torch
 from distributed.checkpoint_cases import dense_of, held, sharded, train
 from torch import nn
 
-from tutorec.distributed.checkpoint import CheckpointManager, load_checkpoint, read_info, read_state_dict
+from tutorec.distributed.checkpoint import (
+    CheckpointManager,
+    load_checkpoint,
+    read_info,
+    read_state_dict,
+)
 from tutorec.distributed.checkpoint import manager as manager_module
 from tutorec.distributed.checkpoint.folder import Folder, folder_of
 from tutorec.distributed.checkpoint.manifest import MANIFEST, remove_checkpoint
@@ -47,7 +54,11 @@ def test_the_last_checkpoints_are_kept_and_the_latest_is_loaded(tmp_path, asynch
     assert manager.latest() == folder / "step-100"
     layer = layer_of(0)
     info = CheckpointManager(str(folder)).load(layer)
-    assert info is not None and (info.step, info.position, info.extra) == (100, {"batch": 100}, [100])
+    assert info is not None and (info.step, info.position, info.extra) == (
+        100,
+        {"batch": 100},
+        [100],
+    )
     assert bool((layer.weight == 100).all())
 
 
@@ -74,14 +85,18 @@ def test_only_what_saves_have_written_is_removed(tmp_path):
     left.create("__0_0123abcd_0.distcp").close()
     manager.save(layer_of(2), step=2)
     assert names_in(tmp_path) == ["best", "step-08", "step-1", "step-2", "step-7", "step-9"]
-    assert names_in(tmp_path / "step-1") == ["notes.txt"] and names_in(tmp_path / "step-7") == ["thesis.tex"]
+    assert names_in(tmp_path / "step-1") == ["notes.txt"] and names_in(tmp_path / "step-7") == [
+        "thesis.tex"
+    ]
     assert manager.latest() == tmp_path / "step-2"
 
 
 def test_a_step_before_the_latest_is_refused(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.save(layer_of(9), step=9)
-    with pytest.raises(CheckpointError, match=r"has a checkpoint of step 9, later than step 3: .* load it first"):
+    with pytest.raises(
+        CheckpointError, match=r"has a checkpoint of step 9, later than step 3: .* load it first"
+    ):
         manager.save(layer_of(3), step=3)
     next((tmp_path / "step-9").glob("*.distcp")).unlink()
     manager.save(layer_of(3), step=3)
@@ -152,14 +167,18 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(value, second[key]) for key, value in first.items())
+        return first.keys() == second.keys() and all(
+            same(value, second[key]) for key, value in first.items()
+        )
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     return first == second
 
 
 def test_training_goes_on_during_a_save_and_the_checkpoint_is_of_its_beginning(ranks, tmp_path):
-    for early, unchanged, step, resumed, expected in ranks(2).run(train_beside_a_save, str(tmp_path)):
+    for early, unchanged, step, resumed, expected in ranks(2).run(
+        train_beside_a_save, str(tmp_path)
+    ):
         assert early and unchanged and step == 2
         for name, value in expected.items():
             torch.testing.assert_close(resumed[name], value)
@@ -214,7 +233,8 @@ def fail_in_the_background(folder: str, use: str, rank: int) -> list[str]:
 def test_an_error_of_the_background_is_raised_on_every_rank_by_the_next_call(ranks, tmp_path, use):
     for said, *steps in ranks(2).run(fail_in_the_background, str(tmp_path), use):
         start = (
-            f"saving the checkpoint {tmp_path / 'step-2'} in the background failed on rank 1: OSError: [Errno 28] No"
+            f"saving the checkpoint {tmp_path / 'step-2'} in the background failed on rank 1: "
+            "OSError: [Errno 28] No"
         )
         assert said.startswith(start), said
         assert steps == (["1"] if use == "close" else ["1", "4"])
@@ -248,7 +268,10 @@ def test_a_script_that_ends_waits_for_the_save_under_way(tmp_path):
 def test_a_script_that_ends_says_that_the_save_under_way_has_failed(tmp_path):
     done = run_script(tmp_path, True)
     assert done.stdout == "training ends\n"
-    assert f"saving the checkpoint {tmp_path / 'step-3'} in the background failed: OSError: [Errno 28]" in done.stderr
+    assert (
+        f"saving the checkpoint {tmp_path / 'step-3'} in the background failed: OSError: [Errno 28]"
+        in done.stderr
+    )
     assert names_in(tmp_path) == []
 
 
@@ -257,7 +280,10 @@ def test_an_error_in_training_is_raised_with_that_of_the_save_as_a_note(tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Folder, "create", full)
-    with pytest.raises(ZeroDivisionError) as raised, CheckpointManager(tmp_path, asynchronous=True) as manager:
+    with (
+        pytest.raises(ZeroDivisionError) as raised,
+        CheckpointManager(tmp_path, asynchronous=True) as manager,
+    ):
         manager.save(layer_of(1), step=1)
         raise ZeroDivisionError
     assert ["No space left" in note for note in raised.value.__notes__] == [True]
@@ -284,7 +310,9 @@ def test_a_manager_keeps_its_checkpoints_in_memory(memory, asynchronous):
         manager.save(layer_of(4), step=3)
     assert manager.latest() == "memory://runs/a/step-3" and manager.steps() == [2, 3]
     layer = layer_of(0)
-    assert load_checkpoint("memory://runs/a/step-3", layer).step == 3 and bool((layer.weight == 4).all())
+    assert load_checkpoint("memory://runs/a/step-3", layer).step == 3 and bool(
+        (layer.weight == 4).all()
+    )
     assert bool((read_state_dict("memory://runs/a/step-2")["model"]["weight"] == 2).all())
     remove_checkpoint(folder_of("memory://runs/a/step-2"))
     assert manager.steps() == [3]
@@ -306,7 +334,8 @@ def test_what_is_damaged_in_memory_is_refused(memory):
     assert manager.latest() is None
     fs.rm_file(f"/runs/b/step-1/{MANIFEST}")
     with pytest.raises(
-        CheckpointError, match=r"memory://.*step-1 is not a complete checkpoint: manifest.json is missing"
+        CheckpointError,
+        match=r"memory://.*step-1 is not a complete checkpoint: manifest.json is missing",
     ):
         read_info("memory://runs/b/step-1")
 
@@ -317,11 +346,17 @@ def test_a_file_url_is_a_disk(tmp_path):
         manager.save(layer_of(step), step=step)
     assert names_in(tmp_path / "run") == ["step-2"]
     assert manager.latest() == f"file://{tmp_path}/run/step-2"
-    assert load_checkpoint(manager.latest(), layer_of(0)).step == read_info(tmp_path / "run" / "step-2").step == 2
+    assert (
+        load_checkpoint(manager.latest(), layer_of(0)).step
+        == read_info(tmp_path / "run" / "step-2").step
+        == 2
+    )
 
 
 def test_a_url_that_nothing_installed_reads_is_refused_with_what_to_install():
-    with pytest.raises(CheckpointError, match=r"'nothing://x' cannot be a path \(Protocol not known: nothing\)"):
+    with pytest.raises(
+        CheckpointError, match=r"'nothing://x' cannot be a path \(Protocol not known: nothing\)"
+    ):
         CheckpointManager("nothing://x")
 
 
@@ -337,6 +372,6 @@ def save_in_memory_of_each(url: str, rank: int) -> str:
 def test_memory_is_of_one_process_and_ranks_are_told(ranks):
     for said in ranks(2).run(save_in_memory_of_each, "memory://runs/c"):
         assert (
-            "is missing: load another one; this save has just written it: another run saves to the same path, or"
-            in said
-        )
+            "is missing: load another one; this save has just written it: another run saves to the "
+            "same path, or"
+        ) in said

@@ -24,7 +24,9 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd import Ranks
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the /proc of Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="needs the /proc of Linux"
+)
 
 MIB = 2**20
 COLUMNS = 64
@@ -35,11 +37,15 @@ def model_of(rows: int, word: ParameterShardingGenerator) -> nn.Module:
     ebc = EmbeddingBagCollection([config], device=torch.device("meta"))
     env = ShardingEnv.from_process_group(group())
     plan = construct_module_sharding_plan(ebc, {"t": word}, local_size=env.local_size)
-    return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(ebc, plan, env)
+    return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(
+        ebc, plan, env
+    )
 
 
 def growth(path: str, rank: int, rows: int, block_bytes: int) -> dict[str, int]:
-    """Bytes by which a save and a load under another plan raise the memory of a rank that holds the model."""
+    """Bytes by which a save and a load under another plan raise the memory of a rank that holds the
+    model.
+    """
     entries.BLOCK_BYTES = block_bytes
     found: dict[str, int] = {}
     for size, name in ((1000, f"{path}/small"), (rows, f"{path}/large")):  # The first warms up.

@@ -1,4 +1,6 @@
-"""Ranks that do not save or load the same, or do not come at all: every rank is told which, and nobody waits."""
+"""Ranks that do not save or load the same, or do not come at all: every rank is told which, and
+nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizerWrapper
 
 
-def dense_of_two(kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> tuple[nn.Module, KeyedOptimizerWrapper]:
+def dense_of_two(
+    kind: type[torch.optim.Optimizer] = torch.optim.Adam,
+) -> tuple[nn.Module, KeyedOptimizerWrapper]:
     """A dense model with an optimizer that has made a step."""
     torch.manual_seed(1)
     layer = nn.Linear(2, 1)
-    optimizer = KeyedOptimizerWrapper(dict(layer.named_parameters()), lambda params: kind(params, lr=0.1))
+    optimizer = KeyedOptimizerWrapper(
+        dict(layer.named_parameters()), lambda params: kind(params, lr=0.1)
+    )
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     return layer, optimizer
@@ -55,12 +61,27 @@ def apart(folder: str, doing: str, what: str, rank: int) -> str:
 
 
 APART = {
-    "no optimizer": (AgreementError, "the optimizer of 'weight' is missing on rank 1 and Adam on rank 0"),
-    "another optimizer": (AgreementError, "the optimizer of 'weight' is SGD on rank 1 and Adam on rank 0"),
+    "no optimizer": (
+        AgreementError,
+        "the optimizer of 'weight' is missing on rank 1 and Adam on rank 0",
+    ),
+    "another optimizer": (
+        AgreementError,
+        "the optimizer of 'weight' is SGD on rank 1 and Adam on rank 0",
+    ),
     "no state": (AgreementError, "optimizer_state is False on rank 1 and True on rank 0"),
-    "no model": (CheckpointError, "rank 1: TypeError: a checkpoint is of a torch.nn.Module, got a NoneType"),
-    "no path": (CheckpointError, "rank 1: TypeError: the path of a checkpoint is text or a pathlib.Path, got None"),
-    "a path that cannot be": (CheckpointError, "rank 1: '{}\\x00' cannot be a path (embedded null byte)"),
+    "no model": (
+        CheckpointError,
+        "rank 1: TypeError: a checkpoint is of a torch.nn.Module, got a NoneType",
+    ),
+    "no path": (
+        CheckpointError,
+        "rank 1: TypeError: the path of a checkpoint is text or a pathlib.Path, got None",
+    ),
+    "a path that cannot be": (
+        CheckpointError,
+        "rank 1: '{}\\x00' cannot be a path (embedded null byte)",
+    ),
     "another path": (AgreementError, "path is {}x on rank 1 and {} on rank 0"),
 }
 
@@ -75,14 +96,22 @@ def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path,
         assert ranks(2).run(apart, str(path), "save", "nothing") == ["went through"] * 2
     error, said = APART[what]
     if (doing, what) == ("load", "another optimizer"):
-        error, said = CheckpointError, "failed on rank 1: the optimizer of 'weight' is SGD, and the checkpoint has"
+        error, said = (
+            CheckpointError,
+            "failed on rank 1: the optimizer of 'weight' is SGD, and the checkpoint has",
+        )
     if (doing, what) == ("load", "another path"):
-        error, said = CheckpointError, "rank 1: {}x is not a complete checkpoint: manifest.json is missing"
+        error, said = (
+            CheckpointError,
+            "rank 1: {}x is not a complete checkpoint: manifest.json is missing",
+        )
     said = said.replace("{}", str(path))
     zero, one = ranks(2).run(apart, str(path), doing, what)
     assert zero.startswith(f"{error.__name__}: ") or what == "another path", zero
     assert said in zero, zero
-    assert said in one or (one.startswith("TypeError: ") and one.removeprefix("TypeError: ") in said), one
+    assert said in one or (
+        one.startswith("TypeError: ") and one.removeprefix("TypeError: ") in said
+    ), one
     assert path.exists() is (doing == "load")
 
 
@@ -92,16 +121,21 @@ def test_what_one_rank_alone_knows_is_never_written(tmp_path):
     blocks.paths["optimizer.state.weight.step"] = ("optimizer", "state", "weight", "step")
     folder = folder_of(tmp_path)
     written = write_blocks(folder, "0" * 8, blocks)
-    with pytest.raises(CheckpointError, match=r"'optimizer.state.weight.step' and 0 more .* no rank has written"):
+    with pytest.raises(
+        CheckpointError, match=r"'optimizer.state.weight.step' and 0 more .* no rank has written"
+    ):
         write_metadata(folder, "0" * 8, [written])
 
 
 @pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint])
 @pytest.mark.parametrize(
-    ("path", "error"), [(None, TypeError), (3, TypeError), (b"x", TypeError), ("a\0b", CheckpointError)]
+    ("path", "error"),
+    [(None, TypeError), (3, TypeError), (b"x", TypeError), ("a\0b", CheckpointError)],
 )
 def test_what_is_no_path_is_refused(call, path, error):
-    with pytest.raises(error, match=r"the path of a checkpoint is text|cannot be a path \(embedded null byte\)"):
+    with pytest.raises(
+        error, match=r"the path of a checkpoint is text|cannot be a path \(embedded null byte\)"
+    ):
         call(path, nn.Linear(2, 1))
 
 
@@ -129,7 +163,9 @@ def test_a_rank_that_ends_before_or_during_the_first_exchange_is_named(tmp_path)
             how = "did not come to it: ended before, or does something else"
         assert len(messages) == 2
         for message in messages:
-            assert message.startswith(f"{doing} the checkpoint {tmp_path / 'model'} failed: rank {ending} {how};")
+            assert message.startswith(
+                f"{doing} the checkpoint {tmp_path / 'model'} failed: rank {ending} {how};"
+            )
             assert message.endswith("start the ranks again and load it")
 
 

@@ -1,4 +1,6 @@
-"""Uses of checkpoints that are unusual and allowed, and some that are nonsense: one process, small models."""
+"""Uses of checkpoints that are unusual and allowed, and some that are nonsense: one process, small
+models.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,13 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 @pytest.mark.parametrize("name", ["position", "extra"])
-@pytest.mark.parametrize("value", [{2: "a", 10: "b"}, {1: "a", "b": 2}, {"shards": [{3: 1}]}, {None: 1}])
+@pytest.mark.parametrize(
+    "value", [{2: "a", 10: "b"}, {1: "a", "b": 2}, {"shards": [{3: 1}]}, {None: 1}]
+)
 def test_keys_that_json_would_turn_into_text_are_refused(tmp_path, name, value):
     with pytest.raises(
-        CheckpointError, match=rf"{name} cannot be stored as JSON \(.* is a key\).*dicts with text as keys"
+        CheckpointError,
+        match=rf"{name} cannot be stored as JSON \(.* is a key\).*dicts with text as keys",
     ):
         save_checkpoint(tmp_path / "model", nn.Linear(2, 1), **{name: value})
     assert list(tmp_path.iterdir()) == []
@@ -65,7 +70,9 @@ def test_tensors_without_numbers_are_kept(tmp_path):
     assert {name: (value.shape, value.dtype) for name, value in stored.items()} == {
         name: (value.shape, value.dtype) for name, value in first.state_dict().items()
     }
-    with pytest.raises(CheckpointError, match=r"'model.none' is \[2\] here and \[0\] in the checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"'model.none' is \[2\] here and \[0\] in the checkpoint"
+    ):
         other = Empties()
         other.none = torch.zeros(2, dtype=torch.int64)
         load_checkpoint(tmp_path / "model", other)
@@ -101,7 +108,9 @@ def test_a_model_without_numbers_is_refused_by_name(tmp_path, model, words):
 def test_a_path_that_cannot_be_read_is_not_called_damaged(tmp_path, name):
     (tmp_path / "file").write_text("x")
     for use in (read_info, read_state_dict, lambda path: load_checkpoint(path, nn.Linear(2, 1))):
-        with pytest.raises(CheckpointError, match=r"manifest.json cannot be read \(.*\): load another checkpoint"):
+        with pytest.raises(
+            CheckpointError, match=r"manifest.json cannot be read \(.*\): load another checkpoint"
+        ):
             use(tmp_path / name)
 
 
@@ -129,7 +138,9 @@ def saved_and_loaded(path: str, optimizer: type[torch.optim.Optimizer]) -> None:
 def test_more_ranks_than_rows(ranks, tmp_path, optimizer):
     ranks(2).run(saved_and_loaded, str(tmp_path / "model"), optimizer)
     first, again = read_state_dict(tmp_path / "model"), read_state_dict(tmp_path / "model-again")
-    assert torch.equal(first["model"]["embedding_bags.one.weight"], again["model"]["embedding_bags.one.weight"])
+    assert torch.equal(
+        first["model"]["embedding_bags.one.weight"], again["model"]["embedding_bags.one.weight"]
+    )
     (states,), (kept,) = first["optimizer"]["state"].values(), again["optimizer"]["state"].values()
     assert states["one.momentum1"].abs().sum() > 0
     assert all(torch.equal(value, kept[name]) for name, value in states.items())

@@ -1,4 +1,6 @@
-"""A checkpoint that is replaced while it is read, or by two savers, or among other files: one save or a clear error."""
+"""A checkpoint that is replaced while it is read, or by two savers, or among other files: one save
+or a clear error.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def replace_by(path: Path, other: Path) -> None:
 
 
 def steps_of(model: nn.Module) -> set[float]:
-    return {float(number) for parameter in model.parameters() for number in parameter.detach().unique()}
+    return {
+        float(number) for parameter in model.parameters() for number in parameter.detach().unique()
+    }
 
 
 def loaded(path: Path) -> tuple[int | None, set[float]]:
@@ -77,7 +81,9 @@ def read(path: Path) -> tuple[int | None, set[float]]:
     return (int(min(numbers)), numbers)
 
 
-def after(times: int, function: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
+def after(
+    times: int, function: Callable[..., Any], action: Callable[[], None]
+) -> Callable[..., Any]:
     """The function, with an action behind each of its first calls."""
     left = times
 
@@ -98,22 +104,30 @@ def test_what_is_replaced_before_its_files_are_open_is_read_anew(tmp_path, monke
     other = stored_as(path, 2)
     save(path, 1)
     module = loading_module if use is loaded else manifest_module
-    monkeypatch.setattr(module, "read_manifest", after(1, module.read_manifest, lambda: replace_by(path, other)))
+    monkeypatch.setattr(
+        module, "read_manifest", after(1, module.read_manifest, lambda: replace_by(path, other))
+    )
     assert use(path) == (2, {2.0})
 
 
 @pytest.mark.parametrize("use", [loaded, read])
-def test_what_is_replaced_when_its_files_are_open_is_the_save_that_was_found(tmp_path, monkeypatch, use):
+def test_what_is_replaced_when_its_files_are_open_is_the_save_that_was_found(
+    tmp_path, monkeypatch, use
+):
     path = tmp_path / "model"
     other = stored_as(path, 2)
     save(path, 1)
-    monkeypatch.setattr(SavedFiles, "check", after_opening(SavedFiles.check, lambda: replace_by(path, other)))
+    monkeypatch.setattr(
+        SavedFiles, "check", after_opening(SavedFiles.check, lambda: replace_by(path, other))
+    )
     assert use(path) == (1, {1.0})
     assert use(path) == (2, {2.0})
 
 
 def after_opening(check: Callable[..., None], action: Callable[[], None]) -> Callable[..., None]:
-    """Replace when a data file is going to be checked: the account has been read, and all files are open."""
+    """Replace when a data file is going to be checked: the account has been read, and all files are
+    open.
+    """
     done = False
 
     def run(files: SavedFiles, name: str) -> None:
@@ -140,15 +154,21 @@ def test_what_is_replaced_again_and_again_is_said(tmp_path, monkeypatch, use):
     original = module.read_manifest
     monkeypatch.setattr(module, "read_manifest", after(TRIES, original, replace))
     if use is not loaded:
-        monkeypatch.setattr(manifest_module, "is_replaced", lambda folder, known: original(folder) != known)
-    with pytest.raises(CheckpointError, match=rf"model was replaced {TRIES} times while it was read: load again"):
+        monkeypatch.setattr(
+            manifest_module, "is_replaced", lambda folder, known: original(folder) != known
+        )
+    with pytest.raises(
+        CheckpointError, match=rf"model was replaced {TRIES} times while it was read: load again"
+    ):
         use(path)
 
 
 def load_while_rank_1_replaces(path: str, other: str, rank: int) -> tuple[int | None, set[float]]:
     original = loading_module.read_manifest
     if rank == 1:
-        loading_module.read_manifest = after(1, original, lambda: replace_by(Path(path), Path(other)))
+        loading_module.read_manifest = after(
+            1, original, lambda: replace_by(Path(path), Path(other))
+        )
     try:
         return loaded(Path(path))
     finally:
@@ -167,7 +187,9 @@ def test_the_latest_is_found_while_it_is_replaced(tmp_path, monkeypatch):
     other = stored_as(tmp_path / "x", 2)
     save(path, 1)
     monkeypatch.setattr(
-        manifest_module, "read_manifest", after(1, manifest_module.read_manifest, lambda: replace_by(path, other))
+        manifest_module,
+        "read_manifest",
+        after(1, manifest_module.read_manifest, lambda: replace_by(path, other)),
     )
     assert latest_checkpoint(path.parent) == path
 
@@ -198,7 +220,13 @@ def test_other_files_and_checkpoints_in_the_folder_stay(tmp_path):
     assert {"notes.txt", "other.distcp", "figures", "link", "step_100"} < found
     assert len(found) == 9, f"and the files of one save: {found}"
     remove_checkpoint(folder_of(path))
-    assert {each.name for each in path.iterdir()} == {"notes.txt", "other.distcp", "figures", "link", "step_100"}
+    assert {each.name for each in path.iterdir()} == {
+        "notes.txt",
+        "other.distcp",
+        "figures",
+        "link",
+        "step_100",
+    }
 
 
 def test_torch_reads_a_checkpoint_that_was_replaced(tmp_path):
@@ -216,14 +244,18 @@ def test_a_second_saver_on_the_same_path_is_told(tmp_path):
     path = tmp_path / "model"
     save(path, 1)
     with folder_of(path).locked():
-        with pytest.raises(CheckpointError, match=r"another save into .*model is under way: .* give each its own"):
+        with pytest.raises(
+            CheckpointError, match=r"another save into .*model is under way: .* give each its own"
+        ):
             save(path, 2)
         assert loaded(path) == (1, {1.0})
     save(path, 2)
     assert loaded(path) == (2, {2.0})
 
 
-def test_a_save_whose_files_another_run_removes_is_told_and_the_old_one_stays(tmp_path, monkeypatch):
+def test_a_save_whose_files_another_run_removes_is_told_and_the_old_one_stays(
+    tmp_path, monkeypatch
+):
     """Where there are no locks: on an object store, or on some network file systems."""
     path = tmp_path / "model"
     save(path, 1)
@@ -233,11 +265,15 @@ def test_a_save_whose_files_another_run_removes_is_told_and_the_old_one_stays(tm
         found = sizes(folder)
         if len([name for name in found if name.endswith(".distcp")]) > 1:
             known = manifest_module.read_manifest(folder).files
-            found = {name: size for name, size in found.items() if name in known or ".distcp" not in name}
+            found = {
+                name: size for name, size in found.items() if name in known or ".distcp" not in name
+            }
         return found
 
     monkeypatch.setattr(Folder, "sizes", without_new)
-    with pytest.raises(CheckpointError, match=r"is missing: .*another run saves to the same path, or the ranks see"):
+    with pytest.raises(
+        CheckpointError, match=r"is missing: .*another run saves to the same path, or the ranks see"
+    ):
         save(path, 2)
     monkeypatch.undo()
     assert loaded(path) == (1, {1.0})
@@ -259,7 +295,10 @@ def test_a_checkpoint_of_version_1_is_read_replaced_and_removed(tmp_path):
     info = read_info(path)
     assert (info.version, info.step, info.position, info.world_size) == (1, 1, {"batch": 3}, 2)
     stored = read_state_dict(path)
-    tensors = [*stored["model"].values(), *(t for s in stored["optimizer"]["state"].values() for t in s.values())]
+    tensors = [
+        *stored["model"].values(),
+        *(t for s in stored["optimizer"]["state"].values() for t in s.values()),
+    ]
     assert len(tensors) == 6 and all(bool((tensor == 1).all()) for tensor in tensors)
     assert latest_checkpoint(tmp_path) == path
     save(path, 2)

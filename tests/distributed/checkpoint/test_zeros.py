@@ -41,7 +41,8 @@ def size_of(folder: Path) -> int:
 def test_zeros_are_written_once(tmp_path: Path) -> None:
     tables, folder = filled(), tmp_path / "saved"
     save_checkpoint(folder, tables)
-    assert size_of(folder) < 4 * 4 * 2**20  # a block of each table that is not zero, and one that is
+    # a block of each table that is not zero, and one that is
+    assert size_of(folder) < 4 * 4 * 2**20
     other = Tables()
     with torch.no_grad():
         other.first[5000:6000] = 9.0  # what is stored as zero must become zero
@@ -54,7 +55,9 @@ def test_zeros_are_written_once(tmp_path: Path) -> None:
 def test_torch_reads_zeros_that_were_written_once(tmp_path: Path) -> None:
     tables, folder = filled(), tmp_path / "saved"
     save_checkpoint(folder, tables)
-    target = {"model": {name: torch.ones_like(value) for name, value in tables.state_dict().items()}}
+    target = {
+        "model": {name: torch.ones_like(value) for name, value in tables.state_dict().items()}
+    }
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
         load(target, storage_reader=FileSystemReader(folder))
     whole = read_state_dict(folder)

@@ -1,4 +1,6 @@
-"""The door to torch.distributed: sums, collections, broadcasts, the groups of a host, and what each of them counts."""
+"""The door to torch.distributed: sums, collections, broadcasts, the groups of a host, and what each
+of them counts.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def scatter_sums(rank: int, world_size: int, counts: list[int], dtype: torch.dty
 def check_sums(results: list[tuple], counts: list[int], dtype: torch.dtype) -> None:
     itemsize = torch.tensor([], dtype=dtype).element_size()
     world_size = len(counts)
-    due = torch.stack([slices_of(rank, counts, dtype).double() for rank in range(world_size)]).sum(0).split(counts)
+    due = (
+        torch.stack([slices_of(rank, counts, dtype).double() for rank in range(world_size)])
+        .sum(0)
+        .split(counts)
+    )
     for rank, (mine, row, issues) in enumerate(results):
         assert torch.equal(mine.double(), due[rank])
         assert mine.dtype == dtype
@@ -54,11 +60,15 @@ def test_reduce_scatter_leaves_each_rank_the_sum_of_its_slice(ranks, dtype):
 @pytest.mark.world4
 def test_reduce_scatter_sums_over_four_ranks(ranks):
     for counts in WORLD4_COUNTS:
-        check_sums(ranks(4).run(scatter_sums, counts=counts, dtype=torch.float32), counts, torch.float32)
+        check_sums(
+            ranks(4).run(scatter_sums, counts=counts, dtype=torch.float32), counts, torch.float32
+        )
 
 
 def cancelling(rank: int, world_size: int, dtype: torch.dtype) -> float:
-    parts = [1.0, 2048.0, 1.0, -2048.0] if dtype == torch.float16 else [1.0, 2.0**25, 1.0, -(2.0**25)]
+    parts = (
+        [1.0, 2048.0, 1.0, -2048.0] if dtype == torch.float16 else [1.0, 2.0**25, 1.0, -(2.0**25)]
+    )
     send = torch.full((world_size,), parts[rank], dtype=dtype, device=device())
     return comm.reduce_scatter(send, [1] * world_size, group(), "sum").wait().item()
 
@@ -74,7 +84,9 @@ def test_reduce_scatter_adds_in_rank_order_and_half_precision_in_float32(ranks):
 def collect(rank: int, world_size: int, counts: list[int]) -> tuple:
     with count_traffic() as traffic:
         mine = torch.arange(counts[rank], device=device()) + 100 * rank
-        return comm.all_gather(mine, counts, group(), "collect").wait().tolist(), traffic.row(world_size)
+        return comm.all_gather(mine, counts, group(), "collect").wait().tolist(), traffic.row(
+            world_size
+        )
 
 
 def check_collected(results: list[tuple], counts: list[int]) -> None:
@@ -103,7 +115,10 @@ def spread(rank: int, world_size: int, source: int) -> tuple:
 
 
 def test_broadcast_overwrites_with_the_source_and_counts_at_the_source(ranks):
-    assert ranks(2).run(spread, source=1) == [([1.0], [0, 0], {"spread": 1}), ([1.0], [24, 0], {"spread": 1})]
+    assert ranks(2).run(spread, source=1) == [
+        ([1.0], [0, 0], {"spread": 1}),
+        ([1.0], [24, 0], {"spread": 1}),
+    ]
 
 
 def of_a_host(rank: int, world_size: int, local_size: int) -> tuple:
@@ -112,13 +127,19 @@ def of_a_host(rank: int, world_size: int, local_size: int) -> tuple:
     members = [dist.get_process_group_ranks(each) for each in (hosts.intra, hosts.cross)]
     with count_traffic() as traffic:
         inside = (
-            comm.all_gather(torch.tensor([rank], device=device()), [1] * local_size, hosts.intra, "inside")
+            comm.all_gather(
+                torch.tensor([rank], device=device()), [1] * local_size, hosts.intra, "inside"
+            )
             .wait()
             .tolist()
         )
         count = world_size // local_size
         across = (
-            comm.all_gather(torch.tensor([rank], device=device()), [1] * count, hosts.cross, "across").wait().tolist()
+            comm.all_gather(
+                torch.tensor([rank], device=device()), [1] * count, hosts.cross, "across"
+            )
+            .wait()
+            .tolist()
         )
     same = hosts.intra is again.intra and hosts.cross is again.cross
     return members, inside, across, same, dict(traffic.bytes)
@@ -127,7 +148,9 @@ def of_a_host(rank: int, world_size: int, local_size: int) -> tuple:
 @pytest.mark.world4
 @pytest.mark.parametrize("local_size", [1, 2, 4])
 def test_host_groups_are_the_ranks_of_a_host_and_those_of_one_number(ranks, local_size):
-    for rank, (members, inside, across, same, sent) in enumerate(ranks(4).run(of_a_host, local_size=local_size)):
+    for rank, (members, inside, across, same, sent) in enumerate(
+        ranks(4).run(of_a_host, local_size=local_size)
+    ):
         first = rank - rank % local_size
         mine = list(range(first, first + local_size)), list(range(rank % local_size, 4, local_size))
         assert tuple(members) == mine
@@ -146,8 +169,16 @@ def of_a_part(rank: int, world_size: int) -> list[list[int]] | None:
         return None
     assert isinstance(part, dist.ProcessGroup), "this rank is one of the part"
     hosts = host_groups(part, 1)
-    both = comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across").wait().tolist()
-    one = comm.all_gather(torch.tensor([rank], device=device()), [1], hosts.intra, "inside").wait().tolist()
+    both = (
+        comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across")
+        .wait()
+        .tolist()
+    )
+    one = (
+        comm.all_gather(torch.tensor([rank], device=device()), [1], hosts.intra, "inside")
+        .wait()
+        .tolist()
+    )
     return [both, one, dist.get_process_group_ranks(hosts.intra)]
 
 
@@ -157,22 +188,35 @@ def test_host_groups_of_some_ranks_leave_the_others_out(ranks):
 
 
 def of_another_group(rank: int, world_size: int) -> list[list[int]]:
-    """All ranks in a group that is not the default one, after some have been in more groups than others."""
+    """All ranks in a group that is not the default one, after some have been in more groups than
+    others.
+    """
     dist.new_group([0, 2])
     dist.new_group([0])
     everyone = dist.new_group(list(range(world_size)))
     assert isinstance(everyone, dist.ProcessGroup), "all ranks are in it"
     hosts = host_groups(everyone, 2)
-    inside = comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.intra, "inside").wait().tolist()
+    inside = (
+        comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.intra, "inside")
+        .wait()
+        .tolist()
+    )
     return [
         inside,
-        comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across").wait().tolist(),
+        comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across")
+        .wait()
+        .tolist(),
     ]
 
 
 @pytest.mark.world4
 def test_host_groups_are_made_where_ranks_are_in_different_numbers_of_groups(ranks):
-    assert ranks(4).run(of_another_group) == [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]]
+    assert ranks(4).run(of_another_group) == [
+        [[0, 1], [0, 2]],
+        [[0, 1], [1, 3]],
+        [[2, 3], [0, 2]],
+        [[2, 3], [1, 3]],
+    ]
 
 
 def uneven_hosts(rank: int, world_size: int) -> str:
@@ -186,7 +230,8 @@ def uneven_hosts(rank: int, world_size: int) -> str:
 def test_host_groups_refuse_hosts_of_unequal_size(ranks):
     for message in ranks(2).run(uneven_hosts):
         assert message == (
-            "2 ranks cannot be split into hosts of 3: local_size (LOCAL_WORLD_SIZE) may be one of [1, 2]"
+            "2 ranks cannot be split into hosts of 3: local_size (LOCAL_WORLD_SIZE) may be one of "
+            "[1, 2]"
         )
 
 

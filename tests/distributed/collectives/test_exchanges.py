@@ -14,12 +14,17 @@ from strategies import DrawnBatch, jagged_batches
 
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import KJTAllToAll
-from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
+from tutorec.distributed.collectives.rows import (
+    PooledEmbeddingsAllToAll,
+    PooledEmbeddingsReduceScatter,
+)
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
-Received = tuple[list[str], list[list[list[int]]], list[list[list[float]]] | None, list[int], dict[str, int]]
+Received = tuple[
+    list[str], list[list[list[int]]], list[list[list[float]]] | None, list[int], dict[str, int]
+]
 
 
 def exchange(rank: int, batches: list[DrawnBatch], splits: list[int]) -> Received:
@@ -36,7 +41,9 @@ def exchange(rank: int, batches: list[DrawnBatch], splits: list[int]) -> Receive
 
 
 def arriving(batches: list[DrawnBatch], keys: list[str]) -> tuple[list, list | None]:
-    """What a rank with these keys is due: feature by feature, the samples of rank 0, then those of rank 1."""
+    """What a rank with these keys is due: feature by feature, the samples of rank 0, then those of
+    rank 1.
+    """
     ids = [[bag for batch in batches for bag in batch.ids[key]] for key in keys]
     if batches[0].weights is None:
         return ids, None
@@ -62,12 +69,17 @@ def test_kjt_all_to_all_delivers_every_bag_to_its_feature(ranks, data):
         assert (ids, weights) == arriving(batches, mine)
         assert samples == [batch.samples for batch in batches]
         count = sum(len(bag) for key in theirs for bag in batches[rank].ids[key])
-        due = {"input sizes": 24, "input ids": itemsize * (len(theirs) * batches[rank].samples + count)}
+        due = {
+            "input sizes": 24,
+            "input ids": itemsize * (len(theirs) * batches[rank].samples + count),
+        }
         assert sent == due | ({"input weights": 4 * count} if weighted else {})
 
 
 def pool_home(rank: int, world_size: int, samples: list[int], columns: list[int]) -> tuple:
-    """Row s of rank r's pooled rows holds (owner of the sample, sample, rank that looked it up) in its columns."""
+    """Row s of rank r's pooled rows holds (owner of the sample, sample, rank that looked it up) in
+    its columns.
+    """
     owner = torch.repeat_interleave(torch.arange(world_size), torch.tensor(samples))
     number = torch.cat([torch.arange(count) for count in samples])
     tag = on_rank((100 * owner + 10 * number + rank).float())
@@ -88,7 +100,11 @@ def test_pooled_all_to_all_brings_rows_home_and_gradients_back(ranks, samples, c
     for rank, (home, gradient, sent) in enumerate(results):
         assert home.shape == (samples[rank], sum(columns))
         for number in range(samples[rank]):
-            tags = [100 * rank + 10 * number + source for source in range(2) for _ in range(columns[source])]
+            tags = [
+                100 * rank + 10 * number + source
+                for source in range(2)
+                for _ in range(columns[source])
+            ]
             assert home[number].tolist() == tags
         # Each rank's gradient is (its number + 1) everywhere; what comes back is that over W.
         due = torch.repeat_interleave(torch.tensor([1.0, 2.0]) / 2, torch.tensor(samples))
@@ -109,7 +125,10 @@ def late(rank: int, world_size: int, seed: int, asleep: bool) -> list[torch.Tens
     comm.observers.extend(observed)
     try:
         moves = [PooledEmbeddingsAllToAll(group(), [2] * world_size) for _ in range(4)]
-        rows = [torch.full((world_size, 2), 10.0 * i + rank, requires_grad=True, device=device()) for i in range(4)]
+        rows = [
+            torch.full((world_size, 2), 10.0 * i + rank, requires_grad=True, device=device())
+            for i in range(4)
+        ]
         flights = [move(row, [1] * world_size) for move, row in zip(moves, rows, strict=True)]
         home = [flight.wait() for flight in reversed(flights)]
         sum((i + 1) * h.square().sum() for i, h in enumerate(home)).backward()
@@ -123,7 +142,11 @@ def test_exchanges_in_flight_do_not_meet_when_ranks_are_late(ranks):
     calm = ranks(2).run(late, seed=0, asleep=False)
     for seed in range(3):
         shaken = ranks(2).run(late, seed=seed, asleep=True)
-        assert all(torch.equal(a, b) for of, at in zip(calm, shaken, strict=True) for a, b in zip(of, at, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for of, at in zip(calm, shaken, strict=True)
+            for a, b in zip(of, at, strict=True)
+        )
     assert calm[1][0].tolist() == [[30.0, 30.0, 31.0, 31.0]]
 
 
@@ -191,7 +214,9 @@ def test_in_a_world_of_one_nothing_moves():
     assert traffic.total() == 0
 
 
-def equal_shares(rank: int, world_size: int) -> tuple[list[list[float]], list[list[float]], list[str]]:
+def equal_shares(
+    rank: int, world_size: int
+) -> tuple[list[list[float]], list[list[float]], list[str]]:
     rows = on_rank(torch.arange(4.0).view(4, 1) + 10 * rank)
     to_ranks = PooledEmbeddingsAllToAll(group(), [1] * world_size, device())
     added = PooledEmbeddingsReduceScatter(group())
@@ -211,7 +236,11 @@ def test_without_batch_sizes_every_rank_has_an_equal_share(ranks):
         assert joined == [[row, row + 10] for row in mine]
         assert summed == [[2 * row + 10] for row in mine]
         unequal = (
-            "3 pooled rows cannot be divided equally among 2 ranks: give batch_size_per_rank, the number of samples"
+            "3 pooled rows cannot be divided equally among 2 ranks: give "
+            "batch_size_per_rank, the number of samples"
         )
         assert [text.startswith(unequal) for text in refused] == [True, True, False]
-        assert "[1, 2] is for 2 ranks and 3 samples, and there are 2 ranks and 4 pooled rows" in refused[2]
+        assert (
+            "[1, 2] is for 2 ranks and 3 samples, and there are 2 ranks and 4 pooled rows"
+            in refused[2]
+        )

@@ -1,7 +1,9 @@
-"""TorchRec's functions for exchanges, beside plain torch.distributed: what arrives, and the gradients of a loss.
+"""TorchRec's functions for exchanges, beside plain torch.distributed: what arrives, and the
+gradients of a loss.
 
-Every rank sends what it drew and its own coefficients of the loss to all. From these each works out in plain torch
-what it ought to receive, and the gradient: the coefficients at the places to which its elements went, divided by W.
+Every rank sends what it drew and its own coefficients of the loss to all. From these each works out
+in plain torch what it ought to receive, and the gradient: the coefficients at the places to which
+its elements went, divided by W.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tutorec.spmd import device
 SAMPLES, COLUMNS = [2, 3], [4, 1]
 # Variable batches: features of each rank, their columns, and the samples of each rank.
 WIDTHS, SAMPLES_OF_FEATURES = [[2], [3, 3]], [[2, 1, 3], [1, 2, 2]]
-# Ids that are not pooled: two features on rank 0 and one on rank 1, lengths by feature and sample, for each rank.
+# Ids that are not pooled: two features on rank 0 and one on rank 1, lengths by feature and sample,
+# for each rank.
 FEATURES, LENGTHS = [[0, 1], [2]], [[[1, 2], [0, 1], [3, 0]], [[2, 0], [1, 1], [0, 4]]]
 
 
@@ -38,7 +41,11 @@ def everywhere(value: Tensor) -> list[Tensor]:
     return gathered
 
 
-def check(sent: Tensor, move: Callable[[Tensor], Awaitable[Tensor]], plain: Callable[[list[Tensor], int], Tensor]):
+def check(
+    sent: Tensor,
+    move: Callable[[Tensor], Awaitable[Tensor]],
+    plain: Callable[[list[Tensor], int], Tensor],
+):
     """A move, beside ``plain``, which works out what a rank receives from what all ranks have."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = sent.to(device()).requires_grad_()
@@ -48,7 +55,9 @@ def check(sent: Tensor, move: Callable[[Tensor], Awaitable[Tensor]], plain: Call
     torch.testing.assert_close(arrived.cpu(), expected[rank], rtol=0, atol=0)
     coefficients = draw(7 + rank, *expected[rank].shape)
     (arrived * coefficients.to(arrived.device)).sum().backward()
-    loss = torch.stack([(e * c).sum() for e, c in zip(expected, everywhere(coefficients), strict=True)]).mean()
+    loss = torch.stack(
+        [(e * c).sum() for e, c in zip(expected, everywhere(coefficients), strict=True)]
+    ).mean()
     loss.backward()
     assert mine.grad is not None
     torch.testing.assert_close(mine.grad.cpu(), all_sent[rank].grad, rtol=0, atol=0)
@@ -59,7 +68,9 @@ def pooled(rank: int, world_size: int) -> None:
     check(
         draw(rank, sum(SAMPLES), COLUMNS[rank]),
         lambda rows: comm_ops.alltoall_pooled(rows, SAMPLES, COLUMNS),
-        lambda sent, to: torch.cat([rows[starts[to] : starts[to] + SAMPLES[to]] for rows in sent], dim=1),
+        lambda sent, to: torch.cat(
+            [rows[starts[to] : starts[to] + SAMPLES[to]] for rows in sent], dim=1
+        ),
     )
 
 
@@ -67,21 +78,32 @@ def pooled_variable(rank: int, world_size: int) -> None:
     features = [[0], [1, 2]]
     of_mine = [[SAMPLES_OF_FEATURES[to][f] for f in features[rank]] for to in range(world_size)]
     counts = [
-        [sum(w * SAMPLES_OF_FEATURES[to][f] for w, f in zip(WIDTHS[r], features[r], strict=True)) for to in range(2)]
+        [
+            sum(w * SAMPLES_OF_FEATURES[to][f] for w, f in zip(WIDTHS[r], features[r], strict=True))
+            for to in range(2)
+        ]
         for r in range(world_size)
     ]
     check(
         draw(rank, sum(counts[rank])),
-        lambda flat: comm_ops.variable_batch_alltoall_pooled(flat, of_mine, SAMPLES_OF_FEATURES[rank], WIDTHS),
+        lambda flat: comm_ops.variable_batch_alltoall_pooled(
+            flat, of_mine, SAMPLES_OF_FEATURES[rank], WIDTHS
+        ),
         lambda sent, to: torch.cat([flat.split(counts[r])[to] for r, flat in enumerate(sent)]),
     )
 
 
 def sequence(rank: int, world_size: int) -> None:
-    """Rows lie feature by feature, and in a feature by the rank of the sample; they go home by rank, then feature."""
+    """Rows lie feature by feature, and in a feature by the rank of the sample; they go home by
+    rank, then feature.
+    """
     mine = FEATURES[rank]
-    counts = [[[sum(LENGTHS[home][f]) for f in features] for home in range(2)] for features in FEATURES]
-    lengths = torch.tensor([LENGTHS[home][f] for f in mine for home in range(2)], dtype=torch.int32).view(len(mine), -1)
+    counts = [
+        [[sum(LENGTHS[home][f]) for f in features] for home in range(2)] for features in FEATURES
+    ]
+    lengths = torch.tensor(
+        [LENGTHS[home][f] for f in mine for home in range(2)], dtype=torch.int32
+    ).view(len(mine), -1)
     recat = [feature * 2 + home for home in range(2) for feature in range(len(mine))]
     order = torch.tensor(recat, dtype=torch.int32, device=device())
     to_home = [sum(counts[rank][home]) for home in range(2)]
@@ -90,7 +112,9 @@ def sequence(rank: int, world_size: int) -> None:
     def plain(sent: list[Tensor], to: int) -> Tensor:
         parts = []
         for r, rows in enumerate(sent):
-            by_feature = rows.split([counts[r][home][f] for f in range(len(FEATURES[r])) for home in range(2)])
+            by_feature = rows.split(
+                [counts[r][home][f] for f in range(len(FEATURES[r])) for home in range(2)]
+            )
             parts += [by_feature[feature * 2 + to] for feature in range(len(FEATURES[r]))]
         return torch.cat(parts)
 
@@ -132,7 +156,11 @@ def gathered(rank: int, world_size: int) -> None:
         check(draw(rank, *shape), comm_ops.all_gather_base_pooled, lambda sent, to: torch.cat(sent))
     # Small whole numbers, halves of them and their sums are exact in 16 bits, too.
     codecs = QuantizedCommCodecs(CommCodec(torch.float16), CommCodec(torch.float16, loss_scale=2.0))
-    check(draw(rank, 3, 2), PooledEmbeddingsAllGather(dist.group.WORLD, codecs), lambda sent, to: torch.cat(sent))
+    check(
+        draw(rank, 3, 2),
+        PooledEmbeddingsAllGather(dist.group.WORLD, codecs),
+        lambda sent, to: torch.cat(sent),
+    )
 
 
 @pytest.mark.parametrize("body", [pooled, pooled_variable, sequence, reduce_scattered, gathered])

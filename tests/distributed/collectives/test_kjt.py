@@ -1,4 +1,6 @@
-"""Ids on their way to slots: keys in any order and number, variable batch, dtypes, and what is refused."""
+"""Ids on their way to slots: keys in any order and number, variable batch, dtypes, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +68,17 @@ def bags_of(features: KeyedJaggedTensor, values: torch.Tensor) -> list[list[list
     """Bags of each key, of ids or of weights."""
     pieces = [piece.tolist() for piece in values.split(features.lengths().tolist())]
     ends = list(accumulate(features.stride_per_key()))
-    return [pieces[end - size : end] for size, end in zip(features.stride_per_key(), ends, strict=True)]
+    return [
+        pieces[end - size : end] for size, end in zip(features.stride_per_key(), ends, strict=True)
+    ]
 
 
 def exchange(rank: int, world_size: int, cases: list[Case]) -> list[Got]:
     found = []
     for case in cases:
-        move = KJTAllToAll(group(), case.splits, case.stagger, order=case.order, ids_dtype=case.ids_dtype)
+        move = KJTAllToAll(
+            group(), case.splits, case.stagger, order=case.order, ids_dtype=case.ids_dtype
+        )
         with count_traffic() as traffic:
             arrival = move(on_rank(case.batches[rank].kjt())).wait()
             by_rank, features = arrival.wait_by_rank(), arrival.wait()
@@ -109,10 +115,16 @@ def batches_of_ranks(draw: st.DrawFn, keys: list[str], ranks: int) -> list[Drawn
             continue
         counts = [draw(st.integers(0, drawn.samples)) for _ in keys]
         ids = {key: drawn.ids[key][:count] for key, count in zip(keys, counts, strict=True)}
-        weights = {key: drawn.weights[key][: len(ids[key])] for key in keys} if drawn.weights is not None else None
+        weights = (
+            {key: drawn.weights[key][: len(ids[key])] for key in keys}
+            if drawn.weights is not None
+            else None
+        )
         strides = [[count] for count in counts]
         form = (drawn.ids_dtype, drawn.lengths_dtype, drawn.from_offsets)
-        batches.append(DrawnVariableBatch(ids, weights, max(counts), *form, strides, draw(st.booleans())))
+        batches.append(
+            DrawnVariableBatch(ids, weights, max(counts), *form, strides, draw(st.booleans()))
+        )
     return batches
 
 
@@ -135,18 +147,30 @@ def cases(draw: st.DrawFn, ranks: int) -> Case:
 
 
 def check_arrival(case: Case, rank: int, got: Got) -> None:
-    """Every bag at its slot, in the order of ranks; the counts of everything; not a byte more than said."""
+    """Every bag at its slot, in the order of ranks; the counts of everything; not a byte more than
+    said.
+    """
     slots, ranks = case.slots(rank), range(len(case.batches))
     variable = any(isinstance(batch, DrawnVariableBatch) for batch in case.batches)
     strides = [[len(batch.ids[key]) for key in slots] for batch in case.batches]
     in_order = case.samples_in_order()
     assert got.keys == slots
-    assert got.ids == [[bag for source in in_order for bag in case.batches[source].ids[key]] for key in slots]
+    assert got.ids == [
+        [bag for source in in_order for bag in case.batches[source].ids[key]] for key in slots
+    ]
     assert got.batch_sizes == [batch.kjt().stride() for batch in case.batches]
     assert got.strides == (strides if variable else None)
     if variable:
-        assert got.strides_of_keys == [[strides[source][slot] for source in in_order] for slot in range(len(slots))]
-    flat = [number for batch in case.batches for key in slots for bag in batch.ids[key] for number in bag]
+        assert got.strides_of_keys == [
+            [strides[source][slot] for source in in_order] for slot in range(len(slots))
+        ]
+    flat = [
+        number
+        for batch in case.batches
+        for key in slots
+        for bag in batch.ids[key]
+        for number in bag
+    ]
     counts = [[sum(len(bag) for bag in batch.ids[key]) for key in slots] for batch in case.batches]
     assert got.by_rank == (flat, counts)
     mine = case.batches[rank]
@@ -156,7 +180,9 @@ def check_arrival(case: Case, rank: int, got: Got) -> None:
     assert (got.weights is not None) == weighted
     if weighted:
         everyone = [batch.weights or {} for batch in case.batches]
-        assert got.weights == [[bag for source in in_order for bag in everyone[source][key]] for key in slots]
+        assert got.weights == [
+            [bag for source in in_order for bag in everyone[source][key]] for key in slots
+        ]
     widest = max((batch.ids_dtype for batch in case.batches), key=lambda dtype: dtype.itemsize)
     assert got.dtype == (case.ids_dtype or widest)
     others = [to for to in ranks if to != rank]
@@ -188,7 +214,9 @@ def test_four_ranks_get_every_bag_of_their_slots(ranks, drawn):
 
 def some_have_weights(rank: int, world_size: int) -> str:
     weights = torch.ones(2) if rank == 1 else None
-    batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), weights, lengths=torch.tensor([1, 1]))
+    batch = KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([1, 2]), weights, lengths=torch.tensor([1, 1])
+    )
     try:
         KJTAllToAll(group(), [1, 1])(on_rank(batch)).wait().wait()
     except ValueError as error:
@@ -209,7 +237,10 @@ def three_in_flight(rank: int, world_size: int) -> list[list[int]]:
     move = KJTAllToAll(group(), [1] * world_size)
     keys = [f"f{index}" for index in range(world_size)]
     numbers = [torch.arange(world_size) + 10 * rank + 100 * index for index in range(3)]
-    batches = [KeyedJaggedTensor(keys, ids, lengths=torch.ones(world_size, dtype=torch.int64)) for ids in numbers]
+    batches = [
+        KeyedJaggedTensor(keys, ids, lengths=torch.ones(world_size, dtype=torch.int64))
+        for ids in numbers
+    ]
     arrivals = [sizes.wait() for sizes in [move(on_rank(batch)) for batch in batches]]
     return [arrival.wait().values().tolist() for arrival in reversed(arrivals)][::-1]
 
@@ -220,12 +251,17 @@ def test_batches_in_flight_do_not_meet(ranks):
 
 
 def small_batch(weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), weights, lengths=torch.tensor([1, 0, 1, 1]))
+    return KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([1, 2, 3]), weights, lengths=torch.tensor([1, 0, 1, 1])
+    )
 
 
 def test_at_home_a_batch_in_order_is_passed_on():
     batch = small_batch()
-    for move in (KJTAllToAll(None, [2]), KJTAllToAll(None, [2], order=[0, 1], ids_dtype=torch.int32)):
+    for move in (
+        KJTAllToAll(None, [2]),
+        KJTAllToAll(None, [2], order=[0, 1], ids_dtype=torch.int32),
+    ):
         arrival = move(batch).wait()
         assert arrival.wait() is batch
         assert arrival.wait_by_rank().values is batch.values()
@@ -234,7 +270,9 @@ def test_at_home_a_batch_in_order_is_passed_on():
 
 
 def test_at_home_keys_are_repeated_and_left_out():
-    arrival = KJTAllToAll(None, [3], order=[1, 1, 1])(small_batch(torch.tensor([0.5, 1.0, 2.0]))).wait()
+    arrival = KJTAllToAll(None, [3], order=[1, 1, 1])(
+        small_batch(torch.tensor([0.5, 1.0, 2.0]))
+    ).wait()
     features = arrival.wait()
     assert features.keys() == ["b", "b", "b"]
     assert features.values().tolist() == [2, 3] * 3
@@ -245,7 +283,10 @@ def test_at_home_keys_are_repeated_and_left_out():
 
 def test_at_home_a_variable_batch_tells_its_samples():
     batch = KeyedJaggedTensor(
-        ["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 2]), stride_per_key_per_rank=[[1], [2]]
+        ["a", "b"],
+        torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 0, 2]),
+        stride_per_key_per_rank=[[1], [2]],
     )
     arrival = KJTAllToAll(None, [2], order=[1, 0])(batch).wait()
     assert arrival.batch_size_per_rank_per_feature == [[2, 1]]
@@ -259,24 +300,48 @@ def test_its_printed_form_is_torchrecs():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: KJTAllToAll(None, [1, 1]), ValueError, r"splits \[1, 1\] are for 2 ranks, and there are 1"),
-        (lambda: KJTAllToAll(None, [1], stagger=2), ValueError, "stagger 2 does not divide the 1 ranks"),
-        (lambda: KJTAllToAll(None, [2], order=[0]), ValueError, r"order names 1 keys and splits \[2\] ask for 2"),
-        (lambda: KJTAllToAll(None, [1])(small_batch()), ValueError, r"the batch has 2 keys .* splits \[1\] send 1"),
-        (lambda: KJTAllToAll(None, [3])(small_batch()), ValueError, r"the batch has 2 keys .* splits \[3\] send 3"),
+        (
+            lambda: KJTAllToAll(None, [1, 1]),
+            ValueError,
+            r"splits \[1, 1\] are for 2 ranks, and there are 1",
+        ),
+        (
+            lambda: KJTAllToAll(None, [1], stagger=2),
+            ValueError,
+            "stagger 2 does not divide the 1 ranks",
+        ),
+        (
+            lambda: KJTAllToAll(None, [2], order=[0]),
+            ValueError,
+            r"order names 1 keys and splits \[2\] ask for 2",
+        ),
+        (
+            lambda: KJTAllToAll(None, [1])(small_batch()),
+            ValueError,
+            r"the batch has 2 keys .* splits \[1\] send 1",
+        ),
+        (
+            lambda: KJTAllToAll(None, [3])(small_batch()),
+            ValueError,
+            r"the batch has 2 keys .* splits \[3\] send 3",
+        ),
         (
             lambda: KJTAllToAll(None, [1], order=[2])(small_batch()),
             ValueError,
             r"the batch has 2 keys \['a', 'b'\], and splits \[1\] and the order need 3",
         ),
         (
-            lambda: KJTAllToAll(None, [1])(KeyedJaggedTensor(["a"], torch.ones(1), lengths=torch.tensor([1]))),
+            lambda: KJTAllToAll(None, [1])(
+                KeyedJaggedTensor(["a"], torch.ones(1), lengths=torch.tensor([1]))
+            ),
             TypeError,
             r"the batch has values of torch.float32, which cannot be ids: \['a'\]; give integers",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call: Callable[[], object], error: type[Exception], message: str):
+def test_what_does_not_fit_is_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+):
     with pytest.raises(error, match=message):
         call()
 
@@ -292,5 +357,7 @@ def test_what_does_not_fit_is_refused(call: Callable[[], object], error: type[Ex
     ],
     ids=["as they stand", "identity", "all to both", "part of the keys", "overlapping"],
 )
-def test_neighbouring_keys_travel_as_one_piece(splits: list[int], order: list[int] | None, pieces: list[list[int]]):
+def test_neighbouring_keys_travel_as_one_piece(
+    splits: list[int], order: list[int] | None, pieces: list[list[int]]
+):
     assert Slots(splits, order).pieces == pieces

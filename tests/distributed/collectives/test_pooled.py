@@ -1,4 +1,5 @@
-"""Pooled rows and rows of ids on their way home: what arrives, what the gradients are, how many bytes that took.
+"""Pooled rows and rows of ids on their way home: what arrives, what the gradients are, how many
+bytes that took.
 
 Every rank draws from its number, so that the test can draw the same and add it up by itself.
 """
@@ -43,7 +44,8 @@ class Case:
         samples: B of each rank.
         columns: D_r of each rank (all-to-all), [D] (reduce-scatter) or D_h of each host (hosts).
         local_size: Ranks of a host.
-        variable: Flat rather than a matrix: then every rank's samples count differently in each column.
+        variable: Flat rather than a matrix: then every rank's samples count differently in each
+            column.
         codecs: In what type it travels.
     """
 
@@ -60,7 +62,9 @@ class Case:
 
     def source(self, rank: int) -> int:
         """Which of ``columns`` a rank holds."""
-        return {"all-to-all": rank, "reduce-scatter": 0, "hosts": rank // self.local_size}[self.kind]
+        return {"all-to-all": rank, "reduce-scatter": 0, "hosts": rank // self.local_size}[
+            self.kind
+        ]
 
     def elements(self, rank: int, source: int) -> int:
         """Elements of the columns of ``source`` for the samples of ``rank``."""
@@ -73,12 +77,17 @@ class Case:
         """What a rank has for each rank, flat."""
         draw = torch.Generator().manual_seed(rank)
         source = self.source(rank)
-        return [torch.randn(self.elements(to, source), generator=draw) for to in range(self.world_size)]
+        return [
+            torch.randn(self.elements(to, source), generator=draw) for to in range(self.world_size)
+        ]
 
     def gradient(self, rank: int) -> list[Tensor]:
         """The gradient of what arrives at a rank from each source, flat."""
         draw = torch.Generator().manual_seed(100 + rank)
-        return [torch.randn(self.elements(rank, source), generator=draw) for source in range(len(self.columns))]
+        return [
+            torch.randn(self.elements(rank, source), generator=draw)
+            for source in range(len(self.columns))
+        ]
 
 
 @dataclass
@@ -99,7 +108,11 @@ def begin(case: Case, rank: int, sent: Tensor) -> Awaitable[Tensor]:
     counts_in = [case.elements(rank, source) for source in range(len(case.columns))]
     if case.kind == "all-to-all":
         move = PooledEmbeddingsAllToAll(group(), case.columns, codecs=case.codecs)
-        return move.variable(sent, counts_out, counts_in) if case.variable else move(sent, case.samples)
+        return (
+            move.variable(sent, counts_out, counts_in)
+            if case.variable
+            else move(sent, case.samples)
+        )
     if case.kind == "reduce-scatter":
         move = PooledEmbeddingsReduceScatter(group(), case.codecs)
         return move.variable(sent, counts_out) if case.variable else move(sent, case.samples)
@@ -117,7 +130,10 @@ def run_cases(rank: int, cases: list[Case]) -> list[Outcome]:
             coefficients = torch.cat(gradient)
         else:
             sent = sent.view(sum(case.samples), case.columns[case.source(rank)])
-            blocks = [part.view(case.samples[rank], width) for part, width in zip(gradient, case.columns, strict=True)]
+            blocks = [
+                part.view(case.samples[rank], width)
+                for part, width in zip(gradient, case.columns, strict=True)
+            ]
             coefficients = torch.cat(blocks, dim=1)
         sent.requires_grad_()
         with count_traffic() as traffic:
@@ -137,11 +153,16 @@ def added(parts: list[Tensor]) -> Tensor:
 
 
 def due_arrival(case: Case, rank: int) -> list[Tensor]:
-    """What each source has for a rank: one rank's rows, or the sum over the ranks that hold parts."""
+    """What each source has for a rank: one rank's rows, or the sum over the ranks that
+    hold parts.
+    """
     holders: dict[int, list[int]] = {}
     for other in range(case.world_size):
         holders.setdefault(case.source(other), []).append(other)
-    return [added([case.sent(other)[rank] for other in holders[source]]) for source in range(len(case.columns))]
+    return [
+        added([case.sent(other)[rank] for other in holders[source]])
+        for source in range(len(case.columns))
+    ]
 
 
 def due_bytes(case: Case, rank: int) -> dict[tuple[str, int, int], int]:
@@ -153,7 +174,9 @@ def due_bytes(case: Case, rank: int) -> dict[tuple[str, int, int], int]:
         host, place = divmod(rank, size)
         for peer in world:
             if peer // size == host:
-                elements = sum(case.elements(to, source) for to in world if to % size == peer % size)
+                elements = sum(
+                    case.elements(to, source) for to in world if to % size == peer % size
+                )
                 due[ROWS_STAGE, rank, peer] += there * elements
                 own = sum(case.elements(to, source) for to in world if to % size == place)
                 due[GRADIENTS_STAGE, rank, peer] += there * own
@@ -171,18 +194,31 @@ def check(cases: list[Case], results: list[list[Outcome]]) -> None:
     for index, case in enumerate(cases):
         for rank, outcomes in enumerate(results):
             got = outcomes[index]
-            assert {key: count for key, count in got.sent.items() if count} == due_bytes(case, rank), (case, rank)
+            assert {key: count for key, count in got.sent.items() if count} == due_bytes(
+                case, rank
+            ), (case, rank)
             parts = due_arrival(case, rank)
-            gradients = [case.gradient(other)[case.source(rank)] / case.world_size for other in range(case.world_size)]
+            gradients = [
+                case.gradient(other)[case.source(rank)] / case.world_size
+                for other in range(case.world_size)
+            ]
             if case.variable:
                 arrived = torch.cat(parts)
             else:
-                blocks = [part.view(case.samples[rank], -1) if part.numel() else part for part in parts]
+                blocks = [
+                    part.view(case.samples[rank], -1) if part.numel() else part for part in parts
+                ]
                 assert got.arrived.shape == (case.samples[rank], sum(case.columns))
-                arrived = torch.cat([b for b in blocks if b.numel()], dim=1) if got.arrived.numel() else got.arrived
+                arrived = (
+                    torch.cat([b for b in blocks if b.numel()], dim=1)
+                    if got.arrived.numel()
+                    else got.arrived
+                )
             near = 2**-7 if case.codecs else 0.0
             torch.testing.assert_close(got.arrived, arrived, rtol=near, atol=near)
-            torch.testing.assert_close(got.gradient.view(-1), torch.cat(gradients), rtol=near, atol=near)
+            torch.testing.assert_close(
+                got.gradient.view(-1), torch.cat(gradients), rtol=near, atol=near
+            )
 
 
 SAMPLES_OF_TWO = ([2, 3], [0, 2], [0, 0])
@@ -192,7 +228,11 @@ def test_pooled_rows_come_home_and_gradients_go_back(ranks):
     cases = [
         Case(kind, samples, columns, variable=variable)
         for samples, variable in product(SAMPLES_OF_TWO, (False, True))
-        for kind, columns in (("reduce-scatter", [3]), ("reduce-scatter", [0]), ("all-to-all", [4, 2]))
+        for kind, columns in (
+            ("reduce-scatter", [3]),
+            ("reduce-scatter", [0]),
+            ("all-to-all", [4, 2]),
+        )
     ]
     cases += [Case("all-to-all", [2, 1], [0, 5], variable=variable) for variable in (False, True)]
     check(cases, ranks(2).run(run_cases, cases=cases))
@@ -223,20 +263,29 @@ def test_rows_are_summed_inside_hosts_and_joined_across(ranks):
         for samples, variable in product(([2, 3, 1, 2], [0, 4, 0, 1]), (False, True))
         for local_size, columns in hosts
     ]
-    cases += [Case("reduce-scatter", [2, 0, 1, 3], [5], variable=variable) for variable in (False, True)]
+    cases += [
+        Case("reduce-scatter", [2, 0, 1, 3], [5], variable=variable) for variable in (False, True)
+    ]
     check(cases, ranks(4).run(run_cases, cases=cases))
 
 
 @pytest.mark.world4
 def test_sums_inside_hosts_cross_between_hosts_once(ranks):
-    """Reduce-scatter over all ranks hands each rank's part to every other host; the two steps hand over sums."""
+    """Reduce-scatter over all ranks hands each rank's part to every other host; the two steps hand
+    over sums.
+    """
     samples, columns = [2, 2, 2, 2], 8
-    whole, split = Case("reduce-scatter", samples, [columns]), Case("hosts", samples, [columns, columns], 2)
+    whole, split = (
+        Case("reduce-scatter", samples, [columns]),
+        Case("hosts", samples, [columns, columns], 2),
+    )
     crossing = [0, 0]
     for outcomes in ranks(4).run(run_cases, cases=[whole, split]):
         for index, outcome in enumerate(outcomes):
             crossing[index] += sum(
-                count for (of, a, b), count in outcome.sent.items() if of == ROWS_STAGE and a // 2 != b // 2
+                count
+                for (of, a, b), count in outcome.sent.items()
+                if of == ROWS_STAGE and a // 2 != b // 2
             )
     # Each of 4 ranks sends 2 samples x 8 columns x 4 bytes to 2 ranks of the other host, or to 1.
     assert crossing == [4 * 2 * 64, 4 * 64]
@@ -248,11 +297,16 @@ def test_narrow_rows_take_half_the_bytes_and_stay_near(ranks):
         for kind, columns in (("reduce-scatter", [5]), ("all-to-all", [4, 2]))
         for variable in (False, True)
     ]
-    cases += [Case("hosts", [2, 3], [4], 2, codecs=HALF), Case("hosts", [2, 3], [4, 1], 1, codecs=HALF)]
+    cases += [
+        Case("hosts", [2, 3], [4], 2, codecs=HALF),
+        Case("hosts", [2, 3], [4, 1], 1, codecs=HALF),
+    ]
     check(cases, ranks(2).run(run_cases, cases=cases))
 
 
-def exchange_rows(rank: int, world_size: int, counts: list[list[int]], codecs: QuantizedCommCodecs | None) -> tuple:
+def exchange_rows(
+    rank: int, world_size: int, counts: list[list[int]], codecs: QuantizedCommCodecs | None
+) -> tuple:
     """``counts[r][s]`` elements go from r to s; element i of them is 100 r + 10 s + i."""
     parts = [100.0 * rank + 10 * to + torch.arange(counts[rank][to]) for to in range(world_size)]
     rows = torch.cat(parts).to(device()).requires_grad_(sum(counts[rank]) > 0)
@@ -260,16 +314,26 @@ def exchange_rows(rank: int, world_size: int, counts: list[list[int]], codecs: Q
         move = SequenceEmbeddingsAllToAll(group(), codecs)
         home = move(rows, counts[rank], [of[rank] for of in counts]).wait()
         (home * (rank + 1)).sum().backward()
-    return home.detach().tolist(), None if rows.grad is None else rows.grad.tolist(), traffic.by_stage()
+    return (
+        home.detach().tolist(),
+        None if rows.grad is None else rows.grad.tolist(),
+        traffic.by_stage(),
+    )
 
 
 @pytest.mark.parametrize("codecs", [None, HALF], ids=["wide", "narrow"])
 @pytest.mark.parametrize("counts", [[[1, 2], [3, 1]], [[0, 0], [2, 0]], [[0, 0], [0, 0]]])
 def test_sequence_rows_come_home_and_gradients_go_back(ranks, counts, codecs):
     itemsize = 2 if codecs else 4
-    for rank, (home, gradient, sent) in enumerate(ranks(2).run(exchange_rows, counts=counts, codecs=codecs)):
+    for rank, (home, gradient, sent) in enumerate(
+        ranks(2).run(exchange_rows, counts=counts, codecs=codecs)
+    ):
         # Whole numbers up to 112 and halves are exact in 16 bits.
-        assert home == [100.0 * source + 10 * rank + i for source in range(2) for i in range(counts[source][rank])]
+        assert home == [
+            100.0 * source + 10 * rank + i
+            for source in range(2)
+            for i in range(counts[source][rank])
+        ]
         if sum(counts[rank]):
             assert gradient == [(to + 1) / 2 for to in range(2) for _ in range(counts[rank][to])]
         else:
@@ -296,7 +360,10 @@ def late_hosts(rank: int, world_size: int, asleep: bool) -> list[Tensor]:
     try:
         move = HostPooledEmbeddings(host_groups(group(), 2), rank, 2, [2, 1])
         shape = world_size, [2, 1][rank // 2]
-        sent = [torch.full(shape, 10.0 * i + rank, requires_grad=True, device=device()) for i in range(3)]
+        sent = [
+            torch.full(shape, 10.0 * i + rank, requires_grad=True, device=device())
+            for i in range(3)
+        ]
         home = [flight.wait() for flight in [move(rows, [1] * world_size) for rows in sent]]
         torch.stack([(i + 1) * h.square().sum() for i, h in enumerate(home)]).sum().backward()
     finally:
@@ -310,7 +377,11 @@ def test_moves_of_two_steps_do_not_meet_when_ranks_are_late(ranks):
     calm = ranks(4).run(late_hosts, asleep=False)
     shaken = ranks(4).run(late_hosts, asleep=True)
     assert [len(of) for of in calm] == [6] * 4
-    assert all(torch.equal(a, b) for of, at in zip(calm, shaken, strict=True) for a, b in zip(of, at, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for of, at in zip(calm, shaken, strict=True)
+        for a, b in zip(of, at, strict=True)
+    )
     assert calm[0][1].tolist() == [[21.0, 21.0, 25.0]]
 
 
@@ -321,7 +392,9 @@ def test_in_a_world_of_one_nothing_moves_and_nothing_is_rounded():
         assert PooledEmbeddingsReduceScatter(None, HALF).variable(rows, [1]).wait() is rows
         assert HostPooledEmbeddings(None, 0, 1, [1], HALF)(rows, [1]).wait() is rows
         assert HostPooledEmbeddings(None, 0, 1, [1], HALF).variable(rows, [1], [1]).wait() is rows
-        assert PooledEmbeddingsAllToAll(None, [1], codecs=HALF).variable(rows, [1], [1]).wait() is rows
+        assert (
+            PooledEmbeddingsAllToAll(None, [1], codecs=HALF).variable(rows, [1], [1]).wait() is rows
+        )
         assert SequenceEmbeddingsAllToAll(None, HALF)(rows, [1], [1]).wait() is rows
     assert traffic.total() == 0
 

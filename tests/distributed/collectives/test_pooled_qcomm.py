@@ -32,7 +32,9 @@ STATED = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
 @pytest.mark.parametrize("dtype", list(STATED))
 def test_a_value_is_rounded_by_no_more_than_stated(dtype):
     low, high = (torch.finfo(torch.float16).tiny, 65504.0)
-    magnitude = torch.logspace(torch.tensor(low).log2().item(), torch.tensor(high).log2().item(), 50_001, 2.0)
+    magnitude = torch.logspace(
+        torch.tensor(low).log2().item(), torch.tensor(high).log2().item(), 50_001, 2.0
+    )
     values = torch.cat([magnitude.clamp(low, high), -magnitude.clamp(low, high)])
     codec = CommCodec(dtype)
     error = (codec.decode(codec.encode(values), torch.float32) - values).abs() / values.abs()
@@ -59,7 +61,9 @@ def group() -> dist.ProcessGroup:
 
 
 def narrow_and_wide(rank: int, world_size: int, codecs: QuantizedCommCodecs) -> list[tuple]:
-    """(rows, rows without codecs, gradient, without, bytes forward, without, bytes back, without) of each move."""
+    """(rows, rows without codecs, gradient, without, bytes forward, without, bytes back, without)
+    of each move.
+    """
     hosts = host_groups(group(), 2)
     moves = [
         lambda codecs: PooledEmbeddingsAllToAll(group(), [8] * world_size, codecs=codecs),
@@ -77,7 +81,14 @@ def narrow_and_wide(rank: int, world_size: int, codecs: QuantizedCommCodecs) -> 
                 home = move(each)(rows, [5] * world_size).wait()
                 home.backward((1 + torch.rand(home.shape, generator=draw)).to(device()))
             assert rows.grad is not None, "a move has a way back"
-            found.append((home.detach(), rows.grad, traffic.total(ROWS_STAGE), traffic.total(GRADIENTS_STAGE)))
+            found.append(
+                (
+                    home.detach(),
+                    rows.grad,
+                    traffic.total(ROWS_STAGE),
+                    traffic.total(GRADIENTS_STAGE),
+                )
+            )
         results.append(tuple(pair for pairs in zip(*found, strict=True) for pair in pairs))
     return results
 
@@ -121,19 +132,26 @@ def test_registry_has_each_direction_apart():
     one = get_qcomm_codecs_registry(
         QCommsConfig(CommType.FP16, forward_loss_scale=2.0), [CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL]
     )
-    assert one == {"SEQUENCE_EMBEDDINGS_ALL_TO_ALL": QuantizedCommCodecs(CommCodec(torch.float16, 2.0), None)}
+    assert one == {
+        "SEQUENCE_EMBEDDINGS_ALL_TO_ALL": QuantizedCommCodecs(CommCodec(torch.float16, 2.0), None)
+    }
 
 
 @pytest.mark.parametrize("precision", [CommType.FP8, CommType.INT8, CommType.MX4])
 def test_other_types_are_refused_by_name(precision):
-    with pytest.raises(ValueError, match=f"backward_precision {precision.name} is not supported.*FP32, FP16 or BF16"):
+    with pytest.raises(
+        ValueError,
+        match=f"backward_precision {precision.name} is not supported.*FP32, FP16 or BF16",
+    ):
         QCommsConfig(backward_precision=precision)
 
 
 def test_words_and_scales_that_mean_nothing_are_refused():
     with pytest.raises(ValueError, match="forward_precision must be a CommType, got 'fp16'"):
         QCommsConfig(forward_precision="fp16")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="backward_loss_scale must be a positive number or None, got 0"):
+    with pytest.raises(
+        ValueError, match="backward_loss_scale must be a positive number or None, got 0"
+    ):
         QCommsConfig(backward_precision=CommType.FP16, backward_loss_scale=0.0)
 
 
@@ -149,6 +167,7 @@ def test_codecs_of_one_move_are_those_of_the_registry():
 
 def test_types_on_the_wire_that_are_no_configuration_are_named():
     with pytest.raises(
-        TypeError, match=r"qcomms_config must be a QCommsConfig, got 'fp16': QCommsConfig\(forward_precision="
+        TypeError,
+        match=r"qcomms_config must be a QCommsConfig, got 'fp16': QCommsConfig\(forward_precision=",
     ):
         get_qcomm_codecs("fp16")  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,6 @@
-"""Planning problems as numbers: drawn small ones for properties, and a few fixed ones of some size."""
+"""Planning problems as numbers: drawn small ones for properties, and a few fixed ones
+of some size.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ SHAPES = ((1, 1), (2, 1), (2, 2), (3, 3), (4, 2))
 
 @st.composite
 def problems(draw: st.DrawFn, most_tables: int = 3, latencies: bool = True) -> PlanningProblem:
-    """Few tables on at most four ranks, with choices of every spread, short memory, pins and latencies."""
+    """Few tables on at most four ranks, with choices of every spread, short memory, pins and
+    latencies.
+    """
     world_size, local_size = draw(st.sampled_from(SHAPES))
     rooms = draw(st.lists(st.integers(4, 24), min_size=world_size, max_size=world_size))
     if draw(st.booleans()):
         rooms = [rooms[0]] * world_size
     capacity = np.array([[room, draw(st.sampled_from([0, 8, 100]))] for room in rooms])
-    fixed = np.array([draw(st.sampled_from([0.0, 0.5, 3.0])) for _ in range(3)]) if latencies else None
+    fixed = (
+        np.array([draw(st.sampled_from([0.0, 0.5, 3.0])) for _ in range(3)]) if latencies else None
+    )
     tables = tuple(
         tuple(draw(choices(world_size, local_size)) for _ in range(draw(st.integers(1, 3))))
         for _ in range(draw(st.integers(1, most_tables)))
@@ -42,12 +48,16 @@ def choices(draw: st.DrawFn, world_size: int, local_size: int) -> Choice:
     }[spread]
     drawn = 1 if draw(st.booleans()) else pieces
     time = np.resize([draw(st.integers(0, 12)) / 4 for _ in range(drawn)], pieces)
-    memory = np.array([[draw(st.integers(0, 10)), draw(st.sampled_from([0, 0, 3]))] for _ in range(drawn)])
+    memory = np.array(
+        [[draw(st.integers(0, 10)), draw(st.sampled_from([0, 0, 3]))] for _ in range(drawn)]
+    )
     allowed = None
     if spread is not Spread.ALL and draw(st.integers(0, 4)) == 0:
         allowed = np.array(draw(st.lists(st.booleans(), min_size=world_size, max_size=world_size)))
     group = (draw(st.integers(0, 2)),)
-    return Choice(time, np.resize(memory, (pieces, 2)), spread, group, draw(st.integers(0, 3)), allowed)
+    return Choice(
+        time, np.resize(memory, (pieces, 2)), spread, group, draw(st.integers(0, 3)), allowed
+    )
 
 
 def ways(problem: PlanningProblem, choice: Choice) -> Iterator[Ints]:
@@ -58,7 +68,11 @@ def ways(problem: PlanningProblem, choice: Choice) -> Iterator[Ints]:
 
 
 def _all_ways(problem: PlanningProblem, choice: Choice) -> Iterator[Ints]:
-    pieces, size, hosts = len(choice.time), problem.local_size, problem.world_size // problem.local_size
+    pieces, size, hosts = (
+        len(choice.time),
+        problem.local_size,
+        problem.world_size // problem.local_size,
+    )
     rows = np.arange(size)
     if choice.spread is Spread.ALL:
         yield np.arange(problem.world_size)
@@ -66,20 +80,28 @@ def _all_ways(problem: PlanningProblem, choice: Choice) -> Iterator[Ints]:
         yield from (np.array(ranks) for ranks in product(range(problem.world_size), repeat=pieces))
     elif choice.spread is Spread.HOST:
         for host in range(hosts):
-            yield from (host * size + np.array(ranks) for ranks in product(range(size), repeat=pieces))
+            yield from (
+                host * size + np.array(ranks) for ranks in product(range(size), repeat=pieces)
+            )
     else:
         for some in product(range(hosts), repeat=pieces // size):
             yield np.concatenate([host * size + rows for host in some])
 
 
 def brute_force(problem: PlanningProblem) -> float:
-    """Milliseconds of the best placement that fits, by trying all of them; infinite where none does."""
+    """Milliseconds of the best placement that fits, by trying all of them; infinite where none
+    does.
+    """
     world_size = problem.world_size
     fixed = np.zeros(3) if problem.fixed is None else problem.fixed
     time, memory = np.zeros((1, world_size)), np.zeros((1, world_size, 2), dtype=np.int64)
     groups = np.zeros((1, len(fixed)), dtype=np.bool_)
     for of_table in problem.choices:
-        parts = [_laid(choice, ranks, len(fixed), world_size) for choice in of_table for ranks in ways(problem, choice)]
+        parts = [
+            _laid(choice, ranks, len(fixed), world_size)
+            for choice in of_table
+            for ranks in ways(problem, choice)
+        ]
         if not parts:
             return float("inf")
         own = [np.stack([part[kind] for part in parts]) for kind in range(3)]
@@ -91,8 +113,12 @@ def brute_force(problem: PlanningProblem) -> float:
     return float((time.max(axis=1) + groups @ fixed).min(initial=np.inf))
 
 
-def _laid(choice: Choice, ranks: Ints, groups: int, world_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a choice adds to every rank when its pieces lie on these, and the groups that it uses."""
+def _laid(
+    choice: Choice, ranks: Ints, groups: int, world_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a choice adds to every rank when its pieces lie on these, and the groups
+    that it uses.
+    """
     time, memory = np.zeros(world_size), np.zeros((world_size, 2), dtype=np.int64)
     np.add.at(time, ranks, choice.time)
     np.add.at(memory, ranks, choice.memory)
@@ -100,7 +126,8 @@ def _laid(choice: Choice, ranks: Ints, groups: int, world_size: int) -> tuple[np
 
 
 def model(seed: int, tables: int, world_size: int, local_size: int, fill: float) -> PlanningProblem:
-    """Tables from small to large that fill a part of the ranks: whole, in columns, in rows, in rows of a host, copied.
+    """Tables from small to large that fill a part of the ranks: whole, in columns, in rows, in rows
+    of a host, copied.
 
     Args:
         seed: Of the tables.
@@ -129,7 +156,13 @@ def model(seed: int, tables: int, world_size: int, local_size: int, fill: float)
         home = 0.2 * lookup
         ways_ = [
             choice(lookup + home, size, 1, Spread.ANY, 0),
-            choice((lookup + 2.0 * home) / world_size + 0.3, -(-size // world_size), world_size, Spread.ALL, 1),
+            choice(
+                (lookup + 2.0 * home) / world_size + 0.3,
+                -(-size // world_size),
+                world_size,
+                Spread.ALL,
+                1,
+            ),
             choice(lookup + home, size // 50 + 1, 1, Spread.ANY, 5),
         ]
         ways_[2] = Choice(8.0 * ways_[2].time, ways_[2].memory, Spread.ANY, (0,), 6)
@@ -140,7 +173,11 @@ def model(seed: int, tables: int, world_size: int, local_size: int, fill: float)
             rows = (lookup + 1.5 * home) / local_size + 0.2
             ways_.append(choice(rows, -(-size // local_size), local_size, Spread.HOST_ROWS, 3))
         if size < room // 20:
-            ways_.append(choice(lookup / world_size + size / room * 40.0, 2 * size, world_size, Spread.ALL, 4))
+            ways_.append(
+                choice(
+                    lookup / world_size + size / room * 40.0, 2 * size, world_size, Spread.ALL, 4
+                )
+            )
         found.append(tuple(ways_))
     capacity = np.tile([[room, 0]], (world_size, 1))
     return PlanningProblem(world_size, local_size, capacity, tuple(found), np.zeros(6))

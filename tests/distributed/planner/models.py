@@ -16,7 +16,9 @@ MIB = 1024**2
 
 
 def bags(*shapes: tuple[int, int], prefix: str = "t") -> EmbeddingBagCollection:
-    """A collection on the meta device of tables ``prefix0``, ``prefix1`` ... with these rows and columns."""
+    """A collection on the meta device of tables ``prefix0``, ``prefix1`` ... with these rows and
+    columns.
+    """
     tables = [
         EmbeddingBagConfig(rows, columns, f"{prefix}{index}", feature_names=[f"{prefix}f{index}"])
         for index, (rows, columns) in enumerate(shapes)
@@ -38,7 +40,9 @@ class Both(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sparse = nn.ModuleDict({"bags": bags((1000, 16), (50, 8)), "rows": rows((300, 8), (20, 8))})
+        self.sparse = nn.ModuleDict(
+            {"bags": bags((1000, 16), (50, 8)), "rows": rows((300, 8), (20, 8))}
+        )
         self.over = nn.Linear(8, 1)
 
 
@@ -53,11 +57,15 @@ def documents_tables() -> EmbeddingBagCollection:
     return EmbeddingBagCollection(tables, device=torch.device("meta"))
 
 
-def only(names: Sequence[str], sharding_type: str, **words: object) -> dict[str, ParameterConstraints]:
+def only(
+    names: Sequence[str], sharding_type: str, **words: object
+) -> dict[str, ParameterConstraints]:
     """Every table may be sharded in this way alone."""
     return {name: ParameterConstraints(sharding_types=[sharding_type], **words) for name in names}  # type: ignore[arg-type]
 
 
 def pieces(entry: ParameterSharding) -> list[tuple[list[int], list[int], str]]:
     """Offsets, sizes and placement of each shard of a plan's entry."""
-    return [(shard.shard_offsets, shard.shard_sizes, str(shard.placement)) for shard in entry.shards()]
+    return [
+        (shard.shard_offsets, shard.shard_sizes, str(shard.placement)) for shard in entry.shards()
+    ]

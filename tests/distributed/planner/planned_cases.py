@@ -1,4 +1,6 @@
-"""Plans of small models without a planner object: what explanations, figures and remedies are tested on."""
+"""Plans of small models without a planner object: what explanations, figures and remedies are
+tested on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 GIB = 1024**3
 #: Tables by name: rows and columns.
-SHOP = {"item": (1_000_000, 128), "user": (200_000, 64), "word": (10_000, 256), "city": (500, 64), "day": (7, 64)}
+SHOP = {
+    "item": (1_000_000, 128),
+    "user": (200_000, 64),
+    "word": (10_000, 256),
+    "city": (500, 64),
+    "day": (7, 64),
+}
 
 
 def inputs_of(
@@ -37,7 +45,10 @@ def inputs_of(
 ) -> PlanInputs:
     """The inputs of a plan for a collection with a feature of each table's name."""
     module = EmbeddingBagCollection(
-        [EmbeddingBagConfig(rows, columns, name, feature_names=[name]) for name, (rows, columns) in tables.items()],
+        [
+            EmbeddingBagConfig(rows, columns, name, feature_names=[name])
+            for name, (rows, columns) in tables.items()
+        ],
         device=torch.device("meta"),
     )
     sharders: list[Any] = [EmbeddingBagCollectionSharder()]
@@ -56,8 +67,12 @@ def inputs_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         options = enumerator.enumerate(module, sharders)
-    reserved = FixedPercentageStorageReservation(percentage).reserve(topology, batch_size, module, sharders)
-    return PlanInputs(options, topology, reserved, batch_size, constraints, tuple(enumerator.refusals), remake)
+    reserved = FixedPercentageStorageReservation(percentage).reserve(
+        topology, batch_size, module, sharders
+    )
+    return PlanInputs(
+        options, topology, reserved, batch_size, constraints, tuple(enumerator.refusals), remake
+    )
 
 
 def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
@@ -66,7 +81,9 @@ def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
     placement = search(problem)
     assert placement is not None, "the case is meant to fit"
     report = PlanReport(inputs, placement, lower_bound(problem), seconds, "local search")
-    return PlannedSharding(to_sharding_plan(place_options(problem, placement), inputs.topology).plan, report)
+    return PlannedSharding(
+        to_sharding_plan(place_options(problem, placement), inputs.topology).plan, report
+    )
 
 
 def report_of(plan: PlannedSharding) -> PlanReport:

@@ -1,4 +1,6 @@
-"""Whatever the tables, the machines and the constraints: a plan fits, covers every table once, and obeys."""
+"""Whatever the tables, the machines and the constraints: a plan fits, covers every table once, and
+obeys.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,40 @@ WORDS = [kind.value for kind in ShardingType]
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     """Tables, machines and constraints; memory is tight in half of the cases."""
-    hosts, per_host = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (2, 4), (3, 2)]))
+    hosts, per_host = draw(
+        st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (2, 4), (3, 2)])
+    )
     shapes = draw(
-        st.lists(st.tuples(st.integers(1, 3000), st.sampled_from([1, 4, 12, 64, 256])), min_size=1, max_size=7)
+        st.lists(
+            st.tuples(st.integers(1, 3000), st.sampled_from([1, 4, 12, 64, 256])),
+            min_size=1,
+            max_size=7,
+        )
     )
     constraints = {}
     for index in range(len(shapes)):
         if draw(st.booleans()):
-            kinds = draw(st.one_of(st.none(), st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True)))
+            kinds = draw(
+                st.one_of(
+                    st.none(), st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True)
+                )
+            )
             constraints[f"t{index}"] = ParameterConstraints(
                 sharding_types=kinds,
                 min_partition=draw(st.sampled_from([None, 4, 32])),
                 pooling_factors=[draw(st.sampled_from([0.5, 1.0, 20.0]))],
-                pin=draw(st.one_of(st.none(), st.lists(st.integers(0, hosts * per_host - 1), min_size=1, unique=True))),
+                pin=draw(
+                    st.one_of(
+                        st.none(),
+                        st.lists(st.integers(0, hosts * per_host - 1), min_size=1, unique=True),
+                    )
+                ),
                 colocate=draw(st.sampled_from([None, None, "pair"])),
             )
     weights = sum(rows * columns * 4 for rows, columns in shapes)
-    cap = draw(st.sampled_from([None, None, 2 * weights // (hosts * per_host) + 100_000, weights // 2 + 1]))
+    cap = draw(
+        st.sampled_from([None, None, 2 * weights // (hosts * per_host) + 100_000, weights // 2 + 1])
+    )
     return {"hosts": (hosts, per_host), "shapes": shapes, "constraints": constraints, "cap": cap}
 
 
@@ -103,5 +122,10 @@ def test_order_of_tables_does_not_change_the_cost(case, order):
     order.shuffle(shuffled)
     second = plan_of({**case, "shapes": shuffled})
     assert (first is None) == (second is None)
-    if first is not None and second is not None and first.report is not None and second.report is not None:
+    if (
+        first is not None
+        and second is not None
+        and first.report is not None
+        and second.report is not None
+    ):
         assert abs(first.report.cost - second.report.cost) <= 1e-9 * first.report.cost

@@ -1,4 +1,6 @@
-"""The figure of a plan: one bar for each rank, as long as the numbers, in the colours of the book."""
+"""The figure of a plan: one bar for each rank, as long as the numbers, in the colours
+of the book.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_bars_are_as_long_as_the_numbers(plan):
     assert lengths == pytest.approx(rank_time(report.problem, report.placement).tolist())
     room, held = memory_axes.containers[:2]
     assert [bar.get_width() for bar in room] == pytest.approx([4.0] * 4)
-    assert [bar.get_width() for bar in held] == pytest.approx((report.rank_memory[:, 0] / GIB).tolist())
+    assert [bar.get_width() for bar in held] == pytest.approx(
+        (report.rank_memory[:, 0] / GIB).tolist()
+    )
     colors = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in held]
     assert colors == list(RANK_COLORS[:4])
 

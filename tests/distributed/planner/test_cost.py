@@ -1,4 +1,6 @@
-"""Cost of pieces: the bytes of the traffic formulas, the number of exchanges of real steps, times by hand."""
+"""Cost of pieces: the bytes of the traffic formulas, the number of exchanges of real steps, times
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -100,12 +102,18 @@ def cases(draw: st.DrawFn) -> Case:
     local_ranks = st.lists(st.sampled_from(host_ranks(host, local_size)), min_size=2, max_size=2)
     halves = [columns // 2, columns - columns // 2]
     pieces = {
-        ShardingType.TABLE_WISE: lambda: table_wise_pieces(rows, columns, draw(st.integers(0, world_size - 1))),
+        ShardingType.TABLE_WISE: lambda: table_wise_pieces(
+            rows, columns, draw(st.integers(0, world_size - 1))
+        ),
         ShardingType.COLUMN_WISE: lambda: column_wise_pieces(rows, halves, draw(some_ranks)),
         ShardingType.TABLE_COLUMN_WISE: lambda: column_wise_pieces(rows, halves, draw(local_ranks)),
         ShardingType.ROW_WISE: lambda: row_wise_pieces(rows, columns, range(world_size)),
-        ShardingType.TABLE_ROW_WISE: lambda: row_wise_pieces(rows, columns, host_ranks(host, local_size)),
-        ShardingType.GRID_SHARD: lambda: grid_pieces(rows, halves, [host, hosts - 1 - host], local_size),
+        ShardingType.TABLE_ROW_WISE: lambda: row_wise_pieces(
+            rows, columns, host_ranks(host, local_size)
+        ),
+        ShardingType.GRID_SHARD: lambda: grid_pieces(
+            rows, halves, [host, hosts - 1 - host], local_size
+        ),
         ShardingType.DATA_PARALLEL: lambda: data_parallel_pieces(rows, columns, world_size),
     }[kind]()
     return Case(table, kind, pieces, hosts, local_size)
@@ -129,7 +137,9 @@ def expected_traffic(case: Case) -> Bytes:
         optimizer=None,
         pieces=tuple(case.pieces),
     )
-    samples: Any = [dict(zip(table.features, table.samples, strict=True))] * (case.hosts * case.local_size)
+    samples: Any = [dict(zip(table.features, table.samples, strict=True))] * (
+        case.hosts * case.local_size
+    )
 
     def evenly(rank: int, feature: str, first: int, end: int) -> Any:
         return ids[feature] * (end - first) / table.rows
@@ -143,7 +153,9 @@ def expected_traffic(case: Case) -> Bytes:
     )
 
 
-def of_rank(sent: Bytes, stages: tuple[str, ...], rank: int, local_size: int, arriving: bool) -> list[float]:
+def of_rank(
+    sent: Bytes, stages: tuple[str, ...], rank: int, local_size: int, arriving: bool
+) -> list[float]:
     """Bytes of a rank inside its host and across hosts."""
     found = [0.0, 0.0]
     for (stage, source, destination), count in sent.items():
@@ -156,14 +168,19 @@ def of_rank(sent: Bytes, stages: tuple[str, ...], rank: int, local_size: int, ar
 def summed(case: Case, works: list[Work], legs: str, rank: int) -> list[float]:
     """Bytes of the pieces of a rank, inside its host and across hosts."""
     mine = [work for piece, work in zip(case.pieces, works, strict=True) if piece.rank == rank]
-    return [sum(getattr(leg, side) for work in mine for leg in getattr(work, legs)) for side in ("inside", "across")]
+    return [
+        sum(getattr(leg, side) for work in mine for leg in getattr(work, legs))
+        for side in ("inside", "across")
+    ]
 
 
 @settings(max_examples=150)
 @given(cases())
 def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
     topology = Topology.hosts(case.hosts, case.local_size)
-    works = [WORK[case.kind](case.table, (piece.rows, piece.columns), topology) for piece in case.pieces]
+    works = [
+        WORK[case.kind](case.table, (piece.rows, piece.columns), topology) for piece in case.pieces
+    ]
     sent = expected_traffic(case)
     for rank in range(case.hosts * case.local_size):
         if case.kind is ShardingType.DATA_PARALLEL:
@@ -194,7 +211,13 @@ def test_times_are_finite_and_none_is_negative(case, kernel):
     assert (perf[:, 5] == 0).all()
 
 
-def one(table: TableFacts, kind: ShardingType, topology: Topology, kernel: str = "fused", pieces: Any = None) -> Floats:
+def one(
+    table: TableFacts,
+    kind: ShardingType,
+    topology: Topology,
+    kernel: str = "fused",
+    pieces: Any = None,
+) -> Floats:
     sizes = np.array([[table.rows, table.columns]]) if pieces is None else np.array(pieces)
     return piece_perf(table, kind, kernel, sizes, topology)
 
@@ -203,9 +226,12 @@ UNIT = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0)
 
 
 def test_time_of_a_table_is_that_of_the_hand():
-    # 2 ranks with 20 ids in 10 bags: 40 ids of 8 bytes and rows of 128, 20 bags of 128 bytes; backward twice that.
+    # 2 ranks with 20 ids in 10 bags: 40 ids of 8 bytes and rows of 128, 20 bags of 128 bytes;
+    # backward twice that.
     fwd = 40 * (8 + 128) + 20 * 128
-    assert one(facts(), ShardingType.TABLE_WISE, UNIT).tolist() == [[fwd, 1280, 2 * fwd, 1280, 4 * 30, 0]]
+    assert one(facts(), ShardingType.TABLE_WISE, UNIT).tolist() == [
+        [fwd, 1280, 2 * fwd, 1280, 4 * 30, 0]
+    ]
     # Narrow rows are read as 128 bytes, wide ones as they are.
     narrow = one(facts(columns=4), ShardingType.TABLE_WISE, UNIT)
     assert narrow[0, 0] == 40 * (8 + 128) + 20 * 16
@@ -224,7 +250,8 @@ def test_rows_cut_in_two_are_looked_up_half_and_sent_whole():
 def test_the_slower_wire_is_the_time_of_an_exchange():
     topology = Topology.hosts(2, 2, "cuda", intra_host_bw=1.0, inter_host_bw=0.5)
     row = one(facts(), ShardingType.TABLE_WISE, topology)[0]
-    assert row[1] == 2 * 1280 / 0.5  # to two ranks of the other host, while one of this host waits for less
+    # to two ranks of the other host, while one of this host waits for less
+    assert row[1] == 2 * 1280 / 0.5
     fast = Topology.hosts(2, 2, "cuda", intra_host_bw=1.0, inter_host_bw=100.0)
     assert one(facts(), ShardingType.TABLE_WISE, fast)[0, 1] == 1280
 
@@ -232,7 +259,8 @@ def test_the_slower_wire_is_the_time_of_an_exchange():
 def test_sums_inside_a_host_cross_once():
     topology = Topology.hosts(2, 2, "cuda", intra_host_bw=1.0, inter_host_bw=0.5)
     halves = one(facts(), ShardingType.TABLE_ROW_WISE, topology, pieces=[[500, 32], [500, 32]])
-    # Inside: the sums for 2 hosts to one other rank; then the own sums to one rank of the other host.
+    # Inside: the sums for 2 hosts to one other rank; then the own sums to one rank of the other
+    # host.
     assert halves[0, 1] == 2 * 1280 + 1280 / 0.5
     rows = one(facts(), ShardingType.ROW_WISE, topology, pieces=[[250, 32]] * 4)
     assert rows[0, 1] == 2 * 1280 / 0.5
@@ -251,7 +279,9 @@ def test_copies_send_their_batch_or_their_sums_whichever_is_less():
 
 
 def test_a_dense_kernel_takes_longer_the_larger_its_table_is():
-    fused, dense = (one(facts(), ShardingType.TABLE_WISE, UNIT, kernel)[0] for kernel in ("fused", "dense"))
+    fused, dense = (
+        one(facts(), ShardingType.TABLE_WISE, UNIT, kernel)[0] for kernel in ("fused", "dense")
+    )
     assert dense[0] == 2 * fused[0]
     assert dense[2] == 2 * fused[2] + 2 * 5 * 4 * 32_000
     assert (dense[[1, 3, 4]] == fused[[1, 3, 4]]).all()
@@ -259,7 +289,8 @@ def test_a_dense_kernel_takes_longer_the_larger_its_table_is():
 
 def test_distinct_rows_of_an_update_have_a_price_of_their_own():
     plain, priced = (
-        one(facts(), ShardingType.TABLE_WISE, Topology(2, "cuda", hbm_mem_bw=1.0, row_ms=price))[0] for price in (0, 7)
+        one(facts(), ShardingType.TABLE_WISE, Topology(2, "cuda", hbm_mem_bw=1.0, row_ms=price))[0]
+        for price in (0, 7)
     )
     distinct = 1000 * (1 - (1 - 1 / 1000) ** 40)  # of 40 ids that spread evenly over 1,000 rows
     assert (priced - plain)[[0, 1, 3, 4, 5]].tolist() == [0] * 5
@@ -267,8 +298,12 @@ def test_distinct_rows_of_an_update_have_a_price_of_their_own():
 
 
 def test_weights_of_ids_travel_and_may_slow_the_update():
-    topology = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0, weighted_feature_bwd_compute_multiplier=3.0)
-    plain, weighted = (one(facts(weighted=flag), ShardingType.TABLE_WISE, topology)[0] for flag in (False, True))
+    topology = Topology(
+        2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0, weighted_feature_bwd_compute_multiplier=3.0
+    )
+    plain, weighted = (
+        one(facts(weighted=flag), ShardingType.TABLE_WISE, topology)[0] for flag in (False, True)
+    )
     assert weighted[4] - plain[4] == 4 * 20
     assert weighted[2] == 3 * plain[2]
 
@@ -285,9 +320,14 @@ def test_pieces_of_any_sizes_are_estimated_each_as_if_alone():
     assert few == [(0, 4), (3, 4), (3, 8)]
     assert [few[place] for place in places] == [tuple(size) for size in sizes.tolist()]
     together = one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=sizes)
-    alone = [one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=[size])[0].tolist() for size in sizes.tolist()]
+    alone = [
+        one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=[size])[0].tolist()
+        for size in sizes.tolist()
+    ]
     assert together.tolist() == alone
-    assert piece_perf(facts(), ShardingType.COLUMN_WISE, "fused", np.empty((0, 2), dtype=np.int64), UNIT).shape == (
+    assert piece_perf(
+        facts(), ShardingType.COLUMN_WISE, "fused", np.empty((0, 2), dtype=np.int64), UNIT
+    ).shape == (
         0,
         6,
     )
@@ -317,13 +357,15 @@ def count_exchanges(rank: int, world_size: int, kind: str) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("world_size", "hosts"), [(2, 1), (2, 2), pytest.param(4, 2, marks=[pytest.mark.world4, pytest.mark.slow])]
+    ("world_size", "hosts"),
+    [(2, 1), (2, 2), pytest.param(4, 2, marks=[pytest.mark.world4, pytest.mark.slow])],
 )
 def test_exchanges_of_a_step_are_as_many_as_are_counted(ranks, kind, world_size, hosts):
     counted = ranks(world_size, hosts=hosts).run(count_exchanges, kind)
     due = exchanges(Topology.hosts(hosts, world_size // hosts), ShardingType(kind), pooled=True)
     if kind == "data_parallel":
-        # Gradients of small tables are summed in two issues, and one of sizes; of large ones sizes, ids and rows.
+        # Gradients of small tables are summed in two issues, and one of sizes; of large ones sizes,
+        # ids and rows.
         assert set(counted) <= {due, due + 2}
     else:
         assert counted == [due] * world_size
@@ -331,7 +373,10 @@ def test_exchanges_of_a_step_are_as_many_as_are_counted(ranks, kind, world_size,
 
 def test_a_kernel_that_is_registered_is_estimated(monkeypatch):
     monkeypatch.setattr(cost, "_kernels", dict(cost._kernels))
-    with pytest.raises(PlannerError, match="cannot estimate the compute kernel 'quant_uvm': it knows fused, fused_uvm"):
+    with pytest.raises(
+        PlannerError,
+        match="cannot estimate the compute kernel 'quant_uvm': it knows fused, fused_uvm",
+    ):
         kernel_model("quant_uvm")
     register_kernel("quant_uvm", KernelModel(lambda topology: 0.5, devices=("cuda",)))
     slow = one(facts(), ShardingType.TABLE_WISE, UNIT, "quant_uvm")[0]
@@ -340,6 +385,8 @@ def test_a_kernel_that_is_registered_is_estimated(monkeypatch):
 
 
 def test_a_kernel_of_an_unknown_name_cannot_be_registered():
-    with pytest.raises(PlannerError, match="'magic' is unknown: register one of dense, fused") as caught:
+    with pytest.raises(
+        PlannerError, match="'magic' is unknown: register one of dense, fused"
+    ) as caught:
         register_kernel("magic", KernelModel())
     assert caught.value.error_type is PlannerErrorType.INVALID_COMPUTE_KERNEL

@@ -22,9 +22,17 @@ def place(rank: int, device: str, local_size: int) -> str:
     return f"rank:{rank}/cpu" if device == "cpu" else f"rank:{rank}/cuda:{rank % local_size}"
 
 
-def planned(device: str, sharding_type: str, world_size: int = 2, local_size: int | None = None, **words: Any) -> Any:
+def planned(
+    device: str,
+    sharding_type: str,
+    world_size: int = 2,
+    local_size: int | None = None,
+    **words: Any,
+) -> Any:
     topology = Topology(world_size, device, local_world_size=local_size)
-    planner = EmbeddingShardingPlanner(topology=topology, constraints=only(NAMES, sharding_type, **words))
+    planner = EmbeddingShardingPlanner(
+        topology=topology, constraints=only(NAMES, sharding_type, **words)
+    )
     plan = planner.plan(documents_tables(), [EmbeddingBagCollectionSharder()])
     assert list(plan.plan) == [""]
     assert list(plan.plan[""]) == list(NAMES)
@@ -80,7 +88,11 @@ def test_data_parallel_plan_is_the_documents(device):
     plan = planned(device, "data_parallel")
     for name in NAMES:
         entry = plan[name]
-        assert (entry.sharding_type, entry.compute_kernel, entry.ranks) == ("data_parallel", "dense", [0, 1])
+        assert (entry.sharding_type, entry.compute_kernel, entry.ranks) == (
+            "data_parallel",
+            "dense",
+            [0, 1],
+        )
         assert entry.sharding_spec is None
 
 
@@ -113,7 +125,10 @@ def test_table_column_wise_and_grid_plans_on_two_hosts_are_torchrecs():
 
 @pytest.mark.parametrize(("device", "where"), [("cuda", "rank:0/cuda:0"), ("cpu", "rank:0/cpu")])
 def test_introductions_plan_prints_as_the_document_prints_it(device, where):
-    tables = [EmbeddingBagConfig(4096, 64, f"{name}_table", feature_names=[name]) for name in ("product", "user")]
+    tables = [
+        EmbeddingBagConfig(4096, 64, f"{name}_table", feature_names=[name])
+        for name in ("product", "user")
+    ]
     ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
     plan = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device=device)).plan(
         ebc, [EmbeddingBagCollectionSharder()]
@@ -122,8 +137,9 @@ def test_introductions_plan_prints_as_the_document_prints_it(device, where):
     assert lines[0] == "module:"
     assert [line.split("|")[0].strip() for line in lines[1:]].count("product_table") == 2
     for name in ("product_table", "user_table"):
-        assert any(line.split(" | ") == [name.ljust(13), "table_wise   ", "fused         ", "[0]"] for line in lines), (
-            lines
-        )
+        assert any(
+            line.split(" | ") == [name.ljust(13), "table_wise   ", "fused         ", "[0]"]
+            for line in lines
+        ), lines
         last = [[cell.strip() for cell in line.split("|")] for line in lines]
         assert [name, "[0, 0]", "[4096, 64]", where] in last

@@ -1,4 +1,6 @@
-"""Options of tables: every legal one is listed, nothing else is, and what is not listed has a reason."""
+"""Options of tables: every legal one is listed, nothing else is, and what is not listed has a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +45,33 @@ class NoEstimate(ShardEstimator):
     def __init__(self) -> None:
         self.seen: list[ShardingOption] = []
 
-    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any = None) -> None:
+    def estimate(
+        self, sharding_options: list[ShardingOption], sharder_data_map: Any = None
+    ) -> None:
         self.seen += sharding_options
 
 
 def bags(**tables: tuple[int, int]) -> EmbeddingBagCollection:
     configs = [
-        EmbeddingBagConfig(rows, columns, name, feature_names=[name]) for name, (rows, columns) in tables.items()
+        EmbeddingBagConfig(rows, columns, name, feature_names=[name])
+        for name, (rows, columns) in tables.items()
     ]
     return EmbeddingBagCollection(configs, device=torch.device("meta"))
 
 
 def sequences(**tables: tuple[int, int]) -> EmbeddingCollection:
-    configs = [EmbeddingConfig(rows, columns, name, feature_names=[name]) for name, (rows, columns) in tables.items()]
+    configs = [
+        EmbeddingConfig(rows, columns, name, feature_names=[name])
+        for name, (rows, columns) in tables.items()
+    ]
     return EmbeddingCollection(configs, device=torch.device("meta"))
 
 
 def listed(
-    module: nn.Module, topology: Topology, constraints: Constraints | None = None, sharders: Any = None
+    module: nn.Module,
+    topology: Topology,
+    constraints: Constraints | None = None,
+    sharders: Any = None,
 ) -> list[ShardingOption]:
     enumerator = EmbeddingEnumerator(topology, 4, constraints, estimator=NoEstimate())
     return enumerator.enumerate(module, SHARDERS if sharders is None else sharders)
@@ -74,7 +85,9 @@ def words(option: ShardingOption) -> tuple[str, str]:
 def test_all_types_but_grid_are_listed_on_every_device(device: str):
     options = listed(bags(item=(8, 256)), Topology.hosts(2, 2, device))
     assert {option.sharding_type for option in options} == ALL_BUT_GRID
-    assert {option.compute_kernel for option in options if option.sharding_type != "data_parallel"} == {"fused"}
+    assert {
+        option.compute_kernel for option in options if option.sharding_type != "data_parallel"
+    } == {"fused"}
     assert [words(option) for option in options if option.sharding_type == "data_parallel"] == [
         ("data_parallel", "dense")
     ]
@@ -109,13 +122,22 @@ def test_tables_of_one_shape_share_their_arrays_and_not_their_ranks():
     assert second.pieces().ranks is None
 
 
-@given(data=st.data(), tables=table_sets(max_rows=9), hosts=st.integers(1, 3), local_size=st.integers(1, 3))
+@given(
+    data=st.data(),
+    tables=table_sets(max_rows=9),
+    hosts=st.integers(1, 3),
+    local_size=st.integers(1, 3),
+)
 def test_every_option_can_be_built_by_a_plan(
     data: st.DataObject, tables: list[EmbeddingBagConfig], hosts: int, local_size: int
 ):
-    kinds = st.lists(st.sampled_from([kind.value for kind in ShardingType]), min_size=1, unique=True)
+    kinds = st.lists(
+        st.sampled_from([kind.value for kind in ShardingType]), min_size=1, unique=True
+    )
     constraints = {
-        table.name: ParameterConstraints(sharding_types=data.draw(kinds), min_partition=data.draw(st.integers(1, 8)))
+        table.name: ParameterConstraints(
+            sharding_types=data.draw(kinds), min_partition=data.draw(st.integers(1, 8))
+        )
         for table in tables
         if data.draw(st.booleans())
     }
@@ -125,7 +147,9 @@ def test_every_option_can_be_built_by_a_plan(
         options = listed(module, Topology.hosts(hosts, local_size), constraints)
     assert {option.name for option in options} == {table.name for table in tables}
     for option in options:
-        allowed = constraints[option.name].sharding_types if option.name in constraints else ALL_BUT_GRID
+        allowed = (
+            constraints[option.name].sharding_types if option.name in constraints else ALL_BUT_GRID
+        )
         assert option.sharding_type in (allowed or ())
         rows, columns = option.tensor.shape
         pieces = placed(option, hosts, local_size)
@@ -133,7 +157,9 @@ def test_every_option_can_be_built_by_a_plan(
             assert {(piece.rows, piece.columns) for piece in pieces} == {(rows, columns)}
             continue
         assert exact_cover(pieces, rows, columns)
-        entry = ParameterSharding(option.sharding_type, option.compute_kernel, None, sharding_spec(pieces, "cpu"))
+        entry = ParameterSharding(
+            option.sharding_type, option.compute_kernel, None, sharding_spec(pieces, "cpu")
+        )
         placed_pieces(option.name, (rows, columns), entry, hosts * local_size, local_size)
 
 
@@ -149,7 +175,9 @@ def placed(option: ShardingOption, hosts: int, local_size: int) -> list[ShardPie
     }[option.partition_by]
     if option.sharding_type == "table_column_wise":
         ranks = [last] * count
-    lines = zip(ranks, option.pieces().offsets.tolist(), option.pieces().sizes.tolist(), strict=True)
+    lines = zip(
+        ranks, option.pieces().offsets.tolist(), option.pieces().sizes.tolist(), strict=True
+    )
     return [ShardPiece(rank, *offset, *size) for rank, offset, size in lines]
 
 
@@ -177,7 +205,9 @@ def test_replicated_tables_are_fused_where_the_table_names_an_optimizer():
 
 @pytest.mark.parametrize("asked", ["dense", "batched_dense"])
 @pytest.mark.parametrize("types", [None, sorted(ALL_BUT_GRID)])
-def test_kernel_dense_alone_means_replicated_and_with_types_these(asked: str, types: list[str] | None):
+def test_kernel_dense_alone_means_replicated_and_with_types_these(
+    asked: str, types: list[str] | None
+):
     constraint = ParameterConstraints(sharding_types=types, compute_kernels=[asked])
     options = listed(bags(item=(8, 4)), Topology(2, "cpu"), {"item": constraint})
     assert {option.compute_kernel for option in options} == {"dense"}
@@ -191,7 +221,9 @@ def test_kernel_that_is_registered_later_is_listed():
 
     module, topology = bags(item=(8, 4)), Topology(2, "cuda")
     enumerator = EmbeddingEnumerator(topology, estimator=NoEstimate())
-    assert {option.compute_kernel for option in enumerator.enumerate(module, [PackedSharder()])} == {"fused"}
+    assert {
+        option.compute_kernel for option in enumerator.enumerate(module, [PackedSharder()])
+    } == {"fused"}
     assert any("cost is not known" in refusal.reason for refusal in enumerator.refusals)
     try:
         register_kernel("quant_uvm", KernelModel(devices=("cuda",)))
@@ -209,9 +241,17 @@ def test_kernel_that_is_registered_later_is_listed():
 
 @pytest.mark.parametrize(
     ("columns", "min_partition", "widths"),
-    [(64, 32, [32, 32]), (64, 16, [16] * 4), (256, None, [128, 128]), (192, 50, [64] * 3), (12, 3, [4] * 3)],
+    [
+        (64, 32, [32, 32]),
+        (64, 16, [16] * 4),
+        (256, None, [128, 128]),
+        (192, 50, [64] * 3),
+        (12, 3, [4] * 3),
+    ],
 )
-def test_columns_are_cut_as_narrow_as_allowed(columns: int, min_partition: int | None, widths: list[int]):
+def test_columns_are_cut_as_narrow_as_allowed(
+    columns: int, min_partition: int | None, widths: list[int]
+):
     words = ParameterConstraints(sharding_types=["column_wise"], min_partition=min_partition)
     [option] = listed(bags(item=(8, columns)), Topology(2, "cpu"), {"item": words})
     assert option.pieces().sizes[:, 1].tolist() == widths
@@ -219,7 +259,9 @@ def test_columns_are_cut_as_narrow_as_allowed(columns: int, min_partition: int |
 
 def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cut_it():
     only_columns = dict.fromkeys("ab", ParameterConstraints(sharding_types=["column_wise"]))
-    with pytest.warns(UserWarning, match=r"table 'a', 'b': .* does not split 64 columns.*min_partition=32 makes 2"):
+    with pytest.warns(
+        UserWarning, match=r"table 'a', 'b': .* does not split 64 columns.*min_partition=32 makes 2"
+    ):
         options = listed(bags(a=(8, 64), b=(4, 64)), Topology(2, "cpu"), only_columns)
     assert [option.num_shards for option in options] == [1, 1]
     only_columns = {"a": ParameterConstraints(sharding_types=["column_wise"], min_partition=32)}
@@ -229,15 +271,23 @@ def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cu
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [
-        ({"min_partition": 32, "sharding_types": ["row_wise"]}, "min_partition=32 has no effect: no remaining"),
-        ({"min_partition": 33}, "min_partition=33 has no effect: 64 columns have no equal slices of 33 to 63"),
+        (
+            {"min_partition": 32, "sharding_types": ["row_wise"]},
+            "min_partition=32 has no effect: no remaining",
+        ),
+        (
+            {"min_partition": 33},
+            "min_partition=33 has no effect: 64 columns have no equal slices of 33 to 63",
+        ),
         ({"stochastic_rounding": True}, "stochastic_rounding has no effect"),
         ({"use_virtual_table": True}, "use_virtual_table has no effect"),
         ({"output_dtype": "fp16"}, "output_dtype has no effect"),
         ({"colocate": "pair"}, "colocate='pair' has no effect: no other table has that word"),
     ],
 )
-def test_constraint_without_effect_is_a_warning_with_the_table(constraint: dict[str, Any], message: str):
+def test_constraint_without_effect_is_a_warning_with_the_table(
+    constraint: dict[str, Any], message: str
+):
     with pytest.warns(UserWarning, match=f"table 'item': {message}"):
         listed(bags(item=(8, 64)), Topology(2, "cpu"), {"item": ParameterConstraints(**constraint)})
 
@@ -245,7 +295,9 @@ def test_constraint_without_effect_is_a_warning_with_the_table(constraint: dict[
 def test_warning_points_at_the_caller_of_enumerate():
     with pytest.warns(UserWarning, match="min_partition") as caught:
         EmbeddingEnumerator(
-            Topology(2, "cpu"), constraints={"item": ParameterConstraints(min_partition=33)}, estimator=NoEstimate()
+            Topology(2, "cpu"),
+            constraints={"item": ParameterConstraints(min_partition=33)},
+            estimator=NoEstimate(),
         ).enumerate(bags(item=(8, 64)), SHARDERS)
     assert caught[0].filename == __file__
 
@@ -256,14 +308,30 @@ def test_warning_points_at_the_caller_of_enumerate():
 def test_pinned_table_loses_what_needs_more_ranks():
     pinned = {"item": ParameterConstraints(pin=[2, 3, 0])}
     options = listed(bags(item=(8, 256)), Topology.hosts(2, 2), pinned)
-    assert {option.sharding_type for option in options} == ALL_BUT_GRID - {"row_wise", "data_parallel"}
+    assert {option.sharding_type for option in options} == ALL_BUT_GRID - {
+        "row_wise",
+        "data_parallel",
+    }
     pinned = {"item": ParameterConstraints(pin=[1, 2])}
-    enumerator = EmbeddingEnumerator(Topology.hosts(2, 2), constraints=pinned, estimator=NoEstimate())
+    enumerator = EmbeddingEnumerator(
+        Topology.hosts(2, 2), constraints=pinned, estimator=NoEstimate()
+    )
     options = enumerator.enumerate(bags(item=(8, 256)), SHARDERS)
-    assert {option.sharding_type for option in options} == {"table_wise", "column_wise", "table_column_wise"}
-    reasons = {refusal.sharding_type: refusal.reason for refusal in enumerator.refusals if not refusal.compute_kernel}
+    assert {option.sharding_type for option in options} == {
+        "table_wise",
+        "column_wise",
+        "table_column_wise",
+    }
+    reasons = {
+        refusal.sharding_type: refusal.reason
+        for refusal in enumerator.refusals
+        if not refusal.compute_kernel
+    }
     assert reasons["row_wise"] == "it takes all 4 ranks, and pin=[1, 2] allows 2"
-    assert reasons["table_row_wise"] == "it takes all 2 ranks of a host, and pin=[1, 2] holds no whole host"
+    assert (
+        reasons["table_row_wise"]
+        == "it takes all 2 ranks of a host, and pin=[1, 2] holds no whole host"
+    )
 
 
 # --- what is refused
@@ -278,12 +346,17 @@ def test_everything_that_is_no_option_is_refused_with_a_reason():
     options = enumerator.enumerate(bags(item=(8, 64), user=(8, 64)), SHARDERS)
     for name in ("item", "user"):
         taken = {words(option) for option in options if option.name == name}
-        refused = {(r.sharding_type, r.compute_kernel) for r in enumerator.refusals if r.table == name}
+        refused = {
+            (r.sharding_type, r.compute_kernel) for r in enumerator.refusals if r.table == name
+        }
         for kind in ShardingType:
             ways = {(kind.value, "fused"), (kind.value, "dense")}
             assert (kind.value, "") in refused or ways == (ways & taken) | (ways & refused)
         assert not taken & refused
-    assert any(str(refusal).startswith("item: grid_shard: it is taken only") for refusal in enumerator.refusals)
+    assert any(
+        str(refusal).startswith("item: grid_shard: it is taken only")
+        for refusal in enumerator.refusals
+    )
     texts = [str(refusal) for refusal in enumerator.refusals if refusal.table == "user"]
     assert "user: table_wise: its constraints allow only row_wise" in texts
 
@@ -301,14 +374,22 @@ def test_everything_that_is_no_option_is_refused_with_a_reason():
             r"pin=\[1, 2\] holds no whole host$",
             "without pin it may be table_row_wise",
         ),
-        ({"compute_kernels": ["quant"]}, "does not build this kernel", "without compute_kernels it may be table_wise"),
+        (
+            {"compute_kernels": ["quant"]},
+            "does not build this kernel",
+            "without compute_kernels it may be table_wise",
+        ),
     ],
 )
 def test_contradictory_constraints_say_what_was_removed_and_what_would_do(
     constraint: dict[str, Any], removed: str, remedy: str
 ):
-    with pytest.raises(PlannerError, match=f"(?s)constraints of table 'item' leave no way.*{removed}") as caught:
-        listed(bags(item=(8, 64)), Topology.hosts(2, 2), {"item": ParameterConstraints(**constraint)})
+    with pytest.raises(
+        PlannerError, match=f"(?s)constraints of table 'item' leave no way.*{removed}"
+    ) as caught:
+        listed(
+            bags(item=(8, 64)), Topology.hosts(2, 2), {"item": ParameterConstraints(**constraint)}
+        )
     assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
     assert remedy in str(caught.value)
 
@@ -322,10 +403,22 @@ def test_contradictory_constraints_say_what_was_removed_and_what_would_do(
             {"item": {"sharding_types": ["row_wis"]}},
             "'row_wis', which ShardingType does not have; did you mean 'row_wise'?",
         ),
-        ({"item": {"sharding_types": "row_wise"}}, r"sharding_types='row_wise'\) of table 'item' is not a list"),
-        ({"item": {"compute_kernels": ["fast"]}}, "'fast', which EmbeddingComputeKernel does not have"),
-        ({"item": {"min_partition": 0}}, r"min_partition=0\) of table 'item' is not a number of columns"),
-        ({"item": {"pooling_factors": [1.0, 2.0]}}, "lists 2 numbers, and 1 features read the table"),
+        (
+            {"item": {"sharding_types": "row_wise"}},
+            r"sharding_types='row_wise'\) of table 'item' is not a list",
+        ),
+        (
+            {"item": {"compute_kernels": ["fast"]}},
+            "'fast', which EmbeddingComputeKernel does not have",
+        ),
+        (
+            {"item": {"min_partition": 0}},
+            r"min_partition=0\) of table 'item' is not a number of columns",
+        ),
+        (
+            {"item": {"pooling_factors": [1.0, 2.0]}},
+            "lists 2 numbers, and 1 features read the table",
+        ),
         ({"item": {"pooling_factors": [-1.0]}}, r"has -1.0, where a number of at least 0"),
         ({"item": {"pooling_factors": [float("nan")]}}, "has nan, where a number"),
         ({"item": {"batch_sizes": [0]}}, "has 0, where a number of at least 1"),
@@ -335,7 +428,9 @@ def test_contradictory_constraints_say_what_was_removed_and_what_would_do(
         ({"item": {"pin": []}}, "leaves it no rank"),
     ],
 )
-def test_constraint_that_cannot_be_meant_is_an_error(constraints: dict[str, dict[str, Any]], message: str):
+def test_constraint_that_cannot_be_meant_is_an_error(
+    constraints: dict[str, dict[str, Any]], message: str
+):
     made = {name: ParameterConstraints(**fields) for name, fields in constraints.items()}
     with pytest.raises(PlannerError, match=message) as caught:
         listed(bags(item=(8, 64)), Topology.hosts(2, 2), made)
@@ -350,7 +445,9 @@ def test_batch_of_no_samples_is_an_error(batch_size: int):
 
 def test_table_of_another_device_is_left_out_with_a_reason():
     enumerator = EmbeddingEnumerator(
-        Topology(1, "cpu"), constraints={"item": ParameterConstraints(device_group="cuda")}, estimator=NoEstimate()
+        Topology(1, "cpu"),
+        constraints={"item": ParameterConstraints(device_group="cuda")},
+        estimator=NoEstimate(),
     )
     options = enumerator.enumerate(bags(item=(8, 4), user=(8, 4)), SHARDERS)
     assert {option.name for option in options} == {"user"}
@@ -369,8 +466,13 @@ def test_tables_come_in_the_order_of_the_model():
     model.add_module("inner", inner)
     model.add_module("sequences", sequences(b=(8, 4)))
     model.add_module("dense", nn.Linear(3, 3))
-    for exact, order in ((False, ["inner.bags.a", "sequences.b"]), (True, ["sequences.b", "inner.bags.a"])):
-        enumerator = EmbeddingEnumerator(Topology(1, "cpu"), estimator=NoEstimate(), use_exact_enumerate_order=exact)
+    for exact, order in (
+        (False, ["inner.bags.a", "sequences.b"]),
+        (True, ["sequences.b", "inner.bags.a"]),
+    ):
+        enumerator = EmbeddingEnumerator(
+            Topology(1, "cpu"), estimator=NoEstimate(), use_exact_enumerate_order=exact
+        )
         options = enumerator.enumerate(model, SHARDERS)
         assert list(dict.fromkeys(option.fqn for option in options)) == order
         assert enumerator.last_stored_search_space == options
@@ -381,7 +483,9 @@ def test_model_without_tables_has_no_options():
 
 
 def test_collection_without_a_sharder_is_not_looked_at():
-    assert listed(bags(item=(8, 4)), Topology(1, "cpu"), sharders=[EmbeddingCollectionSharder()]) == []
+    assert (
+        listed(bags(item=(8, 4)), Topology(1, "cpu"), sharders=[EmbeddingCollectionSharder()]) == []
+    )
 
 
 def test_sharder_of_any_class_is_asked_by_the_protocol():
@@ -413,7 +517,10 @@ def test_facts_hold_what_the_constraints_say_of_each_feature():
     table = EmbeddingBagConfig(8, 4, "item", feature_names=["now", "seen"])
     module = EmbeddingBagCollection([table], is_weighted=True, device=torch.device("meta"))
     said = ParameterConstraints(
-        sharding_types=["table_wise"], pooling_factors=[1.0, 20.0], num_poolings=[1.0, 2.0], batch_sizes=[10, 5]
+        sharding_types=["table_wise"],
+        pooling_factors=[1.0, 20.0],
+        num_poolings=[1.0, 2.0],
+        batch_sizes=[10, 5],
     )
     [option] = listed(module, Topology(2, "cpu"), {"item": said})
     facts = option.facts
@@ -456,7 +563,10 @@ def test_same_table_name_in_two_modules_is_two_tables():
     model.add_module("right", bags(item=(4, 4)))
     said = {"item": ParameterConstraints(sharding_types=["table_wise"])}
     options = listed(model, Topology(1, "cpu"), said)
-    assert [(option.path, option.tensor.shape[0]) for option in options] == [("left", 8), ("right", 4)]
+    assert [(option.path, option.tensor.shape[0]) for option in options] == [
+        ("left", 8),
+        ("right", 4),
+    ]
 
 
 def test_optimizer_without_a_fused_form_is_an_error_that_names_the_table():
@@ -483,7 +593,10 @@ def cached_options(**constraint: Any) -> dict[tuple[str, float | None], float]:
     words = ParameterConstraints(sharding_types=["row_wise"], **constraint)
     enumerator = EmbeddingEnumerator(Topology(2, "cpu"), constraints={"item": words})
     options = enumerator.enumerate(bags(item=(1000, 64)), [EmbeddingBagCollectionSharder()])
-    return {(one.compute_kernel, one.cache_load_factor): one.shards[0].perf.prefetch_compute for one in options}  # type: ignore[union-attr]
+    return {
+        (one.compute_kernel, one.cache_load_factor): one.shards[0].perf.prefetch_compute
+        for one in options
+    }  # type: ignore[union-attr]
 
 
 def test_tables_in_files_are_options_where_a_constraint_asks_for_them():
@@ -491,7 +604,8 @@ def test_tables_in_files_are_options_where_a_constraint_asks_for_them():
     assert list(cached_options(compute_kernels=["fused_uvm"])) == [("fused_uvm", None)]
     sizes = cached_options(compute_kernels=["fused_uvm_caching"])
     assert {kernel for kernel, _ in sizes} == {"fused_uvm_caching"} and len(sizes) > 3
-    assert sorted(sizes.values(), reverse=True) == [sizes[one] for one in sorted(sizes)]  # the smaller, the slower
+    # the smaller, the slower
+    assert sorted(sizes.values(), reverse=True) == [sizes[one] for one in sorted(sizes)]
     asked = cached_options(cache_params=CacheParams(load_factor=0.3))
     assert set(asked) == {("fused", None), ("fused_uvm", None), ("fused_uvm_caching", 0.3)}
 
@@ -504,7 +618,9 @@ def test_a_sharder_that_builds_tables_in_files_only_gets_them_with_the_cache_of_
     options = EmbeddingEnumerator(Topology(2, "cpu")).enumerate(
         bags(item=(1000, 64)), [InFiles({"cache_load_factor": 0.4})]
     )
-    assert {(one.compute_kernel, one.cache_load_factor) for one in options} == {("fused_uvm_caching", 0.4)}
+    assert {(one.compute_kernel, one.cache_load_factor) for one in options} == {
+        ("fused_uvm_caching", 0.4)
+    }
 
 
 def test_misses_are_those_of_the_statistics():

@@ -74,7 +74,9 @@ def test_texts_fit_a_page(stories, name):
 
 
 def test_long_names_are_cut_to_the_page():
-    tables = {f"a_table_with_a_very_long_name_indeed_{number}" * 2: (1000, 64) for number in range(3)}
+    tables = {
+        f"a_table_with_a_very_long_name_indeed_{number}" * 2: (1000, 64) for number in range(3)
+    }
     plan = planned(replace(inputs_of(tables, TWO_HOSTS), remake=None))
     assert max(len(line) for line in lines_of(plan.explain())) <= WIDTH
     assert max(len(line) for line in lines_of(plan.explain(next(iter(tables))))) <= WIDTH
@@ -90,8 +92,12 @@ def test_many_ranks_and_tables_are_summed_up():
 
 def test_a_single_piece_that_limits_the_step_is_named():
     only = {"item": ParameterConstraints(sharding_types=["table_wise"])}
-    plan = planned(inputs_of({"item": (1_000_000, 512), "day": (7, 16)}, Topology(2, "cuda"), constraints=only))
-    assert "has a single piece, of table 'item': no other place" in " ".join(str(plan.explain()).split())
+    plan = planned(
+        inputs_of({"item": (1_000_000, 512), "day": (7, 16)}, Topology(2, "cuda"), constraints=only)
+    )
+    assert "has a single piece, of table 'item': no other place" in " ".join(
+        str(plan.explain()).split()
+    )
     both = planned(inputs_of({"item": (1_000_000, 512)}, Topology(1, "cuda"), constraints=only))
     assert "single piece" not in str(both.explain())
 
@@ -115,7 +121,9 @@ def test_table_story_names_choice_and_every_option(plan, stories, name):
     chosen = [line for line in text.splitlines() if line.endswith("  chosen")]
     assert [fields(line)[0] for line in chosen] == [type_of(report.taken[table])]
     for choice in report.problem.choices[table]:
-        row = next(fields(line) for line in text.splitlines() if re.match(rf"{type_of(choice)}  +\d", line))
+        row = next(
+            fields(line) for line in text.splitlines() if re.match(rf"{type_of(choice)}  +\d", line)
+        )
         assert int(row[1]) == len(choice.time)
         assert float(row[2]) == pytest.approx(choice.time.max(), rel=0.01)
         assert float(row[3].replace(",", "")) == pytest.approx(choice.time.sum(), rel=0.01)
@@ -125,14 +133,20 @@ def test_steps_of_other_options_are_steps_of_placements(plan, stories):
     report = report_of(plan)
     problem, table = report.problem, find_table(report, "item")
     for index, choice in enumerate(problem.choices[table]):
-        row = next(fields(line) for line in lines_of(stories["item"]) if re.match(rf"{type_of(choice)}  +\d", line))
+        row = next(
+            fields(line)
+            for line in lines_of(stories["item"])
+            if re.match(rf"{type_of(choice)}  +\d", line)
+        )
         placement = with_choice(problem, report.placement, table, index)
         assert placement is not None
         assert float(row[6].replace(",", "")) == pytest.approx(cost(problem, placement), rel=0.01)
 
 
 def test_explaining_searches_nothing(plan, monkeypatch):
-    monkeypatch.setattr("tutorec.distributed.planner.search.search", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(
+        "tutorec.distributed.planner.search.search", lambda *_: pytest.fail("searched")
+    )
     monkeypatch.setattr(PlanInputs, "remade", lambda *_: pytest.fail("planned"))
     assert str(plan.explain("item")) != str(plan.explain("word")) != str(plan.explain())
 
@@ -145,7 +159,9 @@ def test_reasons_of_refused_options_are_told(plan, stories):
 
 
 def test_memory_that_forces_a_choice_is_told():
-    tight = inputs_of({"item": (100_000, 128)}, Topology(2, "cuda", hbm_cap=40 * 1024**2), batch_size=64)
+    tight = inputs_of(
+        {"item": (100_000, 128)}, Topology(2, "cuda", hbm_cap=40 * 1024**2), batch_size=64
+    )
     plan = planned(tight)
     assert plan.plan[""]["item"].sharding_type == "row_wise"
     text = str(plan.explain("item"))
@@ -182,10 +198,20 @@ def problems(draw: st.DrawFn) -> PlanningProblem:
     def choice(spread: Spread, pieces: int) -> Choice:
         time = np.array([float(draw(numbers)) for _ in range(pieces)])
         memory = np.array([[draw(numbers), draw(numbers)] for _ in range(pieces)])
-        allowed = np.array([draw(st.booleans()) for _ in range(4)]) if draw(st.integers(0, 3)) == 0 else None
+        allowed = (
+            np.array([draw(st.booleans()) for _ in range(4)])
+            if draw(st.integers(0, 3)) == 0
+            else None
+        )
         return Choice(time, memory, spread, (draw(st.integers(0, 2)),), 0, allowed)
 
-    shapes = [(Spread.ANY, 1), (Spread.ANY, 3), (Spread.HOST, 2), (Spread.HOST_ROWS, 2), (Spread.HOSTS_ROWS, 4)]
+    shapes = [
+        (Spread.ANY, 1),
+        (Spread.ANY, 3),
+        (Spread.HOST, 2),
+        (Spread.HOST_ROWS, 2),
+        (Spread.HOSTS_ROWS, 4),
+    ]
     tables = []
     for _ in range(draw(st.integers(1, 3))):
         picked = draw(st.lists(st.sampled_from([*shapes, (Spread.ALL, 4)]), min_size=1, max_size=4))
@@ -202,7 +228,10 @@ def test_another_choice_for_one_table_breaks_no_rule_and_moves_no_other(problem,
     for table, choices in enumerate(problem.choices):
         roomy = replace(problem, choices=problem.choices[: table + 1])
         for index in range(len(choices)):
-            first = Placement(np.array([*chosen, index]), [*ranks, np.zeros(len(choices[index].time), dtype=np.int64)])
+            first = Placement(
+                np.array([*chosen, index]),
+                [*ranks, np.zeros(len(choices[index].time), dtype=np.int64)],
+            )
             found = with_choice(roomy, first, table, index)
             if found is not None and not broken_rules(roomy, found):
                 chosen, ranks = found.chosen.tolist(), found.ranks

@@ -14,19 +14,38 @@ from hypothesis import strategies as st
 from tutorec.distributed.planner import milp
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.milp import CLOSED, solve
-from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, Spread, broken_rules, cost
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Placement,
+    PlanningProblem,
+    Spread,
+    broken_rules,
+    cost,
+)
 from tutorec.distributed.planner.search import search
 
 
-def choice(times: list[float], memory: list[int], spread: Spread = Spread.ANY, group: int | None = None, **words):
+def choice(
+    times: list[float],
+    memory: list[int],
+    spread: Spread = Spread.ANY,
+    group: int | None = None,
+    **words,
+):
     held = np.array([[each, 0] for each in memory], np.int64)
-    return Choice(np.array(times, np.float64), held, spread, () if group is None else (group,), **words)
+    return Choice(
+        np.array(times, np.float64), held, spread, () if group is None else (group,), **words
+    )
 
 
-def problem_of(choices, hosts: int = 1, local_size: int = 2, room: int = 100, fixed=None) -> PlanningProblem:
+def problem_of(
+    choices, hosts: int = 1, local_size: int = 2, room: int = 100, fixed=None
+) -> PlanningProblem:
     world_size = hosts * local_size
     capacity = np.full((world_size, 2), room, np.int64)
-    return PlanningProblem(world_size, local_size, capacity, tuple(tuple(each) for each in choices), fixed)
+    return PlanningProblem(
+        world_size, local_size, capacity, tuple(tuple(each) for each in choices), fixed
+    )
 
 
 @st.composite
@@ -114,7 +133,9 @@ def test_start_is_kept_where_nothing_is_better() -> None:
 def test_start_that_breaks_a_rule_is_refused() -> None:
     problem = problem_of([[choice([2.0], [60])], [choice([2.0], [60])]])
     start = Placement(np.array([0, 0]), [np.array([1]), np.array([1])])
-    with pytest.raises(ValueError, match=r"breaks 1 rules, the first: rank 1: 120 bytes of HBM where 100 are"):
+    with pytest.raises(
+        ValueError, match=r"breaks 1 rules, the first: rank 1: 120 bytes of HBM where 100 are"
+    ):
         solve(problem, start=start)
 
 
@@ -123,7 +144,9 @@ def test_no_tables_are_planned_at_once() -> None:
     assert (result.cost, result.bound, result.status) == (0.0, 0.0, "optimal")
 
 
-def test_problem_that_is_too_large_keeps_its_start_and_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_that_is_too_large_keeps_its_start_and_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(milp, "_MOST_VARIABLES", 3)
     problem = problem_of([[choice([float(ms)], [1])] for ms in (5, 4, 3, 2)])
     start = Placement(np.zeros(4, np.int64), [np.array([0])] * 4)
@@ -132,12 +155,19 @@ def test_problem_that_is_too_large_keeps_its_start_and_its_bound(monkeypatch: py
     assert result.bound == pytest.approx(7.0)
     assert result.gap == pytest.approx(0.5)
     without = solve(problem)
-    assert (without.placement, without.cost, without.gap, without.status) == (None, math.inf, 1.0, "too large")
+    assert (without.placement, without.cost, without.gap, without.status) == (
+        None,
+        math.inf,
+        1.0,
+        "too large",
+    )
 
 
 def test_time_limit_leaves_the_best_so_far_with_its_gap() -> None:
     rng = np.random.default_rng(0)
-    problem = problem_of([[choice([float(ms)], [1])] for ms in rng.uniform(5.0, 10.0, 9)], local_size=4)
+    problem = problem_of(
+        [[choice([float(ms)], [1])] for ms in rng.uniform(5.0, 10.0, 9)], local_size=4
+    )
     ranks = [np.array([number % 4]) for number in range(9)]
     start = Placement(np.zeros(9, np.int64), ranks)
     result = solve(problem, seconds=0.0, start=start)

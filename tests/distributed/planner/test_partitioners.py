@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorec.distributed.planner.options import Perf, ShardingOption, Storage
-from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner, SortBy
+from tutorec.distributed.planner.partitioners import (
+    GreedyPerfPartitioner,
+    MemoryBalancedPartitioner,
+    SortBy,
+)
 from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -32,9 +36,12 @@ def test_greedy_sorts_by_time_when_asked() -> None:
 def test_greedy_takes_the_least_loaded_rank_that_has_room() -> None:
     plan = [whole("a", 5, 6), whole("b", 1, 5), whole("c", 1, 4)]
     GreedyPerfPartitioner().partition(plan, ranks(2, hbm=10))
-    # Rank 1 has less to do, and room for both; with 8 bytes only rank 0 has no room either, and c does not fit.
+    # Rank 1 has less to do, and room for both; with 8 bytes only rank 0 has no room either, and c
+    # does not fit.
     assert places(plan) == {"a": [0], "b": [1], "c": [1]}
-    with pytest.raises(PlannerError, match=r"table 'c'.*shard 0 needs 4 bytes of HBM.*2 ranks has left is 3 bytes"):
+    with pytest.raises(
+        PlannerError, match=r"table 'c'.*shard 0 needs 4 bytes of HBM.*2 ranks has left is 3 bytes"
+    ):
         GreedyPerfPartitioner().partition(plan, ranks(2, hbm=8))
 
 
@@ -66,7 +73,10 @@ def test_greedy_places_table_row_wise_on_the_least_loaded_host() -> None:
 
 
 def test_greedy_places_table_column_wise_within_a_host() -> None:
-    plan = [option("busy", "table_row_wise", [5, 5], [9, 9]), option("cut", "table_column_wise", [1, 1, 1], [2, 2, 2])]
+    plan = [
+        option("busy", "table_row_wise", [5, 5], [9, 9]),
+        option("cut", "table_column_wise", [1, 1, 1], [2, 2, 2]),
+    ]
     GreedyPerfPartitioner().partition(plan, ranks(4, hbm=20, local_size=2))
     assert places(plan) == {"busy": [0, 1], "cut": [2, 3, 2]}
 
@@ -78,14 +88,17 @@ def test_greedy_places_dependent_tables_on_one_host() -> None:
     GreedyPerfPartitioner().partition(plan, ranks(4, hbm=10, local_size=2))
     assert places(plan) == {"busy": [0, 1], "x": [2, 3], "y": [2, 3]}
     # Alone each would fit on a host of 12 bytes; together they do not.
-    with pytest.raises(PlannerError, match=r"table 'y'.*shard 0 needs 3 bytes of HBM.*2 ranks has left is 2 bytes"):
+    with pytest.raises(
+        PlannerError, match=r"table 'y'.*shard 0 needs 3 bytes of HBM.*2 ranks has left is 2 bytes"
+    ):
         GreedyPerfPartitioner().partition(plan[1:], ranks(4, hbm=6, local_size=2))
 
 
 def test_greedy_refuses_dependent_tables_that_are_not_on_hosts() -> None:
     with pytest.raises(PlannerError, match=r"tables \['x', 'y'\] depend on one another"):
         GreedyPerfPartitioner().partition(
-            [whole("x", 1, 1, dependency="tower"), whole("y", 1, 1, dependency="tower")], ranks(2, hbm=10)
+            [whole("x", 1, 1, dependency="tower"), whole("y", 1, 1, dependency="tower")],
+            ranks(2, hbm=10),
         )
 
 
@@ -112,16 +125,27 @@ def test_greedy_lets_a_grid_of_more_blocks_than_hosts_go_round() -> None:
     plan = [option("grid", "grid_shard", [1] * 6, [2] * 6)]
     GreedyPerfPartitioner().partition(plan, ranks(4, hbm=30, local_size=2))
     assert places(plan) == {"grid": [0, 1, 2, 3, 0, 1]}
-    with pytest.raises(PlannerError, match=r"shard 4 needs 2 bytes of HBM, .* rank 0 has left is 1 bytes of HBM"):
+    with pytest.raises(
+        PlannerError, match=r"shard 4 needs 2 bytes of HBM, .* rank 0 has left is 1 bytes of HBM"
+    ):
         GreedyPerfPartitioner().partition(plan, ranks(4, hbm=3, local_size=2))
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (option("item", "row_wise", [1, 1, 1], [1, 1, 1]), r"its 3 shards go one to each of 4 ranks"),
-        (option("item", "table_row_wise", [1, 1, 1], [1, 1, 1]), r"its 3 shards go one to each of 2 ranks"),
-        (option("item", "grid_shard", [1, 1, 1], [1, 1, 1]), r"its 3 shards do not fill whole hosts of 2 ranks"),
+        (
+            option("item", "row_wise", [1, 1, 1], [1, 1, 1]),
+            r"its 3 shards go one to each of 4 ranks",
+        ),
+        (
+            option("item", "table_row_wise", [1, 1, 1], [1, 1, 1]),
+            r"its 3 shards go one to each of 2 ranks",
+        ),
+        (
+            option("item", "grid_shard", [1, 1, 1], [1, 1, 1]),
+            r"its 3 shards do not fill whole hosts of 2 ranks",
+        ),
         (
             option("item", "row_wise", [1] * 4, [1, 1, 9, 1]),
             r"shard 2 needs 9 bytes of HBM, .* rank 2 has left is 8 bytes",
@@ -133,7 +157,9 @@ def test_greedy_lets_a_grid_of_more_blocks_than_hosts_go_round() -> None:
     ],
 )
 def test_greedy_refuses_with_table_and_numbers(bad: ShardingOption, message: str) -> None:
-    with pytest.raises(PlannerError, match=rf"table 'item' as {bad.sharding_type}: .*{message}") as caught:
+    with pytest.raises(
+        PlannerError, match=rf"table 'item' as {bad.sharding_type}: .*{message}"
+    ) as caught:
         GreedyPerfPartitioner().partition([bad], ranks(4, hbm=8, local_size=2))
     assert caught.value.error_type is PlannerErrorType.PARTITION
     assert bad.get_shards_assignment() == [None] * bad.num_shards
@@ -165,7 +191,8 @@ def test_greedy_counts_what_ranks_have_to_do_already() -> None:
 
 
 def test_balanced_spreads_memory_within_the_tolerance() -> None:
-    # By time the two large tables go together: 4 | 2 + 2 ms. The other way round they hold half as much: 6 | 2 ms.
+    # By time the two large tables go together: 4 | 2 + 2 ms. The other way round they hold half as
+    # much: 6 | 2 ms.
     plan = [whole("slow", 4, 0), whole("x", 2, 100 * MIB), whole("y", 2, 100 * MIB)]
     topology = ranks(2, hbm=400 * MIB)
     GreedyPerfPartitioner(SortBy.PERF).partition(plan, topology)
@@ -192,16 +219,29 @@ def test_balanced_refuses_what_greedy_refuses() -> None:
 def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
     local_size, hosts = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 2, 3]))
     world_size = local_size * hosts
-    counts = {"table_wise": 1, "column_wise": 3, "row_wise": world_size, "data_parallel": world_size}
+    counts = {
+        "table_wise": 1,
+        "column_wise": 3,
+        "row_wise": world_size,
+        "data_parallel": world_size,
+    }
     counts |= {"table_row_wise": local_size, "table_column_wise": 2, "grid_shard": 2 * local_size}
     plan = []
     for number in range(data.draw(st.integers(1, 6))):
         kind = data.draw(st.sampled_from(sorted(counts)))
         drawn = st.lists(st.integers(0, 30), min_size=counts[kind], max_size=counts[kind])
-        plan.append(option(f"t{number}", kind, data.draw(drawn), [held * MIB for held in data.draw(drawn)]))
+        plan.append(
+            option(f"t{number}", kind, data.draw(drawn), [held * MIB for held in data.draw(drawn)])
+        )
     topology = ranks(world_size, hbm=60 * MIB, local_size=local_size)
     partitioner = data.draw(
-        st.sampled_from([GreedyPerfPartitioner(), GreedyPerfPartitioner(SortBy.PERF), MemoryBalancedPartitioner()])
+        st.sampled_from(
+            [
+                GreedyPerfPartitioner(),
+                GreedyPerfPartitioner(SortBy.PERF),
+                MemoryBalancedPartitioner(),
+            ]
+        )
     )
     try:
         partitioner.partition(plan, topology)
@@ -217,5 +257,7 @@ def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
         if each.partition_by == "host":
             assert len(set(hosts_of)) == 1
         if each.sharding_type in ("table_row_wise", "grid_shard"):
-            assert [rank % local_size for rank in where] == list(range(local_size)) * (len(where) // local_size)
+            assert [rank % local_size for rank in where] == list(range(local_size)) * (
+                len(where) // local_size
+            )
             assert hosts_of == [host for host in hosts_of[::local_size] for _ in range(local_size)]

@@ -1,4 +1,6 @@
-"""What parts of a planner hand to one another and cannot be used: named, with the part, the table and the number."""
+"""What parts of a planner hand to one another and cannot be used: named, with the part, the table
+and the number.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ NAN = math.nan
 TWO = Topology(2, "cuda")
 
 
-def table(name: str = "t0", ms: float = 1.0, size: object = (1, 1), storage: object = None) -> ShardingOption:
+def table(
+    name: str = "t0", ms: float = 1.0, size: object = (1, 1), storage: object = None
+) -> ShardingOption:
     """An option of one shard."""
     shard = Shard(size, [0, 0], Storage(9, 0) if storage is None else storage, Perf(ms, 0, 0, 0))  # type: ignore[arg-type]
     place = name, torch.empty(1, 1), ("", nn.Identity())
@@ -64,24 +68,39 @@ class Says(ShardEstimator):
 
     def estimate(self, sharding_options, sharder_data_map=None):
         for option in sharding_options:
-            times, counts = np.full((option.num_shards, 6), self.ms), np.full((option.num_shards, 3), self.count)
+            times, counts = (
+                np.full((option.num_shards, 6), self.ms),
+                np.full((option.num_shards, 3), self.count),
+            )
             option.set_estimates(times, counts)
 
 
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"enumerator": EmbeddingEnumerator(TWO, estimator=[])}, "'t0' as table_wise has no estimate of its time"),
-        ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(NAN, 1))}, "'t0' as table_wise: shard 0 .* nan ms"),
+        (
+            {"enumerator": EmbeddingEnumerator(TWO, estimator=[])},
+            "'t0' as table_wise has no estimate of its time",
+        ),
+        (
+            {"enumerator": EmbeddingEnumerator(TWO, estimator=Says(NAN, 1))},
+            "'t0' as table_wise: shard 0 .* nan ms",
+        ),
         ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(-1.0, 1))}, r"shard 0 .* -6.0 ms"),
         ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(1.0, -5))}, r"shard 0 .* -5 bytes"),
-        ({"enumerator": EmbeddingEnumerator(Topology(4, "cuda"))}, "cut into 4 shards, and there are 2 ranks"),
+        (
+            {"enumerator": EmbeddingEnumerator(Topology(4, "cuda"))},
+            "cut into 4 shards, and there are 2 ranks",
+        ),
         (
             {"storage_reservation": SimpleNamespace(reserve=lambda *_: Topology(4, "cuda"))},
             "cut into 2 shards, and there are 4 ranks",
         ),
         ({"proposer": Once([table(), table()])}, "what Once proposed has table 't0' twice"),
-        ({"proposer": GreedyProposer(), "timeout_seconds": 1e-9}, "timeout_seconds=1e-09 ended after 0 proposals"),
+        (
+            {"proposer": GreedyProposer(), "timeout_seconds": 1e-9},
+            "timeout_seconds=1e-09 ended after 0 proposals",
+        ),
     ],
 )
 def test_answers_of_parts_that_cannot_be_used_are_named(parts, words):
@@ -90,7 +109,10 @@ def test_answers_of_parts_that_cannot_be_used_are_named(parts, words):
 
 
 def test_a_rating_without_an_upper_limit_is_a_rating():
-    assert list(plan(performance_model=SimpleNamespace(rate=lambda _: math.inf)).plan[""]) == ["t0", "t1"]
+    assert list(plan(performance_model=SimpleNamespace(rate=lambda _: math.inf)).plan[""]) == [
+        "t0",
+        "t1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +121,10 @@ def test_a_rating_without_an_upper_limit_is_a_rating():
         (table(ms=NAN), "'t0'.* nan ms"),
         (table(ms=-5.0), "'t0'.* -5.0 ms"),
         (table(storage=Storage(-5, 0)), "'t0'.* -5 bytes"),
-        (table(storage=Storage(NAN, 0)), "'t0' as table_wise: the size, offset, perf or storage .* NaN"),
+        (
+            table(storage=Storage(NAN, 0)),
+            "'t0' as table_wise: the size, offset, perf or storage .* NaN",
+        ),
         (table(storage=5), "'t0' as table_wise: the size, offset, perf or storage"),
         (table(size=None), "'t0' as table_wise: the size, offset, perf or storage"),
     ],
@@ -107,7 +132,10 @@ def test_a_rating_without_an_upper_limit_is_a_rating():
 def test_shards_that_hold_no_amounts_are_named(option, words):
     for use in (
         lambda: GreedyPerfPartitioner().partition([option], TWO),
-        lambda: DynamicProgrammingProposer().load([option]) or GreedyPerfPartitioner().partition([option], TWO),
+        lambda: (
+            DynamicProgrammingProposer().load([option])
+            or GreedyPerfPartitioner().partition([option], TWO)
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             use()
@@ -123,8 +151,14 @@ def test_an_option_without_shards_is_not_placed():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: GreedyPerfPartitioner().partition([table(), table()], TWO), "proposal has table 't0' twice"),
-        (lambda: Topology(2, "cuda", uneven_sharding_perf_multiplier=NAN), "uneven_sharding_perf_multiplier=nan"),
+        (
+            lambda: GreedyPerfPartitioner().partition([table(), table()], TWO),
+            "proposal has table 't0' twice",
+        ),
+        (
+            lambda: Topology(2, "cuda", uneven_sharding_perf_multiplier=NAN),
+            "uneven_sharding_perf_multiplier=nan",
+        ),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(make, words):
@@ -155,7 +189,9 @@ def test_bins_that_no_memory_holds_are_refused_with_a_number_that_works():
         proposer.feedback(True, storage_constraint=TWO)
         return proposer.propose()
 
-    with pytest.raises(PlannerError, match=r"hbm_bins_per_device=1,000,000,000 need .* at most 153,391,689"):
+    with pytest.raises(
+        PlannerError, match=r"hbm_bins_per_device=1,000,000,000 need .* at most 153,391,689"
+    ):
         proposal(10**9)
     assert [option.name for option in proposal(10)] == ["a", "b"]
 
@@ -164,8 +200,12 @@ def test_without_sharders_no_table_is_looked_for():
     constraints = only(["t0"], "row_wise")
     with pytest.warns(UserWarning, match="'t0': without sharders"):
         assert EmbeddingEnumerator(TWO, constraints=constraints).enumerate(bags((8, 4)), []) == []
-    with pytest.raises(PlannerError, match="'t0', which no sharded module has; the sharders shard no table"):
-        EmbeddingShardingPlanner(TWO, constraints=constraints).plan(bags((8, 4)), [EmbeddingCollectionSharder()])
+    with pytest.raises(
+        PlannerError, match="'t0', which no sharded module has; the sharders shard no table"
+    ):
+        EmbeddingShardingPlanner(TWO, constraints=constraints).plan(
+            bags((8, 4)), [EmbeddingCollectionSharder()]
+        )
 
 
 def placed(world_size):
@@ -202,5 +242,7 @@ def test_options_become_no_plan_unless_each_is_placed_once():
 def test_totals_of_what_is_not_estimated_are_refused(what, words):
     option = table()
     option.shards = [Shard([1, 1], [0, 0])]
-    with pytest.raises(ValueError, match=f"'t0'.* has no estimate of its {words}: call .*populate_estimates"):
+    with pytest.raises(
+        ValueError, match=f"'t0'.* has no estimate of its {words}: call .*populate_estimates"
+    ):
         getattr(option, what)

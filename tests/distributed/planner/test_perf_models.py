@@ -5,7 +5,10 @@ from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageMo
 
 
 def test_models_rate_the_slowest_and_the_fullest_rank() -> None:
-    split, whole = option("a", "row_wise", [1.0, 2.0], [30, 10]), option("b", "table_wise", [4.0], [5])
+    split, whole = (
+        option("a", "row_wise", [1.0, 2.0], [30, 10]),
+        option("b", "table_wise", [4.0], [5]),
+    )
     split.place([0, 1])
     whole.place([1])
     assert NoopPerfModel(ranks(2, hbm=99)).rate([split, whole]) == 6.0
@@ -24,5 +27,7 @@ def test_models_refuse_what_is_not_placed_or_lies_elsewhere() -> None:
     with pytest.raises(ValueError, match=r"table 'item'.*has not been placed"):
         NoopPerfModel(ranks(2, hbm=99)).rate([split])
     split.place([0, 4])
-    with pytest.raises(ValueError, match=r"table 'item' as row_wise has a shard on rank 4, .* ranks 0 to 1"):
+    with pytest.raises(
+        ValueError, match=r"table 'item' as row_wise has a shard on rank 4, .* ranks 0 to 1"
+    ):
         NoopStorageModel(ranks(2, hbm=99)).rate([split])

@@ -23,7 +23,9 @@ def test_plan_with_reasons_equals_the_plain_one(plan):
     plain = ShardingPlan(dict(plan.plan))
     assert plan == plain
     assert plain == plan
-    other = ShardingPlan({"": type(plan.plan[""])({name: plan.plan[""][name] for name in ("item", "user")})})
+    other = ShardingPlan(
+        {"": type(plan.plan[""])({name: plan.plan[""][name] for name in ("item", "user")})}
+    )
     assert plan != other
     assert other != plan
     assert plan != 3

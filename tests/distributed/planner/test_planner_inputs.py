@@ -1,4 +1,6 @@
-"""What is no input: refused where it is given, with the name, the number and what to give instead."""
+"""What is no input: refused where it is given, with the name, the number and what to
+give instead.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ NAN = float("nan")
         (lambda: Topology.laptop(0), "world_size=0"),
         (lambda: Topology.preset("8xH100x999999999"), "world_size=7999999992"),
         (
-            lambda: Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [1, NAN]}, 2)),
+            lambda: Topology(
+                2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [1, NAN]}, 2)
+            ),
             "hbm_cap=nan",
         ),
         (lambda: FixedAbsoluteStorageReservation("1"), "hbm_reserved_bytes='1'"),
@@ -84,7 +88,9 @@ def test_tables_together_on_ranks_that_have_none_in_common_are_refused():
     with pytest.raises(PlannerError, match=r"'t0', 't1' are to lie together .* none in common"):
         EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=words).plan(bags((8, 4), (8, 4)))
     words["t1"].pin = [0]
-    plan = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=words).plan(bags((8, 4), (8, 4)))
+    plan = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=words).plan(
+        bags((8, 4), (8, 4))
+    )
     assert [entry.ranks for entry in plan.plan[""].values()] == [[0], [0]]
 
 
@@ -133,14 +139,18 @@ class Outside(Partitioner):
 )
 def test_partitioner_that_breaks_the_plan_is_named(partitioner, words):
     constraints = {"t0": ParameterConstraints(sharding_types=["table_wise"], pin=[1])}
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=constraints, partitioner=partitioner)
+    planner = EmbeddingShardingPlanner(
+        Topology(2, "cpu"), constraints=constraints, partitioner=partitioner
+    )
     with pytest.raises(ValueError, match=words):
         planner.plan(bags((8, 4)))
 
 
 def test_unknown_table_of_constraints_is_told_in_the_order_of_the_model():
     tables = [f"t{index}" for index in range(5)]
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints={"zz": ParameterConstraints()})
+    planner = EmbeddingShardingPlanner(
+        Topology(2, "cpu"), constraints={"zz": ParameterConstraints()}
+    )
     with pytest.raises(PlannerError, match=", ".join(repr(name) for name in tables)):
         planner.plan(bags(*[(8, 4)] * 5))
 

@@ -17,8 +17,15 @@ from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner import EmbeddingShardingPlanner, OptimalPlanner, Topology
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.options import ShardingOption
-from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner
-from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GreedyProposer, UniformProposer
+from tutorec.distributed.planner.partitioners import (
+    GreedyPerfPartitioner,
+    MemoryBalancedPartitioner,
+)
+from tutorec.distributed.planner.proposers import (
+    DynamicProgrammingProposer,
+    GreedyProposer,
+    UniformProposer,
+)
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -98,7 +105,11 @@ def test_pinned_tables_lie_on_their_ranks_and_colocated_ones_together():
         "t1": ParameterConstraints(sharding_types=["table_wise"], colocate="pair"),
         "t4": ParameterConstraints(colocate="pair"),
     }
-    plan = EmbeddingShardingPlanner(Topology(4, "cpu"), 16, constraints=constraints).plan(model).plan[""]
+    plan = (
+        EmbeddingShardingPlanner(Topology(4, "cpu"), 16, constraints=constraints)
+        .plan(model)
+        .plan[""]
+    )
     assert plan["t0"].ranks == [2]
     assert plan["t1"].ranks == plan["t4"].ranks
     assert plan["t4"].sharding_type == "table_wise"
@@ -111,7 +122,9 @@ def test_callbacks_are_given_the_placed_options_and_may_move_them():
         return placed
 
     constraints = only(["t0", "t1"], "table_wise")
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=constraints, callbacks=[to_rank_1])
+    planner = EmbeddingShardingPlanner(
+        Topology(2, "cpu"), constraints=constraints, callbacks=[to_rank_1]
+    )
     plan = planner.plan(bags((10, 4), (20, 4)))
     assert [entry.ranks for entry in plan.plan[""].values()] == [[1], [1]]
 
@@ -128,12 +141,14 @@ def test_table_that_fits_nowhere_is_named_with_a_change_that_works():
     topology = Topology(2, "cpu", ddr_cap=20 * MIB)
     constraints = only(["item0"], "table_wise")
     with pytest.raises(PlannerError, match=r"table 'item0' needs .* 20\.0 MiB") as caught:
-        EmbeddingShardingPlanner(topology, 8, constraints=constraints, storage_reservation=ALL).plan(model)
+        EmbeddingShardingPlanner(
+            topology, 8, constraints=constraints, storage_reservation=ALL
+        ).plan(model)
     assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
     assert "row_wise" in str(caught.value)
-    plan = EmbeddingShardingPlanner(topology, 8, constraints=only(["item0"], "row_wise"), storage_reservation=ALL).plan(
-        model
-    )
+    plan = EmbeddingShardingPlanner(
+        topology, 8, constraints=only(["item0"], "row_wise"), storage_reservation=ALL
+    ).plan(model)
     assert plan.plan[""]["item0"].ranks == [0, 1]
 
 
@@ -207,7 +222,9 @@ def cuda_plan_on_cpu(rank: int, world_size: int) -> list[str]:
     """A plan for GPUs, used where there are none."""
     torch.manual_seed(0)
     model = type(bags((10, 4)))(bags((10, 4), (20, 4)).embedding_bag_configs())
-    plan = EmbeddingShardingPlanner(Topology(world_size, "cuda"), batch_size=8).collective_plan(model)
+    plan = EmbeddingShardingPlanner(Topology(world_size, "cuda"), batch_size=8).collective_plan(
+        model
+    )
     wrapped = DistributedModelParallel(model, plan=plan)
     assert comm.default_group() is not None
     return [str(parameter.device) for _, parameter in wrapped.named_parameters()]
@@ -224,7 +241,10 @@ def test_tables_that_do_not_fit_get_caches_and_the_story_says_what_others_would_
     words = ParameterConstraints(compute_kernels=["fused", "fused_uvm_caching"])
     model = bags((100_000, 64), (100_000, 64))
     planner = EmbeddingShardingPlanner(
-        Topology(1, "cpu", ddr_cap=40 * MIB), 8, constraints={"t0": words, "t1": words}, storage_reservation=ALL
+        Topology(1, "cpu", ddr_cap=40 * MIB),
+        8,
+        constraints={"t0": words, "t1": words},
+        storage_reservation=ALL,
     )
     plan = planner.plan(model)
     entries = plan.plan[""].values()
@@ -239,7 +259,8 @@ def test_tables_that_do_not_fit_get_caches_and_the_story_says_what_others_would_
 
 def test_the_story_shows_every_size_of_a_cache_beside_the_longest_names():
     words = ParameterConstraints(
-        sharding_types=["row_wise", "table_row_wise"], compute_kernels=["fused", "fused_uvm_caching"]
+        sharding_types=["row_wise", "table_row_wise"],
+        compute_kernels=["fused", "fused_uvm_caching"],
     )
     planner = EmbeddingShardingPlanner(
         Topology(2, "cpu", ddr_cap=8 * MIB), 8, constraints={"t0": words}, storage_reservation=ALL

@@ -34,9 +34,12 @@ def test_the_bar_shows_itself_after_two_seconds(monkeypatch):
 @pytest.mark.parametrize(("where", "shown"), [(Terminal, True), (io.StringIO, False)])
 def test_a_planner_tells_a_terminal_alone_what_it_does(monkeypatch, where, shown):
     clock, stream = itertools.count(step=3), where()
-    monkeypatch.setattr("tqdm.std.time", lambda: float(next(clock)))  # each look at the clock finds three seconds gone
+    # each look at the clock finds three seconds gone
+    monkeypatch.setattr("tqdm.std.time", lambda: float(next(clock)))
     monkeypatch.setattr("sys.stderr", stream)
-    tables = [EmbeddingBagConfig(1000, 16, f"t{index}", feature_names=[f"f{index}"]) for index in range(3)]
+    tables = [
+        EmbeddingBagConfig(1000, 16, f"t{index}", feature_names=[f"f{index}"]) for index in range(3)
+    ]
     topology = Topology(world_size=2, compute_device="cuda")
     EmbeddingShardingPlanner(topology).plan(EmbeddingBagCollection(tables))
     assert ("planning:" in stream.getvalue()) is shown

@@ -14,7 +14,12 @@ from tutorec.distributed.planner.proposers import (
     proposers_to_proposals_list,
 )
 
-ALL: list[Callable[[], Proposer]] = [GreedyProposer, UniformProposer, GridSearchProposer, DynamicProgrammingProposer]
+ALL: list[Callable[[], Proposer]] = [
+    GreedyProposer,
+    UniformProposer,
+    GridSearchProposer,
+    DynamicProgrammingProposer,
+]
 
 
 def proposed(proposer: Proposer, options: list[ShardingOption], hbm: int = 100) -> list[list[str]]:
@@ -46,7 +51,10 @@ def test_greedy_moves_the_table_that_takes_the_most_memory() -> None:
 
 def test_greedy_without_depth_sorts_by_the_sum_of_shards() -> None:
     # Row-wise, table a takes 6 ms in all, and 4 table-wise.
-    assert proposed(GreedyProposer(use_depth=False), two_tables())[0] == ["a table_wise", "b table_wise"]
+    assert proposed(GreedyProposer(use_depth=False), two_tables())[0] == [
+        "a table_wise",
+        "b table_wise",
+    ]
 
 
 def test_greedy_never_moves_a_table_without_memory() -> None:
@@ -56,7 +64,8 @@ def test_greedy_never_moves_a_table_without_memory() -> None:
 
 def test_greedy_moves_tables_by_ddr_where_there_is_no_hbm() -> None:
     options = [
-        option("a", kind, [ms], [held], ddr=True) for kind, ms, held in [("table_wise", 1, 9), ("row_wise", 2, 3)]
+        option("a", kind, [ms], [held], ddr=True)
+        for kind, ms, held in [("table_wise", 1, 9), ("row_wise", 2, 3)]
     ]
     assert proposed(GreedyProposer(), options) == [["a table_wise"], ["a row_wise"]]
 
@@ -76,9 +85,16 @@ def test_greedy_stops_after_threshold_worse_proposals() -> None:
 
 
 def test_uniform_proposes_types_that_every_table_may_have() -> None:
-    options = [*two_tables(), option("a", "column_wise", [1.0, 1.0], [4, 4]), option("b", "row_wise", [1.0], [9])]
+    options = [
+        *two_tables(),
+        option("a", "column_wise", [1.0, 1.0], [4, 4]),
+        option("b", "row_wise", [1.0], [9]),
+    ]
     proposer = UniformProposer()
-    assert proposed(proposer, options) == [["a row_wise", "b row_wise"], ["a table_wise", "b table_wise"]]
+    assert proposed(proposer, options) == [
+        ["a row_wise", "b row_wise"],
+        ["a table_wise", "b table_wise"],
+    ]
     proposer.load(options)
     first = proposer.propose()
     assert first is not None
@@ -93,14 +109,17 @@ def test_grid_search_proposes_every_combination_once() -> None:
     assert found[0] == ["a row_wise", "b table_wise"]
 
 
-def test_grid_search_proposes_nothing_where_the_grid_is_too_large(caplog: pytest.LogCaptureFixture) -> None:
+def test_grid_search_proposes_nothing_where_the_grid_is_too_large(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO):
         assert proposed(GridSearchProposer(max_proposals=3), two_tables()) == []
     assert "the grid of 4 combinations of 2 tables is not searched: max_proposals=3" in caplog.text
 
 
 def test_dynamic_programming_begins_with_the_smallest_options_and_ends_with_them() -> None:
-    # Sums of memory of (a, b): 16 (rw, rw) in 10 ms, 30 (rw, tw) in 7, 46 (tw, rw) in 8, 60 (tw, tw) in 5.
+    # Sums of memory of (a, b): 16 (rw, rw) in 10 ms, 30 (rw, tw) in 7, 46 (tw, rw) in 8, 60 (tw,
+    # tw) in 5.
     found = proposed(DynamicProgrammingProposer(), two_tables())
     # Tables come smallest first.
     assert found == [
@@ -125,7 +144,8 @@ def test_dynamic_programming_proposes_nothing_beyond_the_memory() -> None:
 
 def test_dynamic_programming_counts_ddr_where_there_is_no_hbm() -> None:
     options = [
-        option("a", kind, [ms], [held], ddr=True) for kind, ms, held in [("table_wise", 1, 9), ("row_wise", 2, 3)]
+        option("a", kind, [ms], [held], ddr=True)
+        for kind, ms, held in [("table_wise", 1, 9), ("row_wise", 2, 3)]
     ]
     proposer = DynamicProgrammingProposer()
     proposer.load(options)
@@ -166,6 +186,8 @@ def test_proposer_names_a_table_without_estimates(make: Callable[[], Proposer]) 
 
 def test_proposals_of_several_proposers_are_listed_once() -> None:
     options = two_tables()
-    found = proposers_to_proposals_list([GreedyProposer(), UniformProposer(), GridSearchProposer()], options)
+    found = proposers_to_proposals_list(
+        [GreedyProposer(), UniformProposer(), GridSearchProposer()], options
+    )
     # The grid has four; three of them are the greedy ones, two the uniform ones.
     assert len(found) == 4

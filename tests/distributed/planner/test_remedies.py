@@ -1,4 +1,6 @@
-"""Nothing fits: the message has the numbers, and each remedy that it offers makes everything fit."""
+"""Nothing fits: the message has the numbers, and each remedy that it offers makes
+everything fit.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def fits(inputs: PlanInputs, **change: Any) -> bool:
 
 def constraint_of(text: str) -> tuple[str, list[str]]:
     """The type that the message offers, and for which tables."""
-    found = re.search(r"ParameterConstraints\(sharding_types=\['(\w+)'\]\) for tables? (.*?):", text)
+    found = re.search(
+        r"ParameterConstraints\(sharding_types=\['(\w+)'\]\) for tables? (.*?):", text
+    )
     assert found, text
     return found[1], re.findall(r"'(\w+)'", found[2])
 
@@ -45,12 +49,14 @@ def memory_of(text: str, name: str = "hbm_cap") -> int:
 
 
 def test_table_that_is_too_large_is_told_with_its_contents():
-    inputs = inputs_of(BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])})
+    inputs = inputs_of(
+        BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])}
+    )
     error = why_infeasible(inputs)
     text = str(error)
     assert text.startswith(
-        "no sharding plan fits: table 'item' needs 23.8 GiB of HBM on one rank, and each rank has 16.0 GiB for tables "
-        "(world_size=2)"
+        "no sharding plan fits: table 'item' needs 23.8 GiB of HBM on one rank, and each rank has "
+        "16.0 GiB for tables (world_size=2)"
     )
     assert "weights 100,000,000 x 64 x 4 B = 23.8 GiB" in text
     assert "allowed sharding: table_wise" in text
@@ -62,7 +68,9 @@ def test_table_that_is_too_large_is_told_with_its_contents():
 
 
 def test_offered_memory_is_enough_and_not_much_too_much():
-    inputs = inputs_of(BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])})
+    inputs = inputs_of(
+        BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])}
+    )
     offered = memory_of(message(inputs))
     assert fits(inputs, topology=Topology(2, "cuda", hbm_cap=offered))
     assert not fits(inputs, topology=Topology(2, "cuda", hbm_cap=int(offered * 0.93)))
@@ -86,7 +94,8 @@ def test_more_ranks_are_offered_where_they_are_enough():
     inputs = inputs_of(tables, TWO)
     text = message(inputs)
     assert text.startswith(
-        "no sharding plan fits: 14 tables together need at least 33.4 GiB of HBM, and 2 ranks have 32.0"
+        "no sharding plan fits: 14 tables together need at least 33.4 GiB of HBM, and 2 ranks "
+        "have 32.0"
     )
     assert why_infeasible(inputs).error_type is PlannerErrorType.INSUFFICIENT_STORAGE
     found = re.search(r"world_size=(\d+), local_world_size=(\d+)$", text)
@@ -97,7 +106,9 @@ def test_more_ranks_are_offered_where_they_are_enough():
 
 
 def test_smaller_batch_is_offered_where_buffers_are_too_large():
-    inputs = inputs_of({"item": (1000, 64)}, Topology(1, "cuda", hbm_cap=8 * 1024**2), batch_size=65536)
+    inputs = inputs_of(
+        {"item": (1000, 64)}, Topology(1, "cuda", hbm_cap=8 * 1024**2), batch_size=65536
+    )
     text = message(inputs)
     found = re.search(r"batch_size=(\d+) instead of 65536", text)
     assert found, text
@@ -117,14 +128,20 @@ def test_constraints_of_tables_that_do_not_fit_together_are_loosened():
     kind, tables = constraint_of(text)
     assert tables == names[:3]
     assert "and 3 others" in text
-    assert fits(inputs, constraints=dict.fromkeys(names, ParameterConstraints(sharding_types=[kind])))
+    assert fits(
+        inputs, constraints=dict.fromkeys(names, ParameterConstraints(sharding_types=[kind]))
+    )
 
 
 def test_at_most_three_remedies_take_one_search_each(monkeypatch):
     searched = []
-    monkeypatch.setattr(remedies, "search", lambda problem: (searched.append(problem), search(problem))[1])
+    monkeypatch.setattr(
+        remedies, "search", lambda problem: (searched.append(problem), search(problem))[1]
+    )
     wanted = {"item": ParameterConstraints(sharding_types=["table_wise"])}
-    lines = str(why_infeasible(inputs_of(BIG, TWO, constraints=wanted, percentage=0.05))).splitlines()
+    lines = str(
+        why_infeasible(inputs_of(BIG, TWO, constraints=wanted, percentage=0.05))
+    ).splitlines()
     assert len(lines) <= 5
     assert len(searched) <= 5
 
@@ -132,10 +149,15 @@ def test_at_most_three_remedies_take_one_search_each(monkeypatch):
 def test_pins_that_overfill_a_rank_are_named():
     names = [f"t{number}" for number in range(5)]
     inputs = inputs_of(
-        {name: (20_000_000, 64) for name in names}, TWO, constraints=dict.fromkeys(names, ParameterConstraints(pin=[0]))
+        {name: (20_000_000, 64) for name in names},
+        TWO,
+        constraints=dict.fromkeys(names, ParameterConstraints(pin=[0])),
     )
     error = why_infeasible(inputs)
-    assert "5 tables pinned to rank 0 together need at least 23.8 GiB of HBM, and rank 0 has 16.0 GiB" in str(error)
+    assert (
+        "5 tables pinned to rank 0 together need at least 23.8 GiB of HBM, and rank 0 has 16.0 GiB"
+        in str(error)
+    )
     assert "no pin for table" in str(error)
     assert error.error_type is PlannerErrorType.STRICT_CONSTRAINTS
 
@@ -172,5 +194,11 @@ def test_shortage_is_that_of_the_least_demanding_option():
     inputs = inputs_of(BIG, Topology(1, "cuda", hbm_cap=16 * GIB))
     short = find_shortage(inputs.problem)
     needed = min(int(choice.memory[:, 0].max()) for choice in inputs.problem.choices[0])
-    assert (short.kind, short.needed, short.room, short.tables, short.ranks) == (0, needed, 16 * GIB, (0,), ())
+    assert (short.kind, short.needed, short.room, short.tables, short.ranks) == (
+        0,
+        needed,
+        16 * GIB,
+        (0,),
+        (),
+    )
     assert needed > 100_000_000 * 64 * 4

@@ -1,4 +1,6 @@
-"""The search: what it returns fits and is legal, is near to the best, and does not depend on the order of anything."""
+"""The search: what it returns fits and is legal, is near to the best, and does not depend on the
+order of anything.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from tutorec.distributed.planner.search import search, with_preferred_groups
 
 def _whole(ms: float, size: int, allowed: list[bool] | None = None) -> Choice:
     return Choice(
-        np.array([ms]), np.array([[0, size]]), Spread.ANY, allowed=None if allowed is None else np.array(allowed)
+        np.array([ms]),
+        np.array([[0, size]]),
+        Spread.ANY,
+        allowed=None if allowed is None else np.array(allowed),
     )
 
 
@@ -75,7 +80,9 @@ def test_the_order_of_hosts_does_not_matter(problem: PlanningProblem, data: st.D
     def moved(choice: Choice) -> Choice:
         allowed = None if choice.allowed is None else choice.allowed[ranks]
         if choice.spread is Spread.ALL:
-            return replace(choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed)
+            return replace(
+                choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed
+            )
         return replace(choice, allowed=allowed)
 
     choices = tuple(tuple(moved(choice) for choice in of_table) for of_table in problem.choices)
@@ -98,7 +105,9 @@ def test_a_table_whose_only_usable_choice_is_in_a_free_group_is_placed() -> None
 
 
 @pytest.mark.parametrize("instance", FIXED)
-def test_fixed_instances_are_within_a_fifth_of_the_bound(instance: tuple[int, int, int, int, float]) -> None:
+def test_fixed_instances_are_within_a_fifth_of_the_bound(
+    instance: tuple[int, int, int, int, float],
+) -> None:
     problem = model(*instance)
     found = _found(problem)
     assert broken_rules(problem, found) == []
@@ -126,7 +135,9 @@ def test_equal_tables_in_rows_of_a_host_go_to_hosts_in_their_order() -> None:
 
 
 def test_of_equal_ranks_the_one_of_the_next_host_comes_first() -> None:
-    found = _found(PlanningProblem(4, 2, _rooms(9, 9, 9, 9), tuple((_whole(1.0, 1),) for _ in range(4))))
+    found = _found(
+        PlanningProblem(4, 2, _rooms(9, 9, 9, 9), tuple((_whole(1.0, 1),) for _ in range(4)))
+    )
     assert [ranks.tolist() for ranks in found.ranks] == [[0], [2], [1], [3]]
 
 
@@ -152,7 +163,9 @@ def test_a_swap_is_found_that_no_single_move_gives() -> None:
 def test_tables_that_fit_in_one_way_only_are_found() -> None:
     """Ten tables that fill two ranks to the last byte: 7+6+5+4+3 = 25 on both."""
     sizes = (7, 7, 6, 6, 5, 5, 4, 4, 3, 3)
-    problem = PlanningProblem(2, 2, _rooms(25, 25), tuple((_whole(float(i), s),) for i, s in enumerate(sizes)))
+    problem = PlanningProblem(
+        2, 2, _rooms(25, 25), tuple((_whole(float(i), s),) for i, s in enumerate(sizes))
+    )
     assert rank_memory(problem, _found(problem))[:, 1].tolist() == [25, 25]
 
 
@@ -171,7 +184,9 @@ def test_pinned_tables_stay_where_they_may_lie() -> None:
 
 
 def test_a_second_group_is_opened_only_where_it_is_worth_its_latency() -> None:
-    """Rows take 1 ms off the slowest rank; a second group of exchanges costs more than that, or less."""
+    """Rows take 1 ms off the slowest rank; a second group of exchanges costs more than that, or
+    less.
+    """
     rows = Choice(np.array([1.0, 1.0]), np.array([[0, 1]] * 2), Spread.ALL, (1,), preference=1)
     whole = replace(_whole(2.0, 1), groups=(0,))
     only_whole = replace(_whole(3.0, 1), groups=(0,))
@@ -183,7 +198,10 @@ def test_a_second_group_is_opened_only_where_it_is_worth_its_latency() -> None:
 
 def test_what_fits_nowhere_is_none_and_no_tables_are_an_empty_answer() -> None:
     assert search(PlanningProblem(2, 2, _rooms(5, 5), ((_whole(1.0, 6),),))) is None
-    assert search(PlanningProblem(2, 2, _rooms(5, 5), tuple((_whole(1.0, 4),) for _ in range(3)))) is None
+    assert (
+        search(PlanningProblem(2, 2, _rooms(5, 5), tuple((_whole(1.0, 4),) for _ in range(3))))
+        is None
+    )
     assert _found(PlanningProblem(2, 2, _rooms(5, 5), ())).ranks == []
 
 
@@ -202,7 +220,9 @@ def test_the_answer_is_the_same_every_time() -> None:
 
 
 def test_a_piece_as_long_as_the_slowest_rank_is_cut_where_others_have_to_make_room() -> None:
-    """One table takes 10 ms, or 6 ms on both ranks, which two of 3 ms hold already: 10 and 6, or 9 and 9."""
+    """One table takes 10 ms, or 6 ms on both ranks, which two of 3 ms hold already: 10 and 6, or 9
+    and 9.
+    """
     rows = Choice(np.array([6.0, 6.0]), np.array([[0, 1]] * 2), Spread.ALL, preference=1)
     tables = (_whole(10.0, 1), rows), (_whole(3.0, 1),), (_whole(3.0, 1),)
     found = _found(PlanningProblem(2, 2, _rooms(9, 9), tables))
@@ -210,7 +230,9 @@ def test_a_piece_as_long_as_the_slowest_rank_is_cut_where_others_have_to_make_ro
 
 
 def test_no_overfull_rank_is_left_of_a_search_that_lets_ranks_be_overfull() -> None:
-    """Only one of the ranks has room for the table in both kinds of memory, and no plan takes longer than another."""
+    """Only one of the ranks has room for the table in both kinds of memory, and no plan takes
+    longer than another.
+    """
     table = (Choice(np.zeros(1), np.array([[9, 3]]), Spread.ANY),)
     rows = Choice(np.zeros(4), np.array([[0, 0], [5, 0], [5, 0], [3, 0]]), Spread.HOSTS_ROWS)
     halves = (Choice(np.zeros(2), np.array([[6, 0], [6, 0]]), Spread.ANY),)
@@ -230,5 +252,7 @@ def test_equal_shards_take_the_preferred_group_and_dearer_ones_do_not():
 
     taken = Placement(np.array([1, 1]), [np.arange(2), np.arange(2)])
     for fixed, expected in (([0.5, 0.5], [0, 0]), ([0.6, 0.5], [1, 1])):
-        problem = PlanningProblem(2, 2, np.zeros((2, 2), int), (table(1, 3), table(1, 3)), np.array(fixed))
+        problem = PlanningProblem(
+            2, 2, np.zeros((2, 2), int), (table(1, 3), table(1, 3)), np.array(fixed)
+        )
         assert with_preferred_groups(problem, taken).chosen.tolist() == expected

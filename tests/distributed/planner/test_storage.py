@@ -26,7 +26,13 @@ from tutorec.distributed.planner import cost
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, piece_perf, register_kernel
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.options import CachedRows, PartitionByType, Shard, ShardingOption, TableFacts
+from tutorec.distributed.planner.options import (
+    CachedRows,
+    PartitionByType,
+    Shard,
+    ShardingOption,
+    TableFacts,
+)
 from tutorec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
@@ -50,7 +56,8 @@ from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
-# Of 5 rows some ranks of 4 hold none; 6 and 10 columns are stored as 8 and 12 where fbgemm's kernels hold them.
+# Of 5 rows some ranks of 4 hold none; 6 and 10 columns are stored as 8 and 12 where fbgemm's
+# kernels hold them.
 ROW_TABLES = ((11, 8), (5, 8), (9, 8))
 Shape = tuple[int, int]
 LRU = HashZchEvictionPolicyName.LRU_EVICTION
@@ -58,7 +65,9 @@ LRU = HashZchEvictionPolicyName.LRU_EVICTION
 
 def unsharded(pooled: bool) -> Any:
     if pooled:
-        return EmbeddingBagCollection([*tables(), EmbeddingBagConfig(5, 10, "t3", feature_names=["f4"])])
+        return EmbeddingBagCollection(
+            [*tables(), EmbeddingBagConfig(5, 10, "t3", feature_names=["f4"])]
+        )
     return EmbeddingCollection([EmbeddingConfig(rows, columns, f"t{i}", feature_names=[f"f{i}"])
                                 for i, (rows, columns) in enumerate(ROW_TABLES)])  # fmt: skip
 
@@ -70,27 +79,46 @@ def shapes(module: nn.Module) -> dict[str, Shape]:
 def allocate(
     rank: int, world_size: int, kind: str, kernel: str, optimizer: str, pooled: bool
 ) -> tuple[int, dict[str, list[tuple[int, int, int]]]]:
-    """Bytes of rows and state on this rank, and for each table (rank, rows, columns) of its pieces."""
+    """Bytes of rows and state on this rank, and for each table (rank, rows, columns) of
+    its pieces.
+    """
     env = ShardingEnv.from_process_group(group())
     module = unsharded(pooled)
     words = {
-        name: word(kind, index, world_size, env.local_size, kernel) for index, name in enumerate(sorted(shapes(module)))
+        name: word(kind, index, world_size, env.local_size, kernel)
+        for index, name in enumerate(sorted(shapes(module)))
     }
     plan = construct_module_sharding_plan(module, words, local_size=env.local_size)
-    sharder: Any = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)({"optimizer": optimizer})
+    sharder: Any = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)(
+        {"optimizer": optimizer}
+    )
     sharded = sharder.shard(module, plan, env)
-    operators = [part for lookup in sharded._lookups for part in lookup.modules() if isinstance(part, TableBatch)]
-    buffers = [part for operator in operators for part in (operator._flat, *operator._kept, operator._counts)]
+    operators = [
+        part
+        for lookup in sharded._lookups
+        for part in lookup.modules()
+        if isinstance(part, TableBatch)
+    ]
+    buffers = [
+        part
+        for operator in operators
+        for part in (operator._flat, *operator._kept, operator._counts)
+    ]
     held = sum(part.untyped_storage().nbytes() for part in buffers)
     pieces = {
         name: [(p.rank, p.rows, p.columns) for p in pieces_of(entry)]
-        or [(p.rank, p.rows, p.columns) for p in data_parallel_pieces(*shapes(module)[name], world_size)]
+        or [
+            (p.rank, p.rows, p.columns)
+            for p in data_parallel_pieces(*shapes(module)[name], world_size)
+        ]
         for name, entry in plan.items()
     }
     return held, pieces
 
 
-def check_allocated(ranks: Any, world_size: int, hosts: int, kind: str, kernel: str, optimizer: str, pooled: bool):
+def check_allocated(
+    ranks: Any, world_size: int, hosts: int, kind: str, kernel: str, optimizer: str, pooled: bool
+):
     found = ranks(world_size, hosts=hosts).run(allocate, kind, kernel, optimizer, pooled)
     topology = Topology.hosts(hosts, world_size // hosts)
     estimated = np.zeros(world_size, dtype=np.int64)
@@ -121,18 +149,26 @@ ALL = [
 
 
 @pytest.mark.parametrize(("kind", "kernel", "optimizer"), ALL)
-def test_estimated_rows_and_state_are_the_allocated_bytes_on_two_ranks(ranks, kind, kernel, optimizer):
+def test_estimated_rows_and_state_are_the_allocated_bytes_on_two_ranks(
+    ranks, kind, kernel, optimizer
+):
     check_allocated(ranks, 2, 1, kind, kernel, optimizer, pooled=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("kernel", "optimizer"), [("fused", "exact_row_wise_adagrad"), ("dense", "exact_sgd")])
-def test_estimated_bytes_of_rows_that_are_not_pooled_are_the_allocated_ones(ranks, kind, kernel, optimizer):
+@pytest.mark.parametrize(
+    ("kernel", "optimizer"), [("fused", "exact_row_wise_adagrad"), ("dense", "exact_sgd")]
+)
+def test_estimated_bytes_of_rows_that_are_not_pooled_are_the_allocated_ones(
+    ranks, kind, kernel, optimizer
+):
     check_allocated(ranks, 2, 2, kind, kernel, optimizer, pooled=False)
 
 
 @pytest.mark.world4
-@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "partial_row_wise_adam"])
+@pytest.mark.parametrize(
+    "optimizer", ["exact_sgd", "exact_row_wise_adagrad", "partial_row_wise_adam"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_estimated_rows_and_state_are_the_allocated_bytes_on_four_ranks(ranks, kind, optimizer):
     check_allocated(ranks, 4, 2, kind, "fused", optimizer, pooled=True)
@@ -141,7 +177,12 @@ def test_estimated_rows_and_state_are_the_allocated_bytes_on_four_ranks(ranks, k
 MAPPINGS: dict[str, Callable[[], ManagedCollisionModule]] = {
     "mch": lambda: MCHManagedCollisionModule(4096, device(), DistanceLFU_EvictionPolicy(), 1),
     "hash": lambda: HashZchManagedCollisionModule(
-        4096, device(), 1, max_probe=4096, eviction_policy_name=LRU, eviction_config=HashZchEvictionConfig(["f"], 1)
+        4096,
+        device(),
+        1,
+        max_probe=4096,
+        eviction_policy_name=LRU,
+        eviction_config=HashZchEvictionConfig(["f"], 1),
     ),
     "growing": lambda: GrowingManagedCollisionModule(4096),
 }
@@ -157,18 +198,34 @@ def test_bytes_of_a_mapping_are_those_that_it_takes_and_are_in_the_plan(kind):
     for _ in range(2):
         model(KeyedJaggedTensor(["f"], torch.arange(4095) * 7919, lengths=torch.tensor([4095])))
     assert int(mapping.open_slots()) <= 1
-    held = [value for name, value in mapping.state_dict().items() if name not in mapping.once_per_table]
-    index = [mapping._index._slots] if isinstance(getattr(mapping, "_index", None), (IdIndex, RowIndex)) else []
+    held = [
+        value for name, value in mapping.state_dict().items() if name not in mapping.once_per_table
+    ]
+    index = (
+        [mapping._index._slots]
+        if isinstance(getattr(mapping, "_index", None), (IdIndex, RowIndex))
+        else []
+    )
     taken = sum(tensor.untyped_storage().nbytes() for tensor in (*held, *index))
-    assert taken <= mapping.row_bytes() * 4096 <= taken + (mapping.index_bytes * 4096 if kind != "hash" else 0)
+    assert (
+        taken
+        <= mapping.row_bytes() * 4096
+        <= taken + (mapping.index_bytes * 4096 if kind != "hash" else 0)
+    )
     words = {"t": ParameterConstraints(sharding_types=["row_wise"])}
     sharders = ManagedCollisionEmbeddingBagCollectionSharder(), EmbeddingBagCollectionSharder()
     for kind_of_device in ("cpu", "cuda"):
         options = [
-            EmbeddingEnumerator(Topology(2, kind_of_device), 16, words).enumerate(part, [sharder])[0]
-            for part, sharder in zip((model, model._embedding_bag_collection), sharders, strict=True)
+            EmbeddingEnumerator(Topology(2, kind_of_device), 16, words).enumerate(part, [sharder])[
+                0
+            ]
+            for part, sharder in zip(
+                (model, model._embedding_bag_collection), sharders, strict=True
+            )
         ]
-        first, second = (option.pieces().storage[:, option.pieces().storage[0].argmax()] for option in options)
+        first, second = (
+            option.pieces().storage[:, option.pieces().storage[0].argmax()] for option in options
+        )
         assert (first - second).tolist() == [mapping.row_bytes() * 2048] * 2
 
 
@@ -182,16 +239,22 @@ WHOLE = np.array([[1000, 32]])
 
 
 def test_buffers_of_a_table_are_those_of_the_hand():
-    found = stored_bytes(facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, Topology(2, "cuda"))
+    found = stored_bytes(
+        facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, Topology(2, "cuda")
+    )
     assert (found.weights[0], found.state[0], found.gradients[0]) == (128_000, 4000, 0)
     # 40 ids and 20 lengths of 8 bytes; 20 bags of 32 numbers.
     assert (found.input[0], found.output[0]) == (480, 20 * 128)
-    weighted = stored_bytes(facts(weighted=True), ShardingType.TABLE_WISE, "fused", WHOLE, Topology(2, "cuda"))
+    weighted = stored_bytes(
+        facts(weighted=True), ShardingType.TABLE_WISE, "fused", WHOLE, Topology(2, "cuda")
+    )
     assert weighted.input[0] == 480 + 4 * 40
 
 
 def test_a_dense_kernel_holds_a_gradient_and_no_state():
-    found = stored_bytes(facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "dense", WHOLE, Topology(2, "cuda"))
+    found = stored_bytes(
+        facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "dense", WHOLE, Topology(2, "cuda")
+    )
     assert (found.state[0], found.gradients[0]) == (0, 128_000)
 
 
@@ -202,17 +265,23 @@ def test_copies_take_the_whole_table_on_every_rank():
     assert found.gradients.tolist() == [0, 0]
     assert found.output.tolist() == [20 * 128] * 2  # gradients of all ranks' bags
     small = TableFacts("", "t", 4, 32, features=("f",), samples=(10.0,), ids=(20.0,))
-    in_sum = stored_bytes(small, ShardingType.DATA_PARALLEL, "fused", np.array([[4, 32]] * 2), Topology(2, "cuda"))
+    in_sum = stored_bytes(
+        small, ShardingType.DATA_PARALLEL, "fused", np.array([[4, 32]] * 2), Topology(2, "cuda")
+    )
     assert in_sum.gradients.tolist() == [2 * 4 * 4 * 32] * 2
 
 
 @pytest.mark.parametrize(("device", "column"), [("cuda", 0), ("cpu", 1)])
 def test_bytes_stand_in_the_memory_of_the_device(device, column):
     topology = Topology(2, device)
-    memory = piece_storage(facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, topology)
+    memory = piece_storage(
+        facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, topology
+    )
     assert memory.shape == (1, 3)
     assert memory[0, column] == memory.sum() == 128_000 + 4000 + 480 + 2560
-    inference = piece_storage(facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, topology, True)
+    inference = piece_storage(
+        facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, topology, True
+    )
     assert inference.sum() == 128_000
 
 
@@ -223,7 +292,9 @@ def test_a_kernel_may_keep_rows_elsewhere(monkeypatch):
         return np.stack([0 * stored, stored, 0 * stored], axis=1)
 
     register_kernel("fused_uvm", KernelModel(memory=on_host))
-    memory = piece_storage(facts(), ShardingType.TABLE_WISE, "fused_uvm", WHOLE, Topology(2, "cuda"))
+    memory = piece_storage(
+        facts(), ShardingType.TABLE_WISE, "fused_uvm", WHOLE, Topology(2, "cuda")
+    )
     assert memory.tolist() == [[480 + 2560, 128_000, 0]]
 
 
@@ -243,11 +314,15 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
     cached = facts(optimizer=ADAGRAD, cache=CachedRows(load_factor=0.1, miss_rate=0.5))
     topology = Topology(1, "cpu")
     found = stored_bytes(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)
-    [memory] = piece_storage(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology).tolist()
+    [memory] = piece_storage(
+        cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology
+    ).tolist()
     assert memory[2] == 128_000 + 4000
     assert memory[1] == found.cache[0] + found.input[0] + found.output[0]
     group = GroupSpec((TableSpec("t", 1000, 32),), (0,))
-    tables: Any = build_table_batch(group, optimizer=ADAGRAD, device=device(), cache=CacheSpec((100,)))
+    tables: Any = build_table_batch(
+        group, optimizer=ADAGRAD, device=device(), cache=CacheSpec((100,))
+    )
     copied = sum(part.nbytes for of_table in tables._copied for part in of_table)
     index = sum(part.nbytes for part in tensors_in(tables._cache)) + copied
     assert found.cache[0] == pytest.approx(100 * (128 + 4) + index, rel=0.05)

@@ -39,15 +39,22 @@ class Model(nn.Module):
         self.register_buffer("mean", torch.zeros(7, device=device))
 
 
-def left(reservation: StorageReservation, topology: Topology, batch_size: int = 4, **constraint: Any) -> list[Storage]:
+def left(
+    reservation: StorageReservation, topology: Topology, batch_size: int = 4, **constraint: Any
+) -> list[Storage]:
     constraints = {"item": ParameterConstraints(**constraint)} if constraint else None
     reserved = reservation.reserve(topology, batch_size, Model("meta"), SHARDERS, constraints)
     return [device.storage for device in reserved.devices]
 
 
 def test_percentage_keeps_a_part_of_each_device():
-    topology = Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [1000, 2000]}, 2))
-    assert [storage.hbm for storage in left(FixedPercentageStorageReservation(0.25), topology)] == [750, 1500]
+    topology = Topology(
+        2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [1000, 2000]}, 2)
+    )
+    assert [storage.hbm for storage in left(FixedPercentageStorageReservation(0.25), topology)] == [
+        750,
+        1500,
+    ]
 
 
 def test_percentage_keeps_host_memory_on_the_cpu():
@@ -56,8 +63,13 @@ def test_percentage_keeps_host_memory_on_the_cpu():
 
 
 def test_bytes_are_kept_and_never_more_than_there_are():
-    topology = Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [100, 2000]}, 2))
-    assert [storage.hbm for storage in left(FixedAbsoluteStorageReservation(300), topology)] == [0, 1700]
+    topology = Topology(
+        2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [100, 2000]}, 2)
+    )
+    assert [storage.hbm for storage in left(FixedAbsoluteStorageReservation(300), topology)] == [
+        0,
+        1700,
+    ]
     assert (
         FixedAbsoluteStorageReservation.from_gb(2)
         .reserve(Topology(1, "cpu", ddr_cap=3 * 1024**3), 1, nn.Module(), [])
@@ -75,7 +87,10 @@ def test_heuristic_keeps_dense_parameters_buffers_and_batches(device: str):
     # 6 x 30 numbers of 4 bytes, 7 of a buffer; two features of 4 ids, of 8 bytes in 20 copies.
     dense, batches = 6 * 30 * 4 + 7 * 4, 2 * 4 * 8 * 20
     assert reserved.devices[0].storage.hbm == 9000 - dense - batches
-    assert (reservation.dense_storage, reservation.kjt_storage) == (Storage(dense, 0), Storage(batches, 0))
+    assert (reservation.dense_storage, reservation.kjt_storage) == (
+        Storage(dense, 0),
+        Storage(batches, 0),
+    )
     assert reservation.last_reserved_topology is reserved
 
 
@@ -83,14 +98,20 @@ def test_heuristic_counts_ids_as_the_constraints_say():
     topology = Topology(1, "cpu", ddr_cap=100_000)
     free = HeuristicalStorageReservation(0.0, dense_tensor_estimate=0)
     assert left(free, topology, pooling_factors=[1.0, 9.0])[0].ddr == 100_000 - (4 + 36) * 160
-    assert left(free, topology, pooling_factors=[1.0, 9.0], batch_sizes=[2, 1])[0].ddr == 100_000 - (2 + 9) * 160
+    assert (
+        left(free, topology, pooling_factors=[1.0, 9.0], batch_sizes=[2, 1])[0].ddr
+        == 100_000 - (2 + 9) * 160
+    )
 
 
 def test_estimate_of_the_dense_part_takes_the_place_of_what_is_computed():
     topology = Topology(1, "cuda", hbm_cap=10_000)
     reservation = HeuristicalStorageReservation(0.0, dense_tensor_estimate=50)
     assert left(reservation, topology)[0].hbm == 10_000 - 50 - 1280
-    assert left(HeuristicalStorageReservation(0.0, dense_tensor_estimate=0), topology)[0].hbm == 10_000 - 1280
+    assert (
+        left(HeuristicalStorageReservation(0.0, dense_tensor_estimate=0), topology)[0].hbm
+        == 10_000 - 1280
+    )
 
 
 def test_topology_that_is_given_stays_as_it_is():
@@ -111,7 +132,9 @@ def test_topology_that_is_given_stays_as_it_is():
     batch_size=st.integers(1, 200),
     multiplier=st.sampled_from([0.0, 1.0, 6.0]),
 )
-def test_less_than_nothing_left_is_an_error(hbm: int, percentage: float, batch_size: int, multiplier: float):
+def test_less_than_nothing_left_is_an_error(
+    hbm: int, percentage: float, batch_size: int, multiplier: float
+):
     def reserve(hbm: int, percentage: float, batch_size: int) -> int:
         reservation = HeuristicalStorageReservation(percentage, multiplier)
         return left(reservation, Topology(1, "cuda", hbm_cap=hbm), batch_size)[0].hbm
@@ -137,8 +160,14 @@ def test_less_than_nothing_left_is_an_error(hbm: int, percentage: float, batch_s
         (lambda: FixedPercentageStorageReservation(1.5), "percentage=1.5"),
         (lambda: FixedPercentageStorageReservation(float("nan")), "percentage=nan"),
         (lambda: HeuristicalStorageReservation(-0.1), "percentage=-0.1"),
-        (lambda: HeuristicalStorageReservation(0.1, parameter_multiplier=-1), "parameter_multiplier=-1"),
-        (lambda: HeuristicalStorageReservation(0.1, dense_tensor_estimate=-1), "dense_tensor_estimate=-1"),
+        (
+            lambda: HeuristicalStorageReservation(0.1, parameter_multiplier=-1),
+            "parameter_multiplier=-1",
+        ),
+        (
+            lambda: HeuristicalStorageReservation(0.1, dense_tensor_estimate=-1),
+            "dense_tensor_estimate=-1",
+        ),
         (lambda: FixedAbsoluteStorageReservation(-1), "hbm_reserved_bytes=-1"),
     ],
 )
@@ -151,7 +180,9 @@ def test_reservation_for_inference_keeps_the_dense_part_once_and_one_batch():
     model = nn.ModuleDict(
         {
             "dense": nn.Linear(4, 5, bias=False),
-            "sparse": EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["now"])]),
+            "sparse": EmbeddingBagCollection(
+                [EmbeddingBagConfig(8, 4, "item", feature_names=["now"])]
+            ),
         }
     )
     topology = Topology(2, "cuda", hbm_cap=10_000)

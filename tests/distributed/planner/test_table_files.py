@@ -1,4 +1,6 @@
-"""Tables in a YAML file: what it may hold, and that what is wrong is named with file, table and key."""
+"""Tables in a YAML file: what it may hold, and that what is wrong is named with file, table and
+key.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ def test_example_of_the_documentation_says_what_it_says():
     file = tables_of(text)
     assert isinstance(file.model, EmbeddingBagCollection)
     item, user = file.model.embedding_bag_configs()
-    assert (item.num_embeddings, item.embedding_dim, item.feature_names) == (100_000_000, 64, ["item", "seen"])
+    assert (item.num_embeddings, item.embedding_dim, item.feature_names) == (
+        100_000_000,
+        64,
+        ["item", "seen"],
+    )
     assert user.feature_names == ["user"]
     assert file.batch_size == 512
     assert file.fused_params == {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02}
     assert file.constraints == {
         "item": ParameterConstraints(pooling_factors=[1.0, 20.0]),
-        "user": ParameterConstraints(sharding_types=["table_wise", "column_wise"], min_partition=32),
+        "user": ParameterConstraints(
+            sharding_types=["table_wise", "column_wise"], min_partition=32
+        ),
     }
 
 
@@ -71,7 +79,11 @@ tables:
     assert isinstance(bags, EmbeddingBagCollection)
     [config] = bags.embedding_bag_configs()
     assert bags.is_weighted()
-    assert (config.pooling, config.data_type, config.num_embeddings) == (PoolingType.SUM, DataType.FP16, 1000)
+    assert (config.pooling, config.data_type, config.num_embeddings) == (
+        PoolingType.SUM,
+        DataType.FP16,
+        1000,
+    )
     assert file.constraints["item"] == ParameterConstraints(
         sharding_types=["row_wise"],
         compute_kernels=["fused"],
@@ -86,7 +98,9 @@ tables:
 
 
 def test_tables_without_pooling_are_sequences():
-    model = tables_of("tables:\n  - {name: item, num_embeddings: 8, embedding_dim: 4, pooling: NONE}").model
+    model = tables_of(
+        "tables:\n  - {name: item, num_embeddings: 8, embedding_dim: 4, pooling: NONE}"
+    ).model
     assert isinstance(model, EmbeddingCollection)
 
 
@@ -106,8 +120,16 @@ tables:
   - {<<: *wide, name: c, embedding_dim: 32, min_partition: 4}
 """
     file = tables_of(text)
-    assert [config.embedding_dim for config in of_bags(text).embedding_bag_configs()] == [64, 64, 32]
-    assert {name: each.min_partition for name, each in file.constraints.items()} == {"a": 32, "b": 32, "c": 4}
+    assert [config.embedding_dim for config in of_bags(text).embedding_bag_configs()] == [
+        64,
+        64,
+        32,
+    ]
+    assert {name: each.min_partition for name, each in file.constraints.items()} == {
+        "a": 32,
+        "b": 32,
+        "c": 4,
+    }
 
 
 @pytest.mark.parametrize("written", ["100000000", "100_000_000", "1e8", "1.0e+8", "+100000000"])
@@ -118,7 +140,10 @@ def test_whole_numbers_are_read_however_they_are_written(written: str):
 
 @given(rows=st.integers(1, 10**12), columns=st.integers(1, 2048), factor=st.floats(0, 1e6))
 def test_numbers_come_back_as_they_were_written(rows: int, columns: int, factor: float):
-    entry = f"{{name: t, num_embeddings: {rows}, embedding_dim: {columns}, pooling_factors: [{factor!r}]}}"
+    entry = (
+        f"{{name: t, num_embeddings: {rows}, embedding_dim: {columns}, pooling_factors: "
+        f"[{factor!r}]}}"
+    )
     file = tables_of(f"tables: [{entry}]")
     assert isinstance(file.model, EmbeddingBagCollection)
     [config] = file.model.embedding_bag_configs()
@@ -136,26 +161,59 @@ def test_numbers_come_back_as_they_were_written(rows: int, columns: int, factor:
         ("table: []", "the file has the key 'table'; did you mean 'tables'?"),
         ("tables:\n  - item", "entry 1 of tables is 'item', not a mapping"),
         ("tables:\n  - {num_embeddings: 8}", "entry 1 of tables lacks 'name'"),
-        ("tables:\n  - name: item\n    embedding_dim: 4", "entry 1 of tables lacks 'num_embeddings'"),
+        (
+            "tables:\n  - name: item\n    embedding_dim: 4",
+            "entry 1 of tables lacks 'num_embeddings'",
+        ),
         (
             "tables:\n" + ITEM + "  - name: b\n    num_embedings: 4",
             "entry 2 of tables has the key 'num_embedings'; did you mean 'num_embeddings'?",
         ),
         ("tables:\n" + ITEM + ITEM, "2 tables have the name 'item'"),
         ("tables:\n  - name: a\n    name: b", "line 2: 'name' is given 2 times"),
-        ("tables:\n" + ITEM.replace("item", "no"), "entry 1 of tables: False is not a name: write it in quotes"),
-        ("tables:\n" + ITEM.replace("8", "many"), "table 'item': num_embeddings must be a positive whole number"),
-        ("tables:\n" + ITEM.replace("8", "0"), "table 'item': num_embeddings must be a positive whole number"),
-        ("tables:\n" + ITEM.replace("8", "2.5"), "table 'item': num_embeddings must be a positive whole number"),
-        ("tables:\n" + ITEM.replace("8", "1e18"), "'item': num_embeddings is 1,000,000,000,000,000,000: give at most"),
-        ("tables:\n" + ITEM.replace("4}", "1e10}"), "'item': embedding_dim is 10,000,000,000: give at most 1,000,000"),
-        ("tables:\n" + ITEM.replace("4}", "4, pooling: MAX}"), "table 'item': 'MAX' is not one of SUM, MEAN"),
-        ("tables:\n" + ITEM.replace("4}", "4, data_type: INT8}"), "table 'item': data_type INT8 cannot be trained"),
-        ("tables:\n" + ITEM.replace("4}", "4, is_weighted: 2}"), "table 'item': is_weighted is 2: write true"),
+        (
+            "tables:\n" + ITEM.replace("item", "no"),
+            "entry 1 of tables: False is not a name: write it in quotes",
+        ),
+        (
+            "tables:\n" + ITEM.replace("8", "many"),
+            "table 'item': num_embeddings must be a positive whole number",
+        ),
+        (
+            "tables:\n" + ITEM.replace("8", "0"),
+            "table 'item': num_embeddings must be a positive whole number",
+        ),
+        (
+            "tables:\n" + ITEM.replace("8", "2.5"),
+            "table 'item': num_embeddings must be a positive whole number",
+        ),
+        (
+            "tables:\n" + ITEM.replace("8", "1e18"),
+            "'item': num_embeddings is 1,000,000,000,000,000,000: give at most",
+        ),
+        (
+            "tables:\n" + ITEM.replace("4}", "1e10}"),
+            "'item': embedding_dim is 10,000,000,000: give at most 1,000,000",
+        ),
+        (
+            "tables:\n" + ITEM.replace("4}", "4, pooling: MAX}"),
+            "table 'item': 'MAX' is not one of SUM, MEAN",
+        ),
+        (
+            "tables:\n" + ITEM.replace("4}", "4, data_type: INT8}"),
+            "table 'item': data_type INT8 cannot be trained",
+        ),
+        (
+            "tables:\n" + ITEM.replace("4}", "4, is_weighted: 2}"),
+            "table 'item': is_weighted is 2: write true",
+        ),
         ("tables:\n" + ITEM.replace("4}", "4, feature_names: [a, a]}"), "name a feature twice"),
         ("tables:\n" + ITEM.replace("4}", "4, feature_names: [[a]]}"), "is not a name"),
         ("tables:\n" + ITEM.replace("4}", "4, module: a..b}"), r"module 'a..b': '' is empty"),
-        ("tables:\n" + ITEM.replace("4}", "4, module: a.forward.b}"), "'forward' is empty or an attribute of every"),
+        (
+            "tables:\n" + ITEM.replace("4}", "4, module: a.forward.b}"),
+            "'forward' is empty or an attribute of every",
+        ),
         ("tables:\n" + ITEM + "fused_params: 3", "fused_params is 3, not a mapping"),
         (
             "tables:\n" + ITEM + ITEM.replace("item", "b").replace("4}", "4, pooling: NONE}"),

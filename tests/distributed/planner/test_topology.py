@@ -1,4 +1,6 @@
-"""Machines: TorchRec's numbers by default, presets by name, hosts that cannot be refused with what can."""
+"""Machines: TorchRec's numbers by default, presets by name, hosts that cannot be refused with what
+can.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ GIB = 1024**3
 
 def test_defaults_on_an_accelerator_are_those_of_torchrec():
     topology = Topology(world_size=2, compute_device="cuda")
-    assert [device.storage for device in topology.devices] == [Storage(32 * GIB, 128 * GIB, 2048 * GIB)] * 2
+    assert [device.storage for device in topology.devices] == [
+        Storage(32 * GIB, 128 * GIB, 2048 * GIB)
+    ] * 2
     assert topology.hbm_mem_bw == 897 * GIB / 1000
     assert (topology.intra_host_bw, topology.inter_host_bw) == (600 * GIB / 1000, 12.5 * GIB / 1000)
     assert (topology.local_world_size, topology.intra_group_size, topology.num_hosts) == (2, 2, 1)
 
 
 def test_topology_prints_as_torchrec_does():
-    perf = "Perf(fwd_compute=0, fwd_comms=0, bwd_compute=0, bwd_comms=0, input_dist_comms=0.0, prefetch_compute=0.0)"
+    perf = (
+        "Perf(fwd_compute=0, fwd_comms=0, bwd_compute=0, bwd_comms=0, input_dist_comms=0.0, "
+        "prefetch_compute=0.0)"
+    )
     assert repr(Topology(1, "cuda")) == (
         "world_size=1 \ncompute_device=cuda\ndevices=\n\tdevice 0 DeviceHardware(rank=0, "
         f"storage=Storage(hbm=34359738368, ddr=137438953472, ssd=2199023255552), perf={perf})\n"
@@ -42,7 +49,10 @@ def test_cpu_has_no_device_memory_and_the_speeds_of_a_laptop():
     topology = Topology(2, "cpu", hbm_cap=GIB)
     assert topology.devices[0].storage.hbm == 0
     laptop = HARDWARE["laptop"]
-    assert (topology.ddr_mem_bw, topology.intra_host_bw) == (laptop.ddr_mem_bw, laptop.intra_host_bw)
+    assert (topology.ddr_mem_bw, topology.intra_host_bw) == (
+        laptop.ddr_mem_bw,
+        laptop.intra_host_bw,
+    )
     assert Topology(2, "cpu", ddr_mem_bw=7.0, latency_ms=0.0).ddr_mem_bw == 7.0
     assert Topology(2, "cpu", latency_ms=0.0).latency_ms == 0.0
 
@@ -68,7 +78,9 @@ def test_bandwidths_of_ones_own_take_the_place_of_the_two():
         def inter_host_bw(self) -> float:
             return 3.0
 
-        def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
+        def get_bw(
+            self, local_world_size: int, world_size: int, collective_type: CollectiveType
+        ) -> float:
             return 2.0
 
     topology = Topology(2, "cuda", generalized_comms_bandwidths=Slow(), intra_host_bw=9.0)
@@ -129,13 +141,25 @@ def test_other_memory_leaves_the_topology_as_it_was():
         (lambda: Topology(0, "cuda"), "world_size=0 must be a whole number, 1 to"),
         (lambda: Topology(2.5, "cuda"), "world_size=2.5"),  # type: ignore[arg-type]
         (lambda: Topology(2, "tpu"), "'tpu' is unknown: use one of cpu, cuda, mtia"),
-        (lambda: Topology(6, "cuda", local_world_size=4), r"6 ranks .*local_world_size=4 .*\[1, 2, 3, 6\]"),
-        (lambda: Topology(2, "cuda", local_world_size=4), "local_world_size=4 must be a whole number, 1 to 2"),
+        (
+            lambda: Topology(6, "cuda", local_world_size=4),
+            r"6 ranks .*local_world_size=4 .*\[1, 2, 3, 6\]",
+        ),
+        (
+            lambda: Topology(2, "cuda", local_world_size=4),
+            "local_world_size=4 must be a whole number, 1 to 2",
+        ),
         (lambda: Topology(4, "cuda", local_world_size=-2), "local_world_size=-2 must"),
-        (lambda: Topology(4, "cuda", local_world_size=2, pod_size=3), "pod_size=3 must be a whole number, 1 to 2"),
+        (
+            lambda: Topology(4, "cuda", local_world_size=2, pod_size=3),
+            "pod_size=3 must be a whole number, 1 to 2",
+        ),
         (lambda: Topology(2, "cuda", hbm_cap=-1), "hbm_cap=-1 must be a finite number, 0 to"),
         (lambda: Topology(2, "cuda", ddr_cap=-5), "ddr_cap=-5 must be"),
-        (lambda: Topology(2, "cuda", hbm_mem_bw=0), "hbm_mem_bw=0 must be a positive finite number"),
+        (
+            lambda: Topology(2, "cuda", hbm_mem_bw=0),
+            "hbm_mem_bw=0 must be a positive finite number",
+        ),
         (lambda: Topology(2, "cuda", inter_host_bw=float("inf")), "inter_host_bw=inf"),
         (lambda: Topology(2, "cuda", latency_ms=-1.0), "latency_ms=-1.0"),
         (lambda: Topology.hosts(0, 2), "world_size=0 must"),

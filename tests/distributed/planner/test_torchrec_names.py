@@ -22,17 +22,28 @@ from tutorec.distributed.planner.types import (
     Storage,
     Topology,
 )
-from tutorec.distributed.planner.utils import bytes_to_gb, reset_shard_rank, sharder_name, storage_repr_in_gb
+from tutorec.distributed.planner.utils import (
+    bytes_to_gb,
+    reset_shard_rank,
+    sharder_name,
+    storage_repr_in_gb,
+)
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 TYPES = """BasicCommsBandwidths CollectiveType CustomTopologyData DeviceHardware Enumerator GeneralizedCommsBandwidth
     ParameterConstraints PartitionByType Partitioner Perf PerfModel PlannerError PlannerErrorType Proposer Shard
-    ShardEstimator ShardingOption Stats Storage StorageReservation Topology""".split()
+    ShardEstimator ShardingOption Stats Storage StorageReservation Topology""".split()  # noqa: E501
 
 
 def test_names_are_where_torchrec_has_them():
     assert [name for name in TYPES if not hasattr(types, name)] == []
-    for name in ("EmbeddingShardingPlanner", "ParameterConstraints", "Topology", "bytes_to_gb", "sharder_name"):
+    for name in (
+        "EmbeddingShardingPlanner",
+        "ParameterConstraints",
+        "Topology",
+        "bytes_to_gb",
+        "sharder_name",
+    ):
         assert hasattr(planner, name), name
     assert planner.ParameterConstraints is ParameterConstraints
 
@@ -71,7 +82,9 @@ class Fixed(Enumerator):
 
 def test_enumerators_of_ones_own_pass_on_what_torchrecs_take():
     topology = Topology(2, "cpu")
-    assert EmbeddingShardingPlanner(topology, enumerator=Fixed(topology)).plan(bags((8, 4))).plan == {}
+    assert (
+        EmbeddingShardingPlanner(topology, enumerator=Fixed(topology)).plan(bags((8, 4))).plan == {}
+    )
 
 
 def test_placed_options_become_a_sharding_plan():
@@ -94,7 +107,10 @@ def test_constraints_hash_by_value():
 
 
 def test_shards_print_as_torchrecs():
-    text = "Shard size: (8, 4), offset: (0, 0), storage: Storage(hbm=1, ddr=2, ssd=0), perf: None, rank: 1"
+    text = (
+        "Shard size: (8, 4), offset: (0, 0), storage: Storage(hbm=1, ddr=2, ssd=0), perf: None, "
+        "rank: 1"
+    )
     assert str(Shard([8, 4], [0, 0], Storage(1, 2), None, 1)) == text
 
 
@@ -107,5 +123,8 @@ def test_memory_of_each_device_is_its_own():
 def test_bytes_are_told_in_gb_and_sharders_by_full_names():
     assert bytes_to_gb(2**31) == 2.0
     assert storage_repr_in_gb(None) == ""
-    assert sharder_name(EmbeddingBagCollection) == "tutorec.modules.embedding_modules.EmbeddingBagCollection"
+    assert (
+        sharder_name(EmbeddingBagCollection)
+        == "tutorec.modules.embedding_modules.EmbeddingBagCollection"
+    )
     assert sharder_name(torch.nn.Linear) == "torch.nn.modules.linear.Linear"

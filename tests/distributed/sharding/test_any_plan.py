@@ -1,4 +1,6 @@
-"""Any plan on any batch equals the unsharded collection: many drawn tables, plans and batches in one run of ranks."""
+"""Any plan on any batch equals the unsharded collection: many drawn tables, plans and batches in
+one run of ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwar
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 RATE, EPS = 0.25, 0.5
-# One of its own for each table. Both of the latter make the same first step; neither sees how a table is cut.
+# One of its own for each table. Both of the latter make the same first step; neither sees how a
+# table is cut.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": RATE}),
     "adagrad": (torch.optim.Adagrad, {"lr": RATE, "eps": EPS}),
@@ -50,7 +53,8 @@ class Case:
     weighted: bool
     words: dict[str, Word]
     ids: list[dict[str, list[list[int]]]]  # of each rank
-    samples: list[dict[str, int] | None]  # strides of each rank's features, None where all have as many lists
+    # strides of each rank's features, None where all have as many lists
+    samples: list[dict[str, int] | None]
     inverse: list[list[list[int]] | None]
     optimizers: dict[str, str]  # of each table
 
@@ -104,11 +108,15 @@ def cases(draw: st.DrawFn, world_size: int, local_size: int) -> Case:
     variable = draw(st.booleans())
     for _ in range(world_size):
         count = draw(st.integers(0, 4))
-        strides = {name: draw(st.integers(1, 3)) if variable and count else count for name in features}
+        strides = {
+            name: draw(st.integers(1, 3)) if variable and count else count for name in features
+        }
         bag = {name: st.lists(st.integers(0, rows[name] - 1), max_size=3) for name in features}
         ids.append({name: [draw(bag[name]) for _ in range(strides[name])] for name in features})
         samples.append(strides if variable else None)
-        means = [[draw(st.integers(0, strides[name] - 1)) for _ in range(count)] for name in features]
+        means = [
+            [draw(st.integers(0, strides[name] - 1)) for _ in range(count)] for name in features
+        ]
         inverse.append(means if variable and count else None)
     placed = {t.name: draw(words(t.embedding_dim, world_size, local_size)) for t in tables}
     optimizers = {t.name: draw(st.sampled_from([*OPTIMIZERS])) for t in tables}
@@ -116,7 +124,9 @@ def cases(draw: st.DrawFn, world_size: int, local_size: int) -> Case:
 
 
 def covering_words(world_size: int, local_size: int) -> list[Word]:
-    """Every sharding type once, on the last rank and host; replicas twice, of a large and of a tiny table."""
+    """Every sharding type once, on the last rank and host; replicas twice, of a large and of a tiny
+    table.
+    """
     last_rank, last_host = world_size - 1, world_size // local_size - 1
     on_host = [last_host * local_size, last_rank]
     kinds = [("tw", last_rank), ("cw", ([last_rank, 0], [6, 2])), ("rw", None), ("twrw", last_host)]
@@ -124,8 +134,13 @@ def covering_words(world_size: int, local_size: int) -> list[Word]:
 
 
 def covering_case(world_size: int, local_size: int, *, weighted: bool, variable: bool) -> Case:
-    """All sharding types, optimizers and poolings at once; rank 0 of two and more is empty where strides are fixed."""
-    words, poolings = covering_words(world_size, local_size), [PoolingType.SUM, PoolingType.SQRTN, PoolingType.MEAN]
+    """All sharding types, optimizers and poolings at once; rank 0 of two and more is empty where
+    strides are fixed.
+    """
+    words, poolings = (
+        covering_words(world_size, local_size),
+        [PoolingType.SUM, PoolingType.SQRTN, PoolingType.MEAN],
+    )
     poolings = poolings[:2] if weighted else poolings
     tables, ids = [], []
     for i in range(len(words)):
@@ -138,10 +153,15 @@ def covering_case(world_size: int, local_size: int, *, weighted: bool, variable:
     inverse: list[list[list[int]] | None] = []
     for rank in range(world_size):
         count = 0 if rank == 0 and world_size > 1 and not variable else 2 + rank
-        strides = {name: 1 + (rank + i) % 3 if variable else count for i, name in enumerate(rows_below)}
+        strides = {
+            name: 1 + (rank + i) % 3 if variable else count for i, name in enumerate(rows_below)
+        }
         ids.append(
             {
-                name: [[(rank + sample + k) % below for k in range(sample % 3)] for sample in range(strides[name])]
+                name: [
+                    [(rank + sample + k) % below for k in range(sample % 3)]
+                    for sample in range(strides[name])
+                ]
                 for name, below in rows_below.items()
             }
         )
@@ -149,11 +169,21 @@ def covering_case(world_size: int, local_size: int, *, weighted: bool, variable:
         means = [[sample % stride for sample in range(count)] for stride in strides.values()]
         inverse.append(means if variable else None)
     optimizers = {table.name: [*OPTIMIZERS][i % len(OPTIMIZERS)] for i, table in enumerate(tables)}
-    return Case(tables, weighted, {f"t{i}": one for i, one in enumerate(words)}, ids, samples, inverse, optimizers)
+    return Case(
+        tables,
+        weighted,
+        {f"t{i}": one for i, one in enumerate(words)},
+        ids,
+        samples,
+        inverse,
+        optimizers,
+    )
 
 
 def covering_cases(world_size: int, local_size: int) -> list[Case]:
-    """What must be run whatever is drawn: every sharding type with fixed and variable strides, plain and weighted."""
+    """What must be run whatever is drawn: every sharding type with fixed and variable strides,
+    plain and weighted.
+    """
     return [
         covering_case(world_size, local_size, weighted=weighted, variable=variable)
         for weighted in (False, True)
@@ -178,11 +208,15 @@ def batch_of(case: Case, rank: int) -> KeyedJaggedTensor:
     ids, strides, inverse = case.ids[rank], case.samples[rank], case.inverse[rank]
     lists = [one for of_feature in ids.values() for one in of_feature]
     values = torch.tensor([number for one in lists for number in one], dtype=torch.int64)
-    weights = torch.arange(1, values.numel() + 1).remainder(5).float() / 2 if case.weighted else None
+    weights = (
+        torch.arange(1, values.numel() + 1).remainder(5).float() / 2 if case.weighted else None
+    )
     lengths = torch.tensor([len(one) for one in lists], dtype=torch.int64)
     if strides is None:
         stride = len(next(iter(ids.values())))
-        return on_rank(KeyedJaggedTensor(list(ids), values, weights, lengths=lengths, stride=stride))
+        return on_rank(
+            KeyedJaggedTensor(list(ids), values, weights, lengths=lengths, stride=stride)
+        )
     made = KeyedJaggedTensor(
         list(ids),
         values,
@@ -200,14 +234,18 @@ def collection(case: Case) -> EmbeddingBagCollection:
 
 
 def apply_optimizers(case: Case, tables: Any) -> None:
-    """Leave each table's optimizer on it, for the sharder to read; ``tables`` are modules by name."""
+    """Leave each table's optimizer on it, for the sharder to read; ``tables`` are
+    modules by name.
+    """
     for name, optimizer in case.optimizers.items():
         kind, words = OPTIMIZERS[optimizer]
         apply_optimizer_in_backward(kind, [tables[name].weight], words)
 
 
 def first_step(case: Case, name: str, weight: Tensor, world_size: int) -> Tensor:
-    """A table [R, D] after the first step with the mean of the ranks' gradients, of which ``.grad`` is the sum."""
+    """A table [R, D] after the first step with the mean of the ranks' gradients, of which ``.grad``
+    is the sum.
+    """
     if weight.grad is None:
         return weight.detach()
     mean = weight.grad / world_size
@@ -220,14 +258,18 @@ def gradient(like: Tensor, rank: int) -> Tensor:
     return numbers[: like.numel()].view_as(like) * (rank + 1)
 
 
-def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+def run_cases(
+    rank: int, world_size: int, drawn: list[Case]
+) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """Output of each case, and this rank's pieces after one step: `table/row/column` -> rows."""
     env = ShardingEnv.from_process_group(group())
     found = []
     for case in drawn:
         ebc = collection(case)
         plan = construct_module_sharding_plan(
-            ebc, {name: generator(word) for name, word in case.words.items()}, local_size=env.local_size
+            ebc,
+            {name: generator(word) for name, word in case.words.items()},
+            local_size=env.local_size,
         )
         apply_optimizers(case, ebc.embedding_bags)
         sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env)
@@ -245,7 +287,9 @@ def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Tenso
 
 
 def unsharded(case: Case, world_size: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs of each rank's batch, and the tables after one step with the mean of the ranks' gradients."""
+    """Outputs of each rank's batch, and the tables after one step with the mean of the ranks'
+    gradients.
+    """
     ebc = collection(case)
     outputs = []
     for rank in range(world_size):
@@ -271,9 +315,21 @@ def test_any_plan_on_any_batch_equals_unsharded(ranks, world_size, hosts):
         outputs, tables = unsharded(case, world_size)
         for rank in range(world_size):
             found, pieces = of_ranks[rank][index]
-            assert_close(found, outputs[rank], rtol=1e-5, atol=1e-5, msg=lambda text, case=case: f"{text}\n{case}")
+            assert_close(
+                found,
+                outputs[rank],
+                rtol=1e-5,
+                atol=1e-5,
+                msg=lambda text, case=case: f"{text}\n{case}",
+            )
             for key, rows in pieces.items():
                 name, row, column = key.split("/")
                 part = tables[name][int(row) :][: rows.shape[0], int(column) :][:, : rows.shape[1]]
                 about = f"{key}\n{case}"
-                assert_close(rows, part, rtol=1e-5, atol=1e-5, msg=lambda text, about=about: f"{text}\n{about}")
+                assert_close(
+                    rows,
+                    part,
+                    rtol=1e-5,
+                    atol=1e-5,
+                    msg=lambda text, about=about: f"{text}\n{about}",
+                )

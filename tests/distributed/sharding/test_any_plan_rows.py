@@ -1,4 +1,6 @@
-"""Any plan on any batch equals the unsharded collection, row by row: the cases of `test_any_plan`, not pooled."""
+"""Any plan on any batch equals the unsharded collection, row by row: the cases of `test_any_plan`,
+not pooled.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,18 @@ Found = dict[str, tuple[Tensor, Tensor, Tensor | None]]
 def collection(case: Case) -> EmbeddingCollection:
     torch.manual_seed(3)
     return EmbeddingCollection(
-        [EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=t.feature_names) for t in case.tables]
+        [
+            EmbeddingConfig(
+                t.num_embeddings, t.embedding_dim, t.name, feature_names=t.feature_names
+            )
+            for t in case.tables
+        ]
     )
 
 
-def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Found, dict[str, Tensor]]]:
+def run_cases(
+    rank: int, world_size: int, drawn: list[Case]
+) -> list[tuple[Found, dict[str, Tensor]]]:
     """Results of each case, and this rank's pieces after one step: `table/row/column` -> rows."""
     env = ShardingEnv.from_process_group(group())
     found = []
@@ -58,7 +67,9 @@ def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Found
 
 
 def unsharded(case: Case, world_size: int) -> tuple[list[Found], dict[str, Tensor]]:
-    """Results of each rank's batch, and the tables after one step with the mean of the ranks' gradients."""
+    """Results of each rank's batch, and the tables after one step with the mean of the ranks'
+    gradients.
+    """
     ec = collection(case)
     results = [ec(batch_of(case, rank)) for rank in range(world_size)]
     torch.stack([loss(rows, rank) for rank, rows in enumerate(results)]).sum().backward()
@@ -83,10 +94,18 @@ def test_any_plan_on_any_batch_equals_unsharded_row_by_row(ranks, world_size, ho
             assert set(found) == set(results[rank])
             for key, (values, lengths, _) in found.items():
                 about = f"{key} on rank {rank}\n{case}"
-                assert_close(values, results[rank][key][0], msg=lambda text, about=about: f"{text}\n{about}")
+                assert_close(
+                    values, results[rank][key][0], msg=lambda text, about=about: f"{text}\n{about}"
+                )
                 assert torch.equal(lengths, results[rank][key][1]), about
             for key, rows in pieces.items():
                 name, row, column = key.split("/")
                 part = tables[name][int(row) :][: rows.shape[0], int(column) :][:, : rows.shape[1]]
                 about = f"{key}\n{case}"
-                assert_close(rows, part, rtol=1e-5, atol=1e-5, msg=lambda text, about=about: f"{text}\n{about}")
+                assert_close(
+                    rows,
+                    part,
+                    rtol=1e-5,
+                    atol=1e-5,
+                    msg=lambda text, about=about: f"{text}\n{about}",
+                )

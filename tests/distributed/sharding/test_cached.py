@@ -1,4 +1,6 @@
-"""Tables in a file are trained as tables in memory are: the same outputs, weights and optimizer state, bit for bit."""
+"""Tables in a file are trained as tables in memory are: the same outputs, weights and optimizer
+state, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,29 @@ STEPS = 4
 CACHES = {
     "no cache": ("fused_uvm", {}),
     "one row": ("fused_uvm_caching", {"cache_load_factor": 1e-6}),
-    "30 % lfu": ("fused_uvm_caching", {"cache_load_factor": 0.3, "cache_algorithm": CacheAlgorithm.LFU}),
+    "30 % lfu": (
+        "fused_uvm_caching",
+        {"cache_load_factor": 0.3, "cache_algorithm": CacheAlgorithm.LFU},
+    ),
     "60 % lru": ("fused_uvm_caching", {"cache_load_factor": 0.6}),
 }
 IN_FILES = [kind for kind in KINDS if kind != "data_parallel"]
-MATRIX = (tuple(IN_FILES), ("bags", "rows"), OPTIMIZERS, (1, 2, 4), tuple(CACHES), ("fbgemm", "torch"))
+MATRIX = (
+    tuple(IN_FILES),
+    ("bags", "rows"),
+    OPTIMIZERS,
+    (1, 2, 4),
+    tuple(CACHES),
+    ("fbgemm", "torch"),
+)
 
 
-def train(rank: int, world_size: int, kind: str, what: str, optimizer: str, cache: str, backend: str) -> dict[str, Any]:
-    """Some steps on one rank with tables in memory, then with tables in a file: what each computed and holds."""
+def train(
+    rank: int, world_size: int, kind: str, what: str, optimizer: str, cache: str, backend: str
+) -> dict[str, Any]:
+    """Some steps on one rank with tables in memory, then with tables in a file: what each computed
+    and holds.
+    """
     found = []
     with use_backend(backend):
         for kernel, params in (("fused", {}), CACHES[cache]):
@@ -85,7 +101,9 @@ def params() -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "what", "optimizer", "world_size", "cache", "backend"), params())
-def test_tables_in_a_file_train_as_in_memory(ranks, kind, what, optimizer, world_size, cache, backend):
+def test_tables_in_a_file_train_as_in_memory(
+    ranks, kind, what, optimizer, world_size, cache, backend
+):
     try:
         with use_backend(backend):
             pass
@@ -98,15 +116,31 @@ def test_tables_in_a_file_train_as_in_memory(ranks, kind, what, optimizer, world
 
 
 def pipelined(rank: int, world_size: int, what: str, kind: str, variable: bool) -> list[Any]:
-    """Steps with three batches in flight: with tables in memory, with cached ones, and with cached and prefetched."""
+    """Steps with three batches in flight: with tables in memory, with cached ones, and with cached
+    and prefetched.
+    """
     found, own = [], cases if what == "bags" else row_cases
-    for kernel, ahead in (("fused", False), ("fused_uvm_caching", False), ("fused_uvm_caching", True)):
-        sharded = own.shard(own.collection(), "exact_row_wise_adagrad", kernel=kernel, kind=kind, cache_load_factor=0.3)
+    for kernel, ahead in (
+        ("fused", False),
+        ("fused_uvm_caching", False),
+        ("fused_uvm_caching", True),
+    ):
+        sharded = own.shard(
+            own.collection(),
+            "exact_row_wise_adagrad",
+            kernel=kernel,
+            kind=kind,
+            cache_load_factor=0.3,
+        )
         coming, outputs = deque(), []
         for step in range(8):
             ctx = sharded.create_context()
             make = row_cases.lists if variable else batch
-            arrived = sharded.input_dist(ctx, make(seed_of(rank, step), samples_of(rank, step))).wait().wait()
+            arrived = (
+                sharded.input_dist(ctx, make(seed_of(rank, step), samples_of(rank, step)))
+                .wait()
+                .wait()
+            )
             if ahead:
                 sharded.prefetch(arrived)
             coming.append((ctx, arrived))
@@ -122,9 +156,13 @@ def pipelined(rank: int, world_size: int, what: str, kind: str, variable: bool) 
 
 
 @pytest.mark.parametrize("variable", [False, True])
-@pytest.mark.parametrize(("what", "kind"), [("bags", "row_wise"), ("bags", "mixed"), ("rows", "table_wise")])
+@pytest.mark.parametrize(
+    ("what", "kind"), [("bags", "row_wise"), ("bags", "mixed"), ("rows", "table_wise")]
+)
 def test_prefetching_batches_in_flight_changes_no_bit(ranks, what, kind, variable):
-    for in_memory, cached, prefetched in ranks(2).run(pipelined, what=what, kind=kind, variable=variable):
+    for in_memory, cached, prefetched in ranks(2).run(
+        pipelined, what=what, kind=kind, variable=variable
+    ):
         assert_alike(in_memory, cached)
         assert_alike(cached, prefetched)
 
@@ -132,7 +170,10 @@ def test_prefetching_batches_in_flight_changes_no_bit(ranks, what, kind, variabl
 @pytest.mark.parametrize("own", [cases, row_cases])
 def test_prefetch_reads_the_rows_that_compute_looks_up(own):
     collection = own.collection()
-    words = {f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching" if index else "fused") for index in range(3)}
+    words = {
+        f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching" if index else "fused")
+        for index in range(3)
+    }
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     sharder = EmbeddingBagCollectionSharder() if own is cases else EmbeddingCollectionSharder()
     sharded = sharder.shard(collection, plan, ShardingEnv.from_local(1, 0))
@@ -145,7 +186,9 @@ def test_prefetch_reads_the_rows_that_compute_looks_up(own):
     with patch.object(RowCache, "place", autospec=True, side_effect=_recorded(looked_up)):
         sharded.compute(ctx, arrived)
     # Each cache reads ahead on its own thread: which one is first is left open.
-    assert sorted(prefetched) == sorted(looked_up.get_nowait() for _ in prefetched) and all(prefetched)
+    assert sorted(prefetched) == sorted(looked_up.get_nowait() for _ in prefetched) and all(
+        prefetched
+    )
 
 
 def _recorded(rows_of_calls: Queue) -> Any:
@@ -161,7 +204,9 @@ def _recorded(rows_of_calls: Queue) -> Any:
 def shards_of(state: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a state dict that are on this rank."""
     return {
-        name: [shard.tensor for shard in value.local_shards()] if hasattr(value, "local_shards") else value
+        name: [shard.tensor for shard in value.local_shards()]
+        if hasattr(value, "local_shards")
+        else value
         for name, value in state.items()
     }
 
@@ -171,12 +216,19 @@ def states_without_flush(rank: int, world_size: int) -> list[Any]:
     found = []
     for kernel in ("fused", "fused_uvm_caching"):
         sharded = cases.shard(
-            cases.collection(), "exact_row_wise_adagrad", kernel=kernel, kind="row_wise", cache_load_factor=0.5
+            cases.collection(),
+            "exact_row_wise_adagrad",
+            kernel=kernel,
+            kind="row_wise",
+            cache_load_factor=0.5,
         )
         for step in range(STEPS):
             sharded(batch(seed_of(rank, step), 4)).values().sum().backward()
         saved = shards_of({name: value.clone() for name, value in sharded.state_dict().items()})
-        kept = {name: shards_of(of) for name, of in sharded.fused_optimizer.state_dict()["state"].items()}
+        kept = {
+            name: shards_of(of)
+            for name, of in sharded.fused_optimizer.state_dict()["state"].items()
+        }
         sharded(batch(seed_of(rank, STEPS), 4)).values().sum().backward()
         zeros = {"embedding_bags.t1.weight": torch.zeros(7, 4)}
         sharded.load_state_dict(zeros, strict=False)
@@ -194,7 +246,10 @@ def test_state_dicts_need_no_flush_and_loading_a_table_keeps_the_others(ranks):
 
 def test_a_sharded_collection_counts_its_hits():
     collection = cases.collection()
-    words = {f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching" if index else "fused") for index in range(3)}
+    words = {
+        f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching" if index else "fused")
+        for index in range(3)
+    }
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     sharder = EmbeddingBagCollectionSharder({"cache_load_factor": 1.0})
     sharded = sharder.shard(collection, plan, ShardingEnv.from_local(1, 0))
@@ -206,9 +261,15 @@ def test_a_sharded_collection_counts_its_hits():
 
 
 def through_checkpoints(rank: int, world_size: int, folder: str) -> list[Any]:
-    """Train, save, load under another plan, go on: with tables in memory, and with tables in a file now and then."""
+    """Train, save, load under another plan, go on: with tables in memory, and with tables in a file
+    now and then.
+    """
     found = []
-    for kernels in (("fused", "fused"), ("fused_uvm_caching", "fused"), ("fused", "fused_uvm_caching")):
+    for kernels in (
+        ("fused", "fused"),
+        ("fused_uvm_caching", "fused"),
+        ("fused", "fused_uvm_caching"),
+    ):
         path = f"{folder}/{'-'.join(kernels)}"
         model, optimizer = checkpoint_cases.sharded(0, kernel=kernels[0])
         checkpoint_cases.train(model, optimizer, rank, [0, 1, 2])
@@ -238,7 +299,9 @@ def test_cache_params_are_saved_with_the_plan(tmp_path):
     plan = ShardingPlan({"": EmbeddingModuleShardingPlan(item=entry)})
     plan.save(tmp_path / "plan.json")
     assert ShardingPlan.load(tmp_path / "plan.json") == plan
-    assert "load_factor=0.25" in repr(entry) and "cache_params" not in repr(ParameterSharding("row_wise", "fused"))
+    assert "load_factor=0.25" in repr(entry) and "cache_params" not in repr(
+        ParameterSharding("row_wise", "fused")
+    )
     damaged = plan.to_json().replace('"lfu"', '"mru"')
     with pytest.raises(ValueError, match=r"the cache of module '', table 'item' is .*'mru'"):
         ShardingPlan.from_json(damaged)
@@ -248,9 +311,18 @@ def test_cache_params_are_saved_with_the_plan(tmp_path):
     ("cache", "message"),
     [
         (CacheParams(load_factor=1.5), r"table 't0': load_factor=1.5 .* above 0 and at most 1"),
-        (CacheParams(algorithm="clock"), r"table 't0': algorithm='clock' .* neither LRU nor LFU"),  # type: ignore[arg-type]
+        (
+            CacheParams(algorithm="clock"),
+            (
+                r"table 't0': algorithm='clock' .* neither LRU nor "
+                r"LFU"
+            ),
+        ),  # type: ignore[arg-type]
         (CacheParams(precision=DataType.FP16), r"table 't0': precision=FP16 .* DataType.FP32"),
-        (CacheParams(folder="/nowhere/at/all"), r"tables \['t0'\] need .* a folder that does not exist"),
+        (
+            CacheParams(folder="/nowhere/at/all"),
+            r"tables \['t0'\] need .* a folder that does not exist",
+        ),
     ],
 )
 def test_cache_that_cannot_be_built_is_refused(cache, message):
@@ -263,8 +335,17 @@ def test_cache_that_cannot_be_built_is_refused(cache, message):
 
 
 def test_copies_of_a_table_are_not_cached(ranks):
-    with pytest.raises(Exception, match=r"every rank a replica of table 't0'.* 'fused_uvm_caching'.* row_wise"):
-        ranks(1).run(train, kind="data_parallel", what="bags", optimizer="exact_sgd", cache="one row", backend="auto")
+    with pytest.raises(
+        Exception, match=r"every rank a replica of table 't0'.* 'fused_uvm_caching'.* row_wise"
+    ):
+        ranks(1).run(
+            train,
+            kind="data_parallel",
+            what="bags",
+            optimizer="exact_sgd",
+            cache="one row",
+            backend="auto",
+        )
     sharder = EmbeddingBagCollectionSharder()
     assert "fused_uvm_caching" in sharder.compute_kernels("row_wise", "cpu")
     assert "fused_uvm_caching" not in sharder.compute_kernels("data_parallel", "cpu")
@@ -276,7 +357,10 @@ def test_cache_params_without_a_cache_are_refused(kernel):
     words = {f"t{index}": table_wise(0, compute_kernel=kernel) for index in range(3)}
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     plan["t1"].cache_params = CacheParams(load_factor=0.1)
-    message = rf"table 't1' cache_params and the compute kernel '{kernel}'.*compute_kernel='fused_uvm_caching'"
+    message = (
+        r"table 't1' cache_params and the compute kernel "
+        rf"'{kernel}'.*compute_kernel='fused_uvm_caching'"
+    )
     with pytest.raises(ValueError, match=message):
         EmbeddingBagCollectionSharder().shard(collection, plan, ShardingEnv.from_local(1, 0))
 
@@ -284,11 +368,17 @@ def test_cache_params_without_a_cache_are_refused(kernel):
 @pytest.mark.parametrize("kernel", ["fused_uvm", "fused_uvm_caching"])
 def test_tables_in_a_file_do_not_move_to_another_device(kernel):
     collection = cases.collection()
-    words = {f"t{index}": table_wise(0, compute_kernel=kernel if index else "fused") for index in range(3)}
+    words = {
+        f"t{index}": table_wise(0, compute_kernel=kernel if index else "fused")
+        for index in range(3)
+    }
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     sharded = EmbeddingBagCollectionSharder().shard(collection, plan, ShardingEnv.from_local(1, 0))
     before = sharded(batch(0, 4)).values()
-    message = rf"table 't1' has the compute kernel '{kernel}' and cannot move from cpu to meta.*shard the unsharded"
+    message = (
+        rf"table 't1' has the compute kernel '{kernel}' and cannot move from cpu to "
+        r"meta.*shard the unsharded"
+    )
     with pytest.raises(ValueError, match=message):
         sharded.to("meta")
     assert torch.equal(sharded.to(device())(batch(0, 4)).values(), before)

@@ -1,4 +1,6 @@
-"""Tables that every rank has: copies that stay equal, gradients that travel as bags or as sums, nothing forward."""
+"""Tables that every rank has: copies that stay equal, gradients that travel as bags or as sums,
+nothing forward.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ from tutorec._kernels.backend import use_backend
 from tutorec.distributed.collectives.sparse_gradients import CopiedTable, cheaper_as_bags
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
+from tutorec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    table_wise,
+)
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -76,7 +82,10 @@ def test_copies_are_the_same_to_the_last_bit(ranks, world_size):
                 assert torch.equal(rows, same_rows), (case, name)
                 assert bool(state) == ("exact_sgd" not in case)
                 assert state.keys() == same_state.keys()
-                assert all(torch.equal(kept, same_state[key]) for key, kept in state.items()), (case, name)
+                assert all(torch.equal(kept, same_state[key]) for key, kept in state.items()), (
+                    case,
+                    name,
+                )
 
 
 def few(rank: int, world_size: int) -> int:
@@ -104,7 +113,10 @@ def test_nothing_travels_forward_and_what_is_fewer_bytes_travels_backward(ranks,
     for table in tables():
         bags = len(table.feature_names) * sum(samples)
         own = sum(of_rank[feature] for of_rank in ids for feature in table.feature_names)
-        if 8 * own + 4 * bags * (1 + table.embedding_dim) <= 8 * table.num_embeddings * table.embedding_dim:
+        if (
+            8 * own + 4 * bags * (1 + table.embedding_dim)
+            <= 8 * table.num_embeddings * table.embedding_dim
+        ):
             as_bags.append(table)
         else:
             elements += table.num_embeddings * table.embedding_dim
@@ -123,9 +135,12 @@ def test_nothing_travels_forward_and_what_is_fewer_bytes_travels_backward(ranks,
                 "gradient rows": 4 * samples[rank] * columns,
                 "gradient sums": 4 * (parts[other] + parts[rank]),
             }
-        assert step.issues == {"gradient sizes": 1, "gradient ids": 1, "gradient weights": 1, "gradient rows": 1} | {
-            "gradient sums": 2
-        }
+        assert step.issues == {
+            "gradient sizes": 1,
+            "gradient ids": 1,
+            "gradient weights": 1,
+            "gradient rows": 1,
+        } | {"gradient sums": 2}
 
 
 def test_the_choice_is_made_at_equal_bytes():
@@ -135,7 +150,9 @@ def test_the_choice_is_made_at_equal_bytes():
 
 
 def odd_batches(rank: int, world_size: int) -> dict[str, Any]:
-    """Batches without samples on one rank and on all; two lookups before their backwards; the rate of the lookup."""
+    """Batches without samples on one rank and on all; two lookups before their backwards; the rate
+    of the lookup.
+    """
     found: dict[str, Any] = {}
     for name, empty in (("one", (0,)), ("all", range(world_size))):
         sharded = shard(collection(), kind=DP)
@@ -158,8 +175,14 @@ def moved(batches: list[tuple[KeyedJaggedTensor, int]], world_size: int) -> dict
     """The tables after one step of SGD per batch and rank, on the mean."""
     ebc = collection()
     weights = {name: bag.get_parameter("weight") for name, bag in ebc.embedding_bags.items()}
-    loss = sum((pooled_loss(ebc(each).values(), seed) for each, seed in batches), start=torch.zeros(()))
-    grads = torch.autograd.grad(loss, list(weights.values())) if loss.requires_grad else [torch.zeros(())] * 3
+    loss = sum(
+        (pooled_loss(ebc(each).values(), seed) for each, seed in batches), start=torch.zeros(())
+    )
+    grads = (
+        torch.autograd.grad(loss, list(weights.values()))
+        if loss.requires_grad
+        else [torch.zeros(())] * 3
+    )
     return {
         name: (rows - 0.05 * grad / world_size).detach()
         for (name, rows), grad in zip(weights.items(), grads, strict=True)
@@ -176,7 +199,9 @@ def test_empty_batches_overlapping_batches_and_a_changed_rate(ranks):
     for found in ranks(2).run(odd_batches):
         for case, tables_after in expected.items():
             for name, rows in tables_after.items():
-                assert_close(found[case][name][0][1], rows, rtol=1e-5, atol=1e-6, msg=f"{case}: {name}")
+                assert_close(
+                    found[case][name][0][1], rows, rtol=1e-5, atol=1e-6, msg=f"{case}: {name}"
+                )
 
 
 def different_rows(rank: int, world_size: int) -> dict[str, list[Tensor]]:
@@ -195,7 +220,9 @@ def different_rows(rank: int, world_size: int) -> dict[str, list[Tensor]]:
 
 def test_copies_begin_as_those_of_rank_0(ranks):
     first, second = ranks(2).run(different_rows)
-    assert not any(torch.equal(a, b) for a, b in zip(first["brought"], second["brought"], strict=True))
+    assert not any(
+        torch.equal(a, b) for a, b in zip(first["brought"], second["brought"], strict=True)
+    )
     for kind in ("bags", "meta", "rows"):
         assert len(first[kind]) == 3
         assert all(torch.equal(a, b) for a, b in zip(first[kind], second[kind], strict=True)), kind
@@ -210,7 +237,9 @@ def dense_steps(rank: int, world_size: int) -> dict[str, dict[str, Tensor]]:
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.05)
     for step in range(2):
         pooled_loss(sharded(batch(10 * step + rank, 3 + rank)).values(), rank).backward()
-    found["grad"] = {name: p.grad.clone() for name, p in sharded.named_parameters() if p.grad is not None}
+    found["grad"] = {
+        name: p.grad.clone() for name, p in sharded.named_parameters() if p.grad is not None
+    }
     optimizer.step()
     found["rows"] = {name: p.detach().clone() for name, p in sharded.named_parameters()}
     asked = dict(sharded.named_parameters())
@@ -222,14 +251,21 @@ def dense_steps(rank: int, world_size: int) -> dict[str, dict[str, Tensor]]:
 
 def test_dense_copies_add_up_mean_gradients_and_step_like_fused_ones(ranks):
     first, second = ranks(2).run(dense_steps)
-    after = moved([(batch(10 * step + rank, 3 + rank), rank) for step in range(2) for rank in range(2)], 2)
-    before = {name: bag.get_parameter("weight").detach() for name, bag in collection().embedding_bags.items()}
+    after = moved(
+        [(batch(10 * step + rank, 3 + rank), rank) for step in range(2) for rank in range(2)], 2
+    )
+    before = {
+        name: bag.get_parameter("weight").detach()
+        for name, bag in collection().embedding_bags.items()
+    }
     for name, rows in after.items():
         key = f"embedding_bags.{name}.weight"
         assert_close(first["rows"][key], rows, rtol=1e-5, atol=1e-6)
         assert_close(first["grad"][key], (before[name] - rows) / 0.05, rtol=1e-4, atol=1e-5)
     for kind, of_tables in first.items():
-        assert all(torch.equal(value, second[kind][name]) for name, value in of_tables.items()), kind
+        assert all(torch.equal(value, second[kind][name]) for name, value in of_tables.items()), (
+            kind
+        )
         assert len(of_tables) == 3, kind
 
 
@@ -247,7 +283,9 @@ def variable_step(rank: int, world_size: int) -> tuple[Tensor, dict[str, Tensor]
     )
     out = sharded(lists_on_rank_0(rank)).values()
     pooled_loss(out, rank).backward()
-    return out.detach(), {name.split(".")[1]: p.detach().clone() for name, p in sharded.named_parameters()}
+    return out.detach(), {
+        name.split(".")[1]: p.detach().clone() for name, p in sharded.named_parameters()
+    }
 
 
 def test_one_rank_may_bring_a_variable_batch_to_a_mixed_plan(ranks):
@@ -260,7 +298,9 @@ def test_one_rank_may_bring_a_variable_batch_to_a_mixed_plan(ranks):
         assert_close(out, outputs[rank].detach(), rtol=1e-5, atol=1e-6)
         assert sorted(tables_after) == (["t0", "t1", "t2"] if rank == 1 else ["t0", "t2"])
         for name, rows in tables_after.items():
-            assert_close(rows, (weights[name] - 0.05 * gradients[name] / 2).detach(), rtol=1e-5, atol=1e-6)
+            assert_close(
+                rows, (weights[name] - 0.05 * gradients[name] / 2).detach(), rtol=1e-5, atol=1e-6
+            )
 
 
 def stored(rank: int, world_size: int) -> tuple[list[str], bool, bool]:
@@ -303,10 +343,14 @@ def test_the_printed_form_says_what_is_replicated(ranks):
 
 def test_training_copies_without_a_process_group_says_what_is_missing():
     ebc = collection()
-    plan = construct_module_sharding_plan(ebc, {name: data_parallel() for name in ("t0", "t1", "t2")}, world_size=2)
+    plan = construct_module_sharding_plan(
+        ebc, {name: data_parallel() for name in ("t0", "t1", "t2")}, world_size=2
+    )
     sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, ShardingEnv.from_local(2, 0))
     features = batch(1, 3).to(device())
     with torch.no_grad():
         assert_close(sharded(features).values(), ebc.to(device())(features).values())
-    with pytest.raises(ValueError, match="training data_parallel tables over 2 ranks needs a process group"):
+    with pytest.raises(
+        ValueError, match="training data_parallel tables over 2 ranks needs a process group"
+    ):
         sharded(features)

@@ -1,4 +1,6 @@
-"""Optimizers in backward: sharded as unsharded, counted steps, rows without gradient, gradients that are cut."""
+"""Optimizers in backward: sharded as unsharded, counted steps, rows without gradient, gradients
+that are cut.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ def some(step: int) -> KeyedJaggedTensor:
         ids[feature] = [[], []]
     flat = [one for bags in ids.values() for bag in bags for one in bag]
     lengths = [len(bag) for bags in ids.values() for bag in bags]
-    return on_rank(KeyedJaggedTensor([*ids], torch.tensor(flat, dtype=torch.int64), lengths=torch.tensor(lengths)))
+    return on_rank(
+        KeyedJaggedTensor(
+            [*ids], torch.tensor(flat, dtype=torch.int64), lengths=torch.tensor(lengths)
+        )
+    )
 
 
 def loss_of(out: Tensor, step: int) -> Tensor:
@@ -56,7 +62,9 @@ def loss_of(out: Tensor, step: int) -> Tensor:
 
 
 def routes(rank: int, world_size: int, name: str, kind: str) -> list[tuple[Tensor, Tensor]]:
-    """The tables after the same steps, unsharded and sharded; every rank brings the same samples."""
+    """The tables after the same steps, unsharded and sharded; every rank brings the
+    same samples.
+    """
     optimizer, arguments = IN_BACKWARD[name]
     unsharded, source = on_rank(collection()), collection()
     for module in (unsharded, source):
@@ -82,7 +90,9 @@ def test_optimizers_in_backward_do_the_same_unsharded_and_fused(ranks, kind, nam
 
 
 def counted(rank: int, world_size: int) -> list[dict[str, float]]:
-    """Steps of each table here after each of: a batch, one that only rank 0 has samples of, one without gradients."""
+    """Steps of each table here after each of: a batch, one that only rank 0 has samples of, one
+    without gradients.
+    """
     found = []
     for kind in KINDS:
         sharded = shard(collection(), "adam", kind=kind)
@@ -90,14 +100,25 @@ def counted(rank: int, world_size: int) -> list[dict[str, float]]:
         sharded(batch(rank, 0 if rank else 3)).values().sum().backward()
         with torch.no_grad():
             sharded(batch(rank, 3)).values()
-        found.append({name: float(own["step"]) for name, pieces in held(sharded).items() for _, _, own in pieces})
+        found.append(
+            {
+                name: float(own["step"])
+                for name, pieces in held(sharded).items()
+                for _, _, own in pieces
+            }
+        )
     return found
 
 
 def test_a_forward_with_gradients_is_a_step_on_every_rank_with_or_without_ids(ranks):
     of_ranks = ranks(2).run(counted)
-    assert all({"t0", "t1", "t2"} == {name for rank in of_ranks for name in rank[index]} for index in range(len(KINDS)))
-    assert {count for of_rank in of_ranks for of_kind in of_rank for count in of_kind.values()} == {2.0}
+    assert all(
+        {"t0", "t1", "t2"} == {name for rank in of_ranks for name in rank[index]}
+        for index in range(len(KINDS))
+    )
+    assert {count for of_rank in of_ranks for of_kind in of_rank for count in of_kind.values()} == {
+        2.0
+    }
 
 
 def batch_of_rows(samples: int) -> KeyedJaggedTensor:
@@ -109,7 +130,9 @@ def batch_of_rows(samples: int) -> KeyedJaggedTensor:
 
 
 def without_gradient(rank: int, world_size: int, kind: str, samples: int, pooled: bool) -> Any:
-    """A step that moves rows 2 and 3, then one in which the rows are looked up and their gradient is 0."""
+    """A step that moves rows 2 and 3, then one in which the rows are looked up and their gradient
+    is 0.
+    """
     if pooled:
         sharded: Any = shard(collection(), "adam", kind=kind)
     else:
@@ -127,7 +150,9 @@ def without_gradient(rank: int, world_size: int, kind: str, samples: int, pooled
 def test_a_row_of_the_batch_without_gradient_moves_on_along_its_mean(ranks, kind, samples, pooled):
     # Of copied tables few samples travel as bags, many as the gradient of the table.
     reference = (
-        Reference(collection(), "adam", 1) if pooled else row_cases.RowsReference(row_cases.collection(), "adam", 1)
+        Reference(collection(), "adam", 1)
+        if pooled
+        else row_cases.RowsReference(row_cases.collection(), "adam", 1)
     )
     weights, features = reference.weights(), batch_of_rows(samples)
     for factor in (1.0, 0.0):
@@ -144,7 +169,9 @@ def test_a_row_of_the_batch_without_gradient_moves_on_along_its_mean(ranks, kind
 
 def cut(rank: int, world_size: int, kind: str, backend: str, optimizer: str) -> Any:
     with use_backend(backend):
-        sharded = shard(collection(), optimizer, kind=kind, gradient_clipping=True, max_gradient=0.25)
+        sharded = shard(
+            collection(), optimizer, kind=kind, gradient_clipping=True, max_gradient=0.25
+        )
         for step in range(2):
             loss_of(sharded(batch(step, 3)).values(), step).backward()
             loss_of(sharded(batch(step, 60)).values(), step).backward()
@@ -165,7 +192,9 @@ def test_max_gradient_cuts_the_gradient_of_each_pooled_row(ranks, kind, optimize
             gradients = torch.autograd.grad(
                 out, list(weights.values()), 2 * (coefficients(out, step) / 2).clamp(max=0.25)
             )
-            reference.update(dict(zip(weights, gradients, strict=True)), reference.rows_of([features]))
+            reference.update(
+                dict(zip(weights, gradients, strict=True)), reference.rows_of([features])
+            )
     for of_rank in ranks(2).run(cut, kind=kind, backend=backend, optimizer=optimizer):
         for name, pieces in of_rank.items():
             for piece in pieces:
@@ -180,7 +209,10 @@ def shown(rank: int, world_size: int, kind: str, samples: int) -> list[tuple[Ten
         loss_of(sharded(batch(0, samples)).values(), 0).backward()
     after = local_weights(sharded)
     return [
-        ((before[name] - after[name]) / LEARNING_RATE, grads[f"embedding_bags.{name}.weight"].to_dense())
+        (
+            (before[name] - after[name]) / LEARNING_RATE,
+            grads[f"embedding_bags.{name}.weight"].to_dense(),
+        )
         for name in after
     ]
 
@@ -213,6 +245,14 @@ def test_tables_of_one_operator_may_have_made_different_numbers_of_steps(ranks):
         weight = ebc.embedding_bags[name].get_parameter("weight")
         assert weight.grad is not None
         grad, rows = weight.grad[touched[name]], weight.detach()[touched[name]]
-        mean, root = 0.1 * grad / (1 - 0.9**steps), (0.001 * grad**2 / (1 - 0.999**steps)).sqrt() + 1e-3
-        assert_close(found[name][touched[name]], rows - 0.05 * (mean / root + 0.1 * rows), rtol=1e-5, atol=1e-6)
+        mean, root = (
+            0.1 * grad / (1 - 0.9**steps),
+            (0.001 * grad**2 / (1 - 0.999**steps)).sqrt() + 1e-3,
+        )
+        assert_close(
+            found[name][touched[name]],
+            rows - 0.05 * (mean / root + 0.1 * rows),
+            rtol=1e-5,
+            atol=1e-6,
+        )
         assert torch.equal(found[name][ROWS:], weight.detach()[ROWS:])

@@ -1,6 +1,8 @@
-"""Sharded equals unsharded: outputs, table weights and optimizer state, each by itself, on the global batch.
+"""Sharded equals unsharded: outputs, table weights and optimizer state, each by itself, on the
+global batch.
 
-By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the whole product.
+By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the
+whole product.
 """
 
 from __future__ import annotations
@@ -60,7 +62,13 @@ def cases() -> list[Any]:
 
 
 def train(
-    rank: int, world_size: int, kind: str, pooling: str, optimizer: str, backend: str, dtype: torch.dtype = torch.int64
+    rank: int,
+    world_size: int,
+    kind: str,
+    pooling: str,
+    optimizer: str,
+    backend: str,
+    dtype: torch.dtype = torch.int64,
 ) -> dict[str, Any]:
     """Three steps on one rank; what it computed, holds, and remembers."""
     pooled, weighted = POOLINGS[pooling]
@@ -77,12 +85,17 @@ def train(
     return {"outputs": outputs, "keys": keys, "held": held(sharded)}
 
 
-def expected(kind: str, world_size: int, pooling: str, optimizer: str) -> tuple[list[list[torch.Tensor]], Reference]:
+def expected(
+    kind: str, world_size: int, pooling: str, optimizer: str
+) -> tuple[list[list[torch.Tensor]], Reference]:
     pooled, weighted = POOLINGS[pooling]
     reference = Reference(collection(pooled, weighted), optimizer, world_size, kind)
     outputs = []
     for step in range(STEPS):
-        batches = [batch(seed_of(rank, step), samples_of(rank, step), weighted) for rank in range(world_size)]
+        batches = [
+            batch(seed_of(rank, step), samples_of(rank, step), weighted)
+            for rank in range(world_size)
+        ]
         outputs.append(reference.step(batches, step))
     return outputs, reference
 
@@ -95,15 +108,26 @@ def skip_without(backend: str) -> None:
 
 @pytest.mark.parametrize(("kind", "pooling", "optimizer", "world_size", "backend"), cases())
 def test_outputs_weights_and_state_equal_unsharded(
-    ranks: Callable[..., Ranks], kind: str, pooling: str, optimizer: str, world_size: int, backend: str
+    ranks: Callable[..., Ranks],
+    kind: str,
+    pooling: str,
+    optimizer: str,
+    world_size: int,
+    backend: str,
 ) -> None:
     skip_without(backend)
     assert_equal_to_unsharded(
-        ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size), kind, pooling, optimizer, backend
+        ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size),
+        kind,
+        pooling,
+        optimizer,
+        backend,
     )
 
 
-def assert_equal_to_unsharded(pool: Ranks, kind: str, pooling: str, optimizer: str, backend: str) -> None:
+def assert_equal_to_unsharded(
+    pool: Ranks, kind: str, pooling: str, optimizer: str, backend: str
+) -> None:
     world_size = pool.world_size
     of_ranks = pool.run(train, kind=kind, pooling=pooling, optimizer=optimizer, backend=backend)
     outputs, reference = expected(kind, world_size, pooling, optimizer)
@@ -111,17 +135,24 @@ def assert_equal_to_unsharded(pool: Ranks, kind: str, pooling: str, optimizer: s
         assert result["keys"] == ["f0", "f1@t0", "f1@t1", "f2", "f3"]
         for step in range(STEPS):
             message = f"outputs of step {step} on rank {rank}"
-            assert_close(result["outputs"][step], outputs[step][rank], rtol=1e-5, atol=1e-6, msg=message)
+            assert_close(
+                result["outputs"][step], outputs[step][rank], rtol=1e-5, atol=1e-6, msg=message
+            )
     covered = {name: torch.zeros_like(rows) for name, rows in reference.weights().items()}
     for rank, result in enumerate(of_ranks):
-        for name, piece in ((name, piece) for name, pieces in result["held"].items() for piece in pieces):
+        for name, piece in (
+            (name, piece) for name, pieces in result["held"].items() for piece in pieces
+        ):
             covered[name][reference.check_piece(name, piece, f"on rank {rank}")] += 1
     for index, count in enumerate(covered.values()):
         assert (count == (world_size if kind_of(kind, index) == "data_parallel" else 1)).all()
 
 
 def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]]:
-    before = {name: bag.get_parameter("weight").detach() for name, bag in collection().embedding_bags.items()}
+    before = {
+        name: bag.get_parameter("weight").detach()
+        for name, bag in collection().embedding_bags.items()
+    }
     sharded = shard(collection(), "exact_row_wise_adagrad")
     sharded(batch(rank, 4)).values().sum().backward()
     state = local_state(sharded)
@@ -135,7 +166,9 @@ def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]
 
 
 def test_rows_outside_of_the_batch_and_their_state_do_not_move(ranks):
-    found = {name: kept for result in ranks(2).run(touched_rows_only) for name, kept in result.items()}
+    found = {
+        name: kept for result in ranks(2).run(touched_rows_only) for name, kept in result.items()
+    }
     assert found == {"t0": (True, True), "t1": (True, True), "t2": (True, True)}
 
 
@@ -147,7 +180,9 @@ def test_int32_ids_train_like_int64_ids(ranks, world_size):
     for a, b in zip(wide, narrow, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a["outputs"], b["outputs"], strict=True))
         for name, pieces in a["held"].items():
-            assert all(torch.equal(x[1], y[1]) for x, y in zip(pieces, b["held"][name], strict=True))
+            assert all(
+                torch.equal(x[1], y[1]) for x, y in zip(pieces, b["held"][name], strict=True)
+            )
 
 
 def train_dense(rank: int, world_size: int, kind: str) -> list[tuple[str, int, int, torch.Tensor]]:
@@ -175,7 +210,9 @@ def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks, kind):
     assert {name for name, *_ in found} == {"t0", "t1", "t2"}
     for name, row, column, gradient in found:
         whole = reference.weights()[name].grad
-        assert_close(gradient, whole[row : row + gradient.shape[0], column : column + gradient.shape[1]])
+        assert_close(
+            gradient, whole[row : row + gradient.shape[0], column : column + gradient.shape[1]]
+        )
 
 
 def loss_drop(rank: int, world_size: int) -> float:
@@ -185,15 +222,25 @@ def loss_drop(rank: int, world_size: int) -> float:
 
     ebc = EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]),
-            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]),
+            EmbeddingBagConfig(
+                num_embeddings=4096,
+                embedding_dim=64,
+                name="product_table",
+                feature_names=["product"],
+            ),
+            EmbeddingBagConfig(
+                num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]
+            ),
         ]
     )
     sharded = shard(ebc, "exact_row_wise_adagrad", learning_rate=0.02, eps=0.002)
     features = KeyedJaggedTensor(
-        ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), lengths=torch.tensor([3, 1, 2, 2])
+        ["product", "user"],
+        torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]),
+        lengths=torch.tensor([3, 1, 2, 2]),
     ).to(device())
-    # Every rank brings the same samples, so that the mean over ranks is what one rank alone computes.
+    # Every rank brings the same samples, so that the mean over ranks is what one rank alone
+    # computes.
     first = sharded(features).values().detach().double()
     out = sharded(features).values()
     (torch.ones_like(out) - out).sum().backward()
@@ -202,7 +249,8 @@ def loss_drop(rank: int, world_size: int) -> float:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_two_passes_over_the_tutorial_batch_lower_the_loss_by_the_exact_amount(ranks, world_size):
-    counts = [2, 1, 1, 1, 1, 1, 1]  # product 1 is in its bag twice: its gradients are summed before the one update
+    # product 1 is in its bag twice: its gradients are summed before the one update
+    counts = [2, 1, 1, 1, 1, 1, 1]
     exact = 64 * sum(c * 0.02 * c / (c + 0.002) for c in counts)
     assert exact == pytest.approx(10.222113, abs=1e-6)
     assert ranks(world_size).run(loss_drop) == pytest.approx([exact] * world_size, abs=2e-5)

@@ -1,6 +1,8 @@
-"""Sharded equals unsharded where rows are not pooled: results, table weights and optimizer state, on the global batch.
+"""Sharded equals unsharded where rows are not pooled: results, table weights and optimizer state,
+on the global batch.
 
-By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the whole product.
+By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the
+whole product.
 """
 
 from __future__ import annotations
@@ -11,7 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import FEATURES, KINDS, MIXES, OPTIMIZERS, batch, kind_of, on_rank, samples_of, seed_of
+from distributed.cases import (
+    FEATURES,
+    KINDS,
+    MIXES,
+    OPTIMIZERS,
+    batch,
+    kind_of,
+    on_rank,
+    samples_of,
+    seed_of,
+)
 from distributed.pairwise import pairwise_cover
 from distributed.row_cases import KEYS, RowsReference, collection, held, lists, loss, plain, shard
 from kernels.implementations import CUDA_ADAPTER, implementation
@@ -42,7 +54,13 @@ def batch_of(kind: str, rank: int, step: int) -> KeyedJaggedTensor:
 
 
 def train(
-    rank: int, world_size: int, kind: str, batches: str, optimizer: str, backend: str, dedup: bool = False
+    rank: int,
+    world_size: int,
+    kind: str,
+    batches: str,
+    optimizer: str,
+    backend: str,
+    dedup: bool = False,
 ) -> dict[str, Any]:
     """Three steps on one rank; what it computed, and holds."""
     with implementation(backend):
@@ -57,30 +75,47 @@ def train(
 
 @pytest.mark.parametrize(("kind", "batches", "optimizer", "world_size", "backend"), cases())
 def test_rows_weights_and_state_equal_unsharded(
-    ranks: Callable[..., Ranks], kind: str, batches: str, optimizer: str, world_size: int, backend: str
+    ranks: Callable[..., Ranks],
+    kind: str,
+    batches: str,
+    optimizer: str,
+    world_size: int,
+    backend: str,
 ) -> None:
     with use_backend("auto") as chosen:
         if backend != "torch" and chosen.name != "fbgemm":
             pytest.skip(f"no fbgemm here: {chosen.reason}")
     assert_equal_to_unsharded(
-        ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size), kind, batches, optimizer, backend
+        ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size),
+        kind,
+        batches,
+        optimizer,
+        backend,
     )
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *MIXES])
 @pytest.mark.parametrize("batches", BATCHES)
-def test_ids_sent_once_give_the_same_rows_and_updates(ranks: Callable[..., Ranks], kind: str, batches: str) -> None:
-    assert_equal_to_unsharded(ranks(2), kind, batches, "exact_row_wise_adagrad", "torch", dedup=True)
+def test_ids_sent_once_give_the_same_rows_and_updates(
+    ranks: Callable[..., Ranks], kind: str, batches: str
+) -> None:
+    assert_equal_to_unsharded(
+        ranks(2), kind, batches, "exact_row_wise_adagrad", "torch", dedup=True
+    )
 
 
 def assert_equal_to_unsharded(
     pool: Ranks, kind: str, batches: str, optimizer: str, backend: str, **options: Any
 ) -> None:
     world_size = pool.world_size
-    of_ranks = pool.run(train, kind=kind, batches=batches, optimizer=optimizer, backend=backend, **options)
+    of_ranks = pool.run(
+        train, kind=kind, batches=batches, optimizer=optimizer, backend=backend, **options
+    )
     reference = RowsReference(collection(need_indices=True), optimizer, world_size, kind)
     for step in range(STEPS):
-        wanted = reference.rows_step([batch_of(batches, rank, step) for rank in range(world_size)], step)
+        wanted = reference.rows_step(
+            [batch_of(batches, rank, step) for rank in range(world_size)], step
+        )
         for rank, result in enumerate(of_ranks):
             assert sorted(result["results"][step]) == KEYS
             for key, (values, lengths, ids) in result["results"][step].items():
@@ -90,7 +125,9 @@ def assert_equal_to_unsharded(
                 assert torch.equal(ids, wanted[rank][key][2]), message
     covered = {name: torch.zeros_like(rows) for name, rows in reference.weights().items()}
     for rank, result in enumerate(of_ranks):
-        for name, piece in ((name, piece) for name, pieces in result["held"].items() for piece in pieces):
+        for name, piece in (
+            (name, piece) for name, pieces in result["held"].items() for piece in pieces
+        ):
             covered[name][reference.check_piece(name, piece, f"on rank {rank}")] += 1
     for index, count in enumerate(covered.values()):
         assert (count == (world_size if kind_of(kind, index) == "data_parallel" else 1)).all()
@@ -118,7 +155,9 @@ def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks, kind):
     assert {name for name, *_ in found} == {"t0", "t1", "t2"}
     for name, row, column, gradient in found:
         wanted = whole.embeddings[name].weight.grad
-        assert_close(gradient, wanted[row : row + gradient.shape[0], column : column + gradient.shape[1]])
+        assert_close(
+            gradient, wanted[row : row + gradient.shape[0], column : column + gradient.shape[1]]
+        )
 
 
 def repeated(rank: int, world_size: int, kind: str) -> list[tuple[str, list[int], torch.Tensor]]:
@@ -137,7 +176,9 @@ def test_an_id_that_repeats_is_one_update_and_other_rows_do_not_move(ranks, kind
     weights = reference.weights()
     gradients = torch.autograd.grad(2 * loss(reference.ebc(same), 0), list(weights.values()))
     reference.update(dict(zip(weights, gradients, strict=True)), reference.rows_of([same]))
-    for name, (row, column), rows in (piece for of_rank in ranks(2).run(repeated, kind=kind) for piece in of_rank):
+    for name, (row, column), rows in (
+        piece for of_rank in ranks(2).run(repeated, kind=kind) for piece in of_rank
+    ):
         part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
         assert_close(rows, reference.weights()[name].detach()[part], rtol=1e-5, atol=1e-6)
         moved = (rows != before[name][part]).any(dim=1).nonzero().view(-1) + row
@@ -155,5 +196,9 @@ def narrow(rank: int, world_size: int, dtype: torch.dtype) -> list[Any]:
 
 
 def test_int32_ids_train_like_int64_ids(ranks):
-    for a, b in zip(ranks(2).run(narrow, dtype=torch.int64), ranks(2).run(narrow, dtype=torch.int32), strict=True):
+    for a, b in zip(
+        ranks(2).run(narrow, dtype=torch.int64),
+        ranks(2).run(narrow, dtype=torch.int32),
+        strict=True,
+    ):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -1,4 +1,6 @@
-"""Laws of ids: shares, distinct rows and hot rows, against the law written out, and against ids drawn from it."""
+"""Laws of ids: shares, distinct rows and hot rows, against the law written out, and against ids
+drawn from it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_distinct_rows_of_a_power_law_are_those_of_the_law_row_by_row(exponent):
     missed = np.exp(ids * np.log1p(-each_row(rows, exponent)))
     starts, ends = np.array([0, 1, 1000, 25_000]), np.array([rows, 1000, 25_000, rows])
     wanted = [(1 - missed[start:end]).sum() for start, end in zip(starts, ends, strict=True)]
-    assert PowerLaw(exponent).over(rows).distinct(ids, starts, ends) == pytest.approx(wanted, rel=2e-3)
+    assert PowerLaw(exponent).over(rows).distinct(ids, starts, ends) == pytest.approx(
+        wanted, rel=2e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,10 +52,14 @@ def test_drawn_ids_follow_the_law(law: IdLaw, drawn):
     shares = law.over(9_000)
     starts, ends = np.array([0, 10, 3_000, 6_000]), np.array([10, 3_000, 6_000, 9_000])
     counted = [
-        np.count_nonzero((start <= ids) & (ids < end)) / len(ids) for start, end in zip(starts, ends, strict=True)
+        np.count_nonzero((start <= ids) & (ids < end)) / len(ids)
+        for start, end in zip(starts, ends, strict=True)
     ]
     assert shares.below(ends) - shares.below(starts) == pytest.approx(counted, abs=0.02)
-    distinct = [len(np.unique(ids[(start <= ids) & (ids < end)])) for start, end in zip(starts, ends, strict=True)]
+    distinct = [
+        len(np.unique(ids[(start <= ids) & (ids < end)]))
+        for start, end in zip(starts, ends, strict=True)
+    ]
     assert shares.distinct(len(ids), starts, ends) == pytest.approx(distinct, rel=0.05)
 
 
@@ -62,7 +70,8 @@ def test_hashed_ids_keep_their_shares_and_lose_their_places():
     assert [share for _, share in moved] == pytest.approx([share for _, share in hot])
     assert len({row for row, _ in moved} & {0, 1, 2, 3, 4}) == 0
     assert hashed.shares.sum() == pytest.approx(1.0)
-    # A quarter of the rows has most of the ids in the one, and about a quarter, with its luck, in the other.
+    # A quarter of the rows has most of the ids in the one, and about a quarter, with its luck, in
+    # the other.
     quarter = np.array([250_000])
     assert sorted_by_use.below(quarter)[0] > 0.9
     assert 0.1 < hashed.below(quarter)[0] < 0.5
@@ -89,7 +98,10 @@ def test_rows_that_no_id_names_are_not_hot():
     assert Observed([]).over(8).hottest(3) == []
     assert RowShares(np.array([0, 2, 8]), np.array([1.0, 0.0])).hottest(5) == [(0, 0.5), (1, 0.5)]
     assert Uniform().over(3).distinct(0.0, np.array([0]), np.array([3])).tolist() == [0.0]
-    assert Observed([1, 1]).over(3).distinct(2.0, np.array([0, 1]), np.array([1, 3])).tolist() == [0.0, 1.0]
+    assert Observed([1, 1]).over(3).distinct(2.0, np.array([0, 1]), np.array([1, 3])).tolist() == [
+        0.0,
+        1.0,
+    ]
 
 
 def test_laws_that_cannot_be_are_refused():

@@ -41,7 +41,10 @@ def test_features_may_have_factors_and_laws_of_their_own():
     assert both[0] == pytest.approx(5 * (1 - (4 / 5) ** 20))
 
 
-@given(st.lists(jagged_batches(rows={"f": 8, "g": 8}, weighted=False), min_size=1, max_size=3), st.integers(0, 3))
+@given(
+    st.lists(jagged_batches(rows={"f": 8, "g": 8}, weighted=False), min_size=1, max_size=3),
+    st.integers(0, 3),
+)
 def test_counted_numbers_of_batches_are_those_of_step_batches(drawn, more):
     batches = [one.kjt() for one in drawn]
     world_size = len(batches) + more
@@ -53,11 +56,15 @@ def test_counted_numbers_of_batches_are_those_of_step_batches(drawn, more):
         assert samples.tolist() == [of_rank[feature] for of_rank in counted.samples]
         ids = measured.ids(feature, 8, starts, ends)[measured.classes]
         ranges = list(zip(starts.tolist(), ends.tolist(), strict=True))
-        assert ids.tolist() == [[counted.ids(rank, feature, *each) for each in ranges] for rank in range(world_size)]
+        assert ids.tolist() == [
+            [counted.ids(rank, feature, *each) for each in ranges] for rank in range(world_size)
+        ]
     every = [number for one in repeated for number in one.values().tolist()]
     assert measured.distinct(["f", "g"], 8, *ALL).tolist() == [len(set(every))]
     hot = measured.hottest(["f", "g"], 8, 3)
-    assert [reads for _, reads in hot] == sorted((every.count(number) for number in set(every)), reverse=True)[:3]
+    assert [reads for _, reads in hot] == sorted(
+        (every.count(number) for number in set(every)), reverse=True
+    )[:3]
     assert all(every.count(row) == reads for row, reads in hot)
 
 
@@ -80,7 +87,9 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads([], 2)
     with pytest.raises(ValueError, match="3 ranks got the load of 2"):
         rank_loads(Load(1).of_ranks(2), 3)
-    with pytest.raises(ValueError, match=r"batch 0: id 9 of feature 'f' is outside its table of 8 rows.*0 to 7"):
+    with pytest.raises(
+        ValueError, match=r"batch 0: id 9 of feature 'f' is outside its table of 8 rows.*0 to 7"
+    ):
         rank_loads(batch, 2).ids("f", 8, *ALL)
     with pytest.raises(ValueError, match=r"batches has no value for feature 'g'.*\['f'\]"):
         rank_loads(batch, 2).ids("g", 8, *ALL)
@@ -99,8 +108,14 @@ def test_sums_of_an_exchange_are_those_of_its_matrix(data, hosts, reach):
     matrix = exchange.matrix()
     host = np.arange(world_size) // local_size
     same = host[:, None] == host
-    assert exchange.sent.tolist() == [(matrix * same).sum(axis=1).tolist(), (matrix * ~same).sum(axis=1).tolist()]
-    assert exchange.received.tolist() == [(matrix * same).sum(axis=0).tolist(), (matrix * ~same).sum(axis=0).tolist()]
+    assert exchange.sent.tolist() == [
+        (matrix * same).sum(axis=1).tolist(),
+        (matrix * ~same).sum(axis=1).tolist(),
+    ]
+    assert exchange.received.tolist() == [
+        (matrix * same).sum(axis=0).tolist(),
+        (matrix * ~same).sum(axis=0).tolist(),
+    ]
     assert np.diag(matrix).tolist() == [0.0] * world_size
     if reach is Reach.HOST:
         assert not (matrix * ~same).any()
@@ -108,7 +123,11 @@ def test_sums_of_an_exchange_are_those_of_its_matrix(data, hosts, reach):
         number = np.arange(world_size) % local_size
         assert not (matrix * (number[:, None] != number)).any()
     assert exchange.connects == bool(
-        {Reach.ALL: world_size > 1, Reach.HOST: local_size > 1, Reach.PEERS: world_size > local_size}[reach]
+        {
+            Reach.ALL: world_size > 1,
+            Reach.HOST: local_size > 1,
+            Reach.PEERS: world_size > local_size,
+        }[reach]
     )
 
 

@@ -1,4 +1,6 @@
-"""Simulated bytes are those of the formulas and of real processes: any plan, any batch, by rank and stage."""
+"""Simulated bytes are those of the formulas and of real processes: any plan, any batch, by rank and
+stage.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,14 @@ from tutorec.modules.embedding_tables import get_embedding_names_by_table
 def planned(case: Case, pooled: bool, world_size: int, local_size: int) -> tuple[Any, Any]:
     unsharded: Any = collection(case) if pooled else row_collection(case)
     apply_optimizers(case, unsharded.embedding_bags if pooled else unsharded.embeddings)
-    words = {name: data_parallel() if word[0] == "dp" else generator(word) for name, word in case.words.items()}
+    words = {
+        name: data_parallel() if word[0] == "dp" else generator(word)
+        for name, word in case.words.items()
+    }
     sharder = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
-    plan = construct_module_sharding_plan(unsharded, words, sharder, local_size=local_size, world_size=world_size)
+    plan = construct_module_sharding_plan(
+        unsharded, words, sharder, local_size=local_size, world_size=world_size
+    )
     return unsharded, plan
 
 
@@ -49,7 +56,9 @@ def matrices(bytes_sent: Any, world_size: int) -> dict[str, list[list[float]]]:
     found: dict[str, list[list[float]]] = {}
     for (stage, source, destination), count in bytes_sent.items():
         if count:
-            found.setdefault(stage, [[0.0] * world_size for _ in range(world_size)])[source][destination] = count
+            found.setdefault(stage, [[0.0] * world_size for _ in range(world_size)])[source][
+                destination
+            ] = count
     return found
 
 
@@ -66,21 +75,33 @@ def test_bytes_of_any_plan_and_batch_are_those_of_the_formulas(world_size, hosts
         unsharded, plan = planned(case, pooled, world_size, local_size)
         batches = [batch_of(case, rank) for rank in range(world_size)]
         rules = PlacementRules(
-            world_size, case.weighted and pooled, list(ShardingType), SUPPORTED_KERNELS, None, local_size=local_size
+            world_size,
+            case.weighted and pooled,
+            list(ShardingType),
+            SUPPORTED_KERNELS,
+            None,
+            local_size=local_size,
         )
         configs = unsharded.embedding_bag_configs() if pooled else unsharded.embedding_configs()
         keys = get_embedding_names_by_table(configs)
         weights = dict(unsharded.named_parameters())
         placed = [
             place_table(
-                config, key, next(w for n, w in weights.items() if f".{config.name}." in n), plan[config.name], rules
+                config,
+                key,
+                next(w for n, w in weights.items() if f".{config.name}." in n),
+                plan[config.name],
+                rules,
             )
             for config, key in zip(configs, keys, strict=True)
         ]
         kinds.update(table.sharding_type for table in placed)
         topology = Topology(world_size, "cpu", local_world_size=local_size)
         numbers = StepBatches.of(batches)
-        wanted = matrices(step_traffic(placed, numbers, local_size, row_bytes=row_bytes, gradient_bytes=2), world_size)
+        wanted = matrices(
+            step_traffic(placed, numbers, local_size, row_bytes=row_bytes, gradient_bytes=2),
+            world_size,
+        )
         step = simulate(plan, topology, unsharded, batches, row_bytes=row_bytes, gradient_bytes=2)
         assert simulated_matrices(step) == wanted
 
@@ -102,9 +123,13 @@ def test_bytes_of_any_plan_and_batch_are_those_of_the_formulas(world_size, hosts
         pytest.param(4, 2, True, False, marks=[pytest.mark.world4, pytest.mark.slow]),
     ],
 )
-def test_bytes_of_any_plan_and_batch_are_those_that_real_processes_send(ranks, world_size, hosts, narrow, pooled):
+def test_bytes_of_any_plan_and_batch_are_those_that_real_processes_send(
+    ranks, world_size, hosts, narrow, pooled
+):
     local_size = world_size // hosts
-    drawn = with_drawn(covering_cases(world_size, local_size), cases_with_copies(world_size, local_size), 12)
+    drawn = with_drawn(
+        covering_cases(world_size, local_size), cases_with_copies(world_size, local_size), 12
+    )
     of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow, pooled)
     kinds, stages = set(), set()
     topology = Topology.hosts(hosts, local_size)
@@ -124,11 +149,16 @@ def test_bytes_of_any_plan_and_batch_are_those_that_real_processes_send(ranks, w
             gradient_bytes=wire,
         )
         assert simulated_matrices(step) == matrices(counted.bytes, world_size), case
-        # An exchange has a price even if nothing is in it, and the simulation has each of them once.
-        assert step.issues() == {stage: count for stage, count in counted.issues.items() if count}, case
+        # An exchange has a price even if nothing is in it, and the simulation has each of them
+        # once.
+        assert step.issues() == {
+            stage: count for stage, count in counted.issues.items() if count
+        }, case
         for crossing in (True, False, None):
             assert step.total(crossing=crossing) == counted.total(crossing=crossing)
-        assert step.sent("output rows").tolist() == [sum(row) for row in counted.matrix(world_size, "output rows")]
+        assert step.sent("output rows").tolist() == [
+            sum(row) for row in counted.matrix(world_size, "output rows")
+        ]
         columns = zip(*counted.matrix(world_size, "input ids"), strict=True)
         assert step.received("input ids").tolist() == [sum(column) for column in columns]
     assert kinds == set(ShardingType)

@@ -1,4 +1,6 @@
-"""Time, hot rows, stragglers and the report of simulated steps: by hand, against the planner's estimate, at scale."""
+"""Time, hot rows, stragglers and the report of simulated steps: by hand, against the planner's
+estimate, at scale.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import torch
 from distributed.byte_formulas import COPIES_SUMS, GRADIENTS, IDS, ROWS, SIZES
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
+from tutorec.distributed.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ShardingPlan,
+    ShardingType,
+)
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import fixed_cost, piece_perf
 from tutorec.distributed.planner.options import TableFacts
@@ -39,16 +46,24 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 KINDS: dict[ShardingType, Callable[[int, int, Topology], list[ShardPiece]]] = {
     ShardingType.TABLE_WISE: lambda rows, columns, _: table_wise_pieces(rows, columns, 1),
-    ShardingType.COLUMN_WISE: lambda rows, columns, _: column_wise_pieces(rows, [columns // 2] * 2, [1, 0]),
-    ShardingType.TABLE_COLUMN_WISE: lambda rows, columns, _: column_wise_pieces(rows, [columns // 2] * 2, [1, 0]),
-    ShardingType.ROW_WISE: lambda rows, columns, top: row_wise_pieces(rows, columns, range(top.world_size)),
+    ShardingType.COLUMN_WISE: lambda rows, columns, _: column_wise_pieces(
+        rows, [columns // 2] * 2, [1, 0]
+    ),
+    ShardingType.TABLE_COLUMN_WISE: lambda rows, columns, _: column_wise_pieces(
+        rows, [columns // 2] * 2, [1, 0]
+    ),
+    ShardingType.ROW_WISE: lambda rows, columns, top: row_wise_pieces(
+        rows, columns, range(top.world_size)
+    ),
     ShardingType.TABLE_ROW_WISE: lambda rows, columns, top: row_wise_pieces(
         rows, columns, host_ranks(0, top.local_world_size)
     ),
     ShardingType.GRID_SHARD: lambda rows, columns, top: grid_pieces(
         rows, [columns // 2] * 2, [0, top.num_hosts - 1], top.local_world_size
     ),
-    ShardingType.DATA_PARALLEL: lambda rows, columns, top: data_parallel_pieces(rows, columns, top.world_size),
+    ShardingType.DATA_PARALLEL: lambda rows, columns, top: data_parallel_pieces(
+        rows, columns, top.world_size
+    ),
 }
 
 
@@ -59,29 +74,52 @@ def item(rows: int = 8, columns: int = 4, name: str = "item") -> EmbeddingBagCon
 def entry(kind: ShardingType, config: Any, topology: Topology, kernel: str = "fused") -> Any:
     pieces = KINDS[kind](config.num_embeddings, config.embedding_dim, topology)
     return parameter_sharding(
-        kind, pieces, "cpu", topology.local_world_size, compute_kernel=EmbeddingComputeKernel(kernel)
+        kind,
+        pieces,
+        "cpu",
+        topology.local_world_size,
+        compute_kernel=EmbeddingComputeKernel(kernel),
     )
 
 
-def one_table(kind: ShardingType, topology: Topology, load: Load, rows: int = 8, columns: int = 4, **words: Any):
+def one_table(
+    kind: ShardingType,
+    topology: Topology,
+    load: Load,
+    rows: int = 8,
+    columns: int = 4,
+    **words: Any,
+):
     config = item(rows, columns)
     return simulate({"item": entry(kind, config, topology)}, topology, [config], load, **words)
 
 
 def test_time_of_a_table_on_one_rank_is_that_of_the_hand():
-    # 2 hosts of 1: every byte crosses. A byte takes a ms of memory, 10 ms of wire; an exchange 100 ms.
+    # 2 hosts of 1: every byte crosses. A byte takes a ms of memory, 10 ms of wire; an exchange 100
+    # ms.
     topology = Topology(
-        2, "cuda", local_world_size=1, hbm_mem_bw=1.0, inter_host_bw=0.1, latency_ms=100.0, bwd_compute_multiplier=3.0
+        2,
+        "cuda",
+        local_world_size=1,
+        hbm_mem_bw=1.0,
+        inter_host_bw=0.1,
+        latency_ms=100.0,
+        bwd_compute_multiplier=3.0,
     )
     step = one_table(ShardingType.TABLE_WISE, topology, Load(3, pooling_factor=2))
-    # Rank 0 sends 24 bytes of sizes, and 4 * (3 + 6) of ids; rank 1, which has the table, sends 24 of sizes.
+    # Rank 0 sends 24 bytes of sizes, and 4 * (3 + 6) of ids; rank 1, which has the table, sends 24
+    # of sizes.
     assert step.phases["ids"].tolist() == pytest.approx([100 + 240 + 100 + 360] * 2)
     # 12 rows of 128 bytes (they are shorter), their ids of 8, and 6 bags of 16.
     moved = 12 * (128 + 8) + 6 * 16
     assert step.phases["lookup"].tolist() == [0, moved]
     assert step.phases["update"].tolist() == [0, 3 * moved]
     # 3 samples of 16 bytes home, as many back.
-    assert step.phases["rows"].tolist() == step.phases["gradients"].tolist() == pytest.approx([100 + 480] * 2)
+    assert (
+        step.phases["rows"].tolist()
+        == step.phases["gradients"].tolist()
+        == pytest.approx([100 + 480] * 2)
+    )
     assert step.step_ms == pytest.approx(800 + 4 * moved + 2 * 580)
     assert step.rank_ms.tolist() == pytest.approx([800 + 1160, step.step_ms])
     assert step.busiest_ms == pytest.approx(step.step_ms)
@@ -95,7 +133,8 @@ def test_time_of_a_table_on_one_rank_is_that_of_the_hand():
 def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
     topology = Topology.hosts(2, 2, intra_host_bw=100.0, inter_host_bw=1.0, latency_ms=0.0)
     step = one_table(ShardingType.TABLE_WISE, topology, Load(1))
-    # The holder sends 16 bytes inside and 32 across; 16 / 100 ms pass beside 32 ms. Others of its host get 16 inside.
+    # The holder sends 16 bytes inside and 32 across; 16 / 100 ms pass beside 32 ms. Others of its
+    # host get 16 inside.
     assert step.phases["rows"].tolist() == pytest.approx([0.16, 32.0, 16.0, 16.0])
     # The slowest rank of each phase: rank 1, and it is its link to the other host that counts.
     assert step.step_parts["inside hosts"] == 0
@@ -103,25 +142,41 @@ def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
     near = one_table(ShardingType.TABLE_ROW_WISE, topology, Load(1))
     rows = near.parts["rows"]
     # Partial sums of two samples of 16 bytes inside; then a sum of 16 bytes goes across.
-    assert (rows["inside hosts"].tolist(), rows["across hosts"].tolist()) == ([0.32, 0.32, 0, 0], [16.0] * 4)
+    assert (rows["inside hosts"].tolist(), rows["across hosts"].tolist()) == (
+        [0.32, 0.32, 0, 0],
+        [16.0] * 4,
+    )
     # Two ranks that are slow in different phases hold all others up in both.
-    alone = one_table(ShardingType.ROW_WISE, topology, Load([9, 1, 1, 1], law=PowerLaw(3.0)), slow={3: 50.0})
+    alone = one_table(
+        ShardingType.ROW_WISE, topology, Load([9, 1, 1, 1], law=PowerLaw(3.0)), slow={3: 50.0}
+    )
     assert alone.step_ms > alone.busiest_ms
     assert alone.step_ms == pytest.approx(sum(times.max() for times in alone.phases.values()))
 
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
-@pytest.mark.parametrize(("kind", "rows"), [*((kind, 1200 * 1024) for kind in KINDS), (ShardingType.DATA_PARALLEL, 60)])
-@pytest.mark.parametrize(("hosts", "ranks_per_host", "device"), [(1, 2, "cuda"), (2, 2, "cpu"), (3, 4, "cuda")])
-def test_time_under_even_ids_is_what_the_planner_estimates(kind, rows, kernel, hosts, ranks_per_host, device):
+@pytest.mark.parametrize(
+    ("kind", "rows"), [*((kind, 1200 * 1024) for kind in KINDS), (ShardingType.DATA_PARALLEL, 60)]
+)
+@pytest.mark.parametrize(
+    ("hosts", "ranks_per_host", "device"), [(1, 2, "cuda"), (2, 2, "cpu"), (3, 4, "cuda")]
+)
+def test_time_under_even_ids_is_what_the_planner_estimates(
+    kind, rows, kernel, hosts, ranks_per_host, device
+):
     topology = Topology.hosts(hosts, ranks_per_host, device)
     config = item(rows, columns=64)
     samples, ids = 500.0, 4000.0
     step = simulate(
-        {"item": entry(kind, config, topology, kernel)}, topology, [config], Load(int(samples), ids / samples)
+        {"item": entry(kind, config, topology, kernel)},
+        topology,
+        [config],
+        Load(int(samples), ids / samples),
     )
     pieces = KINDS[kind](config.num_embeddings, config.embedding_dim, topology)
-    facts = TableFacts("", "item", config.num_embeddings, 64, 4, ("item",), True, False, (samples,), (ids,))
+    facts = TableFacts(
+        "", "item", config.num_embeddings, 64, 4, ("item",), True, False, (samples,), (ids,)
+    )
     sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
     perf = piece_perf(facts, kind, kernel, sizes, topology)
     own = np.zeros((topology.world_size, 6))
@@ -136,7 +191,9 @@ def test_time_under_even_ids_is_what_the_planner_estimates(kind, rows, kernel, h
 
 def test_a_planned_model_takes_what_its_planner_says_and_more_where_a_row_is_hot():
     topology = Topology.preset("8xH100x4")
-    tables = [item(10**5 * (1 + index % 7) ** 2, 32 * (1 + index % 4), f"t{index}") for index in range(24)]
+    tables = [
+        item(10**5 * (1 + index % 7) ** 2, 32 * (1 + index % 4), f"t{index}") for index in range(24)
+    ]
     model = EmbeddingBagCollection(tables, device=torch.device("meta"))
     constraints = {table.name: ParameterConstraints(pooling_factors=[8.0]) for table in tables}
     planner = EmbeddingShardingPlanner(topology, batch_size=1024, constraints=constraints)
@@ -149,7 +206,9 @@ def test_a_planned_model_takes_what_its_planner_says_and_more_where_a_row_is_hot
         pieces = option.pieces()
         np.add.at(own, pieces.ranks, pieces.perf)
     for phase, column in {"lookup": 0, "update": 2}.items():
-        assert even.phases[phase].tolist() == pytest.approx(own[:, column].tolist(), rel=1e-6), phase
+        assert even.phases[phase].tolist() == pytest.approx(own[:, column].tolist(), rel=1e-6), (
+            phase
+        )
     # The planner counts the holder's end of a wire. The other end comes on top, and nothing else.
     for phase, stage, column in (("ids", IDS, 4), ("rows", ROWS, 1), ("gradients", GRADIENTS, 3)):
         wires = even.phases[phase] - even.parts[phase]["latency"]
@@ -176,7 +235,9 @@ def test_worlds_of_one_look_up_and_send_nothing():
     for kind in (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL):
         step = one_table(kind, Topology(1, "cpu"), Load(3, 2))
         assert (step.total(), step.issues(), step.work.lookups.tolist()) == (0.0, {}, [6.0])
-        assert step.step_ms == pytest.approx(float(step.phases["lookup"][0] + step.phases["update"][0]))
+        assert step.step_ms == pytest.approx(
+            float(step.phases["lookup"][0] + step.phases["update"][0])
+        )
     empty = one_table(ShardingType.ROW_WISE, Topology(2, "cpu"), Load(0))
     assert empty.hot_rows == []
     assert empty.work.lookups.tolist() == [0.0, 0.0]
@@ -193,12 +254,21 @@ def test_hot_rows_name_the_row_its_rank_and_its_share():
     assert step.work.lookups.tolist() == pytest.approx([48, 24, 16, 0])
     cut = one_table(ShardingType.COLUMN_WISE, topology, Load(11, pooling_factor=2, law=law), rows=3)
     assert (cut.hot_rows[0].ranks, cut.hot_rows[0].of_rank) == ((0, 1), pytest.approx(6 / 11))
-    entries = {"item": parameter_sharding(ShardingType.COLUMN_WISE, column_wise_pieces(3, [1, 2, 1], [0, 2, 0]), "cpu")}
+    entries = {
+        "item": parameter_sharding(
+            ShardingType.COLUMN_WISE, column_wise_pieces(3, [1, 2, 1], [0, 2, 0]), "cpu"
+        )
+    }
     twice = simulate(entries, topology, [item(3)], Load(11, pooling_factor=2, law=law))
     assert twice.work.lookups.tolist() == pytest.approx([176, 0, 88, 0])
     assert (twice.hot_rows[0].ranks, twice.hot_rows[0].of_rank) == ((0, 2), pytest.approx(6 / 11))
-    copied = one_table(ShardingType.DATA_PARALLEL, topology, Load(11, pooling_factor=2, law=law), rows=3)
-    assert (copied.hot_rows[0].ranks, copied.hot_rows[0].of_rank) == ((0, 1, 2, 3), pytest.approx(6 / 11))
+    copied = one_table(
+        ShardingType.DATA_PARALLEL, topology, Load(11, pooling_factor=2, law=law), rows=3
+    )
+    assert (copied.hot_rows[0].ranks, copied.hot_rows[0].of_rank) == (
+        (0, 1, 2, 3),
+        pytest.approx(6 / 11),
+    )
     assert [each.row for each in step.hot_rows] == [0, 1, 2]
 
 
@@ -214,7 +284,9 @@ def test_stragglers_are_named_with_their_reason():
     even = one_table(ShardingType.ROW_WISE, topology, Load(4096, 20), rows=10**7, columns=128)
     assert even.stragglers() == []
     assert even.step_ms < step.step_ms
-    slow = one_table(ShardingType.ROW_WISE, topology, Load(4096, 20), rows=10**7, columns=128, slow={5: 3.0})
+    slow = one_table(
+        ShardingType.ROW_WISE, topology, Load(4096, 20), rows=10**7, columns=128, slow={5: 3.0}
+    )
     assert [each.rank for each in slow.stragglers()] == [5]
     assert slow.stragglers()[0].phase == "update"
     assert slow.phases["update"][5] == pytest.approx(3 * even.phases["update"][5])
@@ -224,7 +296,9 @@ def test_stragglers_are_named_with_their_reason():
 def test_ids_that_are_hashed_spread_the_rows_of_a_row_wise_table():
     topology = Topology.preset("8xH100")
     by_use = one_table(ShardingType.ROW_WISE, topology, Load(4096, 20, PowerLaw(1.05)), rows=10**7)
-    hashed = one_table(ShardingType.ROW_WISE, topology, Load(4096, 20, PowerLaw(1.05, scattered=1)), rows=10**7)
+    hashed = one_table(
+        ShardingType.ROW_WISE, topology, Load(4096, 20, PowerLaw(1.05, scattered=1)), rows=10**7
+    )
     assert by_use.work.lookups.max() / by_use.work.lookups.mean() > 5
     assert hashed.work.lookups.max() / hashed.work.lookups.mean() < 2
     assert hashed.step_ms < by_use.step_ms
@@ -248,7 +322,9 @@ def test_thousands_of_ranks_are_simulated_whole():
     assert step.work.lookups.sum() == pytest.approx(ids * (40 + twice))
     assert step.sent().sum() == pytest.approx(step.received().sum())
     for stage in (IDS, ROWS, GRADIENTS):
-        assert step.sent(stage, crossing=True).sum() == pytest.approx(step.received(stage, crossing=True).sum())
+        assert step.sent(stage, crossing=True).sum() == pytest.approx(
+            step.received(stage, crossing=True).sum()
+        )
         assert step.host_sent(stage).shape == (512,)
     assert step.total(SIZES) == 24 * 6 * 4096 * 4095
     with pytest.raises(ValueError, match="4096 x 4096"):
@@ -262,8 +338,12 @@ def test_more_hosts_send_more_across_and_sums_by_rank_are_those_of_the_matrix():
     assert step.received() == pytest.approx(matrix.sum(axis=0))
     host = np.arange(64) // 8
     assert step.sent(crossing=True) == pytest.approx((matrix * (host[:, None] != host)).sum(axis=1))
-    assert step.host_sent() == pytest.approx((matrix * (host[:, None] != host)).sum(axis=1).reshape(8, 8).sum(axis=1))
-    assert step.by_stage(crossing=True)[ROWS] == pytest.approx((step.matrix(ROWS) * (host[:, None] != host)).sum())
+    assert step.host_sent() == pytest.approx(
+        (matrix * (host[:, None] != host)).sum(axis=1).reshape(8, 8).sum(axis=1)
+    )
+    assert step.by_stage(crossing=True)[ROWS] == pytest.approx(
+        (step.matrix(ROWS) * (host[:, None] != host)).sum()
+    )
 
 
 def test_models_of_several_collections_have_their_own_exchanges():
@@ -293,7 +373,9 @@ def test_arguments_that_do_not_belong_together_are_refused():
     plan = {"item": entry(ShardingType.ROW_WISE, item(), topology)}
     with pytest.raises(ValueError, match="says nothing about table 'user'"):
         simulate(plan, topology, [item(), item(name="user")], Load(1))
-    with pytest.raises(ValueError, match="shards of table 'item' do not cover its 9 x 4 rows and columns"):
+    with pytest.raises(
+        ValueError, match="shards of table 'item' do not cover its 9 x 4 rows and columns"
+    ):
         simulate(plan, topology, [item(9)], Load(1))
     with pytest.raises(ValueError, match=r"on each of ranks 0 to 3"):
         simulate(plan, Topology(4, "cpu"), [item()], Load(1))
@@ -316,7 +398,9 @@ def test_the_report_says_what_the_numbers_say():
     topology = Topology.hosts(2, 2)
     step = one_table(ShardingType.ROW_WISE, topology, Load(11, 2, PowerLaw(1.0)), rows=3)
     text = str(step)
-    assert text.startswith(f"a step of 1 table on 4 ranks, 2 hosts of 2 takes {step.step_ms:.3g} ms")
+    assert text.startswith(
+        f"a step of 1 table on 4 ranks, 2 hosts of 2 takes {step.step_ms:.3g} ms"
+    )
     line = next(line for line in text.splitlines() if line.startswith("rows looked up")).split()
     assert line == ["rows", "looked", "up", "22", "48", "rank", "0", "2.18"]
     assert "bytes that leave a host" in text

@@ -1,4 +1,6 @@
-"""A model, its batches, and a run of it in the plain loop or in a pipeline: what the tests of pipelines share."""
+"""A model, its batches, and a run of it in the plain loop or in a pipeline: what the tests of
+pipelines share.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ class Sample:
     labels: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Sample:
-        return Sample(self.ids.to(device, non_blocking=non_blocking), self.labels.to(device, non_blocking=non_blocking))
+        return Sample(
+            self.ids.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
+        )
 
     def record_stream(self, stream: torch.Stream) -> None:
         self.ids.record_stream(stream)
@@ -57,13 +62,17 @@ class Sample:
 
 
 class Bags(nn.Module):
-    """Pooled rows under a dense layer; the loss has every sample, and none where the batch is empty."""
+    """Pooled rows under a dense layer; the loss has every sample, and none where the batch is
+    empty.
+    """
 
     def __init__(self, weighted: bool = False) -> None:
         super().__init__()
         self.tables = cases.collection(weighted=weighted)
         torch.manual_seed(5)
-        self.over = nn.Linear(sum(c.embedding_dim * len(c.feature_names) for c in cases.tables()), 1)
+        self.over = nn.Linear(
+            sum(c.embedding_dim * len(c.feature_names) for c in cases.tables()), 1
+        )
 
     def forward(self, batch: Sample) -> tuple[Tensor, Tensor]:
         logits = self.over(self.tables(batch.ids).values()).squeeze(1)
@@ -82,7 +91,10 @@ class Rows(nn.Module):
 
     def forward(self, batch: Sample) -> tuple[Tensor, Tensor]:
         found = self.tables(batch.ids)
-        logits = [over(found[key].values()).sum() for key, over in zip(row_cases.KEYS, self.over, strict=True)]
+        logits = [
+            over(found[key].values()).sum()
+            for key, over in zip(row_cases.KEYS, self.over, strict=True)
+        ]
         loss = (torch.stack(logits).sum() - batch.labels.sum()).square() / 100
         return loss, loss.detach()
 
@@ -106,7 +118,8 @@ def as_tensor_dict(ids: KeyedJaggedTensor, samples: int) -> Any:
     from tensordict import TensorDict
 
     lists = {
-        key: torch.nested.nested_tensor_from_jagged(one.values(), one.offsets()) for key, one in ids.to_dict().items()
+        key: torch.nested.nested_tensor_from_jagged(one.values(), one.offsets())
+        for key, one in ids.to_dict().items()
     }
     return TensorDict(lists, batch_size=[samples], device=ids.device())
 
@@ -134,7 +147,9 @@ def distribute(
     kernel: str = "fused",
     **fused_params: Any,
 ) -> DistributedModelParallel:
-    """The model over the ranks of the pool: the collections at these paths sharded, the rest in DDP."""
+    """The model over the ranks of the pool: the collections at these paths sharded, the rest in
+    DDP.
+    """
     env = ShardingEnv.from_process_group(cases.group())
     plans = {}
     for path, collection in collections.items():
@@ -152,10 +167,14 @@ def distribute(
 def dense_optimizer(model: DistributedModelParallel) -> torch.optim.Optimizer:
     """Adam for what backward does not update."""
     fused = set(model.fused_optimizer.params)
-    return torch.optim.Adam([value for name, value in model.named_parameters() if name not in fused], lr=0.01)
+    return torch.optim.Adam(
+        [value for name, value in model.named_parameters() if name not in fused], lr=0.01
+    )
 
 
-def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any]) -> list[Tensor]:
+def plain_loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any]
+) -> list[Tensor]:
     """The outputs of all batches, trained one after the other."""
     outputs = []
     for each in batches:
@@ -189,7 +208,11 @@ def state(model: DistributedModelParallel, optimizer: torch.optim.Optimizer) -> 
         for of_table in getattr(value, "_in_backward_optimizers", ())
         for key, kept in of_table.state[value].items()
     }
-    dense = {f"{names[value]}.{key}": kept for value, of in optimizer.state.items() for key, kept in of.items()}
+    dense = {
+        f"{names[value]}.{key}": kept
+        for value, of in optimizer.state.items()
+        for key, kept in of.items()
+    }
     everything = {**{name: value for value, name in names.items()}, **fused, **dense}
     return {name: value.detach().cpu().clone() for name, value in everything.items()}
 

@@ -57,7 +57,9 @@ def test_the_next_batch_is_read_before_it_is_asked_for_and_no_further_one(starte
     assert not read[2].is_set()
 
 
-def test_an_error_is_raised_where_its_batch_is_asked_for_and_ends_the_thread(started: Start) -> None:
+def test_an_error_is_raised_where_its_batch_is_asked_for_and_ends_the_thread(
+    started: Start,
+) -> None:
     def batches() -> Iterator[Tensor]:
         yield torch.zeros(1)
         raise OSError("no more files")

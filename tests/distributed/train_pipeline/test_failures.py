@@ -1,4 +1,6 @@
-"""What fails in a pipeline: every rank ends, the message says where, and the batches before have been trained."""
+"""What fails in a pipeline: every rank ends, the message says where, and the batches before have
+been trained.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def spoiled(made: Sample, how: str) -> Sample:
     if how == "copy":
         return Broken(ids, made.labels)
     if how == "id":
-        return Sample(KeyedJaggedTensor(ids.keys(), ids.values() + 1000, lengths=ids.lengths()), made.labels)
+        return Sample(
+            KeyedJaggedTensor(ids.keys(), ids.values() + 1000, lengths=ids.lengths()), made.labels
+        )
     if how == "feature":
         return Sample(ids.permute([0, 1, 2]), made.labels)
     raise LookupError(f"row group {BAD} of the file is damaged")
@@ -107,7 +111,8 @@ def test_a_bad_batch_ends_all_ranks_after_the_batches_before_it(ranks, name, how
     assert found[1]["type"] == kind
     assert found[0]["type"] == "AgreementError"
     assert (
-        f"batch {BAD} of {PIPELINES[name].__name__} was aborted on every rank: rank 1 raised {kind}" in found[0]["text"]
+        f"batch {BAD} of {PIPELINES[name].__name__} was aborted on every rank: rank 1 raised {kind}"
+        in found[0]["text"]
     )
     for one in found:
         assert re.search(text, one["text"])
@@ -123,7 +128,9 @@ def test_a_bad_first_batch_ends_all_ranks(ranks, how):
 def failing_alone(rank: int, world_size: int, how: str) -> tuple[int, str]:
     model = parallel("bags")
     pipeline = TrainPipelineBase(model, dense_optimizer(model), here())
-    batches = (spoiled(each, how) if step == BAD else each for step, each in enumerate(samples("bags", 0)))
+    batches = (
+        spoiled(each, how) if step == BAD else each for step, each in enumerate(samples("bags", 0))
+    )
     steps = 0
     while True:
         try:
@@ -133,7 +140,9 @@ def failing_alone(rank: int, world_size: int, how: str) -> tuple[int, str]:
             return steps, "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
-@pytest.mark.parametrize(("how", "stage"), [("iterator", "load"), ("copy", "load"), ("id", "forward")])
+@pytest.mark.parametrize(
+    ("how", "stage"), [("iterator", "load"), ("copy", "load"), ("id", "forward")]
+)
 def test_a_base_pipeline_names_stage_and_batch_too(ranks, how, stage):
     ((steps, text),) = ranks(1).run(failing_alone, how=how)
     assert steps == BAD
@@ -168,14 +177,18 @@ def breaking(rank: int, world_size: int, name: str, where: str) -> None:
         pipeline.progress(batches)
 
 
-@pytest.mark.parametrize(("name", "where"), [("sparse dist", "forward"), ("fused", "backward"), ("prefetch", "step")])
+@pytest.mark.parametrize(
+    ("name", "where"), [("sparse dist", "forward"), ("fused", "backward"), ("prefetch", "step")]
+)
 def test_a_rank_that_fails_in_a_step_ends_the_others(ranks, name, where):
     stage = "optimizer_step" if where == "step" else where
     with pytest.raises(RankError) as caught:
         ranks(2).run(breaking, name=name, where=where)
     assert caught.value.rank == 1
     assert f"Breaks: call {BAD + 1}" in str(caught.value)
-    assert f"{PIPELINES[name].__name__}: stage {stage!r} of batch {BAD} on rank 1" in str(caught.value)
+    assert f"{PIPELINES[name].__name__}: stage {stage!r} of batch {BAD} on rank 1" in str(
+        caught.value
+    )
 
 
 def test_a_stop_iteration_of_the_model_is_not_the_end_of_the_batches():
@@ -183,7 +196,9 @@ def test_a_stop_iteration_of_the_model_is_not_the_end_of_the_batches():
         raise StopIteration
 
     model = torch.nn.Linear(1, 1, device=here())
-    pipeline = TrainPipelineBase(model, torch.optim.SGD(model.parameters(), 0.1), here(), custom_model_fwd=forward)
+    pipeline = TrainPipelineBase(
+        model, torch.optim.SGD(model.parameters(), 0.1), here(), custom_model_fwd=forward
+    )
     with pytest.raises(RuntimeError, match="StopIteration") as caught:
         pipeline.progress(iter([torch.ones(1)]))
     assert caught.value.__notes__ == ["TrainPipelineBase: stage 'forward' of batch 0 on rank 0"]

@@ -1,6 +1,7 @@
 """A pipeline trains what the plain loop trains: outputs, weights and optimizer state, bit for bit.
 
-By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the whole product.
+By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the
+whole product.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ def cases() -> list[Any]:
 
 
 def both(
-    rank: int, world_size: int, pipeline: str, kind: str, what: str, backend: str = "auto", **options: Any
+    rank: int,
+    world_size: int,
+    pipeline: str,
+    kind: str,
+    what: str,
+    backend: str = "auto",
+    **options: Any,
 ) -> list[tuple[list[torch.Tensor], dict[str, Any]]]:
     """The plain loop, then the pipeline, on a model of its own each: outputs and state."""
     found = []

@@ -1,4 +1,6 @@
-"""How pipelines are used: iterators, checkpoints, detaching, what is in memory, what stale rows are."""
+"""How pipelines are used: iterators, checkpoints, detaching, what is in memory, what stale rows
+are.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ from torch import nn
 from tutorec.distributed import train_pipeline
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.comm import all_gather_ints, default_group
-from tutorec.distributed.train_pipeline import EvalPipelineSparseDist, TrainPipelineBase, TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline import (
+    EvalPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from tutorec.distributed.train_pipeline.engine import Stage, TrainPipeline
 from tutorec.errors import RankError
 
@@ -55,8 +61,13 @@ def summed(batch: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def figure(pipeline: type[Any]) -> dict[str, list[int]]:
     """What a docstring's figure says: stage -> the batch of each step."""
-    rows = re.findall(r"^ {4,8}([a-z_]+(?:, [a-z_]+)*) +(\d.*)$", pipeline.__doc__ or "", re.MULTILINE)
-    numbers = {names: [int(each) for each in re.findall(r"(?<!\S)\d+(?!\S)", cells)[:4]] for names, cells in rows}
+    rows = re.findall(
+        r"^ {4,8}([a-z_]+(?:, [a-z_]+)*) +(\d.*)$", pipeline.__doc__ or "", re.MULTILINE
+    )
+    numbers = {
+        names: [int(each) for each in re.findall(r"(?<!\S)\d+(?!\S)", cells)[:4]]
+        for names, cells in rows
+    }
     return {name: of_steps for names, of_steps in numbers.items() for name in names.split(", ")}
 
 
@@ -69,7 +80,9 @@ def test_figures_show_the_schedule(pipeline):
     for stage in schedule:
         first.setdefault(stage.run.__name__, stage)
     assert list(shown) == list(first)
-    assert shown == {name: [step + stage.ahead for step in range(4)] for name, stage in first.items()}
+    assert shown == {
+        name: [step + stage.ahead for step in range(4)] for name, stage in first.items()
+    }
 
 
 def recorded(rank: int, world_size: int, name: str) -> list[tuple[str, int]]:
@@ -88,10 +101,15 @@ def test_what_runs_is_what_the_figure_shows(ranks, name):
     shown.pop("step")
     for of_rank in ranks(2).run(recorded, name=name):
         ends = [index for index, (stage, _) in enumerate(of_rank) if stage == "forward"]
-        step = of_rank[ends[3] : ends[4]]  # of a pipeline that is full: from the forward of batch 3 to the next
+        # of a pipeline that is full: from the forward of batch 3 to the next
+        step = of_rank[ends[3] : ends[4]]
         assert {stage: batch for stage, batch in step if stage in shown and batch <= 7}.items() <= {
             **{stage: of_steps[3] for stage, of_steps in shown.items()},
-            **{stage: of_steps[3] + 1 for stage, of_steps in shown.items() if is_before_forward(stage, shown)},
+            **{
+                stage: of_steps[3] + 1
+                for stage, of_steps in shown.items()
+                if is_before_forward(stage, shown)
+            },
         }.items()
         assert [stage for stage, _ in step].count("backward") == 1
 
@@ -107,7 +125,9 @@ def counts(rank: int, world_size: int, name: str) -> list[int]:
     """How many batches are trained of iterators of 0, 1, 2 and 5 batches, one after the other."""
     model = parallel("bags")
     pipeline = PIPELINES[name](model, dense_optimizer(model), here())
-    return [len(pipelined(pipeline, samples("bags", rank, steps=steps))) for steps in (0, 1, 2, 5, 0, 1)]
+    return [
+        len(pipelined(pipeline, samples("bags", rank, steps=steps))) for steps in (0, 1, 2, 5, 0, 1)
+    ]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -150,10 +170,13 @@ def uneven(rank: int, world_size: int) -> list[Any]:
         else:
             outputs = plain_loop(model, optimizer, (next(batches) for _ in range(3)))
             left = rank
-        # A collective that was issued for the batch of one rank alone would be matched with this one.
+        # A collective that was issued for the batch of one rank alone would be matched with this
+        # one.
         group = default_group()
         assert group is not None
-        found.append((outputs, state(model, optimizer), left, all_gather_ints([7 + rank], group, "test")))
+        found.append(
+            (outputs, state(model, optimizer), left, all_gather_ints([7 + rank], group, "test"))
+        )
     return found
 
 
@@ -175,13 +198,17 @@ def uneven_epochs(rank: int, world_size: int) -> list[Any]:
             pipeline = TrainPipelineSparseDist(model, optimizer, here())
             outputs = [output for batches in epochs for output in pipelined(pipeline, batches)]
         else:
-            outputs = [output for batches in epochs for output in plain_loop(model, optimizer, batches)]
+            outputs = [
+                output for batches in epochs for output in plain_loop(model, optimizer, batches)
+            ]
         found.append((outputs, state(model, optimizer)))
     return found
 
 
 def test_ranks_with_different_numbers_of_batches_train_as_the_plain_loop_does(ranks):
-    """The last batch of rank 1's first epoch is trained together with the first one of rank 0's second epoch."""
+    """The last batch of rank 1's first epoch is trained together with the first one of rank 0's
+    second epoch.
+    """
     for plain, early in ranks(2).run(uneven_epochs):
         assert len(plain[0]) == len(early[0]) == 7
         assert all(map(torch.equal, plain[0], early[0]))
@@ -190,12 +217,15 @@ def test_ranks_with_different_numbers_of_batches_train_as_the_plain_loop_does(ra
 
 def stopping(rank: int, world_size: int) -> int:
     model = parallel("bags")
-    pipeline = TrainPipelineSparseDist(model, dense_optimizer(model), here(), execute_all_batches=False)
+    pipeline = TrainPipelineSparseDist(
+        model, dense_optimizer(model), here(), execute_all_batches=False
+    )
     return len(pipelined(pipeline, samples("bags", rank, steps=4 + 2 * rank)))
 
 
 def test_all_ranks_stop_with_the_first_one_where_batches_in_flight_are_not_to_be_trained(ranks):
-    assert ranks(2).run(stopping) == [2, 2]  # rank 0 has 4 batches, and the end is known 2 batches ahead
+    # rank 0 has 4 batches, and the end is known 2 batches ahead
+    assert ranks(2).run(stopping) == [2, 2]
 
 
 # --- memory
@@ -208,7 +238,9 @@ class Tracked:
         self.values = torch.full((2, 2), float(number))
 
 
-@pytest.mark.parametrize(("pipeline", "most"), [(TrainPipelineBase, 1), (TrainPipelineSparseDist, 2)])
+@pytest.mark.parametrize(
+    ("pipeline", "most"), [(TrainPipelineBase, 1), (TrainPipelineSparseDist, 2)]
+)
 def test_batches_are_not_held_longer_than_they_are_needed(pipeline, most):
     alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
     seen = []
@@ -257,12 +289,16 @@ def keyed(model: Any, optimizer: torch.optim.Optimizer) -> Any:
 
     fused = set(model.fused_optimizer.params)
     params = {name: value for name, value in model.named_parameters() if name not in fused}
-    return CombinedOptimizer([model.fused_optimizer, KeyedOptimizer(params, optimizer.state, optimizer.param_groups)])
+    return CombinedOptimizer(
+        [model.fused_optimizer, KeyedOptimizer(params, optimizer.state, optimizer.param_groups)]
+    )
 
 
 @pytest.mark.parametrize("name", ["sparse dist", "fused", "prefetch"])
 def test_a_checkpoint_between_steps_goes_on_exactly(ranks, tmp_path, name):
-    for outputs, again, wanted, found in ranks(2).run(interrupted, name=name, folder=str(tmp_path / "saved")):
+    for outputs, again, wanted, found in ranks(2).run(
+        interrupted, name=name, folder=str(tmp_path / "saved")
+    ):
         assert all(map(torch.equal, outputs, again))
         assert_same(wanted, found, "of the run that was not interrupted")
 
@@ -308,7 +344,9 @@ def evaluated(rank: int, world_size: int) -> list[Any]:
     with torch.no_grad():
         wanted = [model(each)[1] for each in samples("bags", rank)]
         found = pipelined(EvalPipelineSparseDist(model, optimizer, here()), samples("bags", rank))
-        trained = pipelined(TrainPipelineSparseDist(model, optimizer, here()), samples("bags", rank))
+        trained = pipelined(
+            TrainPipelineSparseDist(model, optimizer, here()), samples("bags", rank)
+        )
     assert_same(before, state(model, optimizer), "after an evaluation")
     return [wanted, found, trained]
 
@@ -350,7 +388,8 @@ def stale_by_hand(
     rows = tables(batches[0].ids)
     for number, each in enumerate(batches):
         optimizer.zero_grad()
-        model.module.tables = lambda ids, rows=rows: rows  # the forward of the model, DDP's too, with these rows
+        # the forward of the model, DDP's too, with these rows
+        model.module.tables = lambda ids, rows=rows: rows
         loss, output = model(each)
         model.module.tables = tables
         outputs.append(output)
@@ -405,8 +444,13 @@ def test_semi_sync_is_the_plain_loop_with_rows_of_one_update_before(ranks, start
         assert len(found[0]) == 6
         assert all(map(torch.equal, by_hand[0], found[0]))
         assert_same(by_hand[1], found[1], "of the loop by hand")
-        same = [torch.equal(one, other) for one, other in zip(wanted_of[rank][0], found[0], strict=False)]
-        assert same == [step <= start for step in range(STEPS)], "rows are stale from the batch after start_batch on"
+        same = [
+            torch.equal(one, other)
+            for one, other in zip(wanted_of[rank][0], found[0], strict=False)
+        ]
+        assert same == [step <= start for step in range(STEPS)], (
+            "rows are stale from the batch after start_batch on"
+        )
 
 
 def kept_fresh(rank: int, world_size: int, strict: bool) -> list[Any]:
@@ -421,7 +465,9 @@ def test_semi_sync_looks_tables_up_after_the_optimizer_that_updates_them(ranks):
     for wanted, found in zip(wanted_of, ranks(2).run(kept_fresh, strict=False), strict=True):
         assert all(map(torch.equal, wanted[0], found[0]))
         assert_same(wanted[1], found[1], "of the plain loop")
-    with pytest.raises(RankError, match=r"strict=True: \['tables'\] have tables that the optimizer updates"):
+    with pytest.raises(
+        RankError, match=r"strict=True: \['tables'\] have tables that the optimizer updates"
+    ):
         ranks(2).run(kept_fresh, strict=True)
 
 
@@ -449,7 +495,12 @@ def test_stages_stand_in_a_profile():
     with profile(activities=[ProfilerActivity.CPU]) as found:
         pipelined(pipeline, iter([torch.ones(2)] * 2))
     names = {each.key for each in found.key_averages()}
-    assert {"## load 0 ##", "## forward 1 ##", "## backward 1 ##", "## optimizer_step 0 ##"} <= names
+    assert {
+        "## load 0 ##",
+        "## forward 1 ##",
+        "## backward 1 ##",
+        "## optimizer_step 0 ##",
+    } <= names
 
 
 @pytest.mark.parametrize("pipeline", CLASSES, ids=lambda each: each.__name__)

@@ -1,4 +1,6 @@
-"""What a pipeline keeps of a batch: nothing after its forward, and no work for a profiler that is not there."""
+"""What a pipeline keeps of a batch: nothing after its forward, and no work for a profiler that is
+not there.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ def held_after_forward(rank: int, world_size: int) -> list[tuple[Any, ...]]:
             contexts.append(self)
 
     model, held = parallel("bags"), []
-    pipeline: Any = TrainPipelineSparseDist(model, dense_optimizer(model), here(), context_type=Context)
+    pipeline: Any = TrainPipelineSparseDist(
+        model, dense_optimizer(model), here(), context_type=Context
+    )
     bias = next(each for name, each in model.named_parameters() if name.endswith("over.bias"))
 
     def note(gradient: Any) -> None:
         ctx = contexts[len(held)]
-        held.append((ctx.batch, ctx.arguments, ctx.module_contexts, ctx.input_dist_tensors_requests))
+        held.append(
+            (ctx.batch, ctx.arguments, ctx.module_contexts, ctx.input_dist_tensors_requests)
+        )
 
     bias.register_hook(note)
     batches = samples("bags", rank, 3)
@@ -48,7 +54,9 @@ def test_a_stage_stands_in_a_profile_where_there_is_one() -> None:
         pass
     with timeline.mark("backward", 3):
         pass
-    assert [each.key for each in measured.key_averages() if each.key.startswith("##")] == ["## forward 3 ##"]
+    assert [each.key for each in measured.key_averages() if each.key.startswith("##")] == [
+        "## forward 3 ##"
+    ]
     assert [(each.stage, each.batch, each.rank) for each in timeline.intervals] == [
         ("forward", 3, 1),
         ("backward", 3, 1),

@@ -1,4 +1,6 @@
-"""A loop that calls the model itself, with later batches in their stages, trains what the plain loop trains."""
+"""A loop that calls the model itself, with later batches in their stages, trains what the plain
+loop trains.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ def stream() -> torch.Stream | None:
     return torch.cuda.Stream(here()) if here().type == "cuda" else None
 
 
-def staged(model: nn.Module, between: str = "", **options: Any) -> tuple[StagedTrainPipeline[Any, Any], Any]:
-    """Batches are copied, their ids sent, and where it is asked for their rows read or looked up."""
+def staged(
+    model: nn.Module, between: str = "", **options: Any
+) -> tuple[StagedTrainPipeline[Any, Any], Any]:
+    """Batches are copied, their ids sent, and where it is asked for their rows read or
+    looked up.
+    """
     ahead = {"prefetch": "prefetch_stream", "start_embedding_lookup": "embedding_lookup_stream"}
     streams: dict[str, Any] = {ahead[between]: stream()} if between else {}
     sdd: SparseDataDistUtil[Any] = SparseDataDistUtil(model, stream(), **streams)
@@ -46,14 +52,19 @@ def staged(model: nn.Module, between: str = "", **options: Any) -> tuple[StagedT
         sdd.start_sparse_data_dist_stage(),
     ]
     if between == "prefetch":
-        stages.append(PipelineStage("prefetch", sdd.prefetch, sdd.prefetch_stream, sdd.load_prefetch))
+        stages.append(
+            PipelineStage("prefetch", sdd.prefetch, sdd.prefetch_stream, sdd.load_prefetch)
+        )
     elif between:
         stages.append(sdd.start_embedding_lookup_stage())
     return StagedTrainPipeline(stages, **options), sdd
 
 
 def train(
-    pipeline: StagedTrainPipeline[Any, Any], model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any]
+    pipeline: StagedTrainPipeline[Any, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Any],
 ) -> list[Tensor]:
     return plain_loop(model, optimizer, iter(lambda: pipeline.progress(batches), None))
 
@@ -69,7 +80,9 @@ def both(
         if is_staged:
             outputs = train(staged(model, between)[0], model, optimizer, batches)
         elif between == "start_embedding_lookup":
-            outputs = pipelined(TrainPipelineSemiSync(model, optimizer, here(), start_batch=0), batches)
+            outputs = pipelined(
+                TrainPipelineSemiSync(model, optimizer, here(), start_batch=0), batches
+            )
         else:
             outputs = plain_loop(model, optimizer, (each.to(here()) for each in batches))
         results.append(([each.cpu() for each in outputs], state(model, optimizer)))
@@ -93,12 +106,16 @@ def test_a_loop_over_stages_trains_what_the_pipelines_train(
 
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_fewer_batches_than_stages_are_all_trained(ranks: Callable[..., Ranks], steps: int, between: str) -> None:
+def test_fewer_batches_than_stages_are_all_trained(
+    ranks: Callable[..., Ranks], steps: int, between: str
+) -> None:
     assert_parity(ranks(2).run(both, what="bags", between=between, steps=steps), steps)
 
 
 def test_rows_of_tables_in_files_are_read_ahead(ranks: Callable[..., Ranks]) -> None:
-    of_ranks = ranks(2).run(both, what="bags", between="prefetch", kernel="fused_uvm_caching", cache_load_factor=0.5)
+    of_ranks = ranks(2).run(
+        both, what="bags", between="prefetch", kernel="fused_uvm_caching", cache_load_factor=0.5
+    )
     assert_parity(of_ranks)
 
 
@@ -115,7 +132,11 @@ def events(rank: int, world_size: int) -> list[str]:
 
         def wait(self) -> Any:
             log.append(self.what)
-            return Logged(self.value.wait(), "ids used") if self.what == "ids sent" else self.value.wait()
+            return (
+                Logged(self.value.wait(), "ids used")
+                if self.what == "ids sent"
+                else self.value.wait()
+            )
 
     def logged(*args: Any, **kwargs: Any) -> Any:
         log.append("sizes sent")
@@ -135,12 +156,24 @@ def events(rank: int, world_size: int) -> list[str]:
 
 def test_ids_of_the_next_batch_travel_during_the_backward(ranks: Callable[..., Ranks]) -> None:
     step = ["forward", "ids used", "ids sent", "backward"]
-    expected = ["sizes sent", "ids sent", "sizes sent", *step, "sizes sent", *step, "forward", "ids used", "backward"]
+    expected = [
+        "sizes sent",
+        "ids sent",
+        "sizes sent",
+        *step,
+        "sizes sent",
+        *step,
+        "forward",
+        "ids used",
+        "backward",
+    ]
     assert ranks(2).run(events) == [expected, expected]
 
 
 def flushed(rank: int, world_size: int) -> tuple[list[int], list[tuple[int, int]], bool]:
-    """Asked to flush after three of seven batches: which were trained, how many were read and trained at its end."""
+    """Asked to flush after three of seven batches: which were trained, how many were read and
+    trained at its end.
+    """
     model = parallel("bags")
     optimizer, read, trained, ends = dense_optimizer(model), [], [], []
 
@@ -161,13 +194,17 @@ def flushed(rank: int, world_size: int) -> tuple[list[int], list[tuple[int, int]
     return trained, ends, all(map(torch.equal, outputs, wanted)) and len(outputs) == len(wanted)
 
 
-def test_a_flush_ends_when_every_batch_that_was_read_is_trained(ranks: Callable[..., Ranks]) -> None:
+def test_a_flush_ends_when_every_batch_that_was_read_is_trained(
+    ranks: Callable[..., Ranks],
+) -> None:
     # Two stages: when batch 2 has been trained, batches 3 and 4 are in flight.
     assert ranks(2).run(flushed) == [(list(range(7)), [(5, 5)], True)] * 2
 
 
 def detached(rank: int, world_size: int, at: int) -> tuple[bool, bool, bool]:
-    """Detached before batch ``at`` is trained: whether other batches are answered as by the model alone."""
+    """Detached before batch ``at`` is trained: whether other batches are answered as by the model
+    alone.
+    """
     model, other = parallel("bags"), parallel("bags")
     optimizer, plain = dense_optimizer(model), dense_optimizer(other)
     pipeline, sdd = staged(model)
@@ -212,7 +249,9 @@ class Counted:
 
 
 def test_an_iterator_that_has_ended_is_not_asked_again_and_another_one_fills_the_pipeline() -> None:
-    pipeline: StagedTrainPipeline[int, int] = StagedTrainPipeline([number(10), number(100), number(1000)])
+    pipeline: StagedTrainPipeline[int, int] = StagedTrainPipeline(
+        [number(10), number(100), number(1000)]
+    )
     first, second = Counted([1, 2]), Counted([3, 4, 5, 6])
     assert [pipeline.progress(first) for _ in range(5)] == [1111, 1112, None, None, None]
     assert first.asked == 3
@@ -251,7 +290,9 @@ def test_an_error_says_in_which_stage_of_which_batch_it_was() -> None:
             raise ValueError("bad batch")
         return each
 
-    pipeline: StagedTrainPipeline[int, int] = StagedTrainPipeline([number(0), PipelineStage("check", fail, None)])
+    pipeline: StagedTrainPipeline[int, int] = StagedTrainPipeline(
+        [number(0), PipelineStage("check", fail, None)]
+    )
     batches = iter([0, 1, 2, 3])
     assert pipeline.progress(batches) == 0
     with pytest.raises(ValueError, match="bad batch") as caught:
@@ -260,7 +301,9 @@ def test_an_error_says_in_which_stage_of_which_batch_it_was() -> None:
 
 
 def test_stages_are_measured_and_logged(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
-    pipeline: StagedTrainPipeline[int, int] = StagedTrainPipeline([number(1), number(2)], debug_mode=True)
+    pipeline: StagedTrainPipeline[int, int] = StagedTrainPipeline(
+        [number(1), number(2)], debug_mode=True
+    )
     with caplog.at_level("INFO"):
         assert pipeline.progress(iter([0, 1])) == 3
     ran = [("add 1", 0), ("add 2", 0), ("add 1", 1), ("add 2", 1)]
@@ -283,7 +326,9 @@ def test_a_model_called_with_parts_of_a_batch_takes_them_in_order() -> None:
     model = nn.Linear(1, 1)
     sdd: SparseDataDistUtil[Any] = SparseDataDistUtil(model, None)
     assert sdd.explain() == "no batch has been started yet"
-    pipeline: StagedTrainPipeline[Any, Any] = StagedTrainPipeline([sdd.start_sparse_data_dist_stage()])
+    pipeline: StagedTrainPipeline[Any, Any] = StagedTrainPipeline(
+        [sdd.start_sparse_data_dist_stage()]
+    )
     batches, seen = iter([{"x": torch.full((1, 1), float(i))} for i in range(3)]), []
     while (each := pipeline.progress(batches)) is not None:
         seen.append(sdd._flight[0].index)

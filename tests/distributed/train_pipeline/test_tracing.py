@@ -31,7 +31,9 @@ WIDTH = 30
 
 
 class Model(nn.Module):
-    """A collection of tables under a dense layer; subclasses say how the input comes from the batch."""
+    """A collection of tables under a dense layer; subclasses say how the input comes from the
+    batch.
+    """
 
     paths = ("tables",)
 
@@ -74,7 +76,9 @@ class Regrouped(Model):
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
         groups = [["f0", "f3"], ["f1@t0", "f2"]]
-        parts = KeyedTensor.regroup_as_dict([self.tables(batch["ids"])], groups, ["first", "second"])
+        parts = KeyedTensor.regroup_as_dict(
+            [self.tables(batch["ids"])], groups, ["first", "second"]
+        )
         return self.loss(self.over(torch.cat([parts["first"], parts["second"]], dim=1)))
 
 
@@ -146,7 +150,9 @@ class Chained(Two):
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
         pooled = self.tables(batch["ids"]).values()
         ids = batch["ids"]
-        moved = KeyedJaggedTensor(ids.keys(), ids.values() + (pooled.sum() < -1e9).long(), lengths=ids.lengths())
+        moved = KeyedJaggedTensor(
+            ids.keys(), ids.values() + (pooled.sum() < -1e9).long(), lengths=ids.lengths()
+        )
         return self.loss(self.over(pooled) + self.rows(moved)["f0"].values().sum() / 100)
 
 
@@ -162,7 +168,10 @@ class Branching(Two):
 
 class Twice(Model):
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        first, second = self.tables(batch["ids"]).values(), self.tables(batch["more"][1]["ids"]).values()
+        first, second = (
+            self.tables(batch["ids"]).values(),
+            self.tables(batch["more"][1]["ids"]).values(),
+        )
         return self.loss(self.over(first + 2 * second))
 
 
@@ -215,22 +224,33 @@ EXPLAINED = {
     },
     "Trained": {"tables": f"{IN_FORWARD}{SHARED}the module 'before', whose parameters are trained"},
     "Two": {"rows": EARLY, "tables": EARLY},
-    "Chained": {"tables": EARLY, "rows": f"{IN_FORWARD}{SHARED}the result of the sharded module 'tables'"},
+    "Chained": {
+        "tables": EARLY,
+        "rows": f"{IN_FORWARD}{SHARED}the result of the sharded module 'tables'",
+    },
     "Branching": {
         "tables": EARLY,
-        "rows": f"{IN_FORWARD}the forward cannot be traced as far as its call (TraceError: symbolically traced "
+        "rows": f"{IN_FORWARD}the forward cannot be traced as far as its call (TraceError: "
+        "symbolically traced "
         "variables cannot be used as inputs to control flow)",
     },
     "Twice": {"tables": EARLY},
     "Typed": {
-        "tables": f"{IN_FORWARD}the forward passes another input than its trace: it depends on types or settings"
+        "tables": (
+            f"{IN_FORWARD}the forward passes another input than its trace: it depends on "
+            "types or settings"
+        )
     },
     "Unfit": {
         "tables": f"{IN_FORWARD}its input cannot be computed ahead "
         "(AttributeError: 'dict' object has no attribute 'ids')",
     },
-    "Random": {"tables": f"{IN_FORWARD}{SHARED}rand_like(), which draws random numbers and would run twice"},
-    "InPlace": {"tables": f"{IN_FORWARD}{SHARED}remainder_(), which writes in place and would run twice"},
+    "Random": {
+        "tables": f"{IN_FORWARD}{SHARED}rand_like(), which draws random numbers and would run twice"
+    },
+    "InPlace": {
+        "tables": f"{IN_FORWARD}{SHARED}remainder_(), which writes in place and would run twice"
+    },
     "ByMode": {"tables": EARLY},
 }
 
@@ -254,9 +274,13 @@ def both(rank: int, world_size: int, name: str, preprocess: bool = True) -> dict
         optimizer = dense_optimizer(model)
         torch.manual_seed(11)
         if runs_pipeline:
-            pipeline = TrainPipelineSparseDist(model, optimizer, here(), pipeline_postproc=preprocess)
+            pipeline = TrainPipelineSparseDist(
+                model, optimizer, here(), pipeline_postproc=preprocess
+            )
             outputs = pipelined(pipeline, batches(rank))
-            found["explained"] = dict(line.split(": ", 1) for line in pipeline.explain().splitlines())
+            found["explained"] = dict(
+                line.split(": ", 1) for line in pipeline.explain().splitlines()
+            )
             assert pipeline.detach() is model
             assert "forward" not in bare.tables.__dict__
         else:
@@ -288,7 +312,10 @@ def test_inputs_are_traced_and_what_is_not_early_says_why(ranks, name, world_siz
 
 def test_preprocessing_runs_ahead_where_it_is_asked_for_only(ranks):
     (found,) = ranks(1).run(both, name="Preprocessed", preprocess=False)
-    reason = f"{IN_FORWARD}{SHARED}the module 'second', which runs ahead only with pipeline_postproc=True"
+    reason = (
+        f"{IN_FORWARD}{SHARED}the module 'second', which runs ahead only with "
+        "pipeline_postproc=True"
+    )
     assert found["explained"] == {"tables": reason}
     assert_parity(found)
 

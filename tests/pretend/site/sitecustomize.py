@@ -1,7 +1,8 @@
-"""Put pretended GPUs under every Python process that has this folder on PYTHONPATH and TUTOREC_PRETEND_GPUS set.
+"""Put pretended GPUs under every Python process that has this folder on PYTHONPATH and
+TUTOREC_PRETEND_GPUS set.
 
-Ranks, notebook kernels and torchrun's workers are processes of their own, so that a fixture cannot reach them. This
-waits for ``import torch`` and then installs the pretended devices.
+Ranks, notebook kernels and torchrun's workers are processes of their own, so that a fixture cannot
+reach them. This waits for ``import torch`` and then installs the pretended devices.
 """
 
 import gc

@@ -14,10 +14,16 @@ from tutorec.datasets.criteo_text import DAYS
 
 def main(argv: list[str]) -> None:
     """Write day_0_sparse_contig_freq.npy to day_23_sparse_contig_freq.npy."""
-    parser = argparse.ArgumentParser(description="Give the ids of Criteo's arrays contiguous numbers.")
-    parser.add_argument("--input_dir", required=True, help="folder of day_0_sparse.npy to day_23_sparse.npy")
+    parser = argparse.ArgumentParser(
+        description="Give the ids of Criteo's arrays contiguous numbers."
+    )
+    parser.add_argument(
+        "--input_dir", required=True, help="folder of day_0_sparse.npy to day_23_sparse.npy"
+    )
     parser.add_argument("--output_dir", required=True, help="folder for the arrays")
-    parser.add_argument("--frequency_threshold", type=int, default=0, help="ids that occur less often become 1")
+    parser.add_argument(
+        "--frequency_threshold", type=int, default=0, help="ids that occur less often become 1"
+    )
     args = parser.parse_args(argv)
     files = [f"{args.input_dir}/day_{day}_sparse.npy" for day in range(DAYS)]
     BinaryCriteoUtils.sparse_to_contiguous(files, args.output_dir, args.frequency_threshold)

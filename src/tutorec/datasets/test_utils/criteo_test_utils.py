@@ -13,7 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, INT_FEATURE_COUNT
+from tutorec.datasets.criteo_text import (
+    CAT_FEATURE_COUNT,
+    DEFAULT_CAT_NAMES,
+    DEFAULT_INT_NAMES,
+    INT_FEATURE_COUNT,
+)
 
 
 class CriteoTest(unittest.TestCase):
@@ -27,13 +32,17 @@ class CriteoTest(unittest.TestCase):
 
     @classmethod
     @contextmanager
-    def _create_dataset_tsv(cls, num_rows: int = 10, train: bool = True, filename: str = "criteo") -> Iterator[str]:
+    def _create_dataset_tsv(
+        cls, num_rows: int = 10, train: bool = True, filename: str = "criteo"
+    ) -> Iterator[str]:
         """The path of a text file; without ``train`` its lines have no label."""
 
         def line() -> str:
             label = [str(random.randint(*cls.LABEL_VAL_RANGE))] * train
             ints = [str(random.randint(*cls.INT_VAL_RANGE)) for _ in range(cls.INT_FEATURE_COUNT)]
-            cats = [f"{random.randint(*cls.CAT_VAL_RANGE):08x}" for _ in range(cls.CAT_FEATURE_COUNT)]
+            cats = [
+                f"{random.randint(*cls.CAT_VAL_RANGE):08x}" for _ in range(cls.CAT_FEATURE_COUNT)
+            ]
             return "\t".join([*label, *ints, *cats]) + "\n"
 
         with tempfile.TemporaryDirectory() as folder:
@@ -75,12 +84,18 @@ class CriteoTest(unittest.TestCase):
             random_dense = np.random.random((num_rows, INT_FEATURE_COUNT)).astype(np.float32)
             arrays["dense"] = random_dense if dense is None else dense
         if generate_sparse:
-            arrays["sparse"] = drawn(cls.CAT_VAL_RANGE, CAT_FEATURE_COUNT) if sparse is None else sparse
+            arrays["sparse"] = (
+                drawn(cls.CAT_VAL_RANGE, CAT_FEATURE_COUNT) if sparse is None else sparse
+            )
         if generate_labels:
             arrays["labels"] = drawn(cls.LABEL_VAL_RANGE, 1) if labels is None else labels
         with tempfile.TemporaryDirectory() as folder:
             names = [filename] if filenames is None else filenames
-            paths = {Path(folder) / f"{name}_{part}.npy": array for name in names for part, array in arrays.items()}
+            paths = {
+                Path(folder) / f"{name}_{part}.npy": array
+                for name in names
+                for part, array in arrays.items()
+            }
             for path, array in paths.items():
                 np.save(path, array)
             yield tuple(map(str, paths))

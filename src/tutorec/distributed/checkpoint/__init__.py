@@ -4,7 +4,12 @@ from tutorec._lazy import lazy_package
 from tutorec.distributed.checkpoint.gathering import full_state_dict
 from tutorec.distributed.checkpoint.loading import load_checkpoint
 from tutorec.distributed.checkpoint.manager import CheckpointManager
-from tutorec.distributed.checkpoint.reading import CheckpointInfo, latest_checkpoint, read_info, read_state_dict
+from tutorec.distributed.checkpoint.reading import (
+    CheckpointInfo,
+    latest_checkpoint,
+    read_info,
+    read_state_dict,
+)
 from tutorec.distributed.checkpoint.saving import save_checkpoint
 
 __all__ = [

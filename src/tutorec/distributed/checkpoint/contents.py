@@ -77,7 +77,11 @@ class Optimized:
     @property
     def states(self) -> MutableMapping[torch.Tensor, Any]:
         """The optimizer's state by parameter; for a wrapper, only the wrapper's own state."""
-        return self.optimizer.own_state if isinstance(self.optimizer, OptimizerWrapper) else self.optimizer.state
+        return (
+            self.optimizer.own_state
+            if isinstance(self.optimizer, OptimizerWrapper)
+            else self.optimizer.state
+        )
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -137,8 +141,10 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
         raise TypeError(f"a checkpoint is of a torch.nn.Module, got a {type(model).__name__}")
     if optimizer is not None and not isinstance(optimizer, KeyedOptimizer):
         raise TypeError(
-            f"optimizer is a {type(optimizer).__name__}, whose parameters are numbered and have no names: give it as "
-            "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: ...)"
+            f"optimizer is a {type(optimizer).__name__}, whose parameters are numbered and have no "
+            "names: give it as "
+            "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), "
+            "lambda params: ...)"
         )
     plan = model.plan if isinstance(model, DistributedModelParallel) else None
     contents = Contents(group=group_of(model), plan=plan)
@@ -198,7 +204,9 @@ def state_entry(one: Optimized, key: str, value: torch.Tensor) -> Entry:
         CheckpointError: It cannot be sharded like its table.
     """
     path = (*STATE, one.place.name, key)
-    return Entry(path, state_form(one, value), (Part(value.detach(), one.place.piece),), one.place.table)
+    return Entry(
+        path, state_form(one, value), (Part(value.detach(), one.place.piece),), one.place.table
+    )
 
 
 def state_form(one: Optimized, value: torch.Tensor) -> Form:
@@ -215,8 +223,9 @@ def state_form(one: Optimized, value: torch.Tensor) -> Form:
     if value.shape[0] == one.parameter.shape[0] and value.numel() == value.shape[0]:
         return Form.ROWS
     raise CheckpointError(
-        f"a state of {one.place.name!r} is {list(value.shape)} for a piece of {list(one.parameter.shape)}: it has "
-        "neither a number for each weight nor one for each row, and cannot be cut as the table is"
+        f"a state of {one.place.name!r} is {list(value.shape)} for a piece of "
+        f"{list(one.parameter.shape)}: it has neither a number for each weight nor one for each "
+        "row, and cannot be cut as the table is"
     )
 
 
@@ -257,25 +266,37 @@ def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint holds tensors: "
-                "pass what is small as extra="
+                f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint "
+                "holds tensors: pass what is small as extra="
             )
         parameter = part._parameters.get(name.removeprefix(prefix))
         has_no_size = parameter is not None and is_lazy(parameter)
         if has_no_size or value.is_meta or value.layout is not torch.strided:
-            what = "has no size yet" if has_no_size else "is on the meta device" if value.is_meta else "is sparse"
-            raise CheckpointError(
-                f"{name!r} of the model {what}, and a checkpoint holds dense numbers: run one forward, use "
-                "model.to_empty(device='cpu'), or make it dense first"
+            what = (
+                "has no size yet"
+                if has_no_size
+                else "is on the meta device"
+                if value.is_meta
+                else "is sparse"
             )
-    return {name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in values.items()}
+            raise CheckpointError(
+                f"{name!r} of the model {what}, and a checkpoint holds dense numbers: run one "
+                "forward, use model.to_empty(device='cpu'), or make it dense first"
+            )
+    return {
+        name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in values.items()
+    }
 
 
 def _optimized(
-    places: Mapping[int, ParamRef], parameters: Mapping[int, torch.Tensor], optimizer: KeyedOptimizer | None
+    places: Mapping[int, ParamRef],
+    parameters: Mapping[int, torch.Tensor],
+    optimizer: KeyedOptimizer | None,
 ) -> list[Optimized]:
     """Each parameter with its optimizer: the caller's, or the one attached to it."""
-    outside = {id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)}
+    outside = {
+        id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)
+    }
     optimized = []
     for number, place in places.items():
         parameter = parameters[number]
@@ -285,9 +306,13 @@ def _optimized(
             inside = inside if any(leaf is each for each in inside) else [*inside, leaf]
         if len(inside) > 1:
             kinds = ", ".join(type(each).__name__ for each in inside)
-            raise CheckpointError(f"parameter {place.name!r} has {len(inside)} optimizers ({kinds}): leave it one")
+            raise CheckpointError(
+                f"parameter {place.name!r} has {len(inside)} optimizers ({kinds}): leave it one"
+            )
         if inside:
-            optimized.append(Optimized(place, parameter, inside[0], _group_with(inside[0], parameter)))
+            optimized.append(
+                Optimized(place, parameter, inside[0], _group_with(inside[0], parameter))
+            )
     for name, leaf, parameter in outside.values():
         # Not the model's: for example, a wrapper's own step count.
         optimized.append(Optimized(ParamRef(name), parameter, leaf, _group_with(leaf, parameter)))
@@ -307,7 +332,11 @@ def _leaves(optimizer: KeyedOptimizer | None) -> Iterator[tuple[str, Optimizer, 
     below = list(_leaves(inner)) if isinstance(inner, KeyedOptimizer) else []
     yield from below
     seen = {id(parameter) for _, _, parameter in below}
-    keeper = inner if isinstance(inner, Optimizer) and not isinstance(inner, KeyedOptimizer) else optimizer
+    keeper = (
+        inner
+        if isinstance(inner, Optimizer) and not isinstance(inner, KeyedOptimizer)
+        else optimizer
+    )
     for name, parameter in optimizer.params.items():
         if id(parameter) not in seen:
             yield name, keeper, parameter

@@ -134,12 +134,16 @@ def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
         return
     for part in entry.parts:
         blocks = _cut(part.tensor, _stored_at(entry, part))
-        yield from (block for index, block in enumerate(blocks) if not copies or index % world_size == rank)
+        yield from (
+            block for index, block in enumerate(blocks) if not copies or index % world_size == rank
+        )
 
 
 def wanted_rectangles(entry: Entry) -> list[Wanted]:
     """The requests of this rank for a stored tensor of the form WHOLE or TABLE."""
-    return [Wanted(_stored_at(entry, part), part.tensor) for part in entry.parts if part.tensor.numel()]
+    return [
+        Wanted(_stored_at(entry, part), part.tensor) for part in entry.parts if part.tensor.numel()
+    ]
 
 
 def wanted_rows(

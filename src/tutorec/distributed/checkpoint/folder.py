@@ -28,7 +28,9 @@ except ImportError:  # Windows has no locks of folders
     fcntl = None
 
 # Do not open links or FIFOs. Windows has neither flag.
-_REGULAR_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_REGULAR_ONLY = (
+    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,10 @@ class Folder:
             listing = self.fs.ls(self.path, detail=True)
         except FileNotFoundError:
             return {}
-        if any(each["name"].rstrip("/") == self.path.rstrip("/") and each["type"] != "directory" for each in listing):
+        if any(
+            each["name"].rstrip("/") == self.path.rstrip("/") and each["type"] != "directory"
+            for each in listing
+        ):
             raise NotADirectoryError(f"{self} is not a folder")
         return {each["name"].rstrip("/").rpartition("/")[2]: each for each in listing}
 
@@ -109,11 +114,15 @@ class Folder:
             descriptor = os.open(self.file(name), os.O_RDONLY | _REGULAR_ONLY)
         except OSError:
             if os.path.islink(self.file(name)):
-                raise CheckpointError(f"{self.file(name)} is a link; a checkpoint has regular files only") from None
+                raise CheckpointError(
+                    f"{self.file(name)} is a link; a checkpoint has regular files only"
+                ) from None
             raise
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise CheckpointError(f"{self.file(name)} is not a regular file, and a checkpoint has no others")
+            raise CheckpointError(
+                f"{self.file(name)} is not a regular file, and a checkpoint has no others"
+            )
         return os.fdopen(descriptor, "rb")
 
     def read(self, name: str) -> bytes:
@@ -131,7 +140,10 @@ class Folder:
     def create(self, name: str) -> IO[bytes]:
         """Create a file for writing."""
         return cast(
-            IO[bytes], Path(self.file(name)).open("xb") if self.is_local else self.fs.open(self.file(name), "wb")
+            IO[bytes],
+            Path(self.file(name)).open("xb")
+            if self.is_local
+            else self.fs.open(self.file(name), "wb"),
         )
 
     def replace(self, name: str, content: bytes) -> None:
@@ -192,8 +204,8 @@ class Folder:
         except BlockingIOError:
             os.close(descriptor)
             raise CheckpointError(
-                f"another save into {self} is under way: two runs that save to one path overwrite each other; give "
-                "each its own"
+                f"another save into {self} is under way: two runs that save to one path overwrite "
+                "each other; give each its own"
             ) from None
         except OSError:
             pass  # A network file system may not support locks.
@@ -237,7 +249,9 @@ def folder_of(path: str | os.PathLike[str]) -> Folder:
                 return Folder(fs, text.rstrip("/") or text)
         return Folder(LocalFileSystem(), Path(os.path.realpath(text)).as_posix())
     except (ValueError, ImportError) as error:
-        raise CheckpointError(f"{os.fspath(path)!r} cannot be a path ({error}): give the path of a folder") from None
+        raise CheckpointError(
+            f"{os.fspath(path)!r} cannot be a path ({error}): give the path of a folder"
+        ) from None
 
 
 def checked_folder(path: str | os.PathLike[str]) -> tuple[Folder, Exception | None]:

@@ -53,14 +53,20 @@ def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | N
         for start in range(0, piece.rows, step):
             rows = min(step, piece.rows - start)
             block = local[piece][start : start + rows] if piece in local else None
-            arrived = block if piece.rank == 0 or group is None else _sent(block, piece, rows, group)
+            arrived = (
+                block if piece.rank == 0 or group is None else _sent(block, piece, rows, group)
+            )
             if whole is not None and arrived is not None:
                 columns = slice(piece.column_offset, piece.column_offset + piece.columns)
-                whole[piece.row_offset + start : piece.row_offset + start + rows, columns] = arrived.view(rows, -1)
+                whole[piece.row_offset + start : piece.row_offset + start + rows, columns] = (
+                    arrived.view(rows, -1)
+                )
     return whole
 
 
-def _sent(block: torch.Tensor | None, piece: ShardPiece, rows: int, group: dist.ProcessGroup) -> torch.Tensor | None:
+def _sent(
+    block: torch.Tensor | None, piece: ShardPiece, rows: int, group: dist.ProcessGroup
+) -> torch.Tensor | None:
     """Send a block from its rank to rank 0; None on other ranks."""
     numbers, ranks = rows * piece.columns, group.size()
     device = comm.message_device(group)

@@ -21,7 +21,13 @@ from tutorec.distributed.checkpoint.contents import (
     optimizer_facts,
     state_entry,
 )
-from tutorec.distributed.checkpoint.entries import Entry, Form, Wanted, wanted_rectangles, wanted_rows
+from tutorec.distributed.checkpoint.entries import (
+    Entry,
+    Form,
+    Wanted,
+    wanted_rectangles,
+    wanted_rows,
+)
 from tutorec.distributed.checkpoint.folder import Folder, checked_folder
 from tutorec.distributed.checkpoint.manifest import (
     TRIES,
@@ -156,28 +162,42 @@ def _load(
         except Exception as error:  # any error: the other ranks must not wait for this rank
             problem = error
         ranks.raise_if_any_failed(problem)
-        assert manifest is not None and metadata is not None, "raise_if_any_failed has raised if one is missing"
+        assert manifest is not None and metadata is not None, (
+            "raise_if_any_failed has raised if one is missing"
+        )
         facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
-        ranks.require_equal({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
+        ranks.require_equal(
+            {**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)}
+        )
         try:
             _carry_out(order)
             read_blocks(files, metadata, order.wanted)
             for take_up in contents.take_up:
                 take_up()
         except Exception as error:
-            what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-            problem = CheckpointError(f"{what}; the model is filled in part: load again, or another checkpoint")
+            what = (
+                str(error)
+                if isinstance(error, CheckpointError)
+                else f"{type(error).__name__}: {error}"
+            )
+            problem = CheckpointError(
+                f"{what}; the model is filled in part: load again, or another checkpoint"
+            )
         ranks.raise_if_any_failed(problem)
         for settle in contents.settle:
             settle()
     return info_of(manifest, metadata)
 
 
-def _order(contents: Contents, manifest: Manifest, metadata: Metadata, optimizer_state: bool) -> _Order:
+def _order(
+    contents: Contents, manifest: Manifest, metadata: Metadata, optimizer_state: bool
+) -> _Order:
     """Compute all changes without making any."""
     stored = metadata.state_dict_metadata
     order = _Order()
-    _check_names(contents.model, [path[1] for path in metadata.planner_data.values() if path[0] == "model"])
+    _check_names(
+        contents.model, [path[1] for path in metadata.planner_data.values() if path[0] == "model"]
+    )
     for entry in contents.model.values():
         _want(order, entry, cast(TensorStorageMetadata, stored[entry.name]))
     if optimizer_state:
@@ -190,18 +210,22 @@ def _check_names(entries: Mapping[str, Entry], stored: list[str]) -> None:
     missing, surplus = sorted(entries.keys() - set(stored)), sorted(set(stored) - entries.keys())
     if missing or surplus:
         raise CheckpointError(
-            f"the checkpoint is from another model: {missing[:6]} are in the model only, {surplus[:6]} are in the "
-            f"checkpoint only ({len(missing)} and {len(surplus)} in all)"
+            f"the checkpoint is from another model: {missing[:6]} are in the model only, "
+            f"{surplus[:6]} are in the checkpoint only ({len(missing)} and {len(surplus)} in all)"
         )
 
 
 def _want(order: _Order, entry: Entry, stored: TensorStorageMetadata) -> None:
     if entry.shape != tuple(stored.size):
-        raise CheckpointError(f"{entry.name!r} is {list(entry.shape)} here and {list(stored.size)} in the checkpoint")
+        raise CheckpointError(
+            f"{entry.name!r} is {list(entry.shape)} here and {list(stored.size)} in the checkpoint"
+        )
     order.wanted.setdefault(entry.name, []).extend(wanted_rectangles(entry))
 
 
-def _want_rows(order: _Order, one: Optimized, tensor: torch.Tensor, name: str, state: StoredState) -> None:
+def _want_rows(
+    order: _Order, one: Optimized, tensor: torch.Tensor, name: str, state: StoredState
+) -> None:
     """Request a state with one number per row, saved under any column shards."""
     rows, columns = one.parameter.shape
     piece, table = one.place.piece, one.place.table
@@ -214,8 +238,8 @@ def _want_rows(order: _Order, one: Optimized, tensor: torch.Tensor, name: str, s
         or state.shape[:1] != (len(widths) * rows,)
     ):
         raise CheckpointError(
-            f"{name!r} has one number for each of {rows} rows here, and is {list(state.shape)} in the checkpoint, for "
-            f"slices of {list(widths)} columns"
+            f"{name!r} has one number for each of {rows} rows here, and is {list(state.shape)} in "
+            f"the checkpoint, for slices of {list(widths)} columns"
         )
     piece = piece or ShardPiece(0, 0, 0, rows, columns)
     order.wanted.setdefault(name, []).extend(wanted_rows(tensor, piece, rows, state.shape, widths))
@@ -233,12 +257,16 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
     saved = _stored_states(one, manifest, metadata)
     matched = match_states(one, saved, facts["kind"])
     current = one.state
-    fresh = {key: new_state(one, key, state) for key, state in matched.items() if key not in current}
+    fresh = {
+        key: new_state(one, key, state) for key, state in matched.items() if key not in current
+    }
     if not one.is_fused:
         reset = {
             key: None
             for key, value in current.items()
-            if isinstance(value, torch.Tensor) and key not in matched and (key != "step" or not matched)
+            if isinstance(value, torch.Tensor)
+            and key not in matched
+            and (key != "step" or not matched)
         }
         order.states.append((one, {**reset, **fresh, **facts["numbers"]}))
     for key, state in matched.items():
@@ -248,7 +276,9 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
         if entry.form is Form.ROWS or _is_by_row(one, tensor, state):
             _want_rows(order, one, tensor.detach(), entry.name, state)
         else:
-            _want(order, entry, cast(TensorStorageMetadata, metadata.state_dict_metadata[entry.name]))
+            _want(
+                order, entry, cast(TensorStorageMetadata, metadata.state_dict_metadata[entry.name])
+            )
     _order_options(order, one, facts)
 
 
@@ -262,14 +292,18 @@ def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool
     return by_row and (bool(state.widths) or tuple(tensor.shape) != state.shape)
 
 
-def _stored_states(one: Optimized, manifest: Manifest, metadata: Metadata) -> dict[str, StoredState]:
+def _stored_states(
+    one: Optimized, manifest: Manifest, metadata: Metadata
+) -> dict[str, StoredState]:
     """The stored states of a parameter."""
     states: dict[str, StoredState] = {}
     for full, path in cast(Mapping[str, tuple[str, ...]], metadata.planner_data).items():
         if path[:-1] == (*STATE, one.place.name):
             stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[full])
             widths = tuple(manifest.slices.get(full, ()))
-            states[path[-1]] = StoredState(path[-1], tuple(stored.size), stored.properties.dtype, widths)
+            states[path[-1]] = StoredState(
+                path[-1], tuple(stored.size), stored.properties.dtype, widths
+            )
     return states
 
 
@@ -282,9 +316,9 @@ def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> N
         known = order.options.setdefault((id(one.group), key), (one.group, value, one.place.name))
         if known[1] != value:
             raise CheckpointError(
-                f"{key} is {value!r} for {one.place.name!r} in the checkpoint and {known[1]!r} for {known[2]!r}, and "
-                "here they are updated together, with one: give each its own optimizer, or load with "
-                "load_checkpoint(..., optimizer_state=False)"
+                f"{key} is {value!r} for {one.place.name!r} in the checkpoint and {known[1]!r} for "
+                f"{known[2]!r}, and here they are updated together, with one: give each its own "
+                "optimizer, or load with load_checkpoint(..., optimizer_state=False)"
             )
 
 

@@ -20,7 +20,12 @@ from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
 from tutorec.distributed.checkpoint.manifest import MANIFEST, TRIES, remove_checkpoint
 from tutorec.distributed.checkpoint.ranks import RankBarrier
-from tutorec.distributed.checkpoint.reading import CheckpointInfo, subfolders, whole_step, whole_steps
+from tutorec.distributed.checkpoint.reading import (
+    CheckpointInfo,
+    subfolders,
+    whole_step,
+    whole_steps,
+)
 from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
 from tutorec.distributed.checkpoint.saving import Save, prepare_save, write_save
 from tutorec.distributed.collectives.host_groups import twin_group
@@ -63,9 +68,14 @@ class CheckpointManager:
         ('step-30', {'batch': 30}, [20, 30])
     """
 
-    def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3, *, asynchronous: bool = False) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], keep: int | None = 3, *, asynchronous: bool = False
+    ) -> None:
         if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep}: give 1 or more, or None for all; the latest checkpoint is always kept")
+            raise ValueError(
+                f"keep={keep}: give 1 or more, or None for all; the latest checkpoint is "
+                "always kept"
+            )
         self._named, self._folder, self._keep = folder, folder_of(folder), keep
         self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
         # One entry per save of this rank: the ranks that wait for each other. Replicas write
@@ -127,7 +137,11 @@ class CheckpointManager:
         return sorted(whole_steps(self._folder, self._whole).values())
 
     def load(
-        self, model: nn.Module, optimizer: KeyedOptimizer | None = None, *, optimizer_state: bool = True
+        self,
+        model: nn.Module,
+        optimizer: KeyedOptimizer | None = None,
+        *,
+        optimizer_state: bool = True,
     ) -> CheckpointInfo | None:
         """Load the latest checkpoint. A collective.
 
@@ -194,7 +208,10 @@ class CheckpointManager:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Close it. After an error, do not communicate: the other ranks may not get here."""
         if error is None:
@@ -220,8 +237,9 @@ class CheckpointManager:
         later = [each for each in self.steps() if each > step]
         if later:
             raise CheckpointError(
-                f"{self._folder} has a checkpoint of step {later[-1]}, later than step {step}: latest() would go on "
-                "from that one; load it first, or save into another folder, or remove the later ones"
+                f"{self._folder} has a checkpoint of step {later[-1]}, later than step {step}: "
+                "latest() would go on from that one; load it first, or save into another folder, "
+                "or remove the later ones"
             )
 
     def _agreed_latest(self, ranks: RankBarrier) -> int | None:
@@ -236,7 +254,11 @@ class CheckpointManager:
         return ranks.from_first(latest)
 
     def _begin(
-        self, folder: Folder, model: nn.Module, optimizer: KeyedOptimizer | None, notes: Mapping[str, Any]
+        self,
+        folder: Folder,
+        model: nn.Module,
+        optimizer: KeyedOptimizer | None,
+        notes: Mapping[str, Any],
     ) -> list[Future[None]]:
         """Write the checkpoint, or start writing it; returns the futures of pending saves."""
         group = group_of(model)
@@ -246,7 +268,9 @@ class CheckpointManager:
                 self._check_order(notes["step"])
             except Exception as error:
                 problem = error
-        save = prepare_save(ranks, folder, problem, (model, optimizer), notes, copy=self._thread is not None)
+        save = prepare_save(
+            ranks, folder, problem, (model, optimizer), notes, copy=self._thread is not None
+        )
         if self._thread is None:
             write_save(save, ranks, lambda: self._tidy(folder))
             return []
@@ -275,16 +299,22 @@ class CheckpointManager:
         """
         try:
             steps = self.steps()
-            old = {f"step-{step}" for step in (steps[: -self._keep] if self._keep is not None else [])}
+            old = {
+                f"step-{step}" for step in (steps[: -self._keep] if self._keep is not None else [])
+            }
             for name in subfolders(self._folder):
                 below = self._folder.below(name)
                 if name in old or (_NUMBERED.fullmatch(name) and MANIFEST not in below.sizes()):
                     remove_checkpoint(below)
         except Exception as error:
-            raise CheckpointError(f"{saved} is complete, and an older one could not be removed ({error})") from error
+            raise CheckpointError(
+                f"{saved} is complete, and an older one could not be removed ({error})"
+            ) from error
 
 
-def _problems(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]]) -> Iterator[BaseException]:
+def _problems(
+    under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]],
+) -> Iterator[BaseException]:
     """Wait for pending saves and yield their errors."""
     for begun, _ in under_way:
         for future in begun:

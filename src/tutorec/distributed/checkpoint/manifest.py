@@ -115,20 +115,24 @@ def read_manifest(folder: Folder) -> Manifest:
     except Exception as error:  # object stores raise their own errors
         raise CheckpointError(f"{path} cannot be read ({error}): load another checkpoint") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not the manifest of a {FORMAT}: it is another program's file")
+        raise CheckpointError(
+            f"{path} is not the manifest of a {FORMAT}: it is another program's file"
+        )
     version = document.get("version")
     if version not in (1, VERSION):
         raise CheckpointError(
-            f"{path} is of format version {version!r}, and this tutorec reads versions 1 to {VERSION}: "
-            "load it with the tutorec that wrote it, or a later one"
+            f"{path} is of format version {version!r}, and this tutorec reads versions 1 to "
+            f"{VERSION}: load it with the tutorec that wrote it, or a later one"
         )
-    content = {key: value for key, value in document.items() if key not in ("format", "version", "crc32")}
+    content = {
+        key: value for key, value in document.items() if key not in ("format", "version", "crc32")
+    }
     with expected_form(path):
         digest = _digest(content)
     if document.get("crc32") != digest:
         raise CheckpointError(
-            f"{path} is damaged: its CRC-32 is {digest} and should be {document.get('crc32')!r:.20}; "
-            "load another checkpoint"
+            f"{path} is damaged: its CRC-32 is {digest} and should be "
+            f"{document.get('crc32')!r:.20}; load another checkpoint"
         )
     with expected_form(path):
         files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
@@ -143,8 +147,9 @@ def _not_whole(folder: Folder) -> str:
     except Exception as error:
         contents = error
     return (
-        f"{folder} is not a complete checkpoint: {MANIFEST} is missing (found: {contents}); "
-        "it is written last, so an interrupted save has none: load another one, latest_checkpoint() finds them"
+        f"{folder} is not a complete checkpoint: {MANIFEST} is missing (found: {contents}); it is "
+        "written last, so an interrupted save has none: load another one, latest_checkpoint() "
+        "finds them"
     )
 
 
@@ -157,7 +162,8 @@ def expected_form(path: object) -> Generator[None, None, None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{path} has an invalid format ({type(error).__name__}: {error!s:.200}): load another checkpoint"
+            f"{path} has an invalid format ({type(error).__name__}: {error!s:.200}): load "
+            "another checkpoint"
         ) from error
 
 
@@ -175,19 +181,30 @@ def _check_form(manifest: Manifest) -> None:
 
     for name, facts in manifest.files.items():
         if not is_plain_name(name):
-            raise CheckpointError(f"{name!r:.200} is not a plain file name: load another checkpoint")
-        must(type(facts.bytes) is int and isinstance(facts.crc32, str), f"size or CRC-32 of {name!r}")
+            raise CheckpointError(
+                f"{name!r:.200} is not a plain file name: load another checkpoint"
+            )
+        must(
+            type(facts.bytes) is int and isinstance(facts.crc32, str), f"size or CRC-32 of {name!r}"
+        )
     if manifest.metadata not in manifest.files:
         raise CheckpointError(
-            f"{manifest.metadata!r:.200} is not among the files of the manifest: load another checkpoint"
+            f"{manifest.metadata!r:.200} is not among the files of the manifest: load another "
+            "checkpoint"
         )
     must(type(manifest.world_size) is int, "world_size")
     must(manifest.step is None or (type(manifest.step) is int and manifest.step >= 0), "step")
     for name, widths in manifest.slices.items():
-        must(isinstance(widths, list) and all(type(each) is int and each > 0 for each in widths), f"slices of {name!r}")
+        must(
+            isinstance(widths, list) and all(type(each) is int and each > 0 for each in widths),
+            f"slices of {name!r}",
+        )
     for name, facts in manifest.optimizers.items():
         must(isinstance(facts["kind"], str), f"the optimizer of {name!r}")
-        must(isinstance(facts["options"], dict) and isinstance(facts["numbers"], dict), f"the optimizer of {name!r}")
+        must(
+            isinstance(facts["options"], dict) and isinstance(facts["numbers"], dict),
+            f"the optimizer of {name!r}",
+        )
 
 
 def is_plain_name(name: str) -> bool:
@@ -242,8 +259,8 @@ def of_one_save(folder: Folder, use: Callable[[Manifest], T]) -> T:
 def replaced_too_often(folder: Folder) -> str:
     """The error of a reader whose checkpoint was replaced on every attempt."""
     return (
-        f"{folder} was replaced {TRIES} times while it was read: load again; a CheckpointManager, which gives every "
-        "save a folder of its own, does not replace what is read"
+        f"{folder} was replaced {TRIES} times while it was read: load again; a CheckpointManager, "
+        "which gives every save a folder of its own, does not replace what is read"
     )
 
 

@@ -1,8 +1,9 @@
 """Mappings of raw ids in a checkpoint: by row, as the tables, so that any plan can cut them.
 
-What a mapping keeps for each row is stored in the order of the rows, the state of a sharded mapping as that of an
-unsharded one. Which row has which id is then the place of the id, and what a rank loads are the ids of its rows. Those
-that it does not own under its plan are moved afterwards (`mc_resharding`).
+What a mapping keeps for each row is stored in the order of the rows, the state of a sharded mapping
+as that of an unsharded one. Which row has which id is then the place of the id, and what a rank
+loads are the ids of its rows. Those that it does not own under its plan are moved afterwards
+(`mc_resharding`).
 """
 
 from __future__ import annotations
@@ -50,18 +51,25 @@ def stored_mappings(
     if isinstance(part, ManagedCollisionModule):
         state = part.state_by_row()
         named = {f"{prefix}{name}": value for name, value in state.items()}
-        entries = {name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in named.items()}
+        entries = {
+            name: Entry(("model", name), Form.WHOLE, (Part(value),))
+            for name, value in named.items()
+        }
         yield StoredMapping(entries, part, state)
         return
     for mapping in part.mappings:
-        yield _of_table(f"{prefix}_managed_collision_modules.{mapping.table.name}.", mapping, part.rank)
+        yield _of_table(
+            f"{prefix}_managed_collision_modules.{mapping.table.name}.", mapping, part.rank
+        )
 
 
 def _of_table(prefix: str, mapping: TableMapping, rank: int) -> StoredMapping:
     pieces = [piece for piece in mapping.table.pieces if piece.rows]
     table = replace(mapping.table, pieces=tuple(pieces))
     # A rank without rows has shapes, too, which all ranks compare.
-    mine = next((piece for piece in pieces if piece.rank == rank), ShardPiece(rank, 0, 0, 0, table.columns))
+    mine = next(
+        (piece for piece in pieces if piece.rank == rank), ShardPiece(rank, 0, 0, 0, table.columns)
+    )
     state = mapping.held.state_by_row() if mapping.held is not None else {}
     entries: dict[str, Entry] = {}
     for name, whole in mapping.whole.state_by_row().items():

@@ -97,19 +97,26 @@ def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
         Exception: It is malformed; see `expected_form`.
     """
     root = _state(_Reader(content).load(), "Metadata")
-    tensors: dict[str, Any] = {_text(name): _tensor(record) for name, record in root["state_dict_metadata"].items()}
+    tensors: dict[str, Any] = {
+        _text(name): _tensor(record) for name, record in root["state_dict_metadata"].items()
+    }
     stored = {}
     for key, record in root["storage_data"].items():
         index = _state(key, "MetadataIndex")
-        stored[MetadataIndex(_text(index["fqn"]), _sizes(index["offset"]))] = _storage(record, manifest)
+        stored[MetadataIndex(_text(index["fqn"]), _sizes(index["offset"]))] = _storage(
+            record, manifest
+        )
     paths = {_text(name): tuple(map(_text, path)) for name, path in root["planner_data"].items()}
     total, known = 0, set[tuple[str, int]]()
     for name, tensor in tensors.items():
         if len(paths[name]) not in (2, 4):
-            raise CheckpointError(f"{name!r} has a path of {len(paths[name])} keys; 2 or 4 are valid")
+            raise CheckpointError(
+                f"{name!r} has a path of {len(paths[name])} keys; 2 or 4 are valid"
+            )
         total += math.prod(tensor.size) * tensor.properties.dtype.itemsize
         for chunk in tensor.chunks:
-            place = stored[MetadataIndex(name, chunk.offsets)]  # a block without a file is a KeyError
+            # a block without a file is a KeyError
+            place = stored[MetadataIndex(name, chunk.offsets)]
             if (place.relative_path, place.offset) in known:  # zeros are written once
                 total -= math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
             known.add((place.relative_path, place.offset))
@@ -126,7 +133,9 @@ def _tensor(record: Any) -> TensorStorageMetadata:
         raise TypeError(f"a dtype is a {type(dtype).__name__}")
     chunks = [_state(each, "ChunkStorageMetadata") for each in fields["chunks"]]
     size = _sizes(fields["size"])
-    blocks = [ChunkStorageMetadata(_sizes(each["offsets"]), _sizes(each["sizes"])) for each in chunks]
+    blocks = [
+        ChunkStorageMetadata(_sizes(each["offsets"]), _sizes(each["sizes"])) for each in chunks
+    ]
     if any(len(each.offsets) != len(size) or len(each.sizes) != len(size) for each in blocks):
         raise TypeError(f"a block of a tensor of {len(size)} dimensions has another number of them")
     return TensorStorageMetadata(TensorProperties(dtype=dtype), size, blocks)
@@ -152,7 +161,9 @@ def _state(record: Any, kind: str) -> Any:
 
 
 def _sizes(value: Any) -> torch.Size:
-    if not isinstance(value, tuple) or not all(type(each) is int and 0 <= each < 2**63 for each in value):
+    if not isinstance(value, tuple) or not all(
+        type(each) is int and 0 <= each < 2**63 for each in value
+    ):
         raise TypeError(f"sizes or offsets, a {type(value).__name__}, are not whole numbers from 0")
     return torch.Size(value)
 

@@ -29,7 +29,9 @@ _SECONDS_TO_END = 5.0
 V = TypeVar("V")
 
 # (host, process id) of each rank of a group, gathered once: a rank may end before the next save.
-_processes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
+_processes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, int]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class RankBarrier:
@@ -64,7 +66,11 @@ class RankBarrier:
             CheckpointError: A rank ended.
         """
         group = self._group
-        return [value] if group is None else self._named(lambda: comm.all_gather_objects(value, group, _STAGE))
+        return (
+            [value]
+            if group is None
+            else self._named(lambda: comm.all_gather_objects(value, group, _STAGE))
+        )
 
     def from_first(self, value: V) -> V:
         """Broadcast rank 0's value.
@@ -73,7 +79,11 @@ class RankBarrier:
             CheckpointError: A rank ended.
         """
         group = self._group
-        return value if group is None else self._named(lambda: comm.broadcast_object(value, 0, group, _STAGE))
+        return (
+            value
+            if group is None
+            else self._named(lambda: comm.broadcast_object(value, 0, group, _STAGE))
+        )
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
         """Raise on every rank unless the facts are equal on all ranks.
@@ -95,7 +105,9 @@ class RankBarrier:
             TypeError: This rank's problem is a TypeError, a mistake of the caller.
         """
         text = None if problem is None else _text(problem)
-        failures = [(rank, found) for rank, found in enumerate(self.gather(text)) if found is not None]
+        failures = [
+            (rank, found) for rank, found in enumerate(self.gather(text)) if found is not None
+        ]
         if not failures:
             return
         if isinstance(problem, TypeError):
@@ -106,7 +118,10 @@ class RankBarrier:
             raise CheckpointError(f"{self._doing} failed: {text}") from problem
         # All ranks that read a damaged file report the same error: name it once.
         lines = dict.fromkeys(found for _, found in failures)
-        named = [f"{named_ranks([rank for rank, each in failures if each == line])}: {line}" for line in lines]
+        named = [
+            f"{named_ranks([rank for rank, each in failures if each == line])}: {line}"
+            for line in lines
+        ]
         raise CheckpointError(f"{self._doing} failed on " + "; ".join(named)) from problem
 
     def _named(self, collective: Callable[[], V]) -> V:
@@ -120,12 +135,15 @@ class RankBarrier:
                 raise
             numbers = ", ".join(str(process) for process in ended.values())
             if None in ended.values():
-                what = f"{named_ranks(list(ended))} did not come to it: ended before, or does something else"
+                what = (
+                    f"{named_ranks(list(ended))} did not come to it: ended before, or does "
+                    "something else"
+                )
             else:
                 what = f"{named_ranks(list(ended))} ended meanwhile (process {numbers})"
             raise CheckpointError(
-                f"{self._doing} failed: {what}; a checkpoint that was complete before still is: start the ranks again "
-                "and load it"
+                f"{self._doing} failed: {what}; a checkpoint that was complete before still is: "
+                "start the ranks again and load it"
             ) from error
 
 
@@ -141,7 +159,9 @@ def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | Non
         store, processes = _store(group), []
         for rank in range(group.size()):
             name = key.format(rank)
-            process, _, host = store.get(name).decode().partition(" ") if store.check([name]) else ("", "", "")
+            process, _, host = (
+                store.get(name).decode().partition(" ") if store.check([name]) else ("", "", "")
+            )
             processes.append((host, int(process)) if process else None)
     except (RuntimeError, AttributeError):
         return []
@@ -161,7 +181,9 @@ def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
     while time.monotonic() < deadline:
         known = _processes.get(group) or _published(group, _ARRIVED)
         gone = {
-            rank: each[1] for rank, each in enumerate(known) if each and each[0] == this_host and not _runs(each[1])
+            rank: each[1]
+            for rank, each in enumerate(known)
+            if each and each[0] == this_host and not _runs(each[1])
         }
         if gone:
             notified = {rank for rank, each in enumerate(_published(group, _NOTIFIED)) if each}
@@ -189,4 +211,8 @@ def _runs(process: int) -> bool:
 
 
 def _text(problem: Exception) -> str:
-    return str(problem) if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {problem}"
+    return (
+        str(problem)
+        if isinstance(problem, CheckpointError)
+        else f"{type(problem).__name__}: {problem}"
+    )

@@ -56,7 +56,13 @@ def info_of(manifest: Manifest, metadata: Metadata) -> CheckpointInfo:
         if isinstance(stored, TensorStorageMetadata)
     }
     return CheckpointInfo(
-        manifest.version, manifest.world_size, manifest.step, manifest.position, manifest.extra, manifest.plan, tensors
+        manifest.version,
+        manifest.world_size,
+        manifest.step,
+        manifest.position,
+        manifest.extra,
+        manifest.plan,
+        tensors,
     )
 
 
@@ -99,7 +105,9 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
     parent = folder_of(folder)
     steps = whole_steps(parent, lambda name: whole_step(parent.below(name)))
     latest = [name for name, step in steps.items() if step == max(steps.values())]
-    newest = max(latest, key=lambda name: (parent.below(name).modified(MANIFEST), name), default=None)
+    newest = max(
+        latest, key=lambda name: (parent.below(name).modified(MANIFEST), name), default=None
+    )
     return None if newest is None else path_below(folder, newest)
 
 
@@ -179,9 +187,13 @@ def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
         files.check(name)
     requests: dict[str, list[Wanted]] = {}
     model: dict[str, torch.Tensor] = {}
-    states: dict[str, dict[str, Any]] = {name: dict(each["numbers"]) for name, each in manifest.optimizers.items()}
+    states: dict[str, dict[str, Any]] = {
+        name: dict(each["numbers"]) for name, each in manifest.optimizers.items()
+    }
     for name, stored in metadata.state_dict_metadata.items():
-        tensor, requests[name] = _whole(cast(TensorStorageMetadata, stored), manifest.slices.get(name, []))
+        tensor, requests[name] = _whole(
+            cast(TensorStorageMetadata, stored), manifest.slices.get(name, [])
+        )
         keys = cast(Mapping[str, tuple[str, ...]], metadata.planner_data)[name]
         if keys[0] == "model":
             model[keys[1]] = tensor
@@ -202,5 +214,7 @@ def _whole(stored: TensorStorageMetadata, widths: list[int]) -> tuple[torch.Tens
     tensor = torch.empty((rows, *shape[1:]), dtype=stored.properties.dtype)
     zeros, total = (0,) * (len(shape) - 1), sum(widths)
     return tensor, [
-        Wanted((index * rows, *zeros), tensor, width / total) for index, width in enumerate(widths) if tensor.numel()
+        Wanted((index * rows, *zeros), tensor, width / total)
+        for index, width in enumerate(widths)
+        if tensor.numel()
     ]

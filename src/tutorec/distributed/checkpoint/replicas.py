@@ -35,7 +35,9 @@ def saved_by_the_first(save: _Call[Path, Rest, None]) -> _Call[Path, Rest, None]
             return
         model.sync()
         _in_all_replicas(
-            model, f"saving {path}", lambda: save(path, model, *args, **kwargs) if model.replica == 0 else None
+            model,
+            f"saving {path}",
+            lambda: save(path, model, *args, **kwargs) if model.replica == 0 else None,
         )
 
     return of_replicas
@@ -48,7 +50,9 @@ def loaded_by_all(load: _Call[Path, Rest, Out]) -> _Call[Path, Rest, Out]:
     def of_replicas(path: Path, model: nn.Module, *args: Rest.args, **kwargs: Rest.kwargs) -> Out:
         if not isinstance(model, DMPCollection):
             return load(path, model, *args, **kwargs)
-        return _in_all_replicas(model, f"loading {path}", lambda: load(path, model, *args, **kwargs))
+        return _in_all_replicas(
+            model, f"loading {path}", lambda: load(path, model, *args, **kwargs)
+        )
 
     return of_replicas
 
@@ -70,7 +74,9 @@ def _in_all_replicas(model: DMPCollection, doing: str, act: Callable[[], Out]) -
         raise problem
     if failed := [(rank, text) for rank, text in enumerate(texts) if text is not None]:
         rank, text = failed[0]
-        raise CheckpointError(f"{doing} was aborted, since rank {rank} of another replica failed: {text}")
+        raise CheckpointError(
+            f"{doing} was aborted, since rank {rank} of another replica failed: {text}"
+        )
     return result  # pyright: ignore[reportReturnType]
 
 

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.distributed.checkpoint.contents import Contents, contents_of, group_of, optimizer_entries, optimizer_facts
+from tutorec.distributed.checkpoint.contents import (
+    Contents,
+    contents_of,
+    group_of,
+    optimizer_entries,
+    optimizer_facts,
+)
 from tutorec.distributed.checkpoint.entries import Entry
 from tutorec.distributed.checkpoint.folder import Folder, checked_folder, new_id
 from tutorec.distributed.checkpoint.manifest import (
@@ -98,7 +104,9 @@ class Save:
         """Remove the written files unless the manifest lists them, and release the lock."""
         with suppress(Exception):
             used = read_manifest(self.folder).files if MANIFEST in self.folder.sizes() else {}
-            self.folder.remove(name for name in leftover_names(self.folder, used) if self.id and self.id in name)
+            self.folder.remove(
+                name for name in leftover_names(self.folder, used) if self.id and self.id in name
+            )
             self.folder.remove_if_empty()
         self.held.close()
 
@@ -156,7 +164,9 @@ def prepare_save(
     return save
 
 
-def write_save(save: Save, ranks: RankBarrier, on_complete: Callable[[], None] = lambda: None) -> None:
+def write_save(
+    save: Save, ranks: RankBarrier, on_complete: Callable[[], None] = lambda: None
+) -> None:
     """Write a prepared save. A collective.
 
     Args:
@@ -199,7 +209,8 @@ def _start(save: Save) -> None:
     folder = save.folder
     if not _may_be_used(folder):
         raise CheckpointError(
-            f"{folder} exists and is not a checkpoint ({MANIFEST} is missing): save under another path, or remove it"
+            f"{folder} exists and is not a checkpoint ({MANIFEST} is missing): save under "
+            "another path, or remove it"
         )
     folder.make()
     save.held.enter_context(folder.locked())
@@ -223,7 +234,9 @@ def _complete(save: Save, written: Sequence[Written]) -> None:
     assert save.manifest is not None, "the manifest exists once all ranks agree"
     folder = save.folder
     files, account = write_metadata(folder, save.id, written)
-    manifest = replace(save.manifest, files=dict(sorted(files.items())), metadata=f"{save.id}.metadata")
+    manifest = replace(
+        save.manifest, files=dict(sorted(files.items())), metadata=f"{save.id}.metadata"
+    )
     try:
         check_sizes(folder, manifest)
     except CheckpointError as error:
@@ -239,14 +252,19 @@ def _complete(save: Save, written: Sequence[Written]) -> None:
 
 def _entries(contents: Contents) -> list[Entry]:
     states = optimizer_entries(contents)
-    return [*contents.model.values(), *(entry for of_parameter in states.values() for entry in of_parameter.values())]
+    return [
+        *contents.model.values(),
+        *(entry for of_parameter in states.values() for entry in of_parameter.values()),
+    ]
 
 
 def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
     """The facts that must be equal on all ranks."""
     facts = {name: json.dumps(value, sort_keys=True) for name, value in notes.items()}
     facts |= optimizer_facts(contents)
-    return facts | {f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()}
+    return facts | {
+        f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()
+    }
 
 
 def _check_notes(notes: Mapping[str, Any]) -> None:
@@ -259,7 +277,8 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
             _check_keys(notes[name])
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{name} cannot be stored as JSON ({error}): use numbers, text, lists, and dicts with text as keys"
+                f"{name} cannot be stored as JSON ({error}): use numbers, text, lists, and "
+                "dicts with text as keys"
             ) from None
 
 
@@ -282,8 +301,14 @@ def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
     """Parameter -> its optimizer's class, group options and scalar states, as JSON values."""
     facts: dict[str, dict[str, Any]] = {}
     for one in contents.optimized:
-        options = {key: plain(value) for key, value in one.group.items() if key != "params" and is_plain(value)}
-        numbers = {key: value for key, value in one.state.items() if isinstance(value, bool | int | float)}
+        options = {
+            key: plain(value)
+            for key, value in one.group.items()
+            if key != "params" and is_plain(value)
+        }
+        numbers = {
+            key: value for key, value in one.state.items() if isinstance(value, bool | int | float)
+        }
         kind = type(one.optimizer).__name__
         facts[one.place.name] = {"kind": kind, "options": options, "numbers": numbers}
     return facts

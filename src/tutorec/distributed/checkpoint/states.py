@@ -17,7 +17,12 @@ from tutorec.errors import CheckpointError
 from tutorec.optim.optimizers import PartialRowWiseAdam
 
 # torch's names of Adagrad and Adam states, by the names of fused kernels, whose first is momentum1.
-_TORCH_TO_FUSED = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq", "step": "step"}
+_TORCH_TO_FUSED = {
+    "sum": "momentum1",
+    "exp_avg": "momentum1",
+    "exp_avg_sq": "exp_avg_sq",
+    "step": "step",
+}
 _STEP = "step"
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 # States that torch optimizers have after their first step.
@@ -41,7 +46,9 @@ class StoredState:
     widths: tuple[int, ...] = ()
 
 
-def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -> dict[str, StoredState]:
+def match_states(
+    one: Optimized, stored: Mapping[str, StoredState], kind: str
+) -> dict[str, StoredState]:
     """Name of a local state -> the stored state that it loads, by name or by meaning.
 
     Args:
@@ -54,7 +61,9 @@ def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -
     """
     keys = {key for key, value in one.state.items() if isinstance(value, torch.Tensor)}
     kind_here = type(one.optimizer).__name__
-    if keys == stored.keys() or (not stored and not one.is_fused and (not keys or kind == kind_here)):
+    if keys == stored.keys() or (
+        not stored and not one.is_fused and (not keys or kind == kind_here)
+    ):
         return dict(stored)
     if not keys and not one.is_fused:
         matched = _named_as_torch(stored) if any("." in key for key in stored) else dict(stored)
@@ -65,12 +74,15 @@ def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -
     matched = {key: by_meaning[_meaning(key)] for key in keys if _meaning(key) in by_meaning}
     # A step count may be dropped if the other optimizer does not have one.
     missing = [key for key in keys - matched.keys() if _meaning(key) != _STEP]
-    surplus = [meaning for meaning in by_meaning if meaning != _STEP and meaning not in map(_meaning, keys)]
+    surplus = [
+        meaning for meaning in by_meaning if meaning != _STEP and meaning not in map(_meaning, keys)
+    ]
     if missing or surplus:
         keeps = f"keeps {sorted(keys)}" if keys or one.is_fused else f"is {kind_here}"
         raise CheckpointError(
-            f"the optimizer of {one.place.name!r} {keeps}, and the checkpoint has {sorted(stored)} of {kind}: it was "
-            "saved with another optimizer; load_checkpoint(..., optimizer_state=False) takes the weights alone"
+            f"the optimizer of {one.place.name!r} {keeps}, and the checkpoint has {sorted(stored)} "
+            f"of {kind}: it was saved with another optimizer; load_checkpoint(..., "
+            "optimizer_state=False) takes the weights alone"
         )
     return matched
 
@@ -89,7 +101,9 @@ def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
     rows, columns = one.parameter.shape if one.parameter.dim() == 2 else (0, 0)
     table = one.place.table
     numbers = math.prod(stored.shape)
-    by_row = bool(stored.widths) or (columns > 1 and numbers == (rows if table is None else table.rows))
+    by_row = bool(stored.widths) or (
+        columns > 1 and numbers == (rows if table is None else table.rows)
+    )
     if key == "exp_avg_sq" and by_row != isinstance(one.optimizer, PartialRowWiseAdam):
         kept, saved = ("weight", "row") if by_row else ("row", "weight")
         raise CheckpointError(
@@ -107,7 +121,9 @@ def _named_as_torch(stored: Mapping[str, StoredState]) -> dict[str, StoredState]
     """The states of a fused kernel under torch's names."""
     meanings = {_meaning(key): state for key, state in stored.items()}
     first = "exp_avg" if "exp_avg_sq" in meanings else "sum"
-    return {first if meaning == "momentum1" else meaning: state for meaning, state in meanings.items()}
+    return {
+        first if meaning == "momentum1" else meaning: state for meaning, state in meanings.items()
+    }
 
 
 def _meaning(key: str) -> str:

@@ -78,14 +78,22 @@ def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
     files = _NewFiles(folder)
     writer = FileSystemWriter(folder.path, thread_count=1, sync_files=folder.is_local)
     writer.fs = files
-    plan = replace(blocks.create_local_plan(), storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_"))
+    plan = replace(
+        blocks.create_local_plan(), storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_")
+    )
     results = cast(list[WriteResult], writer.write_data(plan, blocks).value()) if plan.items else []
     by_index = {result.index: result for result in results}
-    results += [replace(by_index[blocks.zeros[key]], index=item.index) for item, key in blocks.repeated]
-    return Written([*plan.items, *(item for item, _ in blocks.repeated)], results, files.facts, blocks.paths)
+    results += [
+        replace(by_index[blocks.zeros[key]], index=item.index) for item, key in blocks.repeated
+    ]
+    return Written(
+        [*plan.items, *(item for item, _ in blocks.repeated)], results, files.facts, blocks.paths
+    )
 
 
-def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tuple[dict[str, FileFacts], bytes]:
+def write_metadata(
+    folder: Folder, save: str, written: Sequence[Written]
+) -> tuple[dict[str, FileFacts], bytes]:
     """Write torch's metadata of all ranks' blocks, on one rank.
 
     Args:
@@ -103,20 +111,27 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
     _, metadata = create_default_global_save_plan([SavePlan(each.items) for each in written])
     for name, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, TensorStorageMetadata), f"{name}: only tensors are stored"
-        count, whole = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), math.prod(tensor.size)
+        count, whole = (
+            sum(math.prod(chunk.sizes) for chunk in tensor.chunks),
+            math.prod(tensor.size),
+        )
         if count != whole:
             raise CheckpointError(
-                f"{name!r} has {whole:,} numbers, and the ranks have written {count:,} of them: every rank saves the "
-                "same model, with the same optimizers"
+                f"{name!r} has {whole:,} numbers, and the ranks have written {count:,} of them: "
+                "every rank saves the same model, with the same optimizers"
             )
-    lost = sorted({name for each in written for name in each.paths} - metadata.state_dict_metadata.keys())
+    lost = sorted(
+        {name for each in written for name in each.paths} - metadata.state_dict_metadata.keys()
+    )
     if lost:
         raise CheckpointError(
-            f"{lost[0]!r} and {len(lost) - 1} more exist on some ranks, and no rank has written their values: every "
-            "rank saves the same model, with the same optimizers"
+            f"{lost[0]!r} and {len(lost) - 1} more exist on some ranks, and no rank has written "
+            "their values: every rank saves the same model, with the same optimizers"
         )
     metadata.planner_data = {name: path for each in written for name, path in each.paths.items()}
-    metadata.storage_data = {result.index: result.storage_data for each in written for result in each.results}
+    metadata.storage_data = {
+        result.index: result.storage_data for each in written for result in each.results
+    }
     metadata.version = CURRENT_DCP_VERSION
     content = pickle.dumps(metadata)
     name = f"{save}.metadata"
@@ -128,8 +143,8 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
 class BlockSaver(SavePlanner):
     """A torch save planner with the blocks of this rank.
 
-    Of blocks of zeros that have one shape and dtype the first is written, and the others are stored where that is: the
-    rows of a table that no id has yet take no space.
+    Of blocks of zeros that have one shape and dtype the first is written, and the others are stored
+    where that is: the rows of a table that no id has yet take no space.
 
     Args:
         entries: The tensors of the checkpoint.
@@ -138,10 +153,14 @@ class BlockSaver(SavePlanner):
         copy: Copy the blocks now, so that the model may change before they are written.
     """
 
-    def __init__(self, entries: Sequence[Entry], rank: int, world_size: int, copy: bool = False) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], rank: int, world_size: int, copy: bool = False
+    ) -> None:
         self.rank: int = rank
         self.paths: dict[str, tuple[str, ...]] = {entry.name: entry.path for entry in entries}
-        self.slices: dict[str, list[int]] = {entry.name: list(entry.widths) for entry in entries if entry.widths}
+        self.slices: dict[str, list[int]] = {
+            entry.name: list(entry.widths) for entry in entries if entry.widths
+        }
         self._blocks: dict[MetadataIndex, Block] = {}
         self._items: list[WriteItem] = []
         self.zeros: dict[object, MetadataIndex] = {}
@@ -197,7 +216,9 @@ class _NewFiles(FileSystem):
     facts: dict[str, FileFacts] = field(default_factory=dict)
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
         """Open a file; errors in writing are raised when it is closed."""
         with self.folder.create(str(path)) as file:
             stream = _CheckedStream(file)

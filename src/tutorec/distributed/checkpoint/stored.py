@@ -86,8 +86,8 @@ class SavedFiles(FileSystem):
                 crc = zlib.crc32(block, crc)
         if f"{crc:08x}" != facts.crc32:
             raise CheckpointError(
-                f"{self.folder.file(name)} is damaged: its CRC-32 is {crc:08x} and should be {facts.crc32:.8}, over "
-                f"{size:,} bytes; load another checkpoint"
+                f"{self.folder.file(name)} is damaged: its CRC-32 is {crc:08x} and should be "
+                f"{facts.crc32:.8}, over {size:,} bytes; load another checkpoint"
             )
 
     def metadata(self) -> Metadata:
@@ -104,10 +104,14 @@ class SavedFiles(FileSystem):
             try:
                 return parse_metadata(cast(bytes, file.read()), self._manifest)
             except CheckpointError as error:
-                raise CheckpointError(f"{path} has an invalid format ({error}): load another checkpoint") from None
+                raise CheckpointError(
+                    f"{path} has an invalid format ({error}): load another checkpoint"
+                ) from None
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
         """A file from its beginning; a file that is not kept open is opened temporarily."""
         name = str(path)
         file = self._held.get(name)
@@ -140,7 +144,9 @@ def _unreadable(folder: Folder, name: str) -> Generator[None, None, None]:
         ) from None
 
 
-def read_blocks(files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> None:
+def read_blocks(
+    files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]
+) -> None:
     """Fill targets from the stored blocks, one block in memory at a time.
 
     Args:
@@ -178,9 +184,14 @@ def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> 
         stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[name])
         chunks = [ChunkStorageMetadata(torch.Size(w.offsets), w.target.shape) for w in wishes]
         reads = create_read_items_for_chunk_list(name, stored, chunks)
-        covered, needed = sum(math.prod(item.lengths) for item in reads), sum(w.target.numel() for w in wishes)
+        covered, needed = (
+            sum(math.prod(item.lengths) for item in reads),
+            sum(w.target.numel() for w in wishes),
+        )
         if covered != needed:
-            raise CheckpointError(f"{name!r}: {needed:,} numbers are needed here, and {covered:,} of them are stored")
+            raise CheckpointError(
+                f"{name!r}: {needed:,} numbers are needed here, and {covered:,} of them are stored"
+            )
         items += reads
     times = Counter(map(_place, metadata.storage_data.values()))
     repeated = {index for index, place in metadata.storage_data.items() if times[_place(place)] > 1}
@@ -207,7 +218,10 @@ class BlockLoader(LoadPlanner):
     """
 
     def __init__(
-        self, wanted: Mapping[str, Sequence[Wanted]], plan: LoadPlan, repeated: Set[MetadataIndex] = frozenset()
+        self,
+        wanted: Mapping[str, Sequence[Wanted]],
+        plan: LoadPlan,
+        repeated: Set[MetadataIndex] = frozenset(),
     ) -> None:
         self.plan: LoadPlan = plan
         self._repeated = repeated
@@ -230,7 +244,9 @@ class BlockLoader(LoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Not called: only tensors are stored."""
-        raise CheckpointError(f"{read_item.storage_index.fqn!r} is stored as an object, and only tensors are read")
+        raise CheckpointError(
+            f"{read_item.storage_index.fqn!r} is stored as an object, and only tensors are read"
+        )
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """The tensor to read into: the target, or a scratch tensor to be added to it."""
@@ -249,6 +265,8 @@ class BlockLoader(LoadPlanner):
     def _target(self, item: ReadItem) -> tuple[torch.Tensor, float | None]:
         wish = self._wanted[item.dest_index.fqn][cast(int, item.dest_index.index)]
         target = wish.target.detach()
-        for dimension, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+        for dimension, (start, length) in enumerate(
+            zip(item.dest_offsets, item.lengths, strict=True)
+        ):
             target = target.narrow(dimension, start, length)
         return target, wish.share

@@ -49,7 +49,9 @@ class _Issue(torch.autograd.Function):
     """``(anchor, sent) -> token``: the token orders the collect after the issue."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, sent: torch.Tensor, flight: _Flight) -> torch.Tensor:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, sent: torch.Tensor, flight: _Flight
+    ) -> torch.Tensor:
         ctx.flight = flight
         flight.there = flight.move(sent)
         return anchor.new_empty(1)
@@ -60,7 +62,9 @@ class _Issue(torch.autograd.Function):
         ctx: Any, *_: torch.Tensor
     ) -> tuple[None, torch.Tensor | None, None]:
         back = ctx.flight.back
-        assert back is not None, "collect's backward must issue the reverse exchange before this one waits for it"
+        assert back is not None, (
+            "collect's backward must issue the reverse exchange before this one waits for it"
+        )
         ctx.flight.back = None
         # Wait even if nobody needs the gradient: the other ranks expect this rank to receive.
         gradient = back.wait()
@@ -73,7 +77,9 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, flight: _Flight) -> torch.Tensor:
         ctx.flight = flight
-        assert flight.there is not None, "an exchange is collected once; its awaitable remembers the value"
+        assert flight.there is not None, (
+            "an exchange is collected once; its awaitable remembers the value"
+        )
         received = flight.there.wait()
         flight.there = None
         return received
@@ -103,7 +109,9 @@ class _Uncollected(threading.local):
 
     def take_before(self, promise: _Collected) -> list[_Collected]:
         """Remove and return those issued before ``promise``; ``promise`` is removed, too."""
-        place = next((index for index, each in enumerate(self._promises) if each() is promise), None)
+        place = next(
+            (index for index, each in enumerate(self._promises) if each() is promise), None
+        )
         if place is None:
             return []
         before, self._promises = self._promises[:place], self._promises[place + 1 :]
@@ -148,7 +156,9 @@ def issue(move: Move, move_back: Move, sent: torch.Tensor) -> Awaitable[torch.Te
         >>> import torch
         >>> from tutorec.awaitable import NoWait
         >>> x = torch.ones(3, requires_grad=True)
-        >>> issue(lambda sent: NoWait(2 * sent), lambda gradient: NoWait(2 * gradient), x).wait().sum().backward()
+        >>> issue(
+        ...     lambda sent: NoWait(2 * sent), lambda gradient: NoWait(2 * gradient), x
+        ... ).wait().sum().backward()
         >>> x.grad
         tensor([2., 2., 2.])
     """

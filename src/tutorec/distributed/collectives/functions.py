@@ -75,8 +75,12 @@ def variable_batch_alltoall_pooled(
     mine = emb_dim_per_rank_per_feature[ranks.rank()]
     counts_out = [_elements(samples, mine) for samples in batch_size_per_rank_per_feature]
     samples = iter(batch_size_per_feature_pre_a2a)
-    counts_in = [sum(width * next(samples) for width in widths) for widths in emb_dim_per_rank_per_feature]
-    exchange = PooledEmbeddingsAllToAll(ranks, [sum(widths) for widths in emb_dim_per_rank_per_feature], codecs=codecs)
+    counts_in = [
+        sum(width * next(samples) for width in widths) for widths in emb_dim_per_rank_per_feature
+    ]
+    exchange = PooledEmbeddingsAllToAll(
+        ranks, [sum(widths) for widths in emb_dim_per_rank_per_feature], codecs=codecs
+    )
     return exchange.variable(a2a_pooled_embs_tensor, counts_out, counts_in)
 
 
@@ -117,7 +121,10 @@ def alltoall_sequence(
     if len(forward_recat_tensor):
         lengths = lengths_after_sparse_data_all2all.view(len(forward_recat_tensor), -1).sum(1)
         rows = rows[_segments(lengths, forward_recat_tensor.long())]
-    sent, arriving = [width * count for count in output_splits], [width * count for count in input_splits]
+    sent, arriving = (
+        [width * count for count in output_splits],
+        [width * count for count in input_splits],
+    )
     moved = SequenceEmbeddingsAllToAll(ranks, codecs)(rows.reshape(-1), sent, arriving)
     return map_awaitable(lambda flat: flat.view(-1, width), moved)
 
@@ -137,11 +144,15 @@ def reduce_scatter_pooled(
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_pooled``.
     """
-    return reduce_scatter_v_pooled(torch.cat(list(inputs)), [len(each) for each in inputs], group, codecs)
+    return reduce_scatter_v_pooled(
+        torch.cat(list(inputs)), [len(each) for each in inputs], group, codecs
+    )
 
 
 def reduce_scatter_base_pooled(
-    input: torch.Tensor, group: dist.ProcessGroup | None = None, codecs: QuantizedCommCodecs | None = None
+    input: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
     """``[W * B, ...]`` -> awaitable of ``[B, ...]``: equal parts are summed, one per rank.
 
@@ -203,7 +214,9 @@ def reduce_scatter_v_per_feature_pooled(
 
 
 def all_gather_base_pooled(
-    input: torch.Tensor, group: dist.ProcessGroup | None = None, codecs: QuantizedCommCodecs | None = None
+    input: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
     """``[B, ...]`` -> awaitable of ``[W * B, ...]``, the rows of all ranks.
 
@@ -237,7 +250,9 @@ def _segments(lengths: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     starts = lengths.cumsum(0) - lengths
     lengths, starts = lengths[order], starts[order]
     shifts = starts - (lengths.cumsum(0) - lengths)
-    return torch.arange(int(lengths.sum()), device=lengths.device) + shifts.repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum()), device=lengths.device) + shifts.repeat_interleave(
+        lengths
+    )
 
 
 __all__ = [

@@ -31,7 +31,9 @@ class HostGroups:
 # Subgroups of a group by ranks per host; None stands for the group itself, to avoid a reference
 # cycle.
 _Subgroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
-_host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = weakref.WeakKeyDictionary()
+_host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = (
+    weakref.WeakKeyDictionary()
+)
 # How often this rank has made subgroups together with only the other members of a group.
 _rounds_of_names = 0
 
@@ -57,8 +59,8 @@ def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
     if local_size < 1 or world_size % local_size:
         fits = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise ValueError(
-            f"{world_size} ranks cannot be split into hosts of {local_size}: local_size (LOCAL_WORLD_SIZE) may be one "
-            f"of {fits}"
+            f"{world_size} ranks cannot be split into hosts of {local_size}: local_size "
+            f"(LOCAL_WORLD_SIZE) may be one of {fits}"
         )
     known = _host_groups.setdefault(group, {})
     if local_size not in known:
@@ -71,7 +73,11 @@ def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
 def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> _Subgroups:
     """The groups (intra, cross) of this rank; None for one that equals ``group``."""
     ranks = dist.get_process_group_ranks(group)
-    inside = [ranks[host * local_size : (host + 1) * local_size] for host in range(hosts)] if hosts > 1 else []
+    inside = (
+        [ranks[host * local_size : (host + 1) * local_size] for host in range(hosts)]
+        if hosts > 1
+        else []
+    )
     across = [ranks[place::local_size] for place in range(local_size)] if local_size > 1 else []
     # torch names a group by the number of groups that the rank has made, so every rank of the
     # program must make every group. Ranks outside of `group` do not run this call; then only its
@@ -81,7 +87,10 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
     found: list[dist.ProcessGroup | None] = []
     with _agreed_names(group) if alone else nullcontext():
         for subgroups in (inside, across):
-            made = [dist.new_group(members, backend=backend, use_local_synchronization=alone) for members in subgroups]
+            made = [
+                dist.new_group(members, backend=backend, use_local_synchronization=alone)
+                for members in subgroups
+            ]
             mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
             found.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
     return found[0], found[1]
@@ -95,7 +104,10 @@ def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """
     ranks, alone = dist.get_process_group_ranks(group), group != default_group()
     with _agreed_names(group) if alone else nullcontext():
-        return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=alone))
+        return cast(
+            dist.ProcessGroup,
+            dist.new_group(ranks, backend="gloo", use_local_synchronization=alone),
+        )
 
 
 @contextmanager
@@ -105,9 +117,12 @@ def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
     number = max(rounds for (rounds,) in all_gather_ints([_rounds_of_names], group, "host groups"))
     _rounds_of_names = number + 1
     hashed, count = distributed_c10d._hash_ranks_to_str, distributed_c10d._world.group_count
-    distributed_c10d._hash_ranks_to_str = lambda ranks: f"tutorec_{number}_{'_'.join(map(str, ranks))}"
+    distributed_c10d._hash_ranks_to_str = lambda ranks: (
+        f"tutorec_{number}_{'_'.join(map(str, ranks))}"
+    )
     try:
         yield
     finally:
         distributed_c10d._hash_ranks_to_str = hashed
-        distributed_c10d._world.group_count = count  # torch 2.15 counts groups, and only on the ranks that make them
+        # torch 2.15 counts groups, and only on the ranks that make them
+        distributed_c10d._world.group_count = count

@@ -68,7 +68,9 @@ class KJTAllToAll(nn.Module):
         ValueError: ``splits``, ``stagger``, ``order`` and the number of ranks do not match.
 
     Example:
-        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2])
+        ... )
         >>> KJTAllToAll(None, [3], order=[1, 0, 1])(batch).wait().wait().values()
         tensor([2, 3, 1, 2, 3])
 
@@ -89,9 +91,13 @@ class KJTAllToAll(nn.Module):
         super().__init__()
         world_size = 1 if pg is None else pg.size()
         if len(splits) != world_size:
-            raise ValueError(f"splits {list(splits)} are for {len(splits)} ranks, and there are {world_size}")
+            raise ValueError(
+                f"splits {list(splits)} are for {len(splits)} ranks, and there are {world_size}"
+            )
         if stagger < 1 or world_size % stagger:
-            raise ValueError(f"stagger {stagger} does not divide the {world_size} ranks into equal hosts")
+            raise ValueError(
+                f"stagger {stagger} does not divide the {world_size} ranks into equal hosts"
+            )
         self._pg = pg
         self._slots = Slots(splits, order)
         self._ids_dtype = ids_dtype
@@ -114,7 +120,8 @@ class KJTAllToAll(nn.Module):
         values = features.values()
         if values.is_floating_point() and values.numel():
             raise TypeError(
-                f"the batch has values of {values.dtype}, which cannot be ids: {features.keys()}; give integers"
+                f"the batch has values of {values.dtype}, which cannot be ids: "
+                f"{features.keys()}; give integers"
             )
         group, slots = self._pg, self._slots
         if group is None or len(self._ranks) == 1:
@@ -125,17 +132,24 @@ class KJTAllToAll(nn.Module):
         form = (self._ids_dtype or values.dtype).itemsize | self.number << _NUMBER
         form |= _VARIABLE if features.variable_stride_per_key() else 0
         form |= _WEIGHTED if weights is not None else 0
-        message = ints_on_device([(count, features.stride(), form) for count in counts], torch.int64, values.device)
+        message = ints_on_device(
+            [(count, features.stride(), form) for count in counts], torch.int64, values.device
+        )
 
         def send_ids(arrived: torch.Tensor) -> KJTArrival:
             sizes = arrived.view(-1, SIZES_PER_PEER).tolist()
-            report()  # the device has been synchronized, so its id check is done: no invalid id is sent
+            # the device has been synchronized, so its id check is done: no invalid id is sent
+            report()
             ids, samples, forms = (list(column) for column in zip(*sizes, strict=True))
             _check_exchange([each >> _NUMBER for each in forms], self.number, self.title)
             _check_weights(forms)
             # Every rank sees the same W formats, so all take the same rounds and choose the same
             # dtype.
-            strides = _exchange_strides(group, slots, features) if any(each & _VARIABLE for each in forms) else None
+            strides = (
+                _exchange_strides(group, slots, features)
+                if any(each & _VARIABLE for each in forms)
+                else None
+            )
             dtype = torch.int64 if max(each & _ITEMSIZE for each in forms) > 4 else torch.int32
             keys = features.keys()
             mine = [keys[position] for position in slots.positions_of(group.rank())]
@@ -143,7 +157,9 @@ class KJTAllToAll(nn.Module):
             lists = slots.sums(features.lengths_offset_per_key())
             counts_out = [bags + count for bags, count in zip(lists, counts, strict=True)]
             counts_in = [bags + count for bags, count in zip(arrival.bags(), ids, strict=True)]
-            arrival.packed = comm.all_to_all(slots.pack(features, dtype), counts_out, counts_in, group, IDS_STAGE)
+            arrival.packed = comm.all_to_all(
+                slots.pack(features, dtype), counts_out, counts_in, group, IDS_STAGE
+            )
             if weights is not None:
                 gathered = slots.gather(weights.float(), starts)
                 arrival.weights = comm.all_to_all(gathered, counts, ids, group, WEIGHTS_STAGE)
@@ -163,10 +179,14 @@ class KJTAllToAll(nn.Module):
         if self._pg is None or len(self._ranks) == 1:
             return NoWait(None)
         group = self._pg
-        message = ints_on_device([(0, 0, status << _NUMBER)] * group.size(), torch.int64, comm.message_device(group))
+        message = ints_on_device(
+            [(0, 0, status << _NUMBER)] * group.size(), torch.int64, comm.message_device(group)
+        )
 
         def check(arrived: torch.Tensor) -> None:
-            _check_exchange([form >> _NUMBER for form in arrived[2::SIZES_PER_PEER].tolist()], 0, "")
+            _check_exchange(
+                [form >> _NUMBER for form in arrived[2::SIZES_PER_PEER].tolist()], 0, ""
+            )
 
         return map_awaitable(check, _send_sizes(group, message))
 
@@ -181,8 +201,8 @@ class RanksWithoutBatch(Exception):
     def __init__(self, statuses: Sequence[int | None]) -> None:
         without = [rank for rank, status in enumerate(statuses) if status is not None]
         super().__init__(
-            f"ranks {without} have no batch for this exchange: their iterators have ended, or failed; give every rank "
-            "as many batches as the others"
+            f"ranks {without} have no batch for this exchange: their iterators have ended, or "
+            "failed; give every rank as many batches as the others"
         )
         self.statuses = list(statuses)
 
@@ -264,9 +284,15 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         return ArrivedIds(torch.cat(values), self._counts(lengths))
 
     def _wait_impl(self) -> KeyedJaggedTensor:
-        assert self.packed is not None, "only a batch of one rank has no buffer, and it needs no wait"
+        assert self.packed is not None, (
+            "only a batch of one rank has no buffer, and it needs no wait"
+        )
         lengths, values = self._slices(self.packed.wait())
-        weights = list(self.weights.wait().split_with_sizes(self._ids)) if self.weights is not None else None
+        weights = (
+            list(self.weights.wait().split_with_sizes(self._ids))
+            if self.weights is not None
+            else None
+        )
         counts, ranks, samples = self._counts(lengths), self._ranks, self.batch_size_per_rank
         strides = self.batch_size_per_rank_per_feature
 
@@ -290,12 +316,18 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
             [sum(of_slot) for of_slot in zip(*counts, strict=True)],
             None
             if strides is None
-            else torch.tensor([strides[rank] for rank in ranks], dtype=torch.int32).t().contiguous(),
+            else torch.tensor([strides[rank] for rank in ranks], dtype=torch.int32)
+            .t()
+            .contiguous(),
         )
 
     def _slices(self, packed: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Lengths and ids of every rank."""
-        slices = list(packed.split_with_sizes([*chain.from_iterable(zip(self.bags(), self._ids, strict=True))]))
+        slices = list(
+            packed.split_with_sizes(
+                [*chain.from_iterable(zip(self.bags(), self._ids, strict=True))]
+            )
+        )
         return slices[::2], slices[1::2]
 
     def _counts(self, lengths: list[torch.Tensor]) -> list[list[int]]:
@@ -317,7 +349,9 @@ def _send_sizes(group: dist.ProcessGroup, message: torch.Tensor) -> Awaitable[to
     return comm.all_to_all(message.view(-1), each, each, group, SIZES_STAGE)
 
 
-def _exchange_strides(group: dist.ProcessGroup, slots: Slots, features: KeyedJaggedTensor) -> list[list[int]]:
+def _exchange_strides(
+    group: dist.ProcessGroup, slots: Slots, features: KeyedJaggedTensor
+) -> list[list[int]]:
     """Samples of each rank and local slot ``[W][F]``: a round of a variable batch. Blocks."""
     mine = slots.splits[group.rank()]
     strides = [*chain.from_iterable(slots.per_slot(features.lengths_offset_per_key()))]
@@ -334,9 +368,9 @@ def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
     others = [rank for rank, number in enumerate(numbers) if number != mine]
     if others:
         raise ValueError(
-            f"this rank sends ids of {title or 'an exchange without a number'}, which is exchange {mine}, and rank "
-            f"{others[0]} is at exchange {numbers[others[0]]}: call sharded collections in the same order on every "
-            "rank (a loop over a set has no fixed order)"
+            f"this rank sends ids of {title or 'an exchange without a number'}, which is exchange "
+            f"{mine}, and rank {others[0]} is at exchange {numbers[others[0]]}: call sharded "
+            "collections in the same order on every rank (a loop over a set has no fixed order)"
         )
 
 
@@ -387,7 +421,9 @@ class Slots:
                 "give one position for each slot"
             )
         ends = list(accumulate(self.splits))
-        self._positions = [positions[end - size : end] for size, end in zip(self.splits, ends, strict=True)]
+        self._positions = [
+            positions[end - size : end] for size, end in zip(self.splits, ends, strict=True)
+        ]
         self._exact = order is None
         self.needs = 1 + max(positions, default=-1)
         self.is_identity = positions == list(range(total))
@@ -396,7 +432,8 @@ class Slots:
         number = {cut: index for index, cut in enumerate(self._cuts)}
         # Segments of each rank, as indices of the parts between two cuts.
         self.pieces = [
-            [piece for first, end in of_rank for piece in range(number[first], number[end])] for of_rank in runs
+            [piece for first, end in of_rank for piece in range(number[first], number[end])]
+            for of_rank in runs
         ]
 
     def positions_of(self, rank: int) -> list[int]:
@@ -440,7 +477,9 @@ class Slots:
         # Casting whole tensors first takes half the time of a cat that casts each segment.
         lengths = self.cut(features.lengths().to(dtype), features.lengths_offset_per_key())
         values = self.cut(features.values().to(dtype), features.offset_per_key())
-        pieces = [piece for heads, ids in zip(lengths, values, strict=True) for piece in (*heads, *ids)]
+        pieces = [
+            piece for heads, ids in zip(lengths, values, strict=True) for piece in (*heads, *ids)
+        ]
         return torch.cat(pieces) if pieces else features.values()[:0].to(dtype)
 
     def _sizes(self, starts: Sequence[int]) -> list[int]:
@@ -461,14 +500,18 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def feature_major(of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]) -> torch.Tensor:
+def feature_major(
+    of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]
+) -> torch.Tensor:
     """Reorder from rank-major to feature-major; ``counts[rank][feature]`` are the elements of each.
 
     Example:
         >>> feature_major([torch.tensor([1, 2]), torch.tensor([3, 4, 5])], [[1, 1], [2, 1]])
         tensor([1, 3, 4, 2, 5])
     """
-    pieces = [part.split_with_sizes(list(sizes)) for part, sizes in zip(of_ranks, counts, strict=True)]
+    pieces = [
+        part.split_with_sizes(list(sizes)) for part, sizes in zip(of_ranks, counts, strict=True)
+    ]
     return torch.cat([piece for of_feature in zip(*pieces, strict=True) for piece in of_feature])
 
 

@@ -96,7 +96,9 @@ class PooledEmbeddingsAllToAll(nn.Module):
         batch_sizes = _samples_of_ranks(pooled, batch_size_per_rank, len(self._columns))
         samples, width = batch_sizes[self._pg.rank()], self._columns[self._pg.rank()]
         counts_out = [count * width for count in batch_sizes]
-        moves = _to_ranks(self._pg, counts_out, [samples * width for width in self._columns], self._codecs)
+        moves = _to_ranks(
+            self._pg, counts_out, [samples * width for width in self._columns], self._codecs
+        )
         return _matrices(moves, pooled, samples, self._columns, len(batch_sizes))
 
     def variable(
@@ -121,7 +123,9 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         TorchRec's ``PooledEmbeddingsReduceScatter``.
     """
 
-    def __init__(self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None) -> None:
+    def __init__(
+        self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None
+    ) -> None:
         super().__init__()
         self._pg, self._codecs = pg, codecs
 
@@ -189,7 +193,9 @@ class HostPooledEmbeddings(nn.Module):
         self._width = self._columns[rank // local_size]
         self._world_size = local_size * len(self._columns)
 
-    def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
+    def forward(
+        self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]
+    ) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_h]`` -> awaitable of ``[B_local, sum of D_h]``."""
         if self._hosts is None or self._world_size == 1:
             return NoWait(pooled)
@@ -227,7 +233,9 @@ class SequenceEmbeddingsAllToAll(nn.Module):
         TorchRec's ``SequenceEmbeddingsAllToAll``.
     """
 
-    def __init__(self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None) -> None:
+    def __init__(
+        self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None
+    ) -> None:
         super().__init__()
         self._pg, self._codecs = pg, codecs
 
@@ -253,7 +261,9 @@ class PooledEmbeddingsAllGather(nn.Module):
         TorchRec's ``PooledEmbeddingsAllGather``.
     """
 
-    def __init__(self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None) -> None:
+    def __init__(
+        self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None
+    ) -> None:
         super().__init__()
         self._pg, self._codecs = pg, codecs
 
@@ -288,7 +298,9 @@ def _to_ranks(
     )
 
 
-def _into_sum(group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None) -> _Moves:
+def _into_sum(
+    group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None
+) -> _Moves:
     """Reduce-scatter: slice r is summed on rank r."""
     forward, backward = _directions(codecs)
     return _Moves(
@@ -298,7 +310,10 @@ def _into_sum(group: dist.ProcessGroup, counts: list[int], codecs: QuantizedComm
 
 
 def _into_host_sums(
-    hosts: HostGroups, counts_out: list[int], counts_in: list[int], codecs: QuantizedCommCodecs | None
+    hosts: HostGroups,
+    counts_out: list[int],
+    counts_in: list[int],
+    codecs: QuantizedCommCodecs | None,
 ) -> _Moves:
     """Reduce-scatter inside each host, then all-to-all of the sums across hosts.
 
@@ -319,9 +334,13 @@ def _into_host_sums(
 
     def rows(flat: torch.Tensor) -> Awaitable[torch.Tensor]:
         slices = flat.split(counts_out)
-        placed = torch.cat([each for place in range(local_size) for each in slices[place::local_size]])
+        placed = torch.cat(
+            [each for place in range(local_size) for each in slices[place::local_size]]
+        )
         return map_awaitable(
-            lambda summed: comm.all_to_all(summed, across, counts_in, hosts.cross, ROWS_STAGE, forward).wait(),
+            lambda summed: comm.all_to_all(
+                summed, across, counts_in, hosts.cross, ROWS_STAGE, forward
+            ).wait(),
             comm.reduce_scatter(placed, sums, hosts.intra, ROWS_STAGE, forward),
         )
 
@@ -383,14 +402,20 @@ def _matrices(
     def gradients(gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
         # Copied into its layout and divided in one pass.
         flat, divisor = gradient.new_empty(sum(counts)), gradient_divisor(world_size)
-        for part, block in zip(gradient.split(columns, dim=1), blocks(flat.split(counts)), strict=True):
+        for part, block in zip(
+            gradient.split(columns, dim=1), blocks(flat.split(counts)), strict=True
+        ):
             torch.div(part, divisor, out=block)
         return map_awaitable(lambda arrived: arrived.view(shape), moves.gradients(flat))
 
-    return issue(lambda sent: map_awaitable(side_by_side, moves.rows(_flat(sent))), gradients, pooled)
+    return issue(
+        lambda sent: map_awaitable(side_by_side, moves.rows(_flat(sent))), gradients, pooled
+    )
 
 
-def _samples_of_ranks(pooled: torch.Tensor, given: Sequence[int] | None, world_size: int) -> Sequence[int]:
+def _samples_of_ranks(
+    pooled: torch.Tensor, given: Sequence[int] | None, world_size: int
+) -> Sequence[int]:
     """B_s of each rank: as given, else equal shares of the rows."""
     rows = pooled.shape[0]
     if given is None:
@@ -402,8 +427,8 @@ def _samples_of_ranks(pooled: torch.Tensor, given: Sequence[int] | None, world_s
         return [rows // world_size] * world_size
     if len(given) != world_size or sum(given) != rows:
         raise ValueError(
-            f"batch_size_per_rank {list(given)} is for {len(given)} ranks and {sum(given)} samples, "
-            f"and there are {world_size} ranks and {rows} pooled rows"
+            f"batch_size_per_rank {list(given)} is for {len(given)} ranks and {sum(given)} "
+            f"samples, and there are {world_size} ranks and {rows} pooled rows"
         )
     return given
 

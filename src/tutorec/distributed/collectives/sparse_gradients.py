@@ -115,9 +115,18 @@ class PooledGradients:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype, weighted: bool
+        self,
+        group: dist.ProcessGroup,
+        tables: Sequence[CopiedTable],
+        ids_dtype: torch.dtype,
+        weighted: bool,
     ) -> None:
-        self._group, self._tables, self._dtype, self._weighted = group, list(tables), ids_dtype, weighted
+        self._group, self._tables, self._dtype, self._weighted = (
+            group,
+            list(tables),
+            ids_dtype,
+            weighted,
+        )
         self._columns = [table.columns for table in tables for _ in range(table.features)]
         self._id_bytes = ids_dtype.itemsize + (_FLOAT if weighted else 0)
 
@@ -159,7 +168,9 @@ class PooledGradients:
             lengths = lengths[chosen]
             values = _pick(values, agreed.ids[rank], chosen)
             weights = None if weights is None else _pick(weights, agreed.ids[rank], chosen)
-            grad = torch.cat([grad.split(self._columns, dim=1)[feature] for feature in chosen], dim=1)
+            grad = torch.cat(
+                [grad.split(self._columns, dim=1)[feature] for feature in chosen], dim=1
+            )
         counts = [sum(of_rank) for of_rank in ids]
         lists = [len(chosen) * samples for samples in agreed.samples]
         packed = torch.cat([lengths.reshape(-1).to(self._dtype), values.to(self._dtype)])
@@ -172,11 +183,15 @@ class PooledGradients:
         gradients = comm.all_gather(grad.reshape(-1), rows, group, ROWS_STAGE)
 
         def bags(packed: torch.Tensor, grad: torch.Tensor, *given: torch.Tensor) -> GlobalBags:
-            slices = packed.split_with_sizes([*chain.from_iterable(zip(lists, counts, strict=True))])
+            slices = packed.split_with_sizes(
+                [*chain.from_iterable(zip(lists, counts, strict=True))]
+            )
             lengths = torch.cat([part.view(len(chosen), -1) for part in slices[::2]], dim=1)
             weights = [feature_major(each.split_with_sizes(counts), ids) for each in given]
             values = feature_major(slices[1::2], ids)
-            return GlobalBags(values, lengths, weights[0] if weights else None, grad.view(-1, sum(columns)))
+            return GlobalBags(
+                values, lengths, weights[0] if weights else None, grad.view(-1, sum(columns))
+            )
 
         return map_awaitable(bags, arriving, gradients, *of_weights)
 
@@ -202,7 +217,9 @@ class RowGradients:
         ids_dtype: Dtype in which ids are sent.
     """
 
-    def __init__(self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype
+    ) -> None:
         self._group, self._tables, self._dtype = group, list(tables), ids_dtype
         self._columns = [table.columns for table in tables for _ in range(table.features)]
 
@@ -217,7 +234,9 @@ class RowGradients:
             first += table.features
         return Agreed([sum(of_rank) for of_rank in of_features], of_features, as_bags)
 
-    def gather(self, agreed: Agreed, values: torch.Tensor, grad: torch.Tensor) -> Awaitable[list[TableRows]]:
+    def gather(
+        self, agreed: Agreed, values: torch.Tensor, grad: torch.Tensor
+    ) -> Awaitable[list[TableRows]]:
         """Issue the all-gather of the tables that are sent as bags, in table order.
 
         Args:
@@ -229,10 +248,16 @@ class RowGradients:
         mine, group = agreed.ids[self._group.rank()], self._group
         if len(chosen) < len(self._columns):
             values = _pick(values, mine, chosen)
-            grad = _pick(grad, [count * width for count, width in zip(mine, self._columns, strict=True)], chosen)
+            grad = _pick(
+                grad,
+                [count * width for count, width in zip(mine, self._columns, strict=True)],
+                chosen,
+            )
         ids = [[of_rank[feature] for feature in chosen] for of_rank in agreed.ids]
         columns = [self._columns[feature] for feature in chosen]
-        elements = [[n * width for n, width in zip(of_rank, columns, strict=True)] for of_rank in ids]
+        elements = [
+            [n * width for n, width in zip(of_rank, columns, strict=True)] for of_rank in ids
+        ]
         counts = [sum(of_rank) for of_rank in ids]
         arriving = comm.all_gather(values.to(self._dtype), counts, group, IDS_STAGE)
         rows = comm.all_gather(grad, [sum(of_rank) for of_rank in elements], group, ROWS_STAGE)
@@ -245,7 +270,11 @@ class RowGradients:
             for table in tables:
                 features = range(first, first + table.features)
                 # In rank order.
-                places = [rank * len(columns) + feature for rank in range(len(ids)) for feature in features]
+                places = [
+                    rank * len(columns) + feature
+                    for rank in range(len(ids))
+                    for feature in features
+                ]
                 grad = torch.cat([of_rows[place] for place in places]).view(-1, table.columns)
                 gathered.append(TableRows(torch.cat([of_ids[place] for place in places]), grad))
                 first += table.features
@@ -263,8 +292,13 @@ def cheaper_as_bags(table: CopiedTable, bytes_of_ids: int, bags: int) -> bool:
         bags: Number of pooled rows, each of which has a gradient.
 
     Example:
-        >>> table = CopiedTable(rows=100, columns=8, features=1)  # as sums: 2 * 100 * 8 * 4 = 6400 bytes
-        >>> cheaper_as_bags(table, bytes_of_ids=0, bags=200), cheaper_as_bags(table, bytes_of_ids=1, bags=200)
+        >>> table = CopiedTable(
+        ...     rows=100, columns=8, features=1
+        ... )  # as sums: 2 * 100 * 8 * 4 = 6400 bytes
+        >>> (
+        ...     cheaper_as_bags(table, bytes_of_ids=0, bags=200),
+        ...     cheaper_as_bags(table, bytes_of_ids=1, bags=200),
+        ... )
         (True, False)
     """
     few = bytes_of_ids + bags * table.columns * _FLOAT <= 2 * table.rows * table.columns * _FLOAT
@@ -282,7 +316,9 @@ def features_of(tables: Sequence[CopiedTable], chosen: Sequence[bool]) -> list[i
     ]
 
 
-def add_over_ranks(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Awaitable[list[torch.Tensor]]:
+def add_over_ranks(
+    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup
+) -> Awaitable[list[torch.Tensor]]:
     """Issue the all-reduce of gradients of whole tables ``[R, D]``; waiting issues step two."""
     shapes = [gradient.shape for gradient in gradients]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

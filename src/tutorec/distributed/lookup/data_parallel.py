@@ -83,14 +83,22 @@ class ReplicatedLookup(EmbeddingLookup):
     """
 
     def __init__(
-        self, lookup: GroupedLookup, groups: Sequence[TableGroup], env: ShardingEnv, ids_dtype: torch.dtype
+        self,
+        lookup: GroupedLookup,
+        groups: Sequence[TableGroup],
+        env: ShardingEnv,
+        ids_dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self._lookup = lookup
         self._env, self._ids_dtype = env, ids_dtype
         self._columns = [columns for group in groups for columns in group.columns]
         self._operators = [module for module in lookup.modules() if isinstance(module, TableBatch)]
-        tables = [(shard.table, op) for g, op in zip(groups, self._operators, strict=True) for shard in g.shards]
+        tables = [
+            (shard.table, op)
+            for g, op in zip(groups, self._operators, strict=True)
+            for shard in g.shards
+        ]
         self._operator_of = [operator for _, operator in tables]
         self._tables = [
             CopiedTable(
@@ -110,7 +118,8 @@ class ReplicatedLookup(EmbeddingLookup):
         if not torch.is_grad_enabled():
             return self._lookup(batch)
         self.process_group()
-        for optimizer in self.fused_optimizers():  # without gradients a lookup does not notice a frozen parameter
+        # without gradients a lookup does not notice a frozen parameter
+        for optimizer in self.fused_optimizers():
             optimizer.check_parameters()
         # Recorded even if no gradient is needed here: the other ranks expect this rank to take
         # part.
@@ -125,7 +134,9 @@ class ReplicatedLookup(EmbeddingLookup):
     def _gather(self, batch: Any, gradient: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """The batches and gradients of all ranks, from the local ones."""
 
-    def gradients(self, batch: Any, gradient: torch.Tensor, rates: Sequence[float]) -> list[torch.Tensor | None]:
+    def gradients(
+        self, batch: Any, gradient: torch.Tensor, rates: Sequence[float]
+    ) -> list[torch.Tensor | None]:
         """Update the fused tables with the samples of all ranks; a collective call.
 
         Args:
@@ -139,7 +150,10 @@ class ReplicatedLookup(EmbeddingLookup):
         # Divided once here, so that the sum over ranks is the mean.
         everyone, gradient = self._gather(batch, gradient / gradient_divisor(self._env.world_size))
         dense = self.dense_parameters()
-        asked = [*dense, *(operator.autograd_leaf() for operator in self._operators if operator.optimizer)]
+        asked = [
+            *dense,
+            *(operator.autograd_leaf() for operator in self._operators if operator.optimizer),
+        ]
         wanted = [leaf for leaf in asked if leaf.requires_grad]
         if not wanted:
             return [None] * len(dense)
@@ -180,7 +194,9 @@ class ReplicatedLookup(EmbeddingLookup):
         rule = self._operator_of[table].optimizer
         return rule is not None and rule.moves_without_gradient
 
-    def _table_gradient(self, table: int, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def _table_gradient(
+        self, table: int, ids: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor:
         """A table's gradient ``[R, D]``, from each id's ``[N, D]``; ``[R, D + 1]`` with marks."""
         size = self._tables[table]
         found = gradient.new_zeros(size.rows, size.columns).index_add_(0, ids, gradient)
@@ -216,7 +232,9 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         env: ShardingEnv,
         ids_dtype: torch.dtype,
     ) -> None:
-        super().__init__(GroupedPooledEmbeddingsLookup(groups, rows_of, device), groups, env, ids_dtype)
+        super().__init__(
+            GroupedPooledEmbeddingsLookup(groups, rows_of, device), groups, env, ids_dtype
+        )
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
         """Local slots, B samples -> ``[B, D]``; flat, slot by slot, for a variable batch."""
@@ -228,32 +246,48 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         weights = batch.weights_or_none()
         return [batch.values(), batch.lengths(), *([] if weights is None else [weights])]
 
-    def _gather(self, batch: KeyedJaggedTensor, gradient: torch.Tensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+    def _gather(
+        self, batch: KeyedJaggedTensor, gradient: torch.Tensor
+    ) -> tuple[KeyedJaggedTensor, torch.Tensor]:
         weights, counts = batch.weights_or_none(), batch.length_per_key()
         lengths = batch.lengths().view(len(self._columns), -1)
-        exchange = PooledGradients(self.process_group(), self._tables, self._ids_dtype, weights is not None)
+        exchange = PooledGradients(
+            self.process_group(), self._tables, self._ids_dtype, weights is not None
+        )
         agreed = exchange.agree(lengths.shape[1], counts)
         arriving = summed = None
         if any(agreed.as_bags):
             arriving = exchange.gather(agreed, lengths, batch.values(), weights, gradient)
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         if in_sum:
-            mine = self._by_feature(lengths, batch.values(), weights, gradient, counts, self._columns)
-            summed = add_over_ranks([self._gradient_of_bags(table, mine) for table in in_sum], self.process_group())
+            mine = self._by_feature(
+                lengths, batch.values(), weights, gradient, counts, self._columns
+            )
+            summed = add_over_ranks(
+                [self._gradient_of_bags(table, mine) for table in in_sum], self.process_group()
+            )
         features: list[FeatureBags] = []
         if arriving is not None:
             chosen, every = features_of(self._tables, agreed.as_bags), arriving.wait()
             if not in_sum:
-                return self._batch(batch.keys(), every.lengths, every.values, every.weights), every.grad
+                return self._batch(
+                    batch.keys(), every.lengths, every.values, every.weights
+                ), every.grad
             totals = [sum(of_rank[feature] for of_rank in agreed.ids) for feature in chosen]
             columns = [self._columns[feature] for feature in chosen]
-            features = self._by_feature(every.lengths, every.values, every.weights, every.grad, totals, columns)
+            features = self._by_feature(
+                every.lengths, every.values, every.weights, every.grad, totals, columns
+            )
         assert summed is not None, "a table is sent as bags or as a sum"
         sums, bags = iter(summed.wait()), iter(features)
         merged: list[FeatureBags] = []
         for table, as_bags in enumerate(agreed.as_bags):
             count = self._tables[table].features
-            merged += [next(bags) for _ in range(count)] if as_bags else self._bags_of_sum(table, next(sums), weights)
+            merged += (
+                [next(bags) for _ in range(count)]
+                if as_bags
+                else self._bags_of_sum(table, next(sums), weights)
+            )
         return self._padded(batch.keys(), merged)
 
     def _gradient_of_bags(self, table: int, bags: Sequence[FeatureBags]) -> torch.Tensor:
@@ -261,7 +295,9 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         first = sum(each.features for each in self._tables[:table])
         spec = self._operator_of[table].spec
         ids, gradients = [], []
-        for lengths, values, weights, gradient in bags[first : first + self._tables[table].features]:
+        for lengths, values, weights, gradient in bags[
+            first : first + self._tables[table].features
+        ]:
             offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
             factors = bag_weights(spec.pooling, offsets, weights, values.numel())
             if kernel_pooling(spec.pooling, spec.weighted) == "mean":
@@ -271,12 +307,16 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
             gradients.append(of_ids if factors is None else of_ids * factors.unsqueeze(1))
         return self._table_gradient(table, torch.cat(ids), torch.cat(gradients))
 
-    def _bags_of_sum(self, table: int, gradient: torch.Tensor, weights: torch.Tensor | None) -> list[FeatureBags]:
+    def _bags_of_sum(
+        self, table: int, gradient: torch.Tensor, weights: torch.Tensor | None
+    ) -> list[FeatureBags]:
         """Rows of a summed gradient as bags of the table's first feature; others get none."""
         rows, of_rows = self._touched(table, gradient)
         ones = None if weights is None else torch.ones_like(rows, dtype=torch.float32)
         bags = FeatureBags(torch.ones_like(rows), rows, ones, of_rows)
-        none = FeatureBags(bags.lengths[:0], rows[:0], None if ones is None else ones[:0], of_rows[:0])
+        none = FeatureBags(
+            bags.lengths[:0], rows[:0], None if ones is None else ones[:0], of_rows[:0]
+        )
         return [bags] + [none] * (self._tables[table].features - 1)
 
     @staticmethod
@@ -293,24 +333,34 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         blocks = gradient.split_with_sizes(columns, dim=1)
         return [
             FeatureBags(*of_feature)
-            for of_feature in zip(lengths, values.split_with_sizes(counts), parts, blocks, strict=True)
+            for of_feature in zip(
+                lengths, values.split_with_sizes(counts), parts, blocks, strict=True
+            )
         ]
 
-    def _padded(self, keys: list[str], bags: Sequence[FeatureBags]) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+    def _padded(
+        self, keys: list[str], bags: Sequence[FeatureBags]
+    ) -> tuple[KeyedJaggedTensor, torch.Tensor]:
         """The batch and its gradient; empty bags pad each feature to the same number of bags."""
         most = max(each.lengths.shape[0] for each in bags)
         lengths = [F.pad(each.lengths, (0, most - each.lengths.shape[0])) for each in bags]
-        gradients = [F.pad(each.gradient, (0, 0, 0, most - each.gradient.shape[0])) for each in bags]
+        gradients = [
+            F.pad(each.gradient, (0, 0, 0, most - each.gradient.shape[0])) for each in bags
+        ]
         weights = [each.weights for each in bags if each.weights is not None]
         ids = torch.cat([each.ids for each in bags])
-        batch = self._batch(keys, torch.stack(lengths), ids, torch.cat(weights) if weights else None)
+        batch = self._batch(
+            keys, torch.stack(lengths), ids, torch.cat(weights) if weights else None
+        )
         return batch, torch.cat(gradients, dim=1)
 
     @staticmethod
     def _batch(
         keys: list[str], lengths: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None
     ) -> KeyedJaggedTensor:
-        return KeyedJaggedTensor._from_parts(keys, ids, weights, lengths.reshape(-1), None, lengths.shape[1], None)
+        return KeyedJaggedTensor._from_parts(
+            keys, ids, weights, lengths.reshape(-1), None, lengths.shape[1], None
+        )
 
 
 class ReplicatedEmbeddingsLookup(ReplicatedLookup):
@@ -332,7 +382,9 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         env: ShardingEnv,
         ids_dtype: torch.dtype,
     ) -> None:
-        super().__init__(GroupedEmbeddingsLookup(groups, rows_of, device, ranks=1), groups, env, ids_dtype)
+        super().__init__(
+            GroupedEmbeddingsLookup(groups, rows_of, device, ranks=1), groups, env, ids_dtype
+        )
 
     def _tensors(self, batch: ArrivedIds) -> list[torch.Tensor]:
         return [batch.values]
@@ -344,11 +396,16 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         arriving = exchange.gather(agreed, batch.values, gradient) if any(agreed.as_bags) else None
         summed = (
-            add_over_ranks(self._gradients(batch.values, counts, gradient, in_sum), self.process_group())
+            add_over_ranks(
+                self._gradients(batch.values, counts, gradient, in_sum), self.process_group()
+            )
             if in_sum
             else None
         )
-        bags, sums = iter(arriving.wait() if arriving else ()), iter(summed.wait() if summed else ())
+        bags, sums = (
+            iter(arriving.wait() if arriving else ()),
+            iter(summed.wait() if summed else ()),
+        )
         totals: list[int] = []
         ids, rows = [], []
         for table, (size, as_bags) in enumerate(zip(self._tables, agreed.as_bags, strict=True)):
@@ -365,10 +422,14 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         """This rank's terms of the sums over ranks."""
         ends = [*accumulate((table.features for table in self._tables), initial=0)]
         of_tables = [sum(counts[first:last]) for first, last in pairwise(ends)]
-        numbers = [count * size.columns for count, size in zip(of_tables, self._tables, strict=True)]
+        numbers = [
+            count * size.columns for count, size in zip(of_tables, self._tables, strict=True)
+        ]
         ids, rows = values.split_with_sizes(of_tables), gradient.split_with_sizes(numbers)
         return [
-            self._table_gradient(table, ids[table], rows[table].view(-1, self._tables[table].columns))
+            self._table_gradient(
+                table, ids[table], rows[table].view(-1, self._tables[table].columns)
+            )
             for table in tables
         ]
 
@@ -397,7 +458,9 @@ class _LocalLookup(torch.autograd.Function):
 
 
 @contextmanager
-def _learning_rates(optimizers: Sequence[EmbeddingFusedOptimizer], rates: Sequence[float]) -> Iterator[None]:
+def _learning_rates(
+    optimizers: Sequence[EmbeddingFusedOptimizer], rates: Sequence[float]
+) -> Iterator[None]:
     """Set other learning rates temporarily: an update uses the rate at its forward."""
     now = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     try:
@@ -415,7 +478,9 @@ def broadcast_rows(lookup: EmbeddingLookup, env: ShardingEnv) -> None:
     group = env.process_group
     if group is None or group.size() == 1:
         return
-    for rows in (parameter.detach() for _, parameter in lookup.named_weights() if parameter.numel()):
+    for rows in (
+        parameter.detach() for _, parameter in lookup.named_weights() if parameter.numel()
+    ):
         sent = rows.contiguous()
         comm.broadcast(sent, 0, group, "initial rows")
         if not rows.is_contiguous():

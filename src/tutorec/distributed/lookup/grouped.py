@@ -62,7 +62,11 @@ class BatchedEmbeddingBag(nn.Module):
     """
 
     def __init__(
-        self, group: TableGroup, weights: FirstRows, device: torch.device, spec: GroupSpec | None = None
+        self,
+        group: TableGroup,
+        weights: FirstRows,
+        device: torch.device,
+        spec: GroupSpec | None = None,
     ) -> None:
         super().__init__()
         self._group = group
@@ -75,7 +79,9 @@ class BatchedEmbeddingBag(nn.Module):
             virtual=group.virtual,
         )
 
-    def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
         """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
         return self._emb_module(values, offsets, weights)
 
@@ -126,7 +132,9 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         for parameter in self._weights:
             parameter._in_backward_optimizers = [self._optimizer]  # pyright: ignore[reportAttributeAccessIssue]
 
-    def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
         """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
         self._optimizer.check_parameters()
         self._optimizer.apply_learning_rate()
@@ -159,7 +167,8 @@ _KERNELS: dict[EmbeddingComputeKernel, type[BatchedEmbeddingBag]] = {
 }
 SUPPORTED_KERNELS = tuple(_KERNELS)
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # of a group: ids [N], offsets [F*B+1], weights [N]
+# of a group: ids [N], offsets [F*B+1], weights [N]
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 class GroupedLookup(EmbeddingLookup):
@@ -172,7 +181,10 @@ class GroupedLookup(EmbeddingLookup):
     def grouped_configs(self) -> list[GroupedEmbeddingConfig]:
         """TorchRec's description of each group."""
         weights = (next(bags.named_weights())[1] for bags in self._bags())
-        return [grouped_config(group, weight.device) for group, weight in zip(self._groups, weights, strict=True)]
+        return [
+            grouped_config(group, weight.device)
+            for group, weight in zip(self._groups, weights, strict=True)
+        ]
 
     @abstractmethod
     def _batches(self, ids: Any) -> list[Batch]:
@@ -194,7 +206,11 @@ class GroupedLookup(EmbeddingLookup):
 
     def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
         """One optimizer per group that is updated during backward."""
-        return [bags.fused_optimizer for bags in self._bags() if isinstance(bags, BatchedFusedEmbeddingBag)]
+        return [
+            bags.fused_optimizer
+            for bags in self._bags()
+            if isinstance(bags, BatchedFusedEmbeddingBag)
+        ]
 
     def rebind(self) -> None:
         """Update parameters after the operators' memory has moved."""
@@ -219,14 +235,18 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         TorchRec's ``GroupedPooledEmbeddingsLookup``.
     """
 
-    def __init__(self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device) -> None:
+    def __init__(
+        self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device
+    ) -> None:
         super().__init__()
         self._groups = groups
         self._splits = [len(group.features) for group in groups]
         self._columns = [columns for group in groups for columns in group.columns]
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device))
+            self._emb_modules.append(
+                _KERNELS[group.kernel](group, first_rows(group, rows_of), device)
+            )
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Local slots, sum of B samples, in group order -> ``[sum of B, D_local]``.
@@ -257,8 +277,12 @@ def pad_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Pad each key with empty bags, so that all keys have the same number of bags.
 
     Example:
-        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 1, 1]),
-        ...                           stride_per_key_per_rank=[[1], [2]])
+        >>> batch = KeyedJaggedTensor(
+        ...     ["a", "b"],
+        ...     torch.tensor([5, 6, 7]),
+        ...     lengths=torch.tensor([1, 1, 1]),
+        ...     stride_per_key_per_rank=[[1], [2]],
+        ... )
         >>> pad_bags(batch).lengths()
         tensor([1, 0, 1, 1])
     """
@@ -268,11 +292,19 @@ def pad_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     for row, own in zip(padded, lengths.split(strides), strict=True):
         row[: own.numel()] = own
     return KeyedJaggedTensor._from_parts(
-        features.keys(), features.values(), features.weights_or_none(), padded.view(-1), None, most, None
+        features.keys(),
+        features.values(),
+        features.weights_or_none(),
+        padded.view(-1),
+        None,
+        most,
+        None,
     )
 
 
-def flatten_by_rank(pooled: torch.Tensor, features: KeyedJaggedTensor, columns: Sequence[int]) -> torch.Tensor:
+def flatten_by_rank(
+    pooled: torch.Tensor, features: KeyedJaggedTensor, columns: Sequence[int]
+) -> torch.Tensor:
     """Remove the padding of a pooled batch; flat, for each rank and slot its samples' columns.
 
     Args:
@@ -282,6 +314,10 @@ def flatten_by_rank(pooled: torch.Tensor, features: KeyedJaggedTensor, columns: 
     """
     of_slots = [
         block[: sum(samples)].split(samples)
-        for block, samples in zip(pooled.split(list(columns), dim=1), features.stride_per_key_per_rank(), strict=True)
+        for block, samples in zip(
+            pooled.split(list(columns), dim=1), features.stride_per_key_per_rank(), strict=True
+        )
     ]
-    return torch.cat([piece.reshape(-1) for of_rank in zip(*of_slots, strict=True) for piece in of_rank])
+    return torch.cat(
+        [piece.reshape(-1) for of_rank in zip(*of_slots, strict=True) for piece in of_rank]
+    )

@@ -57,7 +57,9 @@ class QuantShard:
         elif out.device == self.packed.device:
             cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout, out)
         else:
-            out.copy_(cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout))
+            out.copy_(
+                cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout)
+            )
 
     def _rows(self) -> Tensor:
         return self.packed[self.row_offset : self.row_offset + self.piece.rows]
@@ -74,14 +76,18 @@ def _required_weights(weights: Tensor | None) -> Tensor:
     """The weights of a batch, in a traced graph; raises if it has none."""
     if weights is None:
         raise ValueError(
-            "a weighted collection needs one weight per id, and the batch has no weights: build it with weights="
+            "a weighted collection needs one weight per id, and the batch has no weights: "
+            "build it with weights="
         )
     return weights
 
 
 @torch.fx.wrap
 def embeddings_cat_empty_rank_handle_inference(
-    embeddings: list[Tensor], dim: int = 0, device: str | None = None, dtype: torch.dtype | None = None
+    embeddings: list[Tensor],
+    dim: int = 0,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Join the outputs of one device's operators; an empty tensor if there are none.
 
@@ -122,7 +128,11 @@ class DeviceLookup(nn.Module):
     """
 
     def __init__(
-        self, shards: Sequence[QuantShard], device: torch.device, weighted: bool, output_dtype: torch.dtype
+        self,
+        shards: Sequence[QuantShard],
+        device: torch.device,
+        weighted: bool,
+        output_dtype: torch.dtype,
     ) -> None:
         super().__init__()
         groups: dict[tuple[Any, ...], list[int]] = {}
@@ -174,7 +184,11 @@ class DeviceLookup(nn.Module):
         for index, operator in enumerate(self._asked):
             ids, offsets, weights = _unwrap_kjt(parts[index])
             # `forward`, not a call: a traced graph should contain the operator, not its module.
-            found.append(operator.forward(ids, offsets, _required_weights(weights) if self._weighted else None))
+            found.append(
+                operator.forward(
+                    ids, offsets, _required_weights(weights) if self._weighted else None
+                )
+            )
         return found
 
 
@@ -257,7 +271,12 @@ def _operator(
         storage = torch.empty(0, dtype=torch.uint8, device=device).set_(found[0].untyped_storage())
         offsets = [int(each.storage_offset()) for each in found]
         return IntNBitTableBatchedEmbeddingBagsCodegen(
-            tables, feature_tables, pooling, output_dtype=output_dtype, storage=storage, table_offsets=offsets
+            tables,
+            feature_tables,
+            pooling,
+            output_dtype=output_dtype,
+            storage=storage,
+            table_offsets=offsets,
         )
     operator = IntNBitTableBatchedEmbeddingBagsCodegen(
         tables, feature_tables, pooling, output_dtype=output_dtype, device=device

@@ -40,7 +40,9 @@ class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):
         ranks: W, whose ids are looked up together with one update.
     """
 
-    def __init__(self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int) -> None:
+    def __init__(
+        self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int
+    ) -> None:
         super().__init__(group, weights, device, _of_ranks(group, ranks), "embeddings")
 
 
@@ -54,7 +56,9 @@ class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
         ranks: W, whose ids are looked up together.
     """
 
-    def __init__(self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int) -> None:
+    def __init__(
+        self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int
+    ) -> None:
         super().__init__(group, weights, device, _of_ranks(group, ranks))
 
 
@@ -71,7 +75,9 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         TorchRec's ``GroupedEmbeddingsLookup``.
     """
 
-    def __init__(self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device, ranks: int) -> None:
+    def __init__(
+        self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device, ranks: int
+    ) -> None:
         super().__init__()
         self._groups = groups
         self._ranks = ranks
@@ -91,18 +97,27 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         groups = len(self._emb_modules)
         if groups == 0:
             return torch.empty(0, dtype=torch.float32, device=ids.values.device)
-        found = [bags(*batch) for bags, batch in zip(self._emb_modules, self._batches(ids), strict=True)]
+        found = [
+            bags(*batch) for bags, batch in zip(self._emb_modules, self._batches(ids), strict=True)
+        ]
         if groups == 1:
             return found[0].contiguous().view(-1)
-        parts = [rows.split_with_sizes(sizes) for rows, sizes in zip(found, self._sizes(ids), strict=True)]
-        return torch.cat([rows.reshape(-1) for of_rank in zip(*parts, strict=True) for rows in of_rank])
+        parts = [
+            rows.split_with_sizes(sizes)
+            for rows, sizes in zip(found, self._sizes(ids), strict=True)
+        ]
+        return torch.cat(
+            [rows.reshape(-1) for of_rank in zip(*parts, strict=True) for rows in of_rank]
+        )
 
     def _batches(self, ids: ArrivedIds) -> list[Batch]:
         """The ids of each group, a bag for each rank and slot."""
         groups = len(self._emb_modules)
         if groups == 1:
             return [_bags(ids.values, ids.counts)]
-        parts = ids.values.split_with_sizes([*chain.from_iterable(zip(*self._sizes(ids), strict=True))])
+        parts = ids.values.split_with_sizes(
+            [*chain.from_iterable(zip(*self._sizes(ids), strict=True))]
+        )
         return [
             _bags(torch.cat(parts[group::groups]), [of_rank[first:last] for of_rank in ids.counts])
             for group, (first, last) in enumerate(pairwise(self._slot_bounds))
@@ -110,7 +125,10 @@ class GroupedEmbeddingsLookup(GroupedLookup):
 
     def _sizes(self, ids: ArrivedIds) -> list[list[int]]:
         """Number of ids of each group from each rank, ``[groups][W]``."""
-        return [[sum(of_rank[first:last]) for of_rank in ids.counts] for first, last in pairwise(self._slot_bounds)]
+        return [
+            [sum(of_rank[first:last]) for of_rank in ids.counts]
+            for first, last in pairwise(self._slot_bounds)
+        ]
 
 
 def _bags(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> Batch:

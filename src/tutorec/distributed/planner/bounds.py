@@ -61,7 +61,11 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     Example:
         >>> whole = Choice(np.array([6.0]), np.array([[0, 8]]), Spread.ANY)
         >>> rows = Choice(np.array([4.0, 4.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
-        >>> print(lower_bound(PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, rows), (whole,)))))
+        >>> print(
+        ...     lower_bound(
+        ...         PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, rows), (whole,)))
+        ...     )
+        ... )
         no plan is faster than 6 ms: every way to cut table 1 leaves a rank with at least that
     """
     if not problem.choices:
@@ -81,7 +85,9 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     for _ in range(_ROUNDS if small else 0):
         # A plan faster than `following` contains none of the longer shards.
         reached = max(relaxed, floor)
-        following = min((ms for of_table in longest for ms in of_table if ms > reached), default=0.0)
+        following = min(
+            (ms for of_table in longest for ms in of_table if ms > reached), default=0.0
+        )
         brief = [
             [choice for choice, ms in zip(*pair, strict=True) if ms <= reached]
             for pair in zip(usable, longest, strict=True)
@@ -98,7 +104,9 @@ def lower_bound(problem: PlanningProblem) -> Bound:
         reason = f"every way to cut {_name(problem, table)} leaves a rank with at least that"
         return Bound(floor * (1 - 1e-12), reason, groups)
     if math.isinf(relaxed):
-        return Bound(relaxed, "the tables need more memory of both kinds than all ranks have together")
+        return Bound(
+            relaxed, "the tables need more memory of both kinds than all ranks have together"
+        )
     reason = f"it is the work of all tables, spread evenly over {problem.world_size} ranks"
     return Bound(relaxed, reason + (", in the memory that they have" if full else ""), groups)
 
@@ -172,7 +180,7 @@ def _times(choices: list[Choice], world_size: int) -> tuple[float, Floats, Float
 
 
 def _payments(choices: list[Choice], table: Ints, paid: Ints) -> tuple[Floats, Ints, Ints, int]:
-    """Numbers, rows, columns and height of: a table uses a group at most as much as it is paid for."""
+    """The numbers, rows, columns and bounds of: a table's use of a group is at most its share."""
     uses = np.array([[group in choice.groups for group in paid] for choice in choices], np.bool_)
     using, which = np.nonzero(uses.reshape(len(choices), len(paid)))
     pairs, pair = np.unique(table[using] * (len(paid) + 1) + which, return_inverse=True)
@@ -206,7 +214,9 @@ def _shortage(problem: PlanningProblem, usable: list[list[Choice]]) -> str:
     for kind, name in enumerate(("HBM", "DDR")):
         needed = sum(min(int(c.memory[:, kind].sum()) for c in of_table) for of_table in usable)
         if needed > rooms[kind]:
-            words.append(f"{needed:,} bytes of {name} at least, where all ranks have {rooms[kind]:,}")
+            words.append(
+                f"{needed:,} bytes of {name} at least, where all ranks have {rooms[kind]:,}"
+            )
     return " and ".join(words)
 
 
@@ -215,4 +225,6 @@ def _name(problem: PlanningProblem, table: int) -> str:
     names = [option.name for option in problem.choices[table][0].options if hasattr(option, "name")]
     if not names:
         return f"table {table}"
-    return " and ".join(f"table {name!r}" for name in names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+    return " and ".join(f"table {name!r}" for name in names[:3]) + (
+        f" and {len(names) - 3} more" if names[3:] else ""
+    )

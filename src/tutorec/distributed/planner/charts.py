@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 # With more ranks, bars become a step plot.
 _BARS = 32
-_ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 2, "borderpad": 0.0}
+_ABOVE: dict[str, Any] = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1.0, 1.0),
+    "ncols": 2,
+    "borderpad": 0.0,
+}
 
 
 def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
@@ -42,11 +47,16 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     facts = figure_facts(report)
-    wanted = claim or "Rank {slowest} takes {step} ms, {over:.0%} above the mean; rank {fullest} is {full:.0%} full"
+    wanted = claim or (
+        "Rank {slowest} takes {step} ms, {over:.0%} above the mean; rank {fullest} is "
+        "{full:.0%} full"
+    )
     try:
         title = wanted.format(**facts)
     except KeyError as error:
-        raise KeyError(f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
+        raise KeyError(
+            f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"
+        ) from None
     world = report.problem.world_size
     with matplotlib.rc_context(STYLE):
         few = world <= _BARS
@@ -87,10 +97,24 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     lookup, exchange = report.rank_parts.T
     time_axes.barh(ranks, lookup, color=colors, height=0.62, label="lookup and update")
     time_axes.barh(
-        ranks, exchange, left=lookup, color=colors, height=0.62, hatch="///", edgecolor="white", linewidth=0.0
+        ranks,
+        exchange,
+        left=lookup,
+        color=colors,
+        height=0.62,
+        hatch="///",
+        edgecolor="white",
+        linewidth=0.0,
     )
     for rank, total in zip(ranks.tolist(), (lookup + exchange).tolist(), strict=True):
-        time_axes.annotate(ms_text(total), (total, rank), (4, 0), textcoords="offset points", va="center", fontsize=10)
+        time_axes.annotate(
+            ms_text(total),
+            (total, rank),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
+        )
     time_axes.set_xlabel("ms of a step (hatched: exchange)")
     time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
     time_axes.invert_yaxis()
@@ -103,7 +127,12 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     for rank, count in zip(ranks.tolist(), held.tolist(), strict=True):
         where = max(float(room[rank]), float(count)) / scale
         memory_axes.annotate(
-            bytes_text(count), (where, rank), (4, 0), textcoords="offset points", va="center", fontsize=10
+            bytes_text(count),
+            (where, rank),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
         )
     memory_axes.set_xlabel(f"{unit} of {MEMORIES[kind]} (outline: room for tables)")
     memory_axes.margins(x=0.28)
@@ -114,11 +143,15 @@ def _lines(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     ranks = np.arange(report.problem.world_size + 1)
     lookup, exchange = report.rank_parts.T
     kind, (scale, unit) = report.memory, _units(report)
-    time_axes.stairs(lookup + exchange, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange")
+    time_axes.stairs(
+        lookup + exchange, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange"
+    )
     time_axes.stairs(lookup, ranks, color=ACCENT, fill=True, label="lookup and update")
     time_axes.set_ylabel("ms of a step")
     time_axes.legend(**_ABOVE)
-    memory_axes.stairs(report.rank_memory[:, kind] / scale, ranks, color=ACCENT, fill=True, label="tables")
+    memory_axes.stairs(
+        report.rank_memory[:, kind] / scale, ranks, color=ACCENT, fill=True, label="tables"
+    )
     memory_axes.stairs(
         report.problem.capacity[:, kind] / scale,
         ranks,

@@ -96,7 +96,9 @@ class Hardware:
     source: str
 
 
-def _dgx(hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, nic: float, source: str) -> Hardware:
+def _dgx(
+    hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, nic: float, source: str
+) -> Hardware:
     """A host of 8 devices with 2 TB of memory; units are GB and GB/s, one way, per device."""
     return Hardware(
         device="cuda",
@@ -134,19 +136,23 @@ ACCELERATOR = Hardware(
 
 HARDWARE: dict[str, Hardware] = {
     "A100-40": _dgx(
-        40, 1555, 51.2, 32, 300, 25, "NVIDIA A100 (SXM, 40 GB) and DGX A100 data sheets: HBM2 1,555 GB/s, NVLink 600 "
+        40, 1555, 51.2, 32, 300, 25, "NVIDIA A100 (SXM, 40 GB) and DGX A100 data sheets: HBM2 "
+                                     "1,555 GB/s, NVLink 600 "
         "GB/s both ways together, PCIe 4.0 x16, 8 x 200 Gb/s, 2 x 8 channels of DDR4-3200"
     ),
     "A100-80": _dgx(
-        80, 2039, 51.2, 32, 300, 25, "NVIDIA A100 (SXM, 80 GB) and DGX A100 data sheets: HBM2e 2,039 GB/s, NVLink 600 "
+        80, 2039, 51.2, 32, 300, 25, "NVIDIA A100 (SXM, 80 GB) and DGX A100 data sheets: HBM2e "
+                                     "2,039 GB/s, NVLink 600 "
         "GB/s both ways together, PCIe 4.0 x16, 8 x 200 Gb/s, 2 x 8 channels of DDR4-3200"
     ),
     "H100": _dgx(
-        80, 3350, 76.8, 64, 450, 50, "NVIDIA H100 (SXM) and DGX H100 data sheets: HBM3 3.35 TB/s, NVLink 900 GB/s both "
+        80, 3350, 76.8, 64, 450, 50, "NVIDIA H100 (SXM) and DGX H100 data sheets: HBM3 3.35 TB/s, "
+                                     "NVLink 900 GB/s both "
         "ways together, PCIe 5.0 x16, 8 x 400 Gb/s, 2 x 8 channels of DDR5-4800"
     ),
     "H200": _dgx(
-        141, 4800, 76.8, 64, 450, 50, "NVIDIA H200 (SXM) and DGX H200 data sheets: HBM3e 4.8 TB/s, NVLink 900 GB/s "
+        141, 4800, 76.8, 64, 450, 50, "NVIDIA H200 (SXM) and DGX H200 data sheets: HBM3e 4.8 TB/s, "
+                                      "NVLink 900 GB/s "
         "both ways together, PCIe 5.0 x16, 8 x 400 Gb/s, 2 x 8 channels of DDR5-4800"
     ),
     "laptop": Hardware(

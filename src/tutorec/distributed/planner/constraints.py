@@ -21,12 +21,16 @@ from tutorec.errors import PlannerError, bad_input
 _E = TypeVar("_E", bound=Enum)
 _NAMED = 5  # tables named in a message; others are counted
 _WITHOUT_EFFECT = {
-    "enforce_hbm": "the rows of a cache, and their optimizer state, are always in the faster memory",
+    "enforce_hbm": (
+        "the rows of a cache, and their optimizer state, are always in the faster memory"
+    ),
     "stochastic_rounding": "tables are trained in 32 bits",
     "bounds_check_mode": "ids are always checked: tutorec.validation(False) switches that off",
     "key_value_params": "there is no key-value store; the kernel fused_uvm keeps tables in files",
     "use_virtual_table": "there is no key-value store; the kernel fused_uvm keeps tables in files",
-    "output_dtype": "rows are looked up as float32: get_qcomm_codecs_registry narrows them while they travel",
+    "output_dtype": (
+        "rows are looked up as float32: get_qcomm_codecs_registry narrows them while they travel"
+    ),
 }
 
 
@@ -109,7 +113,8 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
     """
     if isinstance(values, str):
         raise bad_input(
-            f"ParameterConstraints({field}={values!r}) of table {table!r} is not a list: {field}=[{values!r}]"
+            f"ParameterConstraints({field}={values!r}) of table {table!r} is not a list: "
+            f"{field}=[{values!r}]"
         )
     named = []
     for value in values or ():
@@ -120,8 +125,8 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
             near = difflib.get_close_matches(str(value), known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise bad_input(
-                f"ParameterConstraints({field}=...) of table {table!r} names {value!r}, which {kind.__name__} does not "
-                f"have; {hint}there are {', '.join(known)}"
+                f"ParameterConstraints({field}=...) of table {table!r} names {value!r}, which "
+                f"{kind.__name__} does not have; {hint}there are {', '.join(known)}"
             ) from None
     return tuple(named)
 
@@ -131,7 +136,9 @@ def asked_types(constraint: ParameterConstraints, table: str) -> tuple[ShardingT
     return members(ShardingType, constraint.sharding_types, "sharding_types", table)
 
 
-def asked_kernels(constraint: ParameterConstraints, table: str) -> tuple[EmbeddingComputeKernel, ...]:
+def asked_kernels(
+    constraint: ParameterConstraints, table: str
+) -> tuple[EmbeddingComputeKernel, ...]:
     """The kernels that a constraint allows; empty for all."""
     return members(EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels", table)
 
@@ -146,7 +153,7 @@ def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collect
         >>> check_names({"itme": ParameterConstraints()}, ["item", "user"])
         Traceback (most recent call last):
             ...
-        tutorec.errors.PlannerError: constraints name table 'itme', which no module has; did you mean 'item'?
+        tutorec.errors.PlannerError: constraints name table 'itme', which no module has; ...
     """
     for name in constraints:
         if name in tables:
@@ -154,9 +161,13 @@ def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collect
         near = difflib.get_close_matches(str(name), tables, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"the tables are {_listed(tables)}"
         if not tables:
-            hint = "the sharders shard no table of this model: give one for the class of each collection"
+            hint = (
+                "the sharders shard no table of this model: give one for the class of each "
+                "collection"
+            )
         raise bad_input(
-            f"constraints name table {name!r}, which no {'sharded ' if not tables else ''}module has; {hint}"
+            f"constraints name table {name!r}, which no "
+            f"{'sharded ' if not tables else ''}module has; {hint}"
         )
 
 
@@ -175,14 +186,19 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         >>> check_numbers("item", ParameterConstraints(pin=[4]), world_size=4)
         Traceback (most recent call last):
             ...
-        tutorec.errors.PlannerError: ParameterConstraints(pin=[4]) of table 'item' names rank 4; there are ranks 0 to 3
+        tutorec.errors.PlannerError: ParameterConstraints(pin=[4]) of table 'item' names rank 4; ...
     """
 
     def wrong(field: str, problem: str) -> PlannerError:
-        return bad_input(f"ParameterConstraints({field}={getattr(constraint, field)!r}) of table {name!r} {problem}")
+        return bad_input(
+            f"ParameterConstraints({field}={getattr(constraint, field)!r}) of table {name!r} "
+            f"{problem}"
+        )
 
     if constraint.min_partition is not None and not constraint.min_partition >= 1:
-        raise wrong("min_partition", "is not a number of columns: at least 1, and usually a multiple of 4")
+        raise wrong(
+            "min_partition", "is not a number of columns: at least 1, and usually a multiple of 4"
+        )
     for counts, least in (("pooling_factors", 0), ("num_poolings", 0), ("batch_sizes", 1)):
         numbers = getattr(constraint, counts)
         for number in () if numbers is None else numbers:
@@ -202,7 +218,9 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         raise wrong("pin", "leaves it no rank: name one, or pin=None for all")
 
 
-def warn_without_effect(constraints: Mapping[str, ParameterConstraints], effects: Mapping[str, Sequence[str]]) -> None:
+def warn_without_effect(
+    constraints: Mapping[str, ParameterConstraints], effects: Mapping[str, Sequence[str]]
+) -> None:
     """Warn about constraints without effect, and about a ``colocate`` value of a single table.
 
     Args:
@@ -215,7 +233,9 @@ def warn_without_effect(constraints: Mapping[str, ParameterConstraints], effects
     for what, tables in effects.items():
         warn_of(tables, what)
     for unused, reason in _WITHOUT_EFFECT.items():
-        given = [name for name, each in constraints.items() if getattr(each, unused) not in (None, False)]
+        given = [
+            name for name, each in constraints.items() if getattr(each, unused) not in (None, False)
+        ]
         warn_of(given, f"{unused} has no effect: {reason}")
     together: dict[str | None, list[str]] = {}
     for name, each in constraints.items():

@@ -24,7 +24,9 @@ and sharding type.
 
 Register a model for a new kernel here, and the planner considers it::
 
-    register_kernel("dense", KernelModel(row_bandwidth=lambda t: t.ddr_mem_bw / 2, updates=False))
+    register_kernel(
+        "dense", KernelModel(row_bandwidth=lambda t: t.ddr_mem_bw / 2, updates=False)
+    )
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.planner.constants import DENSE_BANDWIDTH, DENSE_GRADIENT_PASSES, ROW_READ_BYTES
+from tutorec.distributed.planner.constants import (
+    DENSE_BANDWIDTH,
+    DENSE_GRADIENT_PASSES,
+    ROW_READ_BYTES,
+)
 from tutorec.distributed.planner.options import Floats, Ints, TableFacts
 from tutorec.distributed.planner.topology import CollectiveType, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -56,7 +62,10 @@ def device_bandwidth(topology: Topology) -> float:
     """Bandwidth of the memory that a rank computes in, in bytes per ms.
 
     Example:
-        >>> device_bandwidth(Topology(1, "cuda", hbm_mem_bw=5.0)), device_bandwidth(Topology(1, "cpu", ddr_mem_bw=3.0))
+        >>> (
+        ...     device_bandwidth(Topology(1, "cuda", hbm_mem_bw=5.0)),
+        ...     device_bandwidth(Topology(1, "cpu", ddr_mem_bw=3.0)),
+        ... )
         (5.0, 3.0)
     """
     return topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
@@ -148,7 +157,11 @@ def registered_kernels(device: str | None = None) -> dict[str, KernelModel]:
         >>> sorted(registered_kernels("cpu"))
         ['dense', 'fused', 'fused_uvm', 'fused_uvm_caching', 'quant']
     """
-    return {value: model for value, model in _kernels.items() if device is None or device in model.devices}
+    return {
+        value: model
+        for value, model in _kernels.items()
+        if device is None or device in model.devices
+    }
 
 
 def kernel_model(value: str) -> KernelModel:
@@ -164,8 +177,8 @@ def kernel_model(value: str) -> KernelModel:
     model = _kernels.get(value) or _kernels.get(value.removeprefix("batched_"))
     if model is None:
         raise PlannerError(
-            f"the planner cannot estimate the compute kernel {value!r}: it knows {', '.join(_kernels)}; "
-            "register_kernel(value, KernelModel(...)) adds one",
+            f"the planner cannot estimate the compute kernel {value!r}: it knows "
+            f"{', '.join(_kernels)}; register_kernel(value, KernelModel(...)) adds one",
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
     return model
@@ -174,7 +187,10 @@ def kernel_model(value: str) -> KernelModel:
 register_kernel("fused", KernelModel())
 register_kernel("fused_uvm", KernelModel(memory=in_slower_memory))
 register_kernel("fused_uvm_caching", KernelModel(memory=in_slower_memory))
-register_kernel("dense", KernelModel(lambda topology: DENSE_BANDWIDTH * device_bandwidth(topology), updates=False))
+register_kernel(
+    "dense",
+    KernelModel(lambda topology: DENSE_BANDWIDTH * device_bandwidth(topology), updates=False),
+)
 register_kernel("quant", KernelModel(devices=("cpu", "cuda"), serves=True))
 
 
@@ -199,7 +215,9 @@ class Leg(NamedTuple):
         bandwidths, local = topology.comms_bandwidths, topology.intra_group_size
         return max(
             self.inside / bandwidths.get_bw(local, local, self.collective) if self.inside else 0.0,
-            self.across / bandwidths.get_bw(local, topology.world_size, self.collective) if self.across else 0.0,
+            self.across / bandwidths.get_bw(local, topology.world_size, self.collective)
+            if self.across
+            else 0.0,
         )
 
 
@@ -253,7 +271,9 @@ def row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     It receives ``b_i * (S + n) + b_w * n`` bytes of ids from each rank, makes W * n lookups, and
     sends ``b_r * S * D`` bytes of rows to each rank.
     """
-    return _rows_to_ranks(facts, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER)
+    return _rows_to_ranks(
+        facts, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
+    )
 
 
 def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
@@ -305,7 +325,9 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
         return Work(ids, bags, ids, bags, lists, table=whole, gradients_back=(back,))
     sent = batch + _id_bytes(facts) * lists
     back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
-    return Work(ids, bags, world_size * ids, world_size * bags, world_size * lists, gradients_back=(back,))
+    return Work(
+        ids, bags, world_size * ids, world_size * bags, world_size * lists, gradients_back=(back,)
+    )
 
 
 WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
@@ -342,7 +364,9 @@ def serving_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     )
 
 
-def work_of(kernel: KernelModel, sharding_type: ShardingType) -> Callable[[TableFacts, Size, Topology], Work]:
+def work_of(
+    kernel: KernelModel, sharding_type: ShardingType
+) -> Callable[[TableFacts, Size, Topology], Work]:
     """The function that counts the work of a shard.
 
     Example:
@@ -353,7 +377,11 @@ def work_of(kernel: KernelModel, sharding_type: ShardingType) -> Callable[[Table
 
 
 def piece_perf(
-    facts: TableFacts, sharding_type: ShardingType, compute_kernel: str, sizes: Ints, topology: Topology
+    facts: TableFacts,
+    sharding_type: ShardingType,
+    compute_kernel: str,
+    sizes: Ints,
+    topology: Topology,
 ) -> Floats:
     """Milliseconds of a step that each shard takes on its rank, ``[P, 6]``, in the order of `Perf`.
 
@@ -380,7 +408,9 @@ def piece_perf(
     Example:
         >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
         >>> machine = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0)
-        >>> piece_perf(facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine).tolist()
+        >>> piece_perf(
+        ...     facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine
+        ... ).tolist()
         [[8000.0, 1280.0, 16000.0, 1280.0, 120.0, 0.0]]
     """
     kernel = kernel_model(compute_kernel)
@@ -450,13 +480,17 @@ def spread_lines(lines: NDArray[Any], places: Ints) -> NDArray[Any]:
     return lines[places]
 
 
-def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topology: Topology) -> list[float]:
+def _perf(
+    facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topology: Topology
+) -> list[float]:
     """The milliseconds of one shard."""
     rows, columns = size
     bandwidth = kernel.row_bandwidth(topology)
     row_bytes = _ID + max(facts.row_bytes(columns), ROW_READ_BYTES)
     forward = work.lookups * row_bytes + _FLOAT * work.outputs * columns
-    backward = topology.bwd_compute_multiplier * (work.updates * row_bytes + _FLOAT * work.gradients * columns)
+    backward = topology.bwd_compute_multiplier * (
+        work.updates * row_bytes + _FLOAT * work.gradients * columns
+    )
     if facts.weighted:
         backward *= topology.weighted_feature_bwd_compute_multiplier
     whole = work.table + (0 if kernel.updates else rows * columns)
@@ -496,7 +530,9 @@ def _rows_to_ranks(
     rows = bags if facts.pooled else found
     inside, across = _peers(topology)
     ids_in = _id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found
-    rows_home, gradients_back = (each * rows * size[1] for each in (facts.row_wire_bytes, facts.gradient_wire_bytes))
+    rows_home, gradients_back = (
+        each * rows * size[1] for each in (facts.row_wire_bytes, facts.gradient_wire_bytes)
+    )
     world_size = topology.world_size
     return Work(
         lookups=world_size * found,

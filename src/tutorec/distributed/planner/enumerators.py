@@ -34,20 +34,32 @@ from tutorec.distributed.planner.constraints import (
 )
 from tutorec.distributed.planner.cost import registered_kernels
 from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
-from tutorec.distributed.planner.options import CachedRows, PartitionByType, Pieces, ShardingOption, TableFacts
+from tutorec.distributed.planner.options import (
+    CachedRows,
+    PartitionByType,
+    Pieces,
+    ShardingOption,
+    TableFacts,
+)
 from tutorec.distributed.planner.options import Shard as Shard
-from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from tutorec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+)
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.utils import sharder_name
 from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_width
-from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
+from tutorec.distributed.shard_geometry import (
+    calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
+)
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.tables import IN_FILE
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 _DENSE, _FUSED = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value
 _IN_FILE = [kernel.value for kernel in IN_FILE]
-_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # each is about half of the next, and so is its memory
+# each is about half of the next, and so is its memory
+_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 _WHOLE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
@@ -127,8 +139,12 @@ class EmbeddingEnumerator(Enumerator):
         >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 64, "products", feature_names=["item"])])
-        >>> words = ParameterConstraints(sharding_types=["row_wise", "column_wise"], min_partition=32)
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(8, 64, "products", feature_names=["item"])]
+        ... )
+        >>> words = ParameterConstraints(
+        ...     sharding_types=["row_wise", "column_wise"], min_partition=32
+        ... )
         >>> enumerator = EmbeddingEnumerator(Topology(2, "cpu"), constraints={"products": words})
         >>> options = enumerator.enumerate(ebc, [EmbeddingBagCollectionSharder()])
         >>> [(option.sharding_type, option.pieces().sizes.tolist()) for option in options]
@@ -169,7 +185,9 @@ class EmbeddingEnumerator(Enumerator):
         """The options of the last enumeration; None before the first."""
         return self._last_options
 
-    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> list[ShardingOption]:
+    def enumerate(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]]
+    ) -> list[ShardingOption]:
         """Every legal option of every table, with estimates, table by table.
 
         Args:
@@ -183,9 +201,13 @@ class EmbeddingEnumerator(Enumerator):
         self._sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
         for name, constraint in self._constraints.items():
             check_numbers(name, constraint, self._topology.world_size)
-        tables = model_tables(module, sharders, self._batch_size, self._constraints, self._breadth_first)
+        tables = model_tables(
+            module, sharders, self._batch_size, self._constraints, self._breadth_first
+        )
         if sharders:
-            check_names(self._constraints, list(dict.fromkeys(table.facts.name for table in tables)))
+            check_names(
+                self._constraints, list(dict.fromkeys(table.facts.name for table in tables))
+            )
         else:
             warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
         self.refusals = []
@@ -213,27 +235,45 @@ class EmbeddingEnumerator(Enumerator):
         facts, constraint = table.facts, table.constraint
         device = self._topology.compute_device
         if constraint.device_group not in (None, device):
-            self._refuse(table, "", "", f"it is left to a planner for {constraint.device_group}, and this is {device}")
+            self._refuse(
+                table,
+                "",
+                "",
+                f"it is left to a planner for {constraint.device_group}, and this is {device}",
+            )
             return
         first_refusal = len(self.refusals)
         ways = list(self._ways(table))
         if not ways:
             kinds = {kind.value for kind in asked_types(constraint, facts.name)}
-            removed = [str(each) for each in self.refusals[first_refusal:] if each.sharding_type in kinds or not kinds]
-            head = f"the constraints of table {facts.name!r} leave no way to shard it: {self._remedy(table)}"
+            removed = [
+                str(each)
+                for each in self.refusals[first_refusal:]
+                if each.sharding_type in kinds or not kinds
+            ]
+            head = (
+                f"the constraints of table {facts.name!r} leave no way to shard it: "
+                f"{self._remedy(table)}"
+            )
             raise PlannerError("\n  ".join([head, *removed]), PlannerErrorType.STRICT_CONSTRAINTS)
         width = slice_width(facts.columns, constraint.min_partition or MIN_CW_DIM)
-        effect = _without_effect(facts.columns, width, constraint.min_partition, {kind for kind, _ in ways})
+        effect = _without_effect(
+            facts.columns, width, constraint.min_partition, {kind for kind, _ in ways}
+        )
         if effect and (constraint.min_partition or self._topology.world_size > 1):
             effects.setdefault(effect, []).append(facts.name)
-        cache_params = constraint.cache_params or sharder_cache(getattr(table.sharder, "fused_params", None))
+        cache_params = constraint.cache_params or sharder_cache(
+            getattr(table.sharder, "fused_params", None)
+        )
         for kind, kernel in ways:
             for params, cached_rows in _caches(kernel, cache_params):
                 yield ShardingOption.from_pieces(
                     replace(facts, cache=cached_rows) if cached_rows else facts,
                     table.tensor,
                     table.module,
-                    Pieces(*cut(kind, facts.rows, facts.columns, width if kind in _COLUMN_CUTS else 0)),
+                    Pieces(
+                        *cut(kind, facts.rows, facts.columns, width if kind in _COLUMN_CUTS else 0)
+                    ),
                     sharding_type=kind.value,
                     partition_by=get_partition_by_type(kind.value),
                     compute_kernel=kernel,
@@ -261,15 +301,23 @@ class EmbeddingEnumerator(Enumerator):
             offered = table.sharder.compute_kernels(kind.value, device)
             # No table is put into a file unless a constraint asks for it, or its sharder supports
             # nothing else.
-            in_file = table.constraint.cache_params is not None or all(each in _IN_FILE for each in offered)
-            kernels = [each for each in offered if in_file or each not in _IN_FILE or each in wanted]
+            in_file = table.constraint.cache_params is not None or all(
+                each in _IN_FILE for each in offered
+            )
+            kernels = [
+                each for each in offered if in_file or each not in _IN_FILE or each in wanted
+            ]
             for kernel in wanted:
                 if kernel not in kernels:
                     self._refuse(table, kind.value, kernel, f"{sharder} does not build this kernel")
             for kernel in kernels:
                 why = self._kernel_refused(table, kind, kernel, kernels, wanted)
                 # The kernel dense without a type asks for a replicated table, as in TorchRec.
-                if kernel == _DENSE and _DENSE in wanted and not (wanted_types or kind is ShardingType.DATA_PARALLEL):
+                if (
+                    kernel == _DENSE
+                    and _DENSE in wanted
+                    and not (wanted_types or kind is ShardingType.DATA_PARALLEL)
+                ):
                     why = why or "the kernel 'dense' without a sharding type means data_parallel"
                 if why:
                     self._refuse(table, kind.value, kernel, why)
@@ -277,7 +325,12 @@ class EmbeddingEnumerator(Enumerator):
                     yield kind, kernel
 
     def _kernel_refused(
-        self, table: ModelTable, kind: ShardingType, kernel: str, built: Sequence[str], wanted: Sequence[str]
+        self,
+        table: ModelTable,
+        kind: ShardingType,
+        kernel: str,
+        built: Sequence[str],
+        wanted: Sequence[str],
     ) -> str:
         """Why a table cannot have a kernel that its sharder supports; empty if it can."""
         costed = registered_kernels(self._topology.compute_device)
@@ -287,28 +340,45 @@ class EmbeddingEnumerator(Enumerator):
             return f"its constraints allow only {', '.join(wanted)}"
         spare, instead = _DENSE, "fused computes the same and keeps no gradient"
         if kind is ShardingType.DATA_PARALLEL and not table.names_optimizer:
-            spare, instead = _FUSED, "replicated tables are dense unless an optimizer is named for them"
-        both = all(each in built and each in costed and (not wanted or each in wanted) for each in (_DENSE, _FUSED))
+            spare, instead = (
+                _FUSED,
+                "replicated tables are dense unless an optimizer is named for them",
+            )
+        both = all(
+            each in built and each in costed and (not wanted or each in wanted)
+            for each in (_DENSE, _FUSED)
+        )
         if kernel != spare or not both:
             return ""
         ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
         return f"{instead}; ParameterConstraints({ask}) asks for it"
 
-    def _type_refused(self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]) -> str | None:
+    def _type_refused(
+        self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]
+    ) -> str | None:
         """Why a table cannot have a sharding type with any kernel, or None."""
         if wanted and kind not in wanted:
             return f"its constraints allow only {', '.join(each.value for each in wanted)}"
         if kind is ShardingType.GRID_SHARD and not wanted:
-            return "it is taken only where ParameterConstraints(sharding_types=['grid_shard']) asks for it"
+            return (
+                "it is taken only where ParameterConstraints(sharding_types=['grid_shard']) "
+                "asks for it"
+            )
         pin = table.constraint.pin
         if pin is None:
             return None
         ranks, world_size, local_size = set(pin), self._topology.world_size, self._local_size
         if kind in _EVERY_RANK and len(ranks) < world_size:
             return f"it takes all {world_size} ranks, and pin={sorted(ranks)} allows {len(ranks)}"
-        whole = any(ranks.issuperset(range(first, first + local_size)) for first in range(0, world_size, local_size))
+        whole = any(
+            ranks.issuperset(range(first, first + local_size))
+            for first in range(0, world_size, local_size)
+        )
         if kind in _WHOLE_HOSTS and not whole:
-            return f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no whole host"
+            return (
+                f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no "
+                "whole host"
+            )
         return None
 
     def _remedy(self, table: ModelTable) -> str:
@@ -321,13 +391,18 @@ class EmbeddingEnumerator(Enumerator):
                 kinds = list(dict.fromkeys(kind.value for kind, _ in self._ways(freed)))
                 freed_types += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
         self.refusals = kept
-        return "; ".join(freed_types) or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
+        return (
+            "; ".join(freed_types)
+            or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
+        )
 
     def _refuse(self, table: ModelTable, kind: str, kernel: str, reason: str) -> None:
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))
 
 
-def _caches(kernel: str, asked_for: CacheParams) -> list[tuple[CacheParams | None, CachedRows | None]]:
+def _caches(
+    kernel: str, asked_for: CacheParams
+) -> list[tuple[CacheParams | None, CachedRows | None]]:
     """The caches that a table may have with a kernel; several sizes if the caller sets none."""
     if kernel not in _IN_FILE:
         return [(None, None)]
@@ -336,7 +411,10 @@ def _caches(kernel: str, asked_for: CacheParams) -> list[tuple[CacheParams | Non
     return [
         (
             replace(asked_for, load_factor=factor),
-            CachedRows(factor, asked_for.stats.expected_miss_rate(factor) if asked_for.stats else 1 - factor),
+            CachedRows(
+                factor,
+                asked_for.stats.expected_miss_rate(factor) if asked_for.stats else 1 - factor,
+            ),
         )
         for factor in (_LOAD_FACTORS if asked_for.load_factor is None else [asked_for.load_factor])
     ]
@@ -362,16 +440,16 @@ def _without_effect(columns: int, width: int, least: int | None, kinds: set[Shar
         return f"min_partition={least} has no effect: no remaining sharding type splits columns"
     if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):
         return (
-            f"min_partition={least} has no effect: {columns} columns have no equal slices of {least} to {width - 1} "
-            "columns that are multiples of 4"
+            f"min_partition={least} has no effect: {columns} columns have no equal slices of "
+            f"{least} to {width - 1} columns that are multiples of 4"
         )
     only_cuts = kinds <= {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
     if least is None and width == columns and only_cuts and slice_width(columns, 1) < columns:
         half = slice_width(columns, -(-columns // 2))
         fitting = half if half < columns else slice_width(columns, 1)
         return (
-            f"column-wise does not split {columns} columns, as column shards have at least {MIN_CW_DIM} columns: "
-            f"min_partition={fitting} makes {columns // fitting}"
+            f"column-wise does not split {columns} columns, as column shards have at least "
+            f"{MIN_CW_DIM} columns: min_partition={fitting} makes {columns // fitting}"
         )
     return ""
 
@@ -418,7 +496,11 @@ def shardable_modules(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> list(shardable_modules(nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])), []))
+        >>> list(
+        ...     shardable_modules(
+        ...         nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])), []
+        ...     )
+        ... )
         []
     """
     by_type = {sharder.module_type: sharder for sharder in sharders}
@@ -429,7 +511,9 @@ def shardable_modules(
         if sharder is not None:
             yield path, part, sharder
             continue
-        children = [(f"{path}.{name}" if path else name, child) for name, child in part.named_children()]
+        children = [
+            (f"{path}.{name}" if path else name, child) for name, child in part.named_children()
+        ]
         waiting = [*waiting, *children] if breadth_first else [*children, *waiting]
 
 
@@ -457,9 +541,13 @@ def model_tables(
         >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item", "seen"])])
+        >>> ebc = EmbeddingBagCollection(
+        ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item", "seen"])]
+        ... )
         >>> words = {"products": ParameterConstraints(pooling_factors=[1.0, 3.0])}
-        >>> [table] = model_tables(ebc, [EmbeddingBagCollectionSharder()], batch_size=2, constraints=words)
+        >>> [table] = model_tables(
+        ...     ebc, [EmbeddingBagCollectionSharder()], batch_size=2, constraints=words
+        ... )
         >>> table.facts.samples, table.facts.ids
         ((2.0, 2.0), (2.0, 6.0))
     """
@@ -516,7 +604,9 @@ def _tables_of(
         )
         named = own_optimizer is not None or bool(fused_params)
         poolings = bags if constraint.num_poolings else None
-        yield ModelTable(facts, tensor, (path, module), sharder, constraint, named, lengths, poolings)
+        yield ModelTable(
+            facts, tensor, (path, module), sharder, constraint, named, lengths, poolings
+        )
 
 
 def _configs_of(module: nn.Module) -> tuple[dict[str, Any], bool | None]:
@@ -537,21 +627,24 @@ def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tu
         surplus = [feature for feature in given if feature not in known]
         if surplus:
             raise bad_input(
-                f"ParameterConstraints(feature_names={list(given)}) of table {name!r} names {surplus}, which do not "
-                f"read it: its features are {list(known)}"
+                f"ParameterConstraints(feature_names={list(given)}) of table {name!r} names "
+                f"{surplus}, which do not read it: its features are {list(known)}"
             )
         return known
     return given or tuple(f"{name}[{index}]" for index in range(len(constraint.pooling_factors)))
 
 
-def _per_feature(name: str, what: str, numbers: Sequence[float], features: Sequence[str]) -> list[float]:
+def _per_feature(
+    name: str, what: str, numbers: Sequence[float], features: Sequence[str]
+) -> list[float]:
     """One number per feature; a single number applies to all."""
     if len(numbers) == 1:
         return [numbers[0]] * len(features)
     if len(numbers) != len(features):
         raise bad_input(
-            f"ParameterConstraints({what}={list(numbers)}) of table {name!r} lists {len(numbers)} numbers, and "
-            f"{len(features)} features read the table, {list(features)}: give one number for each, or one for all"
+            f"ParameterConstraints({what}={list(numbers)}) of table {name!r} lists {len(numbers)} "
+            f"numbers, and {len(features)} features read the table, {list(features)}: give one "
+            "number for each, or one for all"
         )
     return list(numbers)
 

@@ -21,7 +21,14 @@ from tutorec.distributed.planner.charts import plan_figure
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
 from tutorec.distributed.planner.placements import with_choice
 from tutorec.distributed.planner.problem import Choice, Ints, Spread, cost, fixed_time
-from tutorec.distributed.planner.report import MEMORIES, PlanReport, find_table, names_of, option_perf, type_of
+from tutorec.distributed.planner.report import (
+    MEMORIES,
+    PlanReport,
+    find_table,
+    names_of,
+    option_perf,
+    type_of,
+)
 from tutorec.errors import PlannerError
 
 WIDTH = 100
@@ -29,7 +36,8 @@ WIDTH = 100
 _RANKS_SHOWN, _TABLES_SHOWN = 16, 24
 _BAR = 12
 _STEP_NOTE = (
-    "step: milliseconds of the whole step if the table had to be sharded so and the other tables stayed where they are."
+    "step: milliseconds of the whole step if the table had to be sharded so and the other "
+    "tables stayed where they are."
 )
 _PERF_NAMES = {
     "fwd_compute": "lookup",
@@ -69,7 +77,9 @@ class Facts:
     def html(self) -> str:
         """The lines as an HTML table without a header."""
         cell = "<td style='text-align:left;vertical-align:top'>{}</td>"
-        rows = "".join(f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>" for line in self.lines)
+        rows = "".join(
+            f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>" for line in self.lines
+        )
         title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
         return f"{title}<table><tbody>{rows}</tbody></table>"
 
@@ -91,12 +101,17 @@ class Explanation:
     blocks: Sequence[str | Facts | TextTable]
 
     def __str__(self) -> str:
-        return "\n\n".join(_wrapped(block) if isinstance(block, str) else str(block) for block in self.blocks)
+        return "\n\n".join(
+            _wrapped(block) if isinstance(block, str) else str(block) for block in self.blocks
+        )
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{escape(block)}</p>" if isinstance(block, str) else block.html() for block in self.blocks)
+        return "".join(
+            f"<p>{escape(block)}</p>" if isinstance(block, str) else block.html()
+            for block in self.blocks
+        )
 
 
 def _wrapped(text: str, **indents: Any) -> str:
@@ -132,7 +147,11 @@ class PlannedSharding(ShardingPlan):
             KeyError: There is no such table.
             PlannerError: The plan has no report.
         """
-        return explain_plan(self._reported()) if table is None else explain_table(self._reported(), table)
+        return (
+            explain_plan(self._reported())
+            if table is None
+            else explain_table(self._reported(), table)
+        )
 
     def plot(self, claim: str | None = None) -> Any:
         """Memory and time of each rank as a matplotlib figure.
@@ -145,13 +164,13 @@ class PlannedSharding(ShardingPlan):
     def _reported(self) -> PlanReport:
         if not self.plan:
             raise PlannerError(
-                "there is nothing to explain: the model has no table that a sharder shards; plan the model that holds "
-                "the collections, with a sharder for each class of them"
+                "there is nothing to explain: the model has no table that a sharder shards; plan "
+                "the model that holds the collections, with a sharder for each class of them"
             )
         if self.report is None:
             raise PlannerError(
-                "this plan came without the report of its planner, which explains and plots it: ask the plan that "
-                "EmbeddingShardingPlanner.plan returned"
+                "this plan came without the report of its planner, which explains and plots it: "
+                "ask the plan that EmbeddingShardingPlanner.plan returned"
             )
         return self.report
 
@@ -174,12 +193,18 @@ def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
     machines = f" ({hosts} hosts of {local_size})" if hosts > 1 else ""
     count = several(sum(len(choices[0].options) for choices in problem.choices), "table")
     title = (
-        f"A plan for {count} on {several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
+        f"A plan for {count} on "
+        f"{several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
         f"{several(report.inputs.batch_size, 'sample')} on each rank."
     )
     if not problem.choices:
         return Explanation([title])
-    facts = [*_step_facts(report), *_memory_facts(report), _search_fact(report), ("speeds", f"{topology.source}.")]
+    facts = [
+        *_step_facts(report),
+        *_memory_facts(report),
+        _search_fact(report),
+        ("speeds", f"{topology.source}."),
+    ]
     of_tables = _tables_blocks(report) if tables else ()
     return Explanation([title, Facts(facts), *_ranks_blocks(report), *of_tables])
 
@@ -187,11 +212,17 @@ def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
 def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     times, fixed = report.rank_parts.sum(axis=1), fixed_time(report.problem, report.placement)
     slowest = int(times.argmax())
-    groups = several(len({group for choice in report.taken for group in choice.groups}), "sharding type")
-    latency = f" and {ms_text(fixed)} ms for the exchanges of {groups}, however little they carry" if fixed else ""
+    groups = several(
+        len({group for choice in report.taken for group in choice.groups}), "sharding type"
+    )
+    latency = (
+        f" and {ms_text(fixed)} ms for the exchanges of {groups}, however little they carry"
+        if fixed
+        else ""
+    )
     text = (
-        f"{ms_text(report.cost)} ms expected: {ms_text(times[slowest])} ms on rank {slowest}, which has the most to do,"
-        f"{latency}. The mean of all ranks is {ms_text(times.mean())} ms."
+        f"{ms_text(report.cost)} ms expected: {ms_text(times[slowest])} ms on rank {slowest}, "
+        f"which has the most to do,{latency}. The mean of all ranks is {ms_text(times.mean())} ms."
     )
     yield "step", text
     if report.bound is not None and report.bound.ms > 0:
@@ -199,22 +230,30 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
         near = "among the best" if over < 5e-4 else f"at most {over:.1%} above the best"
         yield (
             "bound",
-            f"no plan takes less than {ms_text(report.bound.ms)} ms ({report.bound.reason}): this one is {near}.",
+            (
+                f"no plan takes less than {ms_text(report.bound.ms)} ms ({report.bound.reason}): "
+                f"this one is {near}."
+            ),
         )
     if report.gap is not None:
-        yield "gap", f"the solver leaves {report.gap:.2%} between the plan and the best that there may be."
+        yield (
+            "gap",
+            f"the solver leaves {report.gap:.2%} between the plan and the best that there may be.",
+        )
     shards, largest = _on_ranks(report)
     if shards[slowest] == 1 and report.problem.world_size > 1:
         text = (
-            f"rank {slowest} has a single piece, of table {largest[slowest][0]!r}: no other place for tables makes the "
-            "step shorter, only another cut of this one."
+            f"rank {slowest} has a single piece, of table {largest[slowest][0]!r}: no other place "
+            "for tables makes the step shorter, only another cut of this one."
         )
         yield "limit", text
 
 
 def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     for kind, name in enumerate(MEMORIES):
-        held, room, whole = (of[:, kind] for of in (report.rank_memory, report.problem.capacity, report.whole_memory))
+        held, room, whole = (
+            of[:, kind] for of in (report.rank_memory, report.problem.capacity, report.whole_memory)
+        )
         if not held.any():
             continue
         full = held / np.maximum(room, 1)
@@ -222,11 +261,14 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
         kept, has = whole[fullest] - room[fullest], bytes_text(whole[fullest])
         reserved = f"; {bytes_text(kept)} of its {has} are kept for everything else" if kept else ""
         text = (
-            f"{bytes_text(held.sum())} in all; rank {fullest} is the fullest with {bytes_text(held[fullest])} of "
-            f"{bytes_text(room[fullest])} ({full[fullest]:.1%}){reserved}."
+            f"{bytes_text(held.sum())} in all; rank {fullest} is the fullest with "
+            f"{bytes_text(held[fullest])} of {bytes_text(room[fullest])} "
+            f"({full[fullest]:.1%}){reserved}."
         )
         yield name, text
-    files = sum(int(option.total_storage.ssd) for choice in report.taken for option in choice.options)
+    files = sum(
+        int(option.total_storage.ssd) for choice in report.taken for option in choice.options
+    )
     if files:
         yield "SSD", f"{bytes_text(files)} in files."
 
@@ -242,7 +284,11 @@ def _search_fact(report: PlanReport) -> tuple[str, str]:
 def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     """A row per rank; in a large world for the slowest, the fullest and the fastest only."""
     parts, kind = report.rank_parts, report.memory
-    times, held, room = parts.sum(axis=1), report.rank_memory[:, kind], report.problem.capacity[:, kind]
+    times, held, room = (
+        parts.sum(axis=1),
+        report.rank_memory[:, kind],
+        report.problem.capacity[:, kind],
+    )
     shards, largest = _on_ranks(report)
     shown = list(range(len(times)))
     if len(shown) > _RANKS_SHOWN:
@@ -252,20 +298,41 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     rows = []
     for rank in shown:
         bar = "#" * round(_BAR * times[rank] / times.max()) if times.max() > 0 else ""
-        share = f"{largest[rank][0]} {largest[rank][1] / times[rank]:.0%}" if times[rank] > 0 else ""
+        share = (
+            f"{largest[rank][0]} {largest[rank][1] / times[rank]:.0%}" if times[rank] > 0 else ""
+        )
         memory = bytes_text(held[rank]), f"{held[rank] / max(room[rank], 1):.0%}"
         rows.append(
-            [f"{rank}", ms_text(times[rank]), bar, *map(ms_text, parts[rank]), *memory, f"{shards[rank]}", share]
+            [
+                f"{rank}",
+                ms_text(times[rank]),
+                bar,
+                *map(ms_text, parts[rank]),
+                *memory,
+                f"{shards[rank]}",
+                share,
+            ]
         )
-    head = ["rank", "ms", "", "lookup", "exchange", MEMORIES[kind], "full", "pieces", "largest part"]
+    head = [
+        "rank",
+        "ms",
+        "",
+        "lookup",
+        "exchange",
+        MEMORIES[kind],
+        "full",
+        "pieces",
+        "largest part",
+    ]
     yield TextTable(head, rows, right=[0, 1, 3, 4, 5, 6, 7], width=WIDTH)
     hidden = np.setdiff1d(np.arange(len(times)), shown)
     if len(hidden):
         takes, holds = ("takes", "holds") if len(hidden) == 1 else ("take", "hold")
         times, held = times[hidden], held[hidden]
         yield (
-            f"{several(len(hidden), 'other rank')} {takes} {ms_text(times.min())} to {ms_text(times.max())} ms and "
-            f"{holds} {bytes_text(held.min())} to {bytes_text(held.max())}."
+            f"{several(len(hidden), 'other rank')} {takes} {ms_text(times.min())} to "
+            f"{ms_text(times.max())} ms and {holds} {bytes_text(held.min())} to "
+            f"{bytes_text(held.max())}."
         )
 
 
@@ -290,7 +357,11 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     heaviest = np.argsort([-choice.time.sum() for choice in report.taken], kind="stable").tolist()
     for table in heaviest[:_TABLES_SHOWN]:
         choice, ranks = report.taken[table], report.placement.ranks[table]
-        where = "all" if len(set(ranks.tolist())) == report.problem.world_size > 1 else ranks_text(ranks)
+        where = (
+            "all"
+            if len(set(ranks.tolist())) == report.problem.world_size > 1
+            else ranks_text(ranks)
+        )
         memory = bytes_text(int(choice.memory[:, report.memory].sum()))
         steps = steps_of_choices(report, table)
         del steps[int(report.placement.chosen[table])]
@@ -298,15 +369,25 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
         other = ["nothing", ""]
         if best is not None and np.isfinite(steps[best]):
             other = [type_of(report.problem.choices[table][best]), ms_text(steps[best])]
-        rows.append([names_of(choice), type_of(choice), where, ms_text(choice.time.max(initial=0.0)), memory, *other])
+        rows.append(
+            [
+                names_of(choice),
+                type_of(choice),
+                where,
+                ms_text(choice.time.max(initial=0.0)),
+                memory,
+                *other,
+            ]
+        )
     head = ["table", "sharding", "ranks", "ms", MEMORIES[report.memory], "otherwise", "step"]
     yield TextTable(head, rows, right=[3, 4, 6], width=WIDTH)
     hidden = Counter(type_of(report.taken[table]) for table in heaviest[_TABLES_SHOWN:])
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in hidden.most_common())
     rest = f"{several(hidden.total(), 'table')} that take less time: {kinds}. " if hidden else ""
     yield (
-        f"{rest}ms: of the table's longest piece. otherwise: the best other way to shard the table, and what the step "
-        "would take if the other tables stayed where they are; explain('table') tells more."
+        f"{rest}ms: of the table's longest piece. otherwise: the best other way to shard the "
+        "table, and what the step would take if the other tables stayed where they are; "
+        "explain('table') tells more."
     )
 
 
@@ -345,31 +426,48 @@ def explain_table(report: PlanReport, name: str) -> Explanation:
     reasons: dict[tuple[str, str], list[str]] = {}
     for refusal in report.inputs.refusals:
         if (refusal.path, refusal.table) == (facts.path, option.name):
-            reasons.setdefault((refusal.compute_kernel, refusal.reason), []).append(refusal.sharding_type)
+            reasons.setdefault((refusal.compute_kernel, refusal.reason), []).append(
+                refusal.sharding_type
+            )
     if reasons:
-        lines = [("", f"{', '.join(kinds)}{kernel and ' '}{kernel}: {why}") for (kernel, why), kinds in reasons.items()]
+        lines = [
+            ("", f"{', '.join(kinds)}{kernel and ' '}{kernel}: {why}")
+            for (kernel, why), kinds in reasons.items()
+        ]
         blocks.append(Facts(lines, "not considered"))
     return Explanation(blocks)
 
 
-def _table_facts(report: PlanReport, table: int, option: ShardingOption) -> Iterable[tuple[str, str]]:
+def _table_facts(
+    report: PlanReport, table: int, option: ShardingOption
+) -> Iterable[tuple[str, str]]:
     choice, ranks, facts = report.taken[table], report.placement.ranks[table], option.facts
     what = "bags" if facts.pooled else "lists"
     ids = f"{facts.total_ids:,.0f} ids in {facts.total_samples:,.0f} {what} of a rank's batch"
     yield "read by", f"{', '.join(facts.features) or 'no feature'}: {ids}"
     others = [other.name for other in choice.options if other is not option]
     if others:
-        yield "lies with", f"{', '.join(others)}, as colocate asks; times and bytes are of all of them"
+        yield (
+            "lies with",
+            f"{', '.join(others)}, as colocate asks; times and bytes are of all of them",
+        )
     kernel = f"kernel {option.compute_kernel}, {several(len(ranks), 'piece')}"
     yield "chosen", f"{type_of(choice)}, {kernel}, on {_where(report, ranks)}"
     longest = int(choice.time.argmax())
     busiest = int(ranks[longest])
     perf = np.sum([option_perf(each) for each in choice.options], axis=0)[longest].tolist()
-    parts = [f"{_PERF_NAMES[name]} {ms_text(ms)}" for name, ms in zip(PERF_FIELDS, perf, strict=True) if ms > 0]
+    parts = [
+        f"{_PERF_NAMES[name]} {ms_text(ms)}"
+        for name, ms in zip(PERF_FIELDS, perf, strict=True)
+        if ms > 0
+    ]
     rank_ms = ms_text(float(report.rank_parts[busiest].sum()))
     yield (
         "time",
-        f"{ms_text(choice.time[longest])} ms of rank {busiest}'s {rank_ms} ms: {', '.join(parts) or 'nothing'}",
+        (
+            f"{ms_text(choice.time[longest])} ms of rank {busiest}'s {rank_ms} ms: "
+            f"{', '.join(parts) or 'nothing'}"
+        ),
     )
     for kind, memory in enumerate(MEMORIES):
         held = choice.memory[:, kind]
@@ -386,7 +484,11 @@ def _where(report: PlanReport, ranks: Ints) -> str:
 
 
 def _options_table(report: PlanReport, table: int) -> TextTable:
-    kind, choices, steps = report.memory, report.problem.choices[table], steps_of_choices(report, table)
+    kind, choices, steps = (
+        report.memory,
+        report.problem.choices[table],
+        steps_of_choices(report, table),
+    )
     has_caches = any(choice.options[0].cache_load_factor is not None for choice in choices)
     rows = []
     for number in sorted(steps, key=lambda number: (steps[number], choices[number].preference)):
@@ -404,12 +506,24 @@ def _options_table(report: PlanReport, table: int) -> TextTable:
                 bytes_text(memory.max(initial=0)),
                 bytes_text(memory.sum()),
                 ms_text(step) if np.isfinite(step) else "-",
-                "chosen" if number == report.placement.chosen[table] else _verdict(report, choice, step),
+                "chosen"
+                if number == report.placement.chosen[table]
+                else _verdict(report, choice, step),
             ]
         )
     memory = MEMORIES[kind]
     cached = ["cached"] if has_caches else []
-    head = ["option", *cached, "pieces", "ms largest", "ms all", f"{memory} largest", f"{memory} all", "step", ""]
+    head = [
+        "option",
+        *cached,
+        "pieces",
+        "ms largest",
+        "ms all",
+        f"{memory} largest",
+        f"{memory} all",
+        "step",
+        "",
+    ]
     return TextTable(head, rows, right=range(1, len(head) - 1), width=WIDTH)
 
 

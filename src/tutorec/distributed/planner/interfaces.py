@@ -37,7 +37,9 @@ class ShardEstimator(ABC):
 
     @abstractmethod
     def estimate(
-        self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
+        self,
+        sharding_options: list[ShardingOption],
+        sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None,
     ) -> None:
         """Write ``perf`` or ``storage`` of every shard.
 
@@ -69,7 +71,9 @@ class Enumerator(ABC):
         super().__init__()
 
     @abstractmethod
-    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> list[ShardingOption]:
+    def enumerate(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]]
+    ) -> list[ShardingOption]:
         """Every legal option of every table, with estimates."""
 
     @abstractmethod
@@ -112,7 +116,9 @@ class Proposer(ABC):
     """Proposes an option for each table, gets feedback, and proposes again."""
 
     @abstractmethod
-    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
         """Start with these options."""
 
     @abstractmethod
@@ -142,7 +148,10 @@ class Partitioner(ABC):
 
     @abstractmethod
     def partition(
-        self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
+        self,
+        proposal: list[ShardingOption],
+        storage_constraint: Topology,
+        hbm_per_device: int | None = None,
     ) -> list[ShardingOption]:
         """Return the proposal with a rank for each shard.
 

@@ -107,7 +107,9 @@ def solve(
         (5.0, 'optimal')
     """
     if start is not None and (broken := broken_rules(problem, start)):
-        raise ValueError(f"the placement to start from breaks {len(broken)} rules, the first: {broken[0]}")
+        raise ValueError(
+            f"the placement to start from breaks {len(broken)} rules, the first: {broken[0]}"
+        )
     if not problem.choices:
         return MilpResult(Placement(np.zeros(0, np.int64), []), 0.0, 0.0, 0.0, "optimal")
     bound = lower_bound(problem).ms
@@ -130,11 +132,15 @@ def solve(
             if placement is None:
                 break
             if not broken_rules(problem, placement):
-                best, limit = min((best, limit), (placement, cost(problem, placement)), key=lambda pair: pair[1])
+                best, limit = min(
+                    (best, limit), (placement, cost(problem, placement)), key=lambda pair: pair[1]
+                )
                 break
     if best is None:
         infeasible = bool(np.isinf(bound))
-        return MilpResult(None, limit, bound, 1.0 - infeasible, "infeasible" if infeasible else status)
+        return MilpResult(
+            None, limit, bound, 1.0 - infeasible, "infeasible" if infeasible else status
+        )
     bound = min(bound, limit)
     gap = (limit - bound) / limit if limit > 0 else 0.0
     return MilpResult(best, limit, bound, gap, "optimal" if gap <= CLOSED else status)
@@ -193,7 +199,9 @@ class MilpModel:
         spare: Share of the capacity that is left free.
     """
 
-    def __init__(self, problem: PlanningProblem, bound: float, below: float, spare: float = 0.0) -> None:
+    def __init__(
+        self, problem: PlanningProblem, bound: float, below: float, spare: float = 0.0
+    ) -> None:
         self.problem, self.bound, self.below = problem, bound, below
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
         self._high: list[float] = []
@@ -203,10 +211,14 @@ class MilpModel:
         self.fixed = np.zeros(0) if problem.fixed is None else problem.fixed
         self._slowest = self._variables(1, np.inf)
         self._groups = self._variables(len(self.fixed), 1)
-        self._time = np.array([self._row(-np.inf, 0.0, self._slowest, -1.0) for _ in range(world_size)])
+        self._time = np.array(
+            [self._row(-np.inf, 0.0, self._slowest, -1.0) for _ in range(world_size)]
+        )
         self._room = np.maximum(problem.capacity * (1.0 - spare), 1.0)
         full = np.where(problem.capacity > 0, 1.0, 0.0)
-        self._memory = np.array([[self._row(-np.inf, high) for high in of_rank] for of_rank in full.tolist()])
+        self._memory = np.array(
+            [[self._row(-np.inf, high) for high in of_rank] for of_rank in full.tolist()]
+        )
         self.ways: list[_Way] = []
         for table, choices in enumerate(problem.choices):
             self._add_table(table, choices)
@@ -230,7 +242,11 @@ class MilpModel:
         self._entries.append((rows.ravel(), columns.ravel(), values.ravel()))
 
     def _add_table(self, table: int, choices: tuple[Choice, ...]) -> None:
-        ways = [way for number, choice in enumerate(choices) if (way := self._way(table, number, choice))]
+        ways = [
+            way
+            for number, choice in enumerate(choices)
+            if (way := self._way(table, number, choice))
+        ]
         self._row(1.0, 1.0, [way.used for way in ways])
         for group in {group for way in ways for group in way.choice.groups if len(self.fixed)}:
             users = [way.used for way in ways if group in way.choice.groups]
@@ -247,14 +263,18 @@ class MilpModel:
         if choice.spread is Spread.ALL:
             block = problem.world_size
         places = np.arange(problem.world_size).reshape(-1, block)
-        allowed = np.ones(problem.world_size, np.bool_) if choice.allowed is None else choice.allowed
+        allowed = (
+            np.ones(problem.world_size, np.bool_) if choice.allowed is None else choice.allowed
+        )
         content = np.column_stack([choice.time, choice.memory]).reshape(-1, block * 3)
         numbers = np.arange(len(choice.time)).reshape(-1, block)
         _, first, kind = np.unique(content, axis=0, return_index=True, return_inverse=True)
         fitting = []
         for index, shard in enumerate(first.tolist()):
             needs = choice.memory[numbers[shard]]
-            fits = allowed[places].all(axis=1) & (needs <= problem.capacity[places]).all(axis=(1, 2))
+            fits = allowed[places].all(axis=1) & (needs <= problem.capacity[places]).all(
+                axis=(1, 2)
+            )
             if not fits.any():
                 return None
             fitting.append((numbers[kind.ravel() == index], places[fits]))
@@ -263,7 +283,9 @@ class MilpModel:
             counts = np.array([way.used]) if len(places) == 1 and len(shards) == 1 else None
             if counts is None:
                 counts = self._variables(len(ranks), len(shards))
-                self._row(0.0, 0.0, [*counts, way.used], [*[1.0] * len(counts), -float(len(shards))])
+                self._row(
+                    0.0, 0.0, [*counts, way.used], [*[1.0] * len(counts), -float(len(shards))]
+                )
             way.blocks.append(_Block(shards, ranks, counts))
             self._load(choice, shards[0], ranks, counts)
         if choice.spread is Spread.HOST:
@@ -283,7 +305,9 @@ class MilpModel:
             at = block.ranks[:, 0] // self.problem.local_size
             for host, column in enumerate(hosts.tolist()):
                 counts = block.counts[at == host]
-                self._row(0.0, 0.0, [*counts, column], [*[1.0] * len(counts), -float(len(block.shards))])
+                self._row(
+                    0.0, 0.0, [*counts, column], [*[1.0] * len(counts), -float(len(block.shards))]
+                )
 
     # --- solution
 
@@ -296,7 +320,9 @@ class MilpModel:
         objective[self._slowest] = 1.0
         objective[self._groups] = self.fixed / self.scale
         costly = np.flatnonzero(objective)
-        self._row(self.bound / self.scale * (1 - 1e-9), self.below / self.scale, costly, objective[costly])
+        self._row(
+            self.bound / self.scale * (1 - 1e-9), self.below / self.scale, costly, objective[costly]
+        )
         rows, columns, values = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         matrix = csc_array((values, (rows, columns)), shape=(len(self._rows), self.size))
         low, high = np.array(self._rows).T
@@ -311,7 +337,11 @@ class MilpModel:
         )
         if answer.status == 2:  # infeasible
             return None, self.below
-        bound = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * self.scale * (1 - 1e-6)
+        bound = (
+            0.0
+            if answer.mip_dual_bound is None
+            else float(answer.mip_dual_bound) * self.scale * (1 - 1e-6)
+        )
         return (None if answer.x is None else self._read(answer.x)), bound
 
     def _read(self, solution: Floats) -> Placement:

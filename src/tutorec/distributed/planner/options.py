@@ -61,7 +61,9 @@ class Perf:
         return float(sum(astuple(self)))
 
     def __add__(self, other: Perf) -> Perf:
-        return Perf(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Perf(
+            *(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
+        )
 
 
 PERF_FIELDS = tuple(each.name for each in fields(Perf))
@@ -119,8 +121,8 @@ class Shard:
 
     def __str__(self) -> str:
         return (
-            f"Shard size: {tuple(self.size)}, offset: {tuple(self.offset)}, storage: {self.storage}, "
-            f"perf: {self.perf}, rank: {self.rank}"
+            f"Shard size: {tuple(self.size)}, offset: {tuple(self.offset)}, storage: "
+            f"{self.storage}, perf: {self.perf}, rank: {self.rank}"
         )
 
 
@@ -150,7 +152,9 @@ class Pieces:
         ranks: ``[P]``, -1 for a shard that is not placed; None if none is.
 
     Example:
-        >>> halves = Pieces(np.array([[2, 4], [2, 4]]), np.array([[0, 0], [2, 0]]), ranks=np.array([0, 1]))
+        >>> halves = Pieces(
+        ...     np.array([[2, 4], [2, 4]]), np.array([[0, 0], [2, 0]]), ranks=np.array([0, 1])
+        ... )
         >>> [shard.rank for shard in halves.as_shards()]
         [0, 1]
     """
@@ -168,8 +172,14 @@ class Pieces:
         """One `Shard` object per row."""
         missing = [None] * len(self)
         perf = missing if self.perf is None else [Perf(*line) for line in self.perf.tolist()]
-        storage = missing if self.storage is None else [Storage(*line) for line in self.storage.tolist()]
-        ranks = missing if self.ranks is None else [None if rank < 0 else rank for rank in self.ranks.tolist()]
+        storage = (
+            missing if self.storage is None else [Storage(*line) for line in self.storage.tolist()]
+        )
+        ranks = (
+            missing
+            if self.ranks is None
+            else [None if rank < 0 else rank for rank in self.ranks.tolist()]
+        )
         lines = zip(self.sizes.tolist(), self.offsets.tolist(), storage, perf, ranks, strict=True)
         return [Shard(*line) for line in lines]
 
@@ -177,12 +187,22 @@ class Pieces:
     def of_shards(cls, shards: Sequence[Any]) -> Pieces:
         """Arrays from `Shard` objects; a field that one object lacks is None for all."""
         count = len(shards)
-        perf = [[getattr(shard.perf, name) for name in PERF_FIELDS] for shard in shards if shard.perf is not None]
-        storage = [[each.hbm, each.ddr, each.ssd] for shard in shards if (each := shard.storage) is not None]
+        perf = [
+            [getattr(shard.perf, name) for name in PERF_FIELDS]
+            for shard in shards
+            if shard.perf is not None
+        ]
+        storage = [
+            [each.hbm, each.ddr, each.ssd]
+            for shard in shards
+            if (each := shard.storage) is not None
+        ]
         return cls(
             np.array([list(shard.size) for shard in shards], dtype=np.int64).reshape(-1, 2),
             np.array([list(shard.offset) for shard in shards], dtype=np.int64).reshape(-1, 2),
-            np.array(perf, np.float64).reshape(count, len(PERF_FIELDS)) if len(perf) == count else None,
+            np.array(perf, np.float64).reshape(count, len(PERF_FIELDS))
+            if len(perf) == count
+            else None,
             np.array(storage, np.int64).reshape(count, 3) if len(storage) == count else None,
             np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),
         )
@@ -224,7 +244,9 @@ class TableFacts:
         mapping_row_bytes: Bytes that a mapping of raw ids keeps for each row.
 
     Example:
-        >>> TableFacts("", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)).total_ids
+        >>> TableFacts(
+        ...     "", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)
+        ... ).total_ids
         8.0
     """
 
@@ -344,7 +366,12 @@ class ShardingOption:
 
     @classmethod
     def from_pieces(
-        cls, facts: TableFacts, tensor: torch.Tensor, module: tuple[str, nn.Module], pieces: Pieces, **words: Any
+        cls,
+        facts: TableFacts,
+        tensor: torch.Tensor,
+        module: tuple[str, nn.Module],
+        pieces: Pieces,
+        **words: Any,
     ) -> ShardingOption:
         """An option with shards as arrays, for a table whose facts are known.
 
@@ -420,8 +447,8 @@ class ShardingOption:
             return Pieces.of_shards(self._shards or [])
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{self._named}: the size, offset, perf or storage of a shard is not "
-                f"Shard([rows, columns], [row, column], Storage(...), Perf(...)) of numbers: {error}"
+                f"{self._named}: the size, offset, perf or storage of a shard is not Shard([rows, "
+                f"columns], [row, column], Storage(...), Perf(...)) of numbers: {error}"
             ) from error
 
     def times(self) -> Floats:
@@ -435,8 +462,8 @@ class ShardingOption:
         if not 0.0 <= times.min(initial=0.0) <= times.max(initial=0.0) < math.inf:  # false for nan
             wrong = int(np.flatnonzero(~(np.isfinite(times) & (times >= 0)))[0])
             raise bad_input(
-                f"{self._named}: shard {wrong} is estimated to take {times[wrong]} ms: an estimator writes finite "
-                "times from 0 into Perf"
+                f"{self._named}: shard {wrong} is estimated to take {times[wrong]} ms: an "
+                "estimator writes finite times from 0 into Perf"
             )
         return times
 
@@ -450,8 +477,8 @@ class ShardingOption:
         if (least := storage.min(initial=0)) < 0:
             wrong = int((storage == least).any(axis=1).argmax())
             raise bad_input(
-                f"{self._named}: shard {wrong} is estimated to take {least:,} bytes: an estimator writes bytes from 0 "
-                "into Storage"
+                f"{self._named}: shard {wrong} is estimated to take {least:,} bytes: an estimator "
+                "writes bytes from 0 into Storage"
             )
         return storage
 
@@ -466,11 +493,13 @@ class ShardingOption:
         """
         ranks = self.pieces().ranks
         if ranks is None or not len(ranks) or (ranks < 0).any():
-            raise bad_input(f"{self._named} has not been placed: call a partitioner's partition() first")
+            raise bad_input(
+                f"{self._named} has not been placed: call a partitioner's partition() first"
+            )
         if ranks.max() >= world_size:
             raise bad_input(
-                f"{self._named} has a shard on rank {ranks.max()}, and the topology has ranks 0 to {world_size - 1}: "
-                "place it on the topology that the plan is for"
+                f"{self._named} has a shard on rank {ranks.max()}, and the topology has ranks 0 to "
+                f"{world_size - 1}: place it on the topology that the plan is for"
             )
         return ranks
 
@@ -481,14 +510,16 @@ class ShardingOption:
     def _estimate(self, what: str, amounts: _Amounts | None) -> _Amounts:
         if amounts is None:
             raise bad_input(
-                f"{self._named} has no estimate of its {what}: call the enumerator's populate_estimates([option]), "
-                "with an estimator that writes it"
+                f"{self._named} has no estimate of its {what}: call the enumerator's "
+                "populate_estimates([option]), with an estimator that writes it"
             )
         return amounts
 
     def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
         """Store estimates: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
-        given = {name: each for name, each in (("perf", perf), ("storage", storage)) if each is not None}
+        given = {
+            name: each for name, each in (("perf", perf), ("storage", storage)) if each is not None
+        }
         self._shards, self._pieces = None, replace(self.pieces(), **given)
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
@@ -498,8 +529,14 @@ class ShardingOption:
             ValueError: The number of ranks is not the number of shards.
         """
         if len(ranks) != self.num_shards:
-            raise ValueError(f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give one for each")
-        self._shards, self._pieces = None, replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64))
+            raise ValueError(
+                f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give "
+                "one for each"
+            )
+        self._shards, self._pieces = (
+            None,
+            replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64)),
+        )
 
     @property
     def num_shards(self) -> int:
@@ -563,11 +600,15 @@ class ShardingOption:
                 rows=self._tensor.shape[0],
                 columns=self._tensor.shape[1],
                 element_bytes=self._tensor.element_size(),
-                features=tuple(self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))),
+                features=tuple(
+                    self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))
+                ),
                 pooled=self.is_pooled,
                 weighted=self.is_weighted,
                 samples=samples,
-                ids=tuple(length * bags for length, bags in zip(self.input_lengths, samples, strict=True)),
+                ids=tuple(
+                    length * bags for length, bags in zip(self.input_lengths, samples, strict=True)
+                ),
             )
         return self._facts
 
@@ -576,7 +617,15 @@ class ShardingOption:
         return [shard.rank for shard in self.shards]
 
     def __hash__(self) -> int:
-        return hash((self.fqn, self.sharding_type, self.compute_kernel, self.cache_load_factor, tuple(self.shards)))
+        return hash(
+            (
+                self.fqn,
+                self.sharding_type,
+                self.compute_kernel,
+                self.cache_load_factor,
+                tuple(self.shards),
+            )
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardingOption):
@@ -595,7 +644,11 @@ class ShardingOption:
         return {**self.__dict__, "_tensor": weight, "_module": (self._module[0], nn.Module())}
 
     def __str__(self) -> str:
-        lines = [f"name: {self.name}", f"sharding type: {self.sharding_type}", f"compute kernel: {self.compute_kernel}"]
+        lines = [
+            f"name: {self.name}",
+            f"sharding type: {self.sharding_type}",
+            f"compute kernel: {self.compute_kernel}",
+        ]
         lines += [f"num shards: {self.num_shards}", *(f"\t{shard}" for shard in self.shards)]
         return "\n".join(lines)
 
@@ -614,7 +667,7 @@ def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
     for option in options:
         if option.fqn in seen:
             raise bad_input(
-                f"{what} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} and as "
-                f"{option.sharding_type}: take one option for each table"
+                f"{what} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} and "
+                f"as {option.sharding_type}: take one option for each table"
             )
         seen[option.fqn] = option

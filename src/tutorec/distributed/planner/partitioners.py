@@ -19,7 +19,13 @@ import numpy as np
 
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.interfaces import Partitioner
-from tutorec.distributed.planner.options import Floats, Ints, PartitionByType, ShardingOption, check_one_each
+from tutorec.distributed.planner.options import (
+    Floats,
+    Ints,
+    PartitionByType,
+    ShardingOption,
+    check_one_each,
+)
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.topology import memory_of
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -59,7 +65,10 @@ class GreedyPerfPartitioner(Partitioner):
         >>> from types import SimpleNamespace
         >>> from tutorec.distributed.planner.options import Perf, Shard, Storage
         >>> import torch
-        >>> ranks = [SimpleNamespace(rank=r, storage=Storage(9, 0), perf=Perf(0, 0, 0, 0)) for r in range(2)]
+        >>> ranks = [
+        ...     SimpleNamespace(rank=r, storage=Storage(9, 0), perf=Perf(0, 0, 0, 0))
+        ...     for r in range(2)
+        ... ]
         >>> two_ranks = SimpleNamespace(world_size=2, local_world_size=2, devices=ranks)
         >>> def option(name, ms):
         ...     shard = Shard([8, 4], [0, 0], Storage(2, 0), Perf(ms, 0, 0, 0))
@@ -80,7 +89,10 @@ class GreedyPerfPartitioner(Partitioner):
         self._balance_modules: bool = balance_modules
 
     def partition(
-        self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
+        self,
+        proposal: list[ShardingOption],
+        storage_constraint: Topology,
+        hbm_per_device: int | None = None,
     ) -> list[ShardingOption]:
         """Set the rank of every shard of an estimated proposal, if all of them fit.
 
@@ -102,7 +114,9 @@ class GreedyPerfPartitioner(Partitioner):
     def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
         """The same on given ranks. Ranks of shards are set once all shards fit."""
         placed: dict[str, Ints] = {}
-        for group in self._groups([_Table(option, option.times(), option.memory()) for option in proposal]):
+        for group in self._groups(
+            [_Table(option, option.times(), option.memory()) for option in proposal]
+        ):
             ranks, places = _place(group, ranks)
             placed |= {table.option.fqn: place for table, place in zip(group, places, strict=True)}
         for option in proposal:
@@ -144,13 +158,18 @@ class MemoryBalancedPartitioner(Partitioner):
         TorchRec's ``MemoryBalancedPartitioner``. On a topology without HBM it balances DDR here.
     """
 
-    def __init__(self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False) -> None:
+    def __init__(
+        self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False
+    ) -> None:
         self._max_search_count: int = max_search_count
         self._tolerance: float = tolerance
         self._greedy: GreedyPerfPartitioner = GreedyPerfPartitioner(SortBy.PERF, balance_modules)
 
     def partition(
-        self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
+        self,
+        proposal: list[ShardingOption],
+        storage_constraint: Topology,
+        hbm_per_device: int | None = None,
     ) -> list[ShardingOption]:
         """Set the rank of every shard; see `GreedyPerfPartitioner.partition`."""
         plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
@@ -172,7 +191,11 @@ class MemoryBalancedPartitioner(Partitioner):
                 fast_enough = model.rate(self._greedy._partition(plan, ranks)) <= slowest
             except PlannerError:
                 fast_enough = False
-            logger.info("at most %d bytes per rank: %s", middle, "taken" if fast_enough else "does not fit, or slower")
+            logger.info(
+                "at most %d bytes per rank: %s",
+                middle,
+                "taken" if fast_enough else "does not fit, or slower",
+            )
             if fast_enough:
                 high, best = middle, [option.placed_ranks(len(held)) for option in plan]
             else:
@@ -192,8 +215,8 @@ class _Table(NamedTuple):
     def refusal(self, problem: str) -> PlannerError:
         """The error for a table that cannot be placed."""
         return PlannerError(
-            f"table {self.option.name!r} as {self.option.sharding_type}: {problem}; propose another of its options, or "
-            "give it more memory or ranks",
+            f"table {self.option.name!r} as {self.option.sharding_type}: {problem}; propose "
+            "another of its options, or give it more memory or ranks",
             PlannerErrorType.PARTITION,
         )
 
@@ -219,7 +242,9 @@ class _Ranks:
 
     def hosts(self) -> Ints:
         """``[H, L]``: the ranks of each host, the least loaded host first."""
-        hosts = np.arange(len(self.room) // self.local_size * self.local_size).reshape(-1, self.local_size)
+        hosts = np.arange(len(self.room) // self.local_size * self.local_size).reshape(
+            -1, self.local_size
+        )
         return hosts[np.argsort(self.load[hosts].sum(axis=1), kind="stable")]
 
     def put(self, table: _Table, targets: Ints) -> Ints:
@@ -244,7 +269,8 @@ class _Ranks:
                 where = f"one of {len(targets)} ranks" if anywhere else f"rank {candidates[0]}"
                 left = _bytes(self.room[candidates].max(axis=0))
                 raise table.refusal(
-                    f"shard {shard} needs {_bytes(memory)}, and the most that {where} has left is {left}"
+                    f"shard {shard} needs {_bytes(memory)}, and the most that {where} has left "
+                    f"is {left}"
                 )
             ranks[shard] = rank = fitting[self.load[fitting].argmin()]
             self.room[rank] -= memory
@@ -255,7 +281,9 @@ class _Ranks:
 def _bytes(memory: Ints) -> str:
     """Text of the kinds of memory that are not zero."""
     kinds = zip(memory.tolist(), ("HBM", "DDR", "SSD"), strict=True)
-    return " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
+    return (
+        " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
+    )
 
 
 def _place(group: list[_Table], ranks: _Ranks) -> tuple[_Ranks, list[Ints]]:
@@ -292,14 +320,18 @@ def _targets(group: list[_Table], ranks: _Ranks) -> list[Ints]:
         return list(hosts)
     if len(group) > 1:
         names = [table.option.name for table in group]
-        raise first.refusal(f"tables {names} depend on one another, and only tables that lie on one host can")
+        raise first.refusal(
+            f"tables {names} depend on one another, and only tables that lie on one host can"
+        )
     if by is PartitionByType.UNIFORM:
         return [np.arange(len(ranks.room))]
     if by is PartitionByType.DEVICE:
         return [ranks.order]
     blocks, rest = divmod(len(first.time), ranks.local_size)
     if rest:
-        raise first.refusal(f"its {len(first.time)} shards do not fill whole hosts of {ranks.local_size} ranks")
+        raise first.refusal(
+            f"its {len(first.time)} shards do not fill whole hosts of {ranks.local_size} ranks"
+        )
     # Neighbors in the list of hosts by load; if there are more blocks than hosts, a host holds
     # several.
     starts = range(max(len(hosts) - blocks, 0) + 1)

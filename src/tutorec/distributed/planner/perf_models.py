@@ -27,7 +27,10 @@ class NoopPerfModel(PerfModel):
         >>> from types import SimpleNamespace
         >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
         >>> import torch
-        >>> shards = [Shard([4, 4], [row, 0], Storage(9, 0), Perf(1 + row, 0, 2, 0), rank=row // 4) for row in (0, 4)]
+        >>> shards = [
+        ...     Shard([4, 4], [row, 0], Storage(9, 0), Perf(1 + row, 0, 2, 0), rank=row // 4)
+        ...     for row in (0, 4)
+        ... ]
         >>> table = "item", torch.empty(8, 4), ("", torch.nn.Identity())
         >>> halves = ShardingOption(*table, [1.0], 2, "row_wise", "uniform", "fused", shards)
         >>> NoopPerfModel(SimpleNamespace(world_size=2)).rate([halves])
@@ -76,10 +79,14 @@ class NoopStorageModel(PerfModel):
             PlannerError: A shard is not placed, is on a rank outside the topology, or has no
                 estimate.
         """
-        return _largest_sum(plan, self._topology.world_size, lambda option: option.memory()[:, 0].astype(float))
+        return _largest_sum(
+            plan, self._topology.world_size, lambda option: option.memory()[:, 0].astype(float)
+        )
 
 
-def _largest_sum(plan: list[ShardingOption], world_size: int, amounts: Callable[[ShardingOption], Floats]) -> float:
+def _largest_sum(
+    plan: list[ShardingOption], world_size: int, amounts: Callable[[ShardingOption], Floats]
+) -> float:
     """The largest sum over ranks."""
     sums = np.zeros(world_size)
     for option in plan:

@@ -77,7 +77,11 @@ class Alternatives:
     """
 
     def __init__(
-        self, choices: Sequence[Choice], numbers: Sequence[int], problem: PlanningProblem, kinds: Ints
+        self,
+        choices: Sequence[Choice],
+        numbers: Sequence[int],
+        problem: PlanningProblem,
+        kinds: Ints,
     ) -> None:
         first = choices[numbers[0]]
         self.numbers, self.everywhere = numbers, first.spread is Spread.ALL
@@ -86,7 +90,9 @@ class Alternatives:
         shape = (-1, self.units.shape[2], 1 + len(kinds))
         needs = np.stack(
             [
-                np.column_stack([choices[number].time, choices[number].memory[:, kinds]]).reshape(shape)
+                np.column_stack([choices[number].time, choices[number].memory[:, kinds]]).reshape(
+                    shape
+                )
                 for number in numbers
             ]
         ).astype(np.float64)
@@ -134,7 +140,9 @@ class Alternatives:
         order = self.restore[which]
         ranks = self.units[group, taken[:, which, group][order]].ravel()
         needs = self.needs[which, order].reshape(-1, kinds)
-        return Position(float(total[which, group]), self.numbers[which], ranks, needs, self.everywhere)
+        return Position(
+            float(total[which, group]), self.numbers[which], ranks, needs, self.everywhere
+        )
 
 
 class Packing:
@@ -154,22 +162,30 @@ class Packing:
 
     Example:
         >>> whole = Choice(np.array([2.0]), np.array([[1, 0]]), Spread.ANY)
-        >>> packing = Packing(PlanningProblem(2, 2, np.array([[1, 0], [1, 0]]), ((whole,), (whole,))))
+        >>> packing = Packing(
+        ...     PlanningProblem(2, 2, np.array([[1, 0], [1, 0]]), ((whole,), (whole,)))
+        ... )
         >>> for table in range(2):
         ...     packing.put(table, packing.best(table))
         >>> packing.slowest, [ranks.tolist() for ranks in packing.placement().ranks]
         (2.0, [[0], [1]])
     """
 
-    def __init__(self, problem: PlanningProblem, allowed: Sequence[Sequence[int]] | None = None) -> None:
-        most = np.sum([np.max([c.memory.sum(axis=0) for c in of], axis=0) for of in problem.choices], axis=0)
+    def __init__(
+        self, problem: PlanningProblem, allowed: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        most = np.sum(
+            [np.max([c.memory.sum(axis=0) for c in of], axis=0) for of in problem.choices], axis=0
+        )
         self.kinds = np.flatnonzero(most > problem.capacity.min(axis=0))
         capacity = problem.capacity[:, self.kinds].astype(np.float64)
         self.room = capacity.max(axis=0)
         self.filled = np.column_stack([np.zeros(problem.world_size), self.room - capacity])
         self.ceiling = np.concatenate([[math.inf], self.room])
         self.alternatives = [
-            self._alternatives(problem, of_table, range(len(of_table)) if allowed is None else allowed[table])
+            self._alternatives(
+                problem, of_table, range(len(of_table)) if allowed is None else allowed[table]
+            )
             for table, of_table in enumerate(problem.choices)
         ]
         self.positions: list[Position | None] = [None] * len(problem.choices)
@@ -268,7 +284,9 @@ class Packing:
         """Save the state for `restore`."""
         return list(self.positions), self.filled.copy(), self.weights.copy()
 
-    def restore(self, saved: tuple[list[Position | None], Floats, Floats], tables: Sequence[int]) -> None:
+    def restore(
+        self, saved: tuple[list[Position | None], Floats, Floats], tables: Sequence[int]
+    ) -> None:
         """Restore a saved state from which only these tables have moved."""
         positions, self.filled, self.weights = saved
         for table in tables:
@@ -285,7 +303,9 @@ class Packing:
         return Placement(chosen, [position.ranks for position in placed])
 
 
-def with_choice(problem: PlanningProblem, placement: Placement, table: int, choice: int) -> Placement | None:
+def with_choice(
+    problem: PlanningProblem, placement: Placement, table: int, choice: int
+) -> Placement | None:
     """The placement with another choice for one table; None if it does not fit.
 
     The other tables are not moved. Shards are placed longest first, where the slowest rank remains
@@ -368,10 +388,15 @@ def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> 
         if name not in by_table:
             raise KeyError(f"table {name.strip('.')!r} is not placed")
         first = by_table[name]
-        ways = [(o.sharding_type, o.compute_kernel, o.pieces().sizes.tolist()) for o in (c.options[0] for c in choices)]
+        ways = [
+            (o.sharding_type, o.compute_kernel, o.pieces().sizes.tolist())
+            for o in (c.options[0] for c in choices)
+        ]
         way = (first.sharding_type, first.compute_kernel, first.pieces().sizes.tolist())
         if way not in ways:
-            raise KeyError(f"table {first.name!r} is placed as {way[:2]}, which is none of its options")
+            raise KeyError(
+                f"table {first.name!r} is placed as {way[:2]}, which is none of its options"
+            )
         chosen.append(ways.index(way))
         found = first.pieces().ranks
         if found is None:

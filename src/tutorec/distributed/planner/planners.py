@@ -28,7 +28,12 @@ from tutorec._check import require_finite
 from tutorec._text import several
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
@@ -98,8 +103,13 @@ class EmbeddingShardingPlanner:
         >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")]
-        >>> words = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in ("item", "user")}
+        >>> tables = [
+        ...     EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")
+        ... ]
+        >>> words = {
+        ...     name: ParameterConstraints(sharding_types=["table_wise"])
+        ...     for name in ("item", "user")
+        ... }
         >>> planner = EmbeddingShardingPlanner(Topology(2, "cpu"), batch_size=2, constraints=words)
         >>> plan = planner.plan(EmbeddingBagCollection(tables), [EmbeddingBagCollectionSharder()])
         >>> {name: entry.ranks for name, entry in plan.plan[""].items()}
@@ -125,10 +135,16 @@ class EmbeddingShardingPlanner:
         self._default_topology = topology is None
         self._batch_size = BATCH_SIZE if batch_size is None else batch_size
         self._constraints = dict(constraints or {})
-        self._enumerator = enumerator or EmbeddingEnumerator(self._topology, self._batch_size, self._constraints)
+        self._enumerator = enumerator or EmbeddingEnumerator(
+            self._topology, self._batch_size, self._constraints
+        )
         self._own_enumerator = enumerator is None
-        self._storage_reservation = storage_reservation or HeuristicalStorageReservation(percentage=0.15)
-        self._proposers: list[Proposer] = proposer if isinstance(proposer, list) else [proposer] if proposer else []
+        self._storage_reservation = storage_reservation or HeuristicalStorageReservation(
+            percentage=0.15
+        )
+        self._proposers: list[Proposer] = (
+            proposer if isinstance(proposer, list) else [proposer] if proposer else []
+        )
         self._partitioner, self._perf_model = partitioner, performance_model
         self._stats: list[Stats] = (
             [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
@@ -141,7 +157,9 @@ class EmbeddingShardingPlanner:
         self._num_proposals = 0
         self._num_plans = 0
 
-    def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> PlannedSharding:
+    def plan(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None
+    ) -> PlannedSharding:
         """Make a plan for a model in this process alone.
 
         Args:
@@ -185,8 +203,8 @@ class EmbeddingShardingPlanner:
         group = pg if pg is not None else comm.default_group()
         if group is None:
             raise bad_input(
-                "collective_plan needs a process group, and none has been started: call plan(module, sharders), which "
-                "needs none, or start one with tutorec.spmd.init()"
+                "collective_plan needs a process group, and none has been started: call "
+                "plan(module, sharders), which needs none, or start one with tutorec.spmd.init()"
             )
         found: PlannedSharding | Exception | None = None
         if group.rank() == 0:
@@ -209,9 +227,13 @@ class EmbeddingShardingPlanner:
         if not self._default_topology:
             return self
         planner, usual = copy(self), self._topology
-        planner._topology = this_machine(usual.world_size, usual.compute_device, usual.local_world_size)
+        planner._topology = this_machine(
+            usual.world_size, usual.compute_device, usual.local_world_size
+        )
         if self._own_enumerator:
-            planner._enumerator = EmbeddingEnumerator(planner._topology, self._batch_size, self._constraints)
+            planner._enumerator = EmbeddingEnumerator(
+                planner._topology, self._batch_size, self._constraints
+            )
         return planner
 
     def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
@@ -248,7 +270,11 @@ class EmbeddingShardingPlanner:
         """The placement, how it was found, and its gap to a proven bound if there is one."""
         if self._proposers or self._partitioner or self._perf_model:
             placement = self._try_proposals(inputs)
-            return placement, f"{self._num_proposals} proposals, {self._num_plans} of them placed", None
+            return (
+                placement,
+                f"{self._num_proposals} proposals, {self._num_plans} of them placed",
+                None,
+            )
         placement = search(inputs.problem, self._timeout_seconds, progress)
         if placement is None:
             raise why_infeasible(inputs)
@@ -283,9 +309,10 @@ class EmbeddingShardingPlanner:
                 proposer.feedback(True, placed, rating, inputs.reserved)
         if best is None and time.perf_counter() >= deadline:
             raise PlannerError(
-                f"timeout_seconds={self._timeout_seconds:g} ended after {several(self._num_proposals, 'proposal')}, of "
-                "which none could be placed: allow more time, or leave proposer, partitioner and performance_model "
-                "out, and the planner searches for itself",
+                f"timeout_seconds={self._timeout_seconds:g} ended after "
+                f"{several(self._num_proposals, 'proposal')}, of which none could be placed: allow "
+                "more time, or leave proposer, partitioner and performance_model out, and the "
+                "planner searches for itself",
                 PlannerErrorType.PARTITION,
             )
         if best is None:
@@ -303,7 +330,9 @@ class EmbeddingShardingPlanner:
     ) -> PlannedSharding:
         """The plan of a placement with its report, passed to the statistics."""
         order = {fqn: index for index, fqn in enumerate(inputs.by_table)}
-        placed = sorted(place_options(inputs.problem, placement), key=lambda option: order[option.fqn])
+        placed = sorted(
+            place_options(inputs.problem, placement), key=lambda option: order[option.fqn]
+        )
         for callback in self._callbacks:
             placed = callback(placed)
         if self._callbacks:
@@ -385,7 +414,9 @@ class OptimalPlanner(EmbeddingShardingPlanner):
         return placement, f"mixed-integer program ({result.status})", result.gap
 
 
-def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topology) -> ShardingPlan:
+def to_sharding_plan(
+    sharding_options: Sequence[ShardingOption], topology: Topology
+) -> ShardingPlan:
     """Convert placed options to a plan.
 
     Args:
@@ -401,7 +432,9 @@ def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topol
     check_one_each("sharding_options", sharding_options)
     plan: dict[str, EmbeddingModuleShardingPlan] = {}
     for option in sharding_options:
-        plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(option, topology)
+        plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(
+            option, topology
+        )
     return ShardingPlan(plan)
 
 
@@ -444,7 +477,10 @@ def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: st
     except KeyError as error:
         raise PlannerError(f"{whose} is not a plan: {error.args[0]}") from None
     if broken := broken_rules(problem, placement):
-        pinned = "; pin and colocate are kept by the planner's own search: leave proposer and partitioner out"
+        pinned = (
+            "; pin and colocate are kept by the planner's own search: leave proposer and "
+            "partitioner out"
+        )
         hint = pinned if any("allowed" in each for each in broken) else ""
         raise PlannerError(f"{whose} is not a plan: {'; '.join(broken[:3])}{hint}")
     return placement
@@ -455,14 +491,17 @@ def _topology_of_process_group() -> Topology:
     if group is None:
         raise bad_input(
             "a planner needs a topology, and there is no process group to derive it from: pass "
-            "topology=Topology(world_size=2, compute_device='cpu'), or start one with tutorec.spmd.init()"
+            "topology=Topology(world_size=2, compute_device='cpu'), or start one with "
+            "tutorec.spmd.init()"
         )
     world_size = group.size()
     on_host = local_world_size()
     return Topology(
         world_size=world_size,
         compute_device=own_device().type,
-        local_world_size=on_host if on_host is not None and world_size % on_host == 0 else world_size,
+        local_world_size=on_host
+        if on_host is not None and world_size % on_host == 0
+        else world_size,
     )
 
 
@@ -471,7 +510,11 @@ def _progress_bar() -> Iterator[Progress]:
     """A progress bar on a terminal, shown after two seconds, and its update function (0 to 1)."""
     from tqdm import tqdm
 
-    words: dict[str, Any] = {"delay": 2.0, "leave": False, "bar_format": "{desc}: {percentage:3.0f}%|{bar}|"}
+    words: dict[str, Any] = {
+        "delay": 2.0,
+        "leave": False,
+        "bar_format": "{desc}: {percentage:3.0f}%|{bar}|",
+    }
     # disable=None hides it if standard error is not a terminal
     with tqdm(total=1.0, desc="planning", disable=None, **words) as bar:
         yield lambda done: (bar.update(max(0.0, done - bar.n)), None)[1]

@@ -28,7 +28,8 @@ Ints = NDArray[np.int64]
 
 # Ties between options go to the first type in this list.
 PREFERENCE = (
-    "table_wise row_wise column_wise table_row_wise table_column_wise grid_shard data_parallel".split()
+    ("table_wise row_wise column_wise table_row_wise table_column_wise grid_shard "
+     "data_parallel").split()
 )  # fmt: skip
 
 
@@ -139,7 +140,9 @@ class PlanningProblem:
         """
         constraints = constraints or {}
         world_size = topology.world_size
-        local_size = min(getattr(topology, "intra_group_size", None) or topology.local_world_size, world_size)
+        local_size = min(
+            getattr(topology, "intra_group_size", None) or topology.local_world_size, world_size
+        )
         groups: dict[tuple[str, str], int] = {}
         latencies: list[float] = []
         by_table: dict[str, list[tuple[tuple[str, str, int], Choice]]] = {}
@@ -147,7 +150,9 @@ class PlanningProblem:
             group = (_path(option), option.sharding_type)
             if group not in groups:
                 groups[group] = len(groups)
-                latencies.append(fixed(option.sharding_type, option.is_pooled) if fixed is not None else 0.0)
+                latencies.append(
+                    fixed(option.sharding_type, option.is_pooled) if fixed is not None else 0.0
+                )
             constraint = constraints.get(option.name)
             choice = _choice(option, groups[group], _pinned(constraint, world_size))
             _check_cut(option, choice, world_size, local_size)
@@ -181,7 +186,10 @@ class Placement:
 
     def taken(self, problem: PlanningProblem) -> list[Choice]:
         """The choice of each table."""
-        return [choices[index] for choices, index in zip(problem.choices, self.chosen.tolist(), strict=True)]
+        return [
+            choices[index]
+            for choices, index in zip(problem.choices, self.chosen.tolist(), strict=True)
+        ]
 
 
 def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
@@ -189,7 +197,10 @@ def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
     taken = placement.taken(problem)
     if not taken:
         return np.zeros(problem.world_size)
-    ranks, times = np.concatenate(placement.ranks), np.concatenate([choice.time for choice in taken])
+    ranks, times = (
+        np.concatenate(placement.ranks),
+        np.concatenate([choice.time for choice in taken]),
+    )
     return np.bincount(ranks, weights=times, minlength=problem.world_size).astype(np.float64)
 
 
@@ -221,12 +232,19 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
     """
     found = []
     world_size, local_size = problem.world_size, problem.local_size
-    for table, (choice, ranks) in enumerate(zip(placement.taken(problem), placement.ranks, strict=True)):
+    for table, (choice, ranks) in enumerate(
+        zip(placement.taken(problem), placement.ranks, strict=True)
+    ):
         if len(ranks) != len(choice.time):
-            found.append(f"{_named(choice, table)}: {len(ranks)} ranks for {len(choice.time)} pieces")
+            found.append(
+                f"{_named(choice, table)}: {len(ranks)} ranks for {len(choice.time)} pieces"
+            )
             continue
         if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
-            found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} outside of a world of {world_size}")
+            found.append(
+                f"{_named(choice, table)}: ranks {ranks.tolist()} outside of a world of "
+                f"{world_size}"
+            )
             continue
         if choice.allowed is not None and not choice.allowed[ranks].all():
             found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} are not all allowed")
@@ -235,13 +253,19 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
         legal = bool(taken.any(axis=1).all(axis=1).any())
         if not legal:
-            found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} where pieces lie {choice.spread.value}")
+            found.append(
+                f"{_named(choice, table)}: ranks {ranks.tolist()} where pieces lie "
+                f"{choice.spread.value}"
+            )
     if found:
         return found
     held = rank_memory(problem, placement)
     for rank, kind in np.argwhere(held > problem.capacity).tolist():
         memory = ("HBM", "DDR")[kind]
-        found.append(f"rank {rank}: {held[rank, kind]} bytes of {memory} where {problem.capacity[rank, kind]} are")
+        found.append(
+            f"rank {rank}: {held[rank, kind]} bytes of {memory} where "
+            f"{problem.capacity[rank, kind]} are"
+        )
     return found
 
 
@@ -250,7 +274,12 @@ def _named(choice: Choice, table: int) -> str:
     return f"table {' + '.join(names) or table}"
 
 
-_SPREADS = {"device": Spread.ANY, "uniform": Spread.ALL, "multi_host": Spread.HOSTS_ROWS, "host": Spread.HOST_ROWS}
+_SPREADS = {
+    "device": Spread.ANY,
+    "uniform": Spread.ALL,
+    "multi_host": Spread.HOSTS_ROWS,
+    "host": Spread.HOST_ROWS,
+}
 
 
 def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choice:
@@ -263,11 +292,15 @@ def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choic
         time, memory = option.times(), option.memory()[:, :2]
     else:
         time = np.array([shard.perf.total for shard in option.shards])
-        memory = np.array([[shard.storage.hbm, shard.storage.ddr] for shard in option.shards], dtype=np.int64)
+        memory = np.array(
+            [[shard.storage.hbm, shard.storage.ddr] for shard in option.shards], dtype=np.int64
+        )
     spread = _SPREADS[option.partition_by]
     if option.sharding_type == "table_column_wise":
         spread = Spread.HOST
-    return Choice(time, memory, spread, (group,), PREFERENCE.index(option.sharding_type), allowed, (option,))
+    return Choice(
+        time, memory, spread, (group,), PREFERENCE.index(option.sharding_type), allowed, (option,)
+    )
 
 
 def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) -> None:
@@ -281,8 +314,9 @@ def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) ->
     one_block = choice.spread in (Spread.ALL, Spread.HOST_ROWS)
     if count % block or (one_block and count != block):
         raise bad_input(
-            f"table {option.name!r} as {option.sharding_type} is cut into {count} shards, and there are {world_size} "
-            f"ranks, {local_size} of them on a host: give planner, enumerator and storage reservation one topology"
+            f"table {option.name!r} as {option.sharding_type} is cut into {count} shards, and "
+            f"there are {world_size} ranks, {local_size} of them on a host: give planner, "
+            "enumerator and storage reservation one topology"
         )
 
 
@@ -308,8 +342,8 @@ def _together(
             for name, found in zip(names, alike, strict=True)
         )
         raise PlannerError(
-            f"tables that are to lie together can be cut alike in no way: {ways} pieces; give them the same "
-            "sharding_types and min_partition, or another word for colocate",
+            f"tables that are to lie together can be cut alike in no way: {ways} pieces; give them "
+            "the same sharding_types and min_partition, or another word for colocate",
             PlannerErrorType.STRICT_CONSTRAINTS,
         )
     found = []
@@ -318,9 +352,9 @@ def _together(
         masks = [choice.allowed for choice in members if choice.allowed is not None]
         if masks and not np.logical_and.reduce(masks).any():
             raise PlannerError(
-                f"tables {', '.join(repr(name.strip('.')) for name in names)} are to lie together (colocate), and the "
-                "ranks that they are pinned to have none in common: give them the same pin, or another word for "
-                "colocate",
+                f"tables {', '.join(repr(name.strip('.')) for name in names)} are to lie together "
+                "(colocate), and the ranks that they are pinned to have none in common: give them "
+                "the same pin, or another word for colocate",
                 PlannerErrorType.STRICT_CONSTRAINTS,
             )
         found.append(

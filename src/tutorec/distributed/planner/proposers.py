@@ -64,7 +64,9 @@ class GreedyProposer(Proposer):
         >>> def option(kind, ms, hbm):
         ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
         ...     module = ("", torch.nn.Identity())
-        ...     return ShardingOption("item", torch.empty(8, 4), module, [1.0], 2, kind, "device", "fused", [shard])
+        ...     return ShardingOption(
+        ...         "item", torch.empty(8, 4), module, [1.0], 2, kind, "device", "fused", [shard]
+        ...     )
         >>> proposer = GreedyProposer()
         >>> proposer.load([option("row_wise", 5.0, 2), option("table_wise", 1.0, 9)])
         >>> tried = []
@@ -105,16 +107,25 @@ class GreedyProposer(Proposer):
             if any(memory):
                 heapq.heappush(self._by_memory, (tuple(-each for each in memory), number))
 
-    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
         """Start with these options, which must have estimates."""
         tables = list(_by_table(search_space).values())
-        self._start([sorted(options, key=lambda option: _score(option, self._use_depth)) for options in tables])
+        self._start(
+            [
+                sorted(options, key=lambda option: _score(option, self._use_depth))
+                for options in tables
+            ]
+        )
 
     def propose(self) -> list[ShardingOption] | None:
         """The current option of each table; None at the end."""
         if self._done:
             return None
-        return [options[number] for options, number in zip(self._tables, self._current, strict=True)]
+        return [
+            options[number] for options, number in zip(self._tables, self._current, strict=True)
+        ]
 
     def feedback(
         self,
@@ -155,7 +166,9 @@ class UniformProposer(Proposer):
         self._proposals: list[list[ShardingOption]] = []
         self._next: int = 0
 
-    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
         """Start with these options, which must have estimates."""
         tables = set(_by_table(search_space))
         by_type: dict[str, list[ShardingOption]] = {}
@@ -163,7 +176,10 @@ class UniformProposer(Proposer):
             by_type.setdefault(option.sharding_type, []).append(option)
         grouped = [_by_table(options) for options in by_type.values()]
         self._proposals = [
-            [min(options, key=lambda option: _score(option, self._use_depth)) for options in of_type.values()]
+            [
+                min(options, key=lambda option: _score(option, self._use_depth))
+                for options in of_type.values()
+            ]
             for of_type in grouped
             if of_type.keys() == tables
         ]
@@ -199,9 +215,14 @@ class GridSearchProposer(Proposer):
         self._combinations: Iterator[tuple[ShardingOption, ...]] = iter(())
         self._current: tuple[ShardingOption, ...] | None = None
 
-    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
         """Start with these options, which must have estimates."""
-        tables = [sorted(each, key=lambda option: _score(option, True)) for each in _by_table(search_space).values()]
+        tables = [
+            sorted(each, key=lambda option: _score(option, True))
+            for each in _by_table(search_space).values()
+        ]
         total = math.prod(len(options) for options in tables)
         self._combinations = iter(())
         if total > self._max_proposals:
@@ -257,7 +278,9 @@ class DynamicProgrammingProposer(Proposer):
         ...     return ShardingOption(*table, [1.0], 2, "table_wise", "device", "fused", [shard])
         >>> one_rank = SimpleNamespace(devices=[SimpleNamespace(storage=Storage(10, 0))])
         >>> proposer = DynamicProgrammingProposer(hbm_bins_per_device=10)
-        >>> proposer.load([option("a", 1.0, 6), option("a", 5.0, 2), option("b", 1.0, 7), option("b", 3.0, 3)])
+        >>> proposer.load(
+        ...     [option("a", 1.0, 6), option("a", 5.0, 2), option("b", 1.0, 7), option("b", 3.0, 3)]
+        ... )
         >>> tried = []
         >>> while (proposal := proposer.propose()) is not None:
         ...     tried.append([each.total_perf for each in proposal])
@@ -276,9 +299,13 @@ class DynamicProgrammingProposer(Proposer):
         self._proposals: NDArray[np.int32] | None = None
         self._next: int = 0
 
-    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
         """Start with these options, which must have estimates."""
-        totals = np.array([option.memory().sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
+        totals = np.array([option.memory().sum(axis=0)[:2] for option in search_space]).reshape(
+            -1, 2
+        )
         kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM differ in DDR
         order = np.argsort(totals[:, kind], kind="stable")
         self._tables = list(_by_table([search_space[number] for number in order.tolist()]).values())
@@ -293,7 +320,10 @@ class DynamicProgrammingProposer(Proposer):
             return [options[0] for options in self._tables]
         if self._next >= len(self._proposals):
             return None
-        return [options[number] for options, number in zip(self._tables, self._proposals[self._next], strict=True)]
+        return [
+            options[number]
+            for options, number in zip(self._tables, self._proposals[self._next], strict=True)
+        ]
 
     def feedback(
         self,
@@ -310,8 +340,9 @@ class DynamicProgrammingProposer(Proposer):
             return
         if storage_constraint is None:
             raise ValueError(
-                f"dynamic programming over {len(self._tables)} tables needs the memory that there is; call "
-                "feedback(partitionable, storage_constraint=topology) after the first proposal"
+                f"dynamic programming over {len(self._tables)} tables needs the memory that there "
+                "is; call feedback(partitionable, storage_constraint=topology) after the first "
+                "proposal"
             )
         self._proposals = self._fill(storage_constraint)
 
@@ -328,7 +359,8 @@ class DynamicProgrammingProposer(Proposer):
         if bins * of_a_bin > _MOST_BYTES:
             most = _MOST_BYTES // (of_a_bin * len(topology.devices))
             raise bad_input(
-                f"hbm_bins_per_device={self._bins_per_device:,} need too much memory: give at most {most:,}"
+                f"hbm_bins_per_device={self._bins_per_device:,} need too much memory: give at "
+                f"most {most:,}"
             )
         width = float(memory[:, kind].sum()) / bins or 1.0
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one empty state
@@ -382,7 +414,12 @@ def _best_of_each_bin(
 
 def default_proposers() -> list[Proposer]:
     """The proposers of TorchRec's planner, in its order."""
-    return [GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()]
+    return [
+        GridSearchProposer(),
+        GreedyProposer(),
+        GreedyProposer(use_depth=False),
+        UniformProposer(),
+    ]
 
 
 def proposers_to_proposals_list(

@@ -77,14 +77,23 @@ def find_shortage(problem: PlanningProblem) -> Shortage:
         kind = int((worst - room).argmax())
         return Shortage(kind, int(worst[kind]), int(room[kind]), tuple(tables))
     everywhere = np.ones(problem.world_size, dtype=np.bool_)
-    pins = [everywhere if choices[0].allowed is None else choices[0].allowed for choices in problem.choices]
+    pins = [
+        everywhere if choices[0].allowed is None else choices[0].allowed
+        for choices in problem.choices
+    ]
     shared = []
     for ranks in {mask.tobytes(): mask for mask in (everywhere, *pins)}.values():
         for kind in (0, 1):
-            needed = {t: _least_bytes(problem, t, kind) for t, mask in enumerate(pins) if not (mask & ~ranks).any()}
+            needed = {
+                t: _least_bytes(problem, t, kind)
+                for t, mask in enumerate(pins)
+                if not (mask & ~ranks).any()
+            }
             tables = tuple(sorted(needed, key=lambda table: -needed[table]))
             total, available = sum(needed.values()), int(problem.capacity[ranks, kind].sum())
-            shared.append(Shortage(kind, total, available, tables, tuple(np.flatnonzero(ranks).tolist())))
+            shared.append(
+                Shortage(kind, total, available, tables, tuple(np.flatnonzero(ranks).tolist()))
+            )
     return max(shared, key=lambda short: short.needed / max(short.room, 1))
 
 
@@ -114,15 +123,20 @@ def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
     problem = inputs.problem
     if proposed and search(problem) is not None:
         return PlannerError(
-            f"none of the proposals could be placed, though {several(len(problem.choices), 'table')} fit on "
-            f"{several(problem.world_size, 'rank')}: leave proposer, partitioner and performance_model out, and the "
-            "planner searches for itself",
+            "none of the proposals could be placed, though "
+            f"{several(len(problem.choices), 'table')} fit on "
+            f"{several(problem.world_size, 'rank')}: leave proposer, partitioner and "
+            "performance_model out, and the planner searches for itself",
             PlannerErrorType.PARTITION,
         )
     shortage = find_shortage(problem)
     lines = (_lines_of_all if shortage.ranks else _lines_of_a_table)(inputs, shortage)
     kind = PlannerErrorType.PARTITION if shortage.ranks else PlannerErrorType.INSUFFICIENT_STORAGE
-    if any(_narrowed(inputs, option.name) for choices in problem.choices for option in choices[0].options):
+    if any(
+        _narrowed(inputs, option.name)
+        for choices in problem.choices
+        for option in choices[0].options
+    ):
         kind = PlannerErrorType.STRICT_CONSTRAINTS
     if shortage.needed > shortage.room and len(shortage.ranks) == problem.world_size:
         kind = PlannerErrorType.INSUFFICIENT_STORAGE
@@ -143,22 +157,38 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     first, *others = shortage.tables
     choices = problem.choices[first]
     least = choices[_smallest(problem, first)]
-    tables = f"table {names_of(least)!r} needs" if len(least.options) == 1 else f"tables {names_of(least)} need"
+    tables = (
+        f"table {names_of(least)!r} needs"
+        if len(least.options) == 1
+        else f"tables {names_of(least)} need"
+    )
     reason = f"{bytes_text(shortage.needed)} of {MEMORIES[kind]} on one rank, and "
     if shortage.needed <= shortage.room:
         reason += "the ranks that it may lie on have no room for it"
     else:
         even = (problem.capacity[:, kind] == shortage.room).all()
-        where = "each rank" if even else f"rank {problem.capacity[:, kind].argmax()}, which has the most,"
+        where = (
+            "each rank"
+            if even
+            else f"rank {problem.capacity[:, kind].argmax()}, which has the most,"
+        )
         reason += f"{where} has {bytes_text(shortage.room)} for tables"
     option = least.options[0]
     facts, size = option.facts, option.pieces().sizes[[int(least.memory.max(axis=1).argmax())]]
-    stored = stored_bytes(facts, ShardingType(option.sharding_type), option.compute_kernel, size, inputs.topology)
+    stored = stored_bytes(
+        facts, ShardingType(option.sharding_type), option.compute_kernel, size, inputs.topology
+    )
     rows, columns = size[0].tolist()
-    each = f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
+    each = (
+        f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
+    )
     parts = [f"weights {rows:,} x {each} = {bytes_text(stored.weights[0])}"]
     names = ("optimizer state", "gradients", "ids", "looked-up rows", "mapping of raw ids")
-    parts += [f"{name} {bytes_text(of[0])}" for name, of in zip(names, stored[1:6], strict=True) if of[0] > 0]
+    parts += [
+        f"{name} {bytes_text(of[0])}"
+        for name, of in zip(names, stored[1:6], strict=True)
+        if of[0] > 0
+    ]
     allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
     pin = inputs.constraint(option.name).pin
     pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"
@@ -167,7 +197,10 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
         f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_reserved_text(inputs)}",
     ]
     if others:
-        lines.append(f"so do {_listed([names_of(problem.choices[t][0]) for t in others])}, each more than a rank has")
+        lines.append(
+            f"so do {_listed([names_of(problem.choices[t][0]) for t in others])}, each more "
+            "than a rank has"
+        )
     return lines
 
 
@@ -189,17 +222,26 @@ def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     if shortage.needed <= shortage.room:
         head = f"no sharding plan was found: {text}, but no way was found to place all pieces"
     largest = ", ".join(
-        f"{names_of(problem.choices[table][0])!r} {bytes_text(_least_bytes(problem, table, shortage.kind))}"
+        (
+            f"{names_of(problem.choices[table][0])!r} "
+            f"{bytes_text(_least_bytes(problem, table, shortage.kind))}"
+        )
         for table in tables[:_NAMED]
     )
-    return [f"{head} (world_size={problem.world_size})", f"the largest: {largest}{_reserved_text(inputs)}"]
+    return [
+        f"{head} (world_size={problem.world_size})",
+        f"the largest: {largest}{_reserved_text(inputs)}",
+    ]
 
 
 def _reserved_text(inputs: PlanInputs) -> str:
     kind = own_memory(inputs.topology)
     has = int(memory_of(inputs.topology)[0, kind])
     kept = has - int(inputs.problem.capacity[0, kind])
-    text = f"; {bytes_text(kept)} of a rank's {bytes_text(has)} {MEMORIES[kind]} are kept for everything else"
+    text = (
+        f"; {bytes_text(kept)} of a rank's {bytes_text(has)} {MEMORIES[kind]} are kept for "
+        "everything else"
+    )
     return text if kept * 100 >= has else ""
 
 
@@ -225,15 +267,28 @@ def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
 
 
 def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    options = [option for table in shortage.tables for option in inputs.problem.choices[table][0].options]
-    narrowed = {option.name: fields for option in options if (fields := _narrowed(inputs, option.name))}
-    loosened = {name: replace(inputs.constraint(name), **dict.fromkeys(fields)) for name, fields in narrowed.items()}
+    options = [
+        option for table in shortage.tables for option in inputs.problem.choices[table][0].options
+    ]
+    narrowed = {
+        option.name: fields for option in options if (fields := _narrowed(inputs, option.name))
+    }
+    loosened = {
+        name: replace(inputs.constraint(name), **dict.fromkeys(fields))
+        for name, fields in narrowed.items()
+    }
     remade = inputs.remade(constraints=loosened) if narrowed else None
     placement = search(remade.problem) if remade else None
     if remade is None or placement is None:
         return None
-    taken = {option.name: choice for choice in placement.taken(remade.problem) for option in choice.options}
-    fields = [name for name in _NARROWING if any(name in of_table for of_table in narrowed.values())]
+    taken = {
+        option.name: choice
+        for choice in placement.taken(remade.problem)
+        for option in choice.options
+    }
+    fields = [
+        name for name in _NARROWING if any(name in of_table for of_table in narrowed.values())
+    ]
     change = f"no {' and no '.join(fields)}"
     if fields == ["sharding_types"]:
         kinds = dict.fromkeys(taken[name].options[0].sharding_type for name in narrowed)
@@ -241,8 +296,8 @@ def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
     names = list(narrowed)
     held = bytes_text(taken[names[0]].memory[:, shortage.kind].max())
     return (
-        f"{change} for {'table' if len(names) == 1 else 'tables'} {_listed(names)}: {held} of {names[0]!r} on a rank, "
-        f"a step of {ms_text(cost(remade.problem, placement))} ms"
+        f"{change} for {'table' if len(names) == 1 else 'tables'} {_listed(names)}: {held} of "
+        f"{names[0]!r} on a rank, a step of {ms_text(cost(remade.problem, placement))} ms"
     )
 
 
@@ -255,8 +310,8 @@ def _smaller_reservation(inputs: PlanInputs, shortage: Shortage) -> str | None:
         return None
     left = min(int((whole - rank_memory(problem, placement))[:, kind].min()), kept)
     return (
-        f"FixedAbsoluteStorageReservation({left}) keeps {bytes_text(left)} of each rank for everything else, instead "
-        f"of {bytes_text(kept)}"
+        f"FixedAbsoluteStorageReservation({left}) keeps {bytes_text(left)} of each rank for "
+        f"everything else, instead of {bytes_text(kept)}"
     )
 
 
@@ -280,7 +335,9 @@ def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
     wanted = max(has * needed / room if room > has / 2 else 0, has - room + needed)
     step = 2 ** max(int(math.log2(wanted)) - 4, 0)  # a number with few digits in binary units
     count = math.ceil(wanted / step) * step
-    storages = [replace(device.storage, **{("hbm", "ddr")[kind]: count}) for device in topology.devices]
+    storages = [
+        replace(device.storage, **{("hbm", "ddr")[kind]: count}) for device in topology.devices
+    ]
     if not _fits(inputs.remade(topology=topology.with_storage(storages))):
         return None
     return (
@@ -293,7 +350,9 @@ def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
     """More ranks per host if a host has few, else more hosts; new ranks are like the old ones."""
     topology = inputs.topology
     world_size, local_size = topology.world_size, topology.local_world_size
-    factor = max(math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2)
+    factor = max(
+        math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2
+    )
     group = topology.intra_group_size
     if world_size == local_size and local_size * factor <= 8:
         local_size = group = local_size * factor
@@ -301,5 +360,6 @@ def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
     if not _fits(inputs.remade(topology=topology.regrouped(ranks, local_size, group))):
         return None
     return (
-        f"{several(len(ranks), 'rank')} instead of {world_size}: world_size={len(ranks)}, local_world_size={local_size}"
+        f"{several(len(ranks), 'rank')} instead of {world_size}: world_size={len(ranks)}, "
+        f"local_world_size={local_size}"
     )

@@ -94,7 +94,8 @@ class PlanInputs:
             return None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about constraints: the caller has been warned already
+                # about constraints: the caller has been warned already
+                warnings.simplefilter("ignore")
                 return self.remake(**changes)
         except PlannerError:
             return None
@@ -152,7 +153,9 @@ class PlanReport:
     def whole_memory(self) -> Ints:
         """``[W, 2]`` bytes of each rank's memory, including what is reserved."""
         devices = self.inputs.topology.devices
-        return np.array([[device.storage.hbm, device.storage.ddr] for device in devices], dtype=np.int64)
+        return np.array(
+            [[device.storage.hbm, device.storage.ddr] for device in devices], dtype=np.int64
+        )
 
     @property
     def memory(self) -> int:
@@ -163,7 +166,10 @@ class PlanReport:
     def __getstate__(self) -> dict[str, Any]:
         # without the cached properties, which can be computed again
         names = ("placement", "bound", "seconds", "searched", "gap")
-        return {"inputs": replace(self.inputs, remake=None), **{name: getattr(self, name) for name in names}}
+        return {
+            "inputs": replace(self.inputs, remake=None),
+            **{name: getattr(self, name) for name in names},
+        }
 
 
 def choice_parts(choice: Choice) -> Floats:
@@ -191,7 +197,9 @@ def type_of(choice: Choice) -> str:
     if option.cache_load_factor is not None:
         return f"{option.sharding_type} {100 * option.cache_load_factor:g} % cached"
     return (
-        option.sharding_type if option.compute_kernel == "fused" else f"{option.sharding_type} {option.compute_kernel}"
+        option.sharding_type
+        if option.compute_kernel == "fused"
+        else f"{option.sharding_type} {option.compute_kernel}"
     )
 
 
@@ -211,10 +219,14 @@ def find_table(report: PlanReport, name: str) -> int:
         for option in choices[0].options
     }
     wanted = str(name).strip(".")
-    matches = [fqn for fqn in known if fqn == wanted] or [fqn for fqn in known if fqn.rpartition(".")[2] == wanted]
+    matches = [fqn for fqn in known if fqn == wanted] or [
+        fqn for fqn in known if fqn.rpartition(".")[2] == wanted
+    ]
     if len(matches) == 1:
         return known[matches[0]]
     if matches:
-        raise KeyError(f"table {name!r} is in several modules, {', '.join(matches)}: give path and name")
+        raise KeyError(
+            f"table {name!r} is in several modules, {', '.join(matches)}: give path and name"
+        )
     near = get_close_matches(wanted, known, n=3) or list(known)[:5]
     raise KeyError(f"the plan has no table {name!r}; see {', '.join(map(repr, near))}")

@@ -107,7 +107,9 @@ def search(
         choice = placement.chosen[position]
         everywhere = ordered.choices[position][choice].spread is Spread.ALL
         chosen[table] = choice
-        places[table] = placement.ranks[position] if everywhere else ranks[placement.ranks[position]]
+        places[table] = (
+            placement.ranks[position] if everywhere else ranks[placement.ranks[position]]
+        )
     return Placement(chosen, places)
 
 
@@ -115,7 +117,11 @@ class _Search:
     """The best plan so far, and the state of the search."""
 
     def __init__(
-        self, problem: PlanningProblem, bound: Bound, seconds: float | None, progress: Progress | None
+        self,
+        problem: PlanningProblem,
+        bound: Bound,
+        seconds: float | None,
+        progress: Progress | None,
     ) -> None:
         self.problem, self.bound, self.progress = problem, bound, progress
         self.target = max(bound.ms, 1e-12)
@@ -140,7 +146,9 @@ class _Search:
 
     def run(self) -> Placement | None:
         """Make a first plan for several sets of groups, and improve three of them."""
-        every = frozenset(g for of_table in self.problem.choices for c in of_table for g in c.groups)
+        every = frozenset(
+            g for of_table in self.problem.choices for c in of_table for g in c.groups
+        )
         fixed = self.problem.fixed
         paid = [group for group in sorted(every) if fixed is not None and fixed[group]]
         alone = (every.difference(paid) | {group} for group in paid)
@@ -243,14 +251,18 @@ class _Search:
         for table in off:
             packing.take(table)
         missing = 0.0
-        for table in sorted([*off, *absent], key=lambda table: -self.sizes[table] * draw.uniform(0.5, 1.5)):
+        for table in sorted(
+            [*off, *absent], key=lambda table: -self.sizes[table] * draw.uniform(0.5, 1.5)
+        ):
             skipped = [draw.random() < _BLINK for _ in packing.alternatives[table]]
             position = packing.best(table, skipped)
             if position is not None:
                 packing.put(table, position)
             else:
                 missing += self.sizes[table]
-            if missing > was_missing or (missing == was_missing and packing.potential > limit * (1 + _EQUAL)):
+            if missing > was_missing or (
+                missing == was_missing and packing.potential > limit * (1 + _EQUAL)
+            ):
                 packing.restore(saved, [*off, *absent])
                 return
         self._keep(packing)
@@ -263,12 +275,21 @@ class _Search:
         """Milliseconds of the groups that the placed tables use."""
         fixed = self.problem.fixed
         placed = zip(self.problem.choices, packing.positions, strict=True)
-        used = {group for of_table, position in placed if position for group in of_table[position.number].groups}
+        used = {
+            group
+            for of_table, position in placed
+            if position
+            for group in of_table[position.number].groups
+        }
         return 0.0 if fixed is None else float(fixed[sorted(used)].sum())
 
     def _missing(self, packing: Packing) -> float:
         """Size of the tables that are not placed."""
-        return sum(size for size, position in zip(self.sizes, packing.positions, strict=True) if position is None)
+        return sum(
+            size
+            for size, position in zip(self.sizes, packing.positions, strict=True)
+            if position is None
+        )
 
     def _keep(self, packing: Packing) -> None:
         """Store a plan if it is the fastest so far."""
@@ -307,7 +328,11 @@ def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Pla
             swapped = Placement(chosen, placement.ranks)
             rank = sum(choice.preference for choice in swapped.taken(problem))
             better = rank < sum(choice.preference for choice in taken)
-            if better and not broken_rules(problem, swapped) and cost(problem, swapped) <= cost(problem, placement):
+            if (
+                better
+                and not broken_rules(problem, swapped)
+                and cost(problem, swapped) <= cost(problem, placement)
+            ):
                 placement = swapped
     return placement
 
@@ -336,7 +361,9 @@ def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]
     def moved(choice: Choice) -> Choice:
         allowed = None if choice.allowed is None else choice.allowed[ranks]
         if choice.spread is Spread.ALL:
-            return replace(choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed)
+            return replace(
+                choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed
+            )
         return replace(choice, allowed=allowed)
 
     ordered = tuple(tuple(moved(choice) for choice in problem.choices[table]) for table in tables)

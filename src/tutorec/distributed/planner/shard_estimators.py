@@ -36,7 +36,8 @@ from tutorec.distributed.planner.topology import MOST_BYTES, Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
-_FORWARD = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])  # 1 for the fields of `Perf` that belong to forward
+# 1 for the fields of `Perf` that belong to forward
+_FORWARD = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])
 _FLOAT = 4  # bytes of an element in computation, and of a row's state
 _ID = 8  # bytes of an id or a length in memory
 # Bytes that a cache stores per row of the table, and additionally per cached row.
@@ -64,7 +65,9 @@ class EmbeddingPerfEstimator(ShardEstimator):
         self._topology, self._is_inference = topology, is_inference
 
     def estimate(
-        self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
+        self,
+        sharding_options: list[ShardingOption],
+        sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None,
     ) -> None:
         """Write ``perf`` of every shard."""
         for option in sharding_options:
@@ -96,14 +99,21 @@ class EmbeddingStorageEstimator(ShardEstimator):
         self._topology, self._is_inference = topology, is_inference
 
     def estimate(
-        self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
+        self,
+        sharding_options: list[ShardingOption],
+        sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None,
     ) -> None:
         """Write ``storage`` of every shard, see `stored_bytes`."""
         for option in sharding_options:
             kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
             option.set_estimates(
                 storage=piece_storage(
-                    option.facts, kind, option.compute_kernel, sizes, self._topology, self._is_inference
+                    option.facts,
+                    kind,
+                    option.compute_kernel,
+                    sizes,
+                    self._topology,
+                    self._is_inference,
                 )
             )
 
@@ -131,7 +141,11 @@ class StoredBytes(NamedTuple):
 
 
 def stored_bytes(
-    facts: TableFacts, sharding_type: ShardingType, compute_kernel: str, sizes: Ints, topology: Topology
+    facts: TableFacts,
+    sharding_type: ShardingType,
+    compute_kernel: str,
+    sizes: Ints,
+    topology: Topology,
 ) -> StoredBytes:
     """The bytes of each shard, by component.
 
@@ -147,14 +161,23 @@ def stored_bytes(
 
     Example:
         >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
-        >>> found = stored_bytes(facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), Topology(2, "cuda"))
-        >>> found.weights.tolist(), found.state.tolist(), found.input.tolist(), found.output.tolist()
+        >>> found = stored_bytes(
+        ...     facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), Topology(2, "cuda")
+        ... )
+        >>> (
+        ...     found.weights.tolist(),
+        ...     found.state.tolist(),
+        ...     found.input.tolist(),
+        ...     found.output.tolist(),
+        ... )
         ([128000], [0], [480], [2560])
     """
     few, places = distinct_sizes(sizes)
     kernel = kernel_model(compute_kernel)
     lines = [_stored(facts, sharding_type, kernel, size, topology) for size in few]
-    return StoredBytes(*np.array(lines, dtype=np.int64).reshape(-1, len(StoredBytes._fields))[places].T)
+    return StoredBytes(
+        *np.array(lines, dtype=np.int64).reshape(-1, len(StoredBytes._fields))[places].T
+    )
 
 
 def piece_storage(
@@ -190,7 +213,11 @@ def piece_storage(
 
 
 def _stored(
-    facts: TableFacts, sharding_type: ShardingType, kernel: KernelModel, size: Size, topology: Topology
+    facts: TableFacts,
+    sharding_type: ShardingType,
+    kernel: KernelModel,
+    size: Size,
+    topology: Topology,
 ) -> tuple[int, ...]:
     """The components of a shard, in the order of the fields of `StoredBytes`.
 
@@ -201,23 +228,27 @@ def _stored(
     work = work_of(kernel, sharding_type)(facts, size, topology)
     optimizer = facts.optimizer if kernel.updates and not kernel.serves else None
     rows, columns = size if kernel.serves else _as_stored(size, optimizer, topology)
-    summed = 2 * _FLOAT * int(work.table)  # this rank's gradient of the table, and the sum over ranks
+    # this rank's gradient of the table, and the sum over ranks
+    summed = 2 * _FLOAT * int(work.table)
     own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
     id_bytes = _ID + (_FLOAT if facts.weighted else 0)
     parts = (
         rows * facts.row_bytes(columns),
         _state_bytes(optimizer, rows, columns),
         summed + own,
-        ceil(max(work.updates, work.lookups if kernel.serves else 0.0) * id_bytes + _ID * work.lists),
+        ceil(
+            max(work.updates, work.lookups if kernel.serves else 0.0) * id_bytes + _ID * work.lists
+        ),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
         size[0] * facts.mapping_row_bytes,
         _cache_bytes(facts, optimizer, rows, columns),
     )
     if sum(parts) > MOST_BYTES:
         raise PlannerError(
-            f"table {facts.name!r}, {sharding_type.value}: a shard of {rows:,} x {columns:,} takes {sum(parts):.3g} "
-            f"bytes on its rank with {sum(facts.ids):.3g} ids and {sum(facts.samples):.3g} bags of a batch, and "
-            f"no rank has {MOST_BYTES:.3g}: look at num_embeddings, embedding_dim, batch_size and pooling_factors",
+            f"table {facts.name!r}, {sharding_type.value}: a shard of {rows:,} x {columns:,} takes "
+            f"{sum(parts):.3g} bytes on its rank with {sum(facts.ids):.3g} ids and "
+            f"{sum(facts.samples):.3g} bags of a batch, and no rank has {MOST_BYTES:.3g}: look at "
+            "num_embeddings, embedding_dim, batch_size and pooling_factors",
             PlannerErrorType.INSUFFICIENT_STORAGE,
         )
     return parts
@@ -231,7 +262,9 @@ def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> in
     return _FLOAT * (numbers + int(optimizer.counts_steps))
 
 
-def _cache_bytes(facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int) -> int:
+def _cache_bytes(
+    facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int
+) -> int:
     """Cached rows and their state; per row of the table its slot; per slot its row and last use."""
     if facts.cache is None or not facts.cache.load_factor:
         return 0

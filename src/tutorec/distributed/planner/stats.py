@@ -15,7 +15,12 @@ from typing import Any
 from tutorec._text import several
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.explain import explain_plan
-from tutorec.distributed.planner.interfaces import Constraints, Enumerator, Stats, StorageReservation
+from tutorec.distributed.planner.interfaces import (
+    Constraints,
+    Enumerator,
+    Stats,
+    StorageReservation,
+)
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
@@ -64,8 +69,15 @@ class EmbeddingStats(Stats):
         """
         if not logger.isEnabledFor(logging.INFO):
             return
-        tried = f", {several(num_proposals, 'proposal')}, {num_plans:,} of them placed" if num_proposals else ""
-        of = f"{several(len(best_plan), 'table')} on {several(topology.world_size, 'rank')}, batch size {batch_size}"
+        tried = (
+            f", {several(num_proposals, 'proposal')}, {num_plans:,} of them placed"
+            if num_proposals
+            else ""
+        )
+        of = (
+            f"{several(len(best_plan), 'table')} on {several(topology.world_size, 'rank')}, batch "
+            f"size {batch_size}"
+        )
         lines = [
             f"--- Planner Statistics: {of}, {run_time:.2f} s{tried} ---",
             f"reserved by {storage_reservation!r}; speeds: {topology.source}",

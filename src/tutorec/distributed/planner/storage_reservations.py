@@ -43,7 +43,9 @@ class _Reservation(StorageReservation):
         """The topology with reduced memory of the compute devices."""
         name = ("hbm", "ddr")[own_memory(topology)]
         had = [device.storage for device in topology.devices]
-        reserved = topology.with_storage([replace(each, **{name: left(getattr(each, name))}) for each in had])
+        reserved = topology.with_storage(
+            [replace(each, **{name: left(getattr(each, name))}) for each in had]
+        )
         self.last_reserved_topology = reserved
         return reserved
 
@@ -59,7 +61,9 @@ class FixedPercentageStorageReservation(_Reservation):
 
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
-        >>> reserved = FixedPercentageStorageReservation(0.25).reserve(topology, 512, nn.Module(), [])
+        >>> reserved = FixedPercentageStorageReservation(0.25).reserve(
+        ...     topology, 512, nn.Module(), []
+        ... )
         >>> reserved.devices[0].storage.hbm, topology.devices[0].storage.hbm
         (750, 1000)
 
@@ -97,7 +101,9 @@ class FixedAbsoluteStorageReservation(_Reservation):
 
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
-        >>> FixedAbsoluteStorageReservation(300).reserve(topology, 512, nn.Module(), []).devices[0].storage.hbm
+        >>> FixedAbsoluteStorageReservation(300).reserve(topology, 512, nn.Module(), []).devices[
+        ...     0
+        ... ].storage.hbm
         700
 
     Source:
@@ -105,7 +111,9 @@ class FixedAbsoluteStorageReservation(_Reservation):
     """
 
     def __init__(self, hbm_reserved_bytes: int) -> None:
-        self._bytes = int(require_finite("hbm_reserved_bytes", hbm_reserved_bytes, 0, error=bad_input))
+        self._bytes = int(
+            require_finite("hbm_reserved_bytes", hbm_reserved_bytes, 0, error=bad_input)
+        )
 
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> FixedAbsoluteStorageReservation:
@@ -149,7 +157,9 @@ class HeuristicalStorageReservation(_Reservation):
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
         >>> reservation = HeuristicalStorageReservation(percentage=0.1)
-        >>> reservation.reserve(topology, 512, nn.Linear(4, 5, bias=False), []).devices[0].storage.hbm
+        >>> reservation.reserve(topology, 512, nn.Linear(4, 5, bias=False), []).devices[
+        ...     0
+        ... ].storage.hbm
         420
 
     Source:
@@ -163,7 +173,9 @@ class HeuristicalStorageReservation(_Reservation):
         dense_tensor_estimate: int | None = None,
     ) -> None:
         self._percentage: float = _checked_percentage(percentage)
-        self._parameter_multiplier = require_finite("parameter_multiplier", parameter_multiplier, 0, error=bad_input)
+        self._parameter_multiplier = require_finite(
+            "parameter_multiplier", parameter_multiplier, 0, error=bad_input
+        )
         require_finite("dense_tensor_estimate", dense_tensor_estimate or 0, 0, error=bad_input)
         self._dense_tensor_estimate = dense_tensor_estimate
         self._kjt_copies = KJT_COPIES
@@ -196,7 +208,9 @@ class HeuristicalStorageReservation(_Reservation):
         kind = own_memory(topology)
         self.dense_storage = Storage(0, dense) if kind else Storage(dense, 0)
         self.kjt_storage = Storage(0, batches) if kind else Storage(batches, 0)
-        reserved = self._less(topology, lambda memory: _after_margin(memory, self._percentage) - dense - batches)
+        reserved = self._less(
+            topology, lambda memory: _after_margin(memory, self._percentage) - dense - batches
+        )
         for rank, left in enumerate(memory_of(reserved)[:, kind].tolist()):
             if left < 0:
                 has = int(memory_of(topology)[rank, kind])
@@ -204,9 +218,10 @@ class HeuristicalStorageReservation(_Reservation):
                     f"nothing is left for tables on rank {rank}: of {has:,} bytes of "
                     f"{('HBM', 'host memory')[kind]}, "
                     f"{has - _after_margin(has, self._percentage):,} are kept as a margin "
-                    f"(percentage={self._percentage}), {dense:,} for dense parameters and {batches:,} for batches "
-                    f"(batch_size={batch_size}), which is {-left:,} too many: give the topology more memory, a smaller "
-                    "percentage or batch_size, or dense_tensor_estimate=... if the dense part is known to be smaller",
+                    f"(percentage={self._percentage}), {dense:,} for dense parameters and "
+                    f"{batches:,} for batches (batch_size={batch_size}), which is {-left:,} too "
+                    "many: give the topology more memory, a smaller percentage or batch_size, or "
+                    "dense_tensor_estimate=... if the dense part is known to be smaller",
                     PlannerErrorType.INSUFFICIENT_STORAGE,
                 )
         return reserved
@@ -220,12 +235,18 @@ class HeuristicalStorageReservation(_Reservation):
     ) -> tuple[int, int]:
         """Bytes that the dense layers and the batches need on each rank."""
         tables = model_tables(module, sharders, batch_size, constraints)
-        batches = math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * self._kjt_copies
+        batches = (
+            math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * self._kjt_copies
+        )
         if self._dense_tensor_estimate is not None:
             return int(self._dense_tensor_estimate), batches
         of_tables = {id(table.tensor) for table in tables}
         # The rows of quantized tables are buffers.
-        of_tables |= {id(rows) for _, part, _ in shardable_modules(module, sharders) for rows in part.buffers()}
+        of_tables |= {
+            id(rows)
+            for _, part, _ in shardable_modules(module, sharders)
+            for rows in part.buffers()
+        }
         parameters = sum(each.nbytes for each in module.parameters() if id(each) not in of_tables)
         buffers = sum(each.nbytes for each in module.buffers() if id(each) not in of_tables)
         return round(self._parameter_multiplier * parameters) + buffers, batches
@@ -253,7 +274,9 @@ class InferenceStorageReservation(HeuristicalStorageReservation):
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
         >>> reservation = InferenceStorageReservation(percentage=0.1)
-        >>> reservation.reserve(topology, 512, nn.Linear(4, 5, bias=False), []).devices[0].storage.hbm
+        >>> reservation.reserve(topology, 512, nn.Linear(4, 5, bias=False), []).devices[
+        ...     0
+        ... ].storage.hbm
         820
 
     Source:
@@ -261,7 +284,9 @@ class InferenceStorageReservation(HeuristicalStorageReservation):
     """
 
     def __init__(self, percentage: float, dense_tensor_estimate: int | None = None) -> None:
-        super().__init__(percentage, parameter_multiplier=1.0, dense_tensor_estimate=dense_tensor_estimate)
+        super().__init__(
+            percentage, parameter_multiplier=1.0, dense_tensor_estimate=dense_tensor_estimate
+        )
         self._kjt_copies = 1
 
 

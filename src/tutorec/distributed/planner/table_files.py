@@ -43,8 +43,24 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingC
 from tutorec.types import DataType
 
 _TOP = ("batch_size", "fused_params", "tables")
-_TABLE = ("name", "num_embeddings", "embedding_dim", "feature_names", "data_type", "pooling", "is_weighted", "module")
-_LISTS = ("sharding_types", "compute_kernels", "pooling_factors", "num_poolings", "batch_sizes", "pin")
+_TABLE = (
+    "name",
+    "num_embeddings",
+    "embedding_dim",
+    "feature_names",
+    "data_type",
+    "pooling",
+    "is_weighted",
+    "module",
+)
+_LISTS = (
+    "sharding_types",
+    "compute_kernels",
+    "pooling_factors",
+    "num_poolings",
+    "batch_sizes",
+    "pin",
+)
 _CONSTRAINTS = (*_LISTS, "min_partition", "colocate")
 _MOST = {
     "num_embeddings": 10**15,
@@ -83,7 +99,9 @@ def load_tables(path: str | os.PathLike[str]) -> TableFile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise bad_input(f"{os.fspath(path)} is not text in UTF-8: {error}; write it as YAML") from None
+        raise bad_input(
+            f"{os.fspath(path)} is not text in UTF-8: {error}; write it as YAML"
+        ) from None
     return tables_of(text, os.fspath(path))
 
 
@@ -98,8 +116,13 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         PlannerError: It is not YAML, or a table is invalid.
 
     Example:
-        >>> file = tables_of("tables: [{name: item, num_embeddings: 1e3, embedding_dim: 4, min_partition: 4}]")
-        >>> file.model.embedding_bag_configs()[0].feature_names, file.constraints["item"].min_partition
+        >>> file = tables_of(
+        ...     "tables: [{name: item, num_embeddings: 1e3, embedding_dim: 4, min_partition: 4}]"
+        ... )
+        >>> (
+        ...     file.model.embedding_bag_configs()[0].feature_names,
+        ...     file.constraints["item"].min_partition,
+        ... )
         (['item'], 4)
     """
     try:
@@ -107,9 +130,12 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         entries = top.get("tables")
         if not isinstance(entries, list) or not entries:
             raise bad_input(
-                "the file lists no tables: give 'tables:' with name, num_embeddings and embedding_dim of each"
+                "the file lists no tables: give 'tables:' with name, num_embeddings and "
+                "embedding_dim of each"
             )
-        tables = [_table(entry, f"entry {number} of tables") for number, entry in enumerate(entries, 1)]
+        tables = [
+            _table(entry, f"entry {number} of tables") for number, entry in enumerate(entries, 1)
+        ]
         names = [table.config.name for table in tables]
         for name in names:
             if names.count(name) > 1:
@@ -117,9 +143,15 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         fused = top.get("fused_params")
         return TableFile(
             _model(tables),
-            {table.config.name: ParameterConstraints(**table.constraints) for table in tables if table.constraints},
+            {
+                table.config.name: ParameterConstraints(**table.constraints)
+                for table in tables
+                if table.constraints
+            },
             _number(top.get("batch_size")),
-            None if fused is None else {key: _number(value) for key, value in _mapping(fused, "fused_params").items()},
+            None
+            if fused is None
+            else {key: _number(value) for key, value in _mapping(fused, "fused_params").items()},
             tuple(f"{table.path}.{table.config.name}".strip(".") for table in tables),
         )
     except (ValueError, TypeError, RuntimeError, OverflowError, KeyError) as error:
@@ -136,7 +168,8 @@ def _load(text: str) -> Any:
             for key, _ in node.value:
                 if keys.count(key.value) > 1:
                     raise bad_input(
-                        f"line {key.start_mark.line + 1}: {key.value!r} is given {keys.count(key.value)} times"
+                        f"line {key.start_mark.line + 1}: {key.value!r} is given "
+                        f"{keys.count(key.value)} times"
                     )
             return super().construct_mapping(node, deep)
 
@@ -145,12 +178,16 @@ def _load(text: str) -> Any:
     except yaml.YAMLError as error:
         raise bad_input(f"this is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise bad_input("this is not a list of tables: its lists and mappings are nested too deep") from None
+        raise bad_input(
+            "this is not a list of tables: its lists and mappings are nested too deep"
+        ) from None
 
 
 def _mapping(value: object, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise bad_input(f"{what} is {value!r}, not a mapping: write keys and values, as 'name: item'")
+        raise bad_input(
+            f"{what} is {value!r}, not a mapping: write keys and values, as 'name: item'"
+        )
     known = list(known)
     for key in value if known else ():
         if key not in known:
@@ -200,12 +237,20 @@ def _table(entry: object, what: str) -> _Table:
         "data_type": _member(DataType, given.get("data_type", "FP32"), name),
         "feature_names": features,
     }
-    config = EmbeddingConfig(**fields) if pooling is PoolingType.NONE else EmbeddingBagConfig(**fields, pooling=pooling)
+    config = (
+        EmbeddingConfig(**fields)
+        if pooling is PoolingType.NONE
+        else EmbeddingBagConfig(**fields, pooling=pooling)
+    )
     for key, most in _MOST.items():
         if fields[key] > most:
             raise bad_input(f"table {name!r}: {key} is {fields[key]:,}: give at most {most:,}")
     constraints = {key: _number(given[key]) for key in _CONSTRAINTS if given.get(key) is not None}
-    constraints |= {key: [value] for key, value in constraints.items() if key in _LISTS and not isinstance(value, list)}
+    constraints |= {
+        key: [value]
+        for key, value in constraints.items()
+        if key in _LISTS and not isinstance(value, list)
+    }
     return _Table(config, weighted, path, constraints)
 
 
@@ -214,7 +259,9 @@ def _member(kind: Any, value: Any, table: str) -> Any:
     for member in kind:
         if member.value == str(value).upper():
             return member
-    raise bad_input(f"table {table!r}: {value!r} is not one of {', '.join(member.value for member in kind)}")
+    raise bad_input(
+        f"table {table!r}: {value!r} is not one of {', '.join(member.value for member in kind)}"
+    )
 
 
 def _model(tables: Iterable[_Table]) -> nn.Module:
@@ -231,7 +278,8 @@ def _model(tables: Iterable[_Table]) -> nn.Module:
         for name in (*parents, last):
             if path and (not name or hasattr(nn.Module(), name)):
                 raise bad_input(
-                    f"module {path!r}: {name!r} is empty or an attribute of every module: write 'sparse.bags'"
+                    f"module {path!r}: {name!r} is empty or an attribute of every module: "
+                    "write 'sparse.bags'"
                 )
         module = root
         for name in parents:
@@ -239,7 +287,10 @@ def _model(tables: Iterable[_Table]) -> nn.Module:
                 module.add_module(name, nn.Module())
             module = module.get_submodule(name)
         if not path or isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
-            raise bad_input(f"table {members[0].config.name!r}: module {path!r} and another one are inside one another")
+            raise bad_input(
+                f"table {members[0].config.name!r}: module {path!r} and another one are inside "
+                "one another"
+            )
         module.add_module(last, collection)
     return root
 
@@ -247,7 +298,10 @@ def _model(tables: Iterable[_Table]) -> nn.Module:
 def _collection(members: list[_Table]) -> nn.Module:
     if len({(type(member.config), member.weighted) for member in members}) > 1:
         names = ", ".join(repr(member.config.name) for member in members)
-        raise bad_input(f"tables {names} differ in is_weighted, or in whether they pool: give them different modules")
+        raise bad_input(
+            f"tables {names} differ in is_weighted, or in whether they pool: give them "
+            "different modules"
+        )
     configs: list[Any] = [member.config for member in members]
     meta = torch.device("meta")
     if isinstance(members[0].config, EmbeddingConfig):

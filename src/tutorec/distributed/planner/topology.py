@@ -60,7 +60,9 @@ class CustomTopologyData:
         PlannerError: Another key, or not one number per rank.
 
     Example:
-        >>> Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [8, 16]}, 2)).devices[1].storage.hbm
+        >>> Topology(
+        ...     2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [8, 16]}, 2)
+        ... ).devices[1].storage.hbm
         16
 
     Source:
@@ -72,10 +74,14 @@ class CustomTopologyData:
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
         for key, numbers in data.items():
             if key not in self.supported_fields:
-                raise bad_input(f"CustomTopologyData does not support {key!r}: give {', '.join(self.supported_fields)}")
+                raise bad_input(
+                    f"CustomTopologyData does not support {key!r}: give "
+                    f"{', '.join(self.supported_fields)}"
+                )
             if len(numbers) != world_size:
                 raise bad_input(
-                    f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} ranks: give one per rank"
+                    f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} "
+                    "ranks: give one per rank"
                 )
         self._data = {key: list(numbers) for key, numbers in data.items()}
 
@@ -105,7 +111,9 @@ class GeneralizedCommsBandwidth(ABC):
     """
 
     @abstractmethod
-    def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
+    def get_bw(
+        self, local_world_size: int, world_size: int, collective_type: CollectiveType
+    ) -> float:
         """Bytes per ms that a rank sends.
 
         Args:
@@ -130,7 +138,9 @@ class BasicCommsBandwidths(GeneralizedCommsBandwidth):
     """One bandwidth inside a host, one between hosts.
 
     Example:
-        >>> BasicCommsBandwidths(inter_host_bw=1.0, intra_host_bw=9.0).get_bw(2, 4, CollectiveType.ALL_TO_ALL)
+        >>> BasicCommsBandwidths(inter_host_bw=1.0, intra_host_bw=9.0).get_bw(
+        ...     2, 4, CollectiveType.ALL_TO_ALL
+        ... )
         1.0
 
     Source:
@@ -140,14 +150,19 @@ class BasicCommsBandwidths(GeneralizedCommsBandwidth):
     inter_host_bw: float = constants.CROSS_NODE_BANDWIDTH  # type: ignore[misc]
     intra_host_bw: float = constants.INTRA_NODE_BANDWIDTH  # type: ignore[misc]
 
-    def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
+    def get_bw(
+        self, local_world_size: int, world_size: int, collective_type: CollectiveType
+    ) -> float:
         """The bandwidth between hosts if several take part; all-reduce uses all ranks of a host."""
         if collective_type is CollectiveType.ALL_REDUCE:
             return self.inter_host_bw * local_world_size
         return self.intra_host_bw if world_size <= local_world_size else self.inter_host_bw
 
     def __str__(self) -> str:
-        return f"BasicCommsBandwidths: inter_host_bw={self.inter_host_bw}, intra_host_bw={self.intra_host_bw}"
+        return (
+            f"BasicCommsBandwidths: inter_host_bw={self.inter_host_bw}, "
+            f"intra_host_bw={self.intra_host_bw}"
+        )
 
 
 class Topology:
@@ -210,7 +225,7 @@ class Topology:
         inter_host_bw: float | None = None,
         bwd_compute_multiplier: float | None = None,
         custom_topology_data: CustomTopologyData | None = None,
-        weighted_feature_bwd_compute_multiplier: float = constants.WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER,
+        weighted_feature_bwd_compute_multiplier: float = constants.WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER,  # noqa: E501
         uneven_sharding_perf_multiplier: float = 1.0,
         generalized_comms_bandwidths: GeneralizedCommsBandwidth | None = None,
         *,
@@ -221,7 +236,9 @@ class Topology:
         self.world_size: int = require_int("world_size", world_size, 1, MOST_RANKS, error=bad_input)
         self.local_world_size: int = _ranks_of_a_host(self.world_size, local_world_size, pod_size)
         if compute_device not in DEVICES:
-            raise bad_input(f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}")
+            raise bad_input(
+                f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}"
+            )
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
         self.source: str = source or ("preset laptop" if compute_device == "cpu" else usual.source)
         self.compute_device: str = compute_device
@@ -230,11 +247,19 @@ class Topology:
         self.ddr_mem_bw: float = _or(ddr_mem_bw, usual.ddr_mem_bw)
         self.ssd_mem_bw: float = ssd_mem_bw
         self.hbm_to_ddr_mem_bw: float = hbm_to_ddr_mem_bw
-        self.comms_bandwidths: GeneralizedCommsBandwidth = generalized_comms_bandwidths or BasicCommsBandwidths(
-            inter_host_bw=_or(inter_host_bw, usual.inter_host_bw), intra_host_bw=_or(intra_host_bw, usual.intra_host_bw)
+        self.comms_bandwidths: GeneralizedCommsBandwidth = (
+            generalized_comms_bandwidths
+            or BasicCommsBandwidths(
+                inter_host_bw=_or(inter_host_bw, usual.inter_host_bw),
+                intra_host_bw=_or(intra_host_bw, usual.intra_host_bw),
+            )
         )
-        self.bwd_compute_multiplier: float = _or(bwd_compute_multiplier, usual.bwd_compute_multiplier)
-        self.weighted_feature_bwd_compute_multiplier: float = weighted_feature_bwd_compute_multiplier
+        self.bwd_compute_multiplier: float = _or(
+            bwd_compute_multiplier, usual.bwd_compute_multiplier
+        )
+        self.weighted_feature_bwd_compute_multiplier: float = (
+            weighted_feature_bwd_compute_multiplier
+        )
         self.uneven_sharding_perf_multiplier: float = uneven_sharding_perf_multiplier
         self.latency_ms: float = _or(latency_ms, usual.latency_ms)
         self.row_ms: float = _or(row_ms, usual.row_ms)
@@ -320,7 +345,12 @@ class Topology:
             words: Further arguments of the constructor.
         """
         source = f"measured on this machine on {measured.date}"
-        return cls(world_size, compute_device, source=source, **{**measured.speeds[compute_device], **words})
+        return cls(
+            world_size,
+            compute_device,
+            source=source,
+            **{**measured.speeds[compute_device], **words},
+        )
 
     @classmethod
     def preset(cls, name: str) -> Topology:
@@ -344,8 +374,8 @@ class Topology:
         kinds = {kind.lower(): kind for kind in constants.HARDWARE}
         if found is None or found[2].lower() not in kinds:
             raise bad_input(
-                f"there is no preset {name!r}: write ranks per host, kind and hosts as in '8xH100x16'; kinds are "
-                f"{', '.join(constants.HARDWARE)}"
+                f"there is no preset {name!r}: write ranks per host, kind and hosts as in "
+                f"'8xH100x16'; kinds are {', '.join(constants.HARDWARE)}"
             )
         kind = kinds[found[2].lower()]
         most = constants.HARDWARE[kind].ranks_per_host
@@ -360,7 +390,9 @@ class Topology:
 
     @classmethod
     def _of(cls, kind: str, world_size: int, ranks_per_host: int) -> Topology:
-        machine = dict(vars(constants.HARDWARE[kind]), source=f"preset {kind}", local_world_size=ranks_per_host)
+        machine = dict(
+            vars(constants.HARDWARE[kind]), source=f"preset {kind}", local_world_size=ranks_per_host
+        )
         del machine["ranks_per_host"]
         if kind == "laptop" and world_size:  # shared by all ranks
             machine["ddr_cap"] //= world_size
@@ -391,9 +423,13 @@ class Topology:
             PlannerError: There is not one storage per rank.
         """
         if len(storage) != self.world_size:
-            raise bad_input(f"{len(storage)} storages for {self.world_size} ranks: give one per rank")
+            raise bad_input(
+                f"{len(storage)} storages for {self.world_size} ranks: give one per rank"
+            )
         changed = copy(self)
-        changed.devices = [DeviceHardware(rank, each, Perf(0, 0, 0, 0)) for rank, each in enumerate(storage)]
+        changed.devices = [
+            DeviceHardware(rank, each, Perf(0, 0, 0, 0)) for rank, each in enumerate(storage)
+        ]
         return changed
 
     def part(self, ranks: Sequence[int], local_world_size: int | None = None) -> Topology:
@@ -413,12 +449,17 @@ class Topology:
         """
         if not ranks or not 0 <= min(ranks) <= max(ranks) < self.world_size:
             raise bad_input(
-                f"ranks {list(ranks)} of a topology of {self.world_size}: give ascending ranks of the topology"
+                f"ranks {list(ranks)} of a topology of {self.world_size}: give ascending ranks "
+                "of the topology"
             )
         local_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
-        return self.regrouped(ranks, local_size, local_world_size or ranks_per_host(ranks, self.intra_group_size))
+        return self.regrouped(
+            ranks, local_size, local_world_size or ranks_per_host(ranks, self.intra_group_size)
+        )
 
-    def regrouped(self, ranks: Sequence[int], local_world_size: int, intra_group_size: int) -> Topology:
+    def regrouped(
+        self, ranks: Sequence[int], local_world_size: int, intra_group_size: int
+    ) -> Topology:
         """A topology whose ranks are copies of these, numbered from 0.
 
         Args:
@@ -427,53 +468,75 @@ class Topology:
             intra_group_size: New ranks that are connected as inside a host.
         """
         changed = copy(self)
-        changed.devices = [replace(self.devices[rank], rank=number) for number, rank in enumerate(ranks)]
+        changed.devices = [
+            replace(self.devices[rank], rank=number) for number, rank in enumerate(ranks)
+        ]
         changed.world_size, changed.local_world_size = len(ranks), local_world_size
         changed.intra_group_size = intra_group_size
         return changed
 
     def _check_speeds(self) -> None:
-        for name in "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split():
+        for name in (
+            "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split()
+        ):
             require_finite(name, getattr(self, name), positive=True, error=bad_input)
         times = "latency_ms row_ms bwd_compute_multiplier weighted_feature_bwd_compute_multiplier"
         for name in (*times.split(), "uneven_sharding_perf_multiplier"):
             require_finite(name, getattr(self, name), 0, error=bad_input)
 
     def __repr__(self) -> str:
-        devices = "".join(f"\tdevice {index} {device}\n" for index, device in enumerate(self.devices))
+        devices = "".join(
+            f"\tdevice {index} {device}\n" for index, device in enumerate(self.devices)
+        )
         return (
-            f"world_size={self.world_size} \ncompute_device={self.compute_device}\ndevices=\n{devices}"
-            f"local_world_size={self.local_world_size} \nintra_group_size={self.intra_group_size} \n"
+            f"world_size={self.world_size} "
+            f"\ncompute_device={self.compute_device}\ndevices=\n{devices}local_world_size={self.local_world_size} "  # noqa: E501
+            f"\nintra_group_size={self.intra_group_size} \n"
             f"{self.comms_bandwidths}\n"
         )
 
 
 def _ranks_of_a_host(world_size: int, local_world_size: int | None, pod_size: int | None) -> int:
     """L; checks that it divides the ranks, and that pods divide the hosts."""
-    local_size = require_int("local_world_size", local_world_size or world_size, 1, world_size, error=bad_input)
+    local_size = require_int(
+        "local_world_size", local_world_size or world_size, 1, world_size, error=bad_input
+    )
     if world_size % local_size:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise bad_input(
-            f"{world_size} ranks make no hosts of local_world_size={local_size} each: give one of {divisors}"
+            f"{world_size} ranks make no hosts of local_world_size={local_size} each: give one "
+            f"of {divisors}"
         )
     hosts = world_size // local_size
     if hosts % require_int("pod_size", pod_size or 1, 1, hosts, error=bad_input):
-        raise bad_input(f"pod_size={pod_size} of {hosts} hosts: give a number of hosts that divides them")
+        raise bad_input(
+            f"pod_size={pod_size} of {hosts} hosts: give a number of hosts that divides them"
+        )
     return local_size
 
 
-def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None) -> list[DeviceHardware]:
+def _devices(
+    world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None
+) -> list[DeviceHardware]:
     """A device for each rank."""
     memory = []
     for key, cap in caps.items():
-        of_ranks = custom.get_data(key) if custom is not None and custom.has_data(key) else [cap] * world_size
+        of_ranks = (
+            custom.get_data(key)
+            if custom is not None and custom.has_data(key)
+            else [cap] * world_size
+        )
         if len(of_ranks) != world_size:
-            raise bad_input(f"CustomTopologyData has {len(of_ranks)} numbers of {key} for {world_size} ranks")
+            raise bad_input(
+                f"CustomTopologyData has {len(of_ranks)} numbers of {key} for {world_size} ranks"
+            )
         for number in set(of_ranks):
             require_finite(key, number, 0, MOST_BYTES, error=bad_input)
         memory.append([int(number) for number in of_ranks])
     storages = (Storage(*of_rank) for of_rank in zip(*memory, strict=True))
-    return [DeviceHardware(rank, storage, Perf(0, 0, 0, 0)) for rank, storage in enumerate(storages)]
+    return [
+        DeviceHardware(rank, storage, Perf(0, 0, 0, 0)) for rank, storage in enumerate(storages)
+    ]
 
 
 def memory_of(topology: Any) -> Ints:
@@ -484,7 +547,9 @@ def memory_of(topology: Any) -> Ints:
         [[8, 4, 2]]
     """
     storages = [device.storage for device in topology.devices]
-    return np.array([[each.hbm, each.ddr, getattr(each, "ssd", 0)] for each in storages], dtype=np.int64)
+    return np.array(
+        [[each.hbm, each.ddr, getattr(each, "ssd", 0)] for each in storages], dtype=np.int64
+    )
 
 
 def own_memory(topology: Topology) -> int:
@@ -519,6 +584,8 @@ def this_machine(world_size: int, device: str, local_world_size: int | None) -> 
         return Topology.calibrated(kept.calibration, world_size, device)
     if kept.problem and kept.state not in _reported:
         _reported.add(kept.state)
-        warnings.warn(f"the planner uses the preset's speeds: {kept.state}", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"the planner uses the preset's speeds: {kept.state}", UserWarning, stacklevel=2
+        )
     usual.source = f"{usual.source}; {kept.state}"
     return usual

@@ -12,7 +12,13 @@ from tutorec.distributed.planner.interfaces import (
     Stats,
     StorageReservation,
 )
-from tutorec.distributed.planner.options import PartitionByType, Perf, Shard, ShardingOption, Storage
+from tutorec.distributed.planner.options import (
+    PartitionByType,
+    Perf,
+    Shard,
+    ShardingOption,
+    Storage,
+)
 from tutorec.distributed.planner.topology import (
     BasicCommsBandwidths,
     CollectiveType,

@@ -22,7 +22,11 @@ from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.grouped import EmbeddingLookup, GroupedPooledEmbeddingsLookup, ShardRows
+from tutorec.distributed.lookup.grouped import (
+    EmbeddingLookup,
+    GroupedPooledEmbeddingsLookup,
+    ShardRows,
+)
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
 from tutorec.distributed.tables import PlacedTable
@@ -74,7 +78,9 @@ class SparseFeaturesDist(nn.Module, ABC):
         return self._dist.send_status(status)
 
     @abstractmethod
-    def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
+    def forward(
+        self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[KJTArrival]:
         """Send ids; the nested awaitable gives the sizes first, then the ids of local slots."""
 
 
@@ -89,7 +95,9 @@ class PooledEmbeddingDist(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+    def forward(
+        self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[torch.Tensor]:
         """``[all samples, local columns]`` -> awaitable of ``[local samples, all columns]``.
 
         A variable batch is flat on both sides: the input has, for each rank and each local slot,
@@ -111,7 +119,10 @@ class EmbeddingSharding(ABC):
     """
 
     def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+        self,
+        tables: Sequence[PlacedTable],
+        env: ShardingEnv,
+        codecs: Mapping[str, QuantizedCommCodecs],
     ) -> None:
         self._slots = PlacedSlots(tables, env)
         self._codecs = codecs

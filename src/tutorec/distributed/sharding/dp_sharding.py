@@ -31,7 +31,10 @@ import torch
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.data_parallel import ReplicatedEmbeddingsLookup, ReplicatedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.data_parallel import (
+    ReplicatedEmbeddingsLookup,
+    ReplicatedPooledEmbeddingsLookup,
+)
 from tutorec.distributed.lookup.grouped import EmbeddingLookup, ShardRows
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
@@ -56,7 +59,9 @@ class DpPooledEmbeddingDist(PooledEmbeddingDist):
     def build(self) -> None:
         """Do nothing."""
 
-    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+    def forward(
+        self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[torch.Tensor]:
         """Return ``pooled``."""
         return NoWait(pooled)
 
@@ -72,7 +77,10 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
     """
 
     def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+        self,
+        tables: Sequence[PlacedTable],
+        env: ShardingEnv,
+        codecs: Mapping[str, QuantizedCommCodecs],
     ) -> None:
         # In forward, every rank acts as a world of 1.
         super().__init__(tables, ShardingEnv.from_local(1, 0), codecs)
@@ -97,7 +105,9 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
         """Build the lookup of every table; in a world of 1, the same as for any other type."""
         if self._ranks.world_size == 1:
             return super().create_lookup(rows_of, device)
-        return ReplicatedPooledEmbeddingsLookup(self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype)
+        return ReplicatedPooledEmbeddingsLookup(
+            self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype
+        )
 
     def create_output_dist(self) -> DpPooledEmbeddingDist:
         """Output dist without an exchange."""
@@ -115,7 +125,10 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
     """
 
     def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+        self,
+        tables: Sequence[PlacedTable],
+        env: ShardingEnv,
+        codecs: Mapping[str, QuantizedCommCodecs],
     ) -> None:
         self._at_home = SlotSequenceEmbeddingSharding(tables, ShardingEnv.from_local(1, 0), {})
         super().__init__(tables, ShardingEnv.from_local(1, 0), codecs)
@@ -136,7 +149,9 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
         """Build the lookup of every table; in a world of 1, the same as for any other type."""
         if self._ranks.world_size == 1:
             return self._at_home.create_lookup(rows_of, device)
-        return ReplicatedEmbeddingsLookup(self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype)
+        return ReplicatedEmbeddingsLookup(
+            self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype
+        )
 
     def create_output_dist(self) -> SequenceEmbeddingDist:
         """Output dist without an exchange."""

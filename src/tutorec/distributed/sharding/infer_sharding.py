@@ -73,7 +73,9 @@ class QuantTable:
         chose it for all columns, so it may not be the fastest alignment for fewer columns; the
         values read are the same bit for bit.
         """
-        return [replace(self.table, rows=piece.rows, columns=piece.columns) for piece in self.pieces]
+        return [
+            replace(self.table, rows=piece.rows, columns=piece.columns) for piece in self.pieces
+        ]
 
 
 def place_quant_table(
@@ -97,11 +99,14 @@ def place_quant_table(
     """
     name, shape = table.name, (table.rows, table.columns)
     kind = plan_member(ShardingType, sharding.sharding_type, INFER_TYPES, name, "sharding type")
-    plan_member(EmbeddingComputeKernel, sharding.compute_kernel, INFER_KERNELS, name, "compute kernel")
+    plan_member(
+        EmbeddingComputeKernel, sharding.compute_kernel, INFER_KERNELS, name, "compute kernel"
+    )
     if sharding.shape is not None and sharding.shape != shape:
         raise ValueError(
-            f"the plan was made for a table {name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
-            f"columns, and this one has {shape[0]} x {shape[1]}; make the plan from this module"
+            f"the plan was made for a table {name!r} of {sharding.shape[0]} x {sharding.shape[1]} "
+            f"rows and columns, and this one has {shape[0]} x {shape[1]}; make the plan from this "
+            "module"
         )
     pieces = placed_pieces(name, shape, sharding, devices, devices)
     return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, pieces)
@@ -171,7 +176,10 @@ class InferSharding(ABC):
     def rows_of(self, table: str) -> list[Tensor]:
         """Packed rows ``[R, row_bytes]`` of each shard of a table, as views, in shard order."""
         count = sum(name == table for name, _ in self._held)
-        return [lookup.rows_of(shard) for lookup, shard in (self._held[table, piece] for piece in range(count))]
+        return [
+            lookup.rows_of(shard)
+            for lookup, shard in (self._held[table, piece] for piece in range(count))
+        ]
 
     @abstractmethod
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
@@ -255,7 +263,11 @@ class InferWholeRowsSharding(InferSharding):
             if not asked:
                 continue
             slots = [
-                ColumnPiece(key, tables[table].pieces[piece].column_offset, tables[table].pieces[piece].columns)
+                ColumnPiece(
+                    key,
+                    tables[table].pieces[piece].column_offset,
+                    tables[table].pieces[piece].columns,
+                )
                 for table, piece in asked
                 for key in tables[table].output_keys
             ]
@@ -276,7 +288,10 @@ class InferWholeRowsSharding(InferSharding):
         parts: Any = features.split(self._counts) if traced or len(self._counts) > 1 else [features]
         every = [parts[index] for index in range(len(self._counts))]
         ctx.parts = [every[part] for part in self._part_of]
-        found = [on_device(part, lookup.device) for part, lookup in zip(ctx.parts, self.lookups, strict=True)]
+        found = [
+            on_device(part, lookup.device)
+            for part, lookup in zip(ctx.parts, self.lookups, strict=True)
+        ]
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
         return found
@@ -316,7 +331,9 @@ class InferSplitRowsSharding(InferSharding):
         super().__init__(tables, packed, devices, weighted, output_dtype)
         self._pooling, self._weighted = tables[0].pooling, weighted
         # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
-        kept = [rank for rank in range(len(devices)) if any(table.pieces[rank].rows for table in tables)]
+        kept = [
+            rank for rank in range(len(devices)) if any(table.pieces[rank].rows for table in tables)
+        ]
         starts = {table.name: [table.pieces[rank].row_offset for rank in kept] for table in tables}
         self.lookups, self.calls, self._bounds = [], [], []
         self.features = []
@@ -328,14 +345,26 @@ class InferSplitRowsSharding(InferSharding):
             if not asked:
                 continue
             self.lookups.append(lookup)
-            slots = [ColumnPiece(key, 0, tables[i].table.columns) for i, _ in asked for key in tables[i].output_keys]
+            slots = [
+                ColumnPiece(key, 0, tables[i].table.columns)
+                for i, _ in asked
+                for key in tables[i].output_keys
+            ]
             self.calls = [slots]
             self.features = lookup.features
             self._bounds = [
-                [*starts[tables[i].name], tables[i].table.rows] for i, _ in asked for _ in tables[i].features
+                [*starts[tables[i].name], tables[i].table.rows]
+                for i, _ in asked
+                for _ in tables[i].features
             ]
         for rank in set(range(len(devices))).difference(kept):
-            self._lookup([(index, rank) for index in range(len(tables))], packed, devices[rank], weighted, dtype)
+            self._lookup(
+                [(index, rank) for index in range(len(tables))],
+                packed,
+                devices[rank],
+                weighted,
+                dtype,
+            )
         self._columns = [slot.columns for slots in self.calls for slot in slots]
 
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
@@ -348,8 +377,12 @@ class InferSplitRowsSharding(InferSharding):
             batch: Any = features
             parts, ctx.places = split_by_rows(batch, self._bounds, self._pooling, self._weighted)
         else:
-            parts, ctx.places = _split_at_once(features, self._bounds, self._pooling, self._weighted)
-        found = [on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)]
+            parts, ctx.places = _split_at_once(
+                features, self._bounds, self._pooling, self._weighted
+            )
+        found = [
+            on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)
+        ]
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
         return found
@@ -366,7 +399,9 @@ class InferSplitRowsSharding(InferSharding):
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
         """Return the rows ``[N, D]`` of all devices in the order of the batch's ids."""
         arrived = torch.cat([part.to(device) for part in rows])
-        return [Home(self.calls[0], ctx.features, 0, arrived.index_select(0, ctx.places.to(device)))]
+        return [
+            Home(self.calls[0], ctx.features, 0, arrived.index_select(0, ctx.places.to(device)))
+        ]
 
 
 def shard_quant_tables(
@@ -395,7 +430,10 @@ def shard_quant_tables(
     found: list[InferSharding] = (
         [InferWholeRowsSharding(whole, packed, devices, weighted, output_dtype)] if whole else []
     )
-    return found + [InferSplitRowsSharding(group, packed, devices, weighted, output_dtype) for group in groups.values()]
+    return found + [
+        InferSplitRowsSharding(group, packed, devices, weighted, output_dtype)
+        for group in groups.values()
+    ]
 
 
 @torch.fx.wrap
@@ -416,14 +454,21 @@ def split_by_rows(
     Returns:
         One batch per range, and the position of each id in the concatenated ranges ``[N]``.
     """
-    ids, offsets, stride, count = features.values(), features.offsets(), features.stride(), len(features.keys())
+    ids, offsets, stride, count = (
+        features.values(),
+        features.offsets(),
+        features.stride(),
+        len(features.keys()),
+    )
     weights: Tensor | None = None
     if weighted:
         weights = features.weights_or_none()
     if pooling == "sqrtn":
         weights = bag_weights(pooling, offsets, weights)
     ends = offsets[torch.arange(count + 1, device=offsets.device) * stride]
-    feature = torch.arange(count, device=ids.device).repeat_interleave(ends.diff(), output_size=ids.shape[0])
+    feature = torch.arange(count, device=ids.device).repeat_interleave(
+        ends.diff(), output_size=ids.shape[0]
+    )
     starts = torch.tensor(bounds, dtype=ids.dtype, device=ids.device)
     ranges = starts.shape[1] - 1
     found: list[KeyedJaggedTensor] = []
@@ -440,7 +485,15 @@ def split_by_rows(
         if weights is not None:
             own_weights = weights[place]
         running = torch.cat([offsets.new_zeros([1]), mine.cumsum(0).type_as(offsets)])
-        found.append(_batch(features.keys(), ids[place] - low[place], own_weights, running[offsets.long()], stride))
+        found.append(
+            _batch(
+                features.keys(),
+                ids[place] - low[place],
+                own_weights,
+                running[offsets.long()],
+                stride,
+            )
+        )
         places.append(place)
     stood = torch.cat(places)
     went = torch.empty_like(stood)
@@ -458,7 +511,9 @@ def divide_by_lengths(total: Tensor, lengths: Tensor, columns: list[int]) -> Ten
         columns: D of each feature.
 
     Example:
-        >>> divide_by_lengths(torch.tensor([[6.0, 4.0], [1.0, 0.0]]), torch.tensor([3, 1, 2, 0]), [1, 1])
+        >>> divide_by_lengths(
+        ...     torch.tensor([[6.0, 4.0], [1.0, 0.0]]), torch.tensor([3, 1, 2, 0]), [1, 1]
+        ... )
         tensor([[2., 2.],
                 [1., 0.]])
     """
@@ -476,14 +531,21 @@ def _split_at_once(
         weights = bag_weights(pooling, features.offsets(), weights, features.values().shape[0])
     keys, stride = features.keys(), features.stride()
     found = bucketize(
-        features.lengths(), features.values(), weights, [stride] * len(keys), bounds, keep_places=pooling == "none"
+        features.lengths(),
+        features.values(),
+        weights,
+        [stride] * len(keys),
+        bounds,
+        keep_places=pooling == "none",
     )
     lengths = found.lengths.view(len(bounds[0]) - 1, -1)
     sizes = lengths.sum(1).tolist()
     values = found.values.split(sizes)
     parts = [None] * len(sizes) if found.weights is None else found.weights.split(sizes)
     batches = [
-        KeyedJaggedTensor._from_parts(keys, values[index], parts[index], lengths[index], None, stride)
+        KeyedJaggedTensor._from_parts(
+            keys, values[index], parts[index], lengths[index], None, stride
+        )
         for index in range(len(sizes))
     ]
     return batches, found.places
@@ -501,12 +563,14 @@ def _cut(slots: list[ColumnPiece], counts: Sequence[int]) -> list[list[ColumnPie
     return [slots[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
 
-def _batch(keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int) -> KeyedJaggedTensor:
+def _batch(
+    keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int
+) -> KeyedJaggedTensor:
     """Build a batch without checks; a feature that two tables read occurs twice."""
     if is_scripting():
         # fmt: off
         return KeyedJaggedTensor(
-            keys, values, weights, None, offsets, stride, None, None, None, None, None, None, None, None,
+            keys, values, weights, None, offsets, stride, None, None, None, None, None, None, None, None,  # noqa: E501
         )
         # fmt: on
     else:

@@ -1,13 +1,14 @@
 """Raw ids: which rank gives an id that is not a row yet its row.
 
-A table whose ids are remapped (`mc_modules`) is looked up by raw ids, whose number is not known or far larger than the
-table. Where its rows are split, the raw ids are split too: into K buckets, of which each row range owns some::
+A table whose ids are remapped (`mc_modules`) is looked up by raw ids, whose number is not known or
+far larger than the table. Where its rows are split, the raw ids are split too: into K buckets, of
+which each row range owns some::
 
-    input size 4000, K = 2         raw ids 0 to 1999    2000 to 3999     an id outside of the input size, or any id
-    a table of 16 rows             rows 0 to 7          8 to 15          where that is unbounded (0): id modulo K
+    input size 4000, K = 2         raw ids 0 to 1999    2000 to 3999     other ids, or an unbounded
+    a table of 16 rows             rows 0 to 7          8 to 15          input size (0): id modulo K
 
-An id is remapped to a row of the range that owns its bucket, so that the ranks need not ask each other. What is sent is
-the raw id, eight bytes.
+An id is remapped to a row of the range that owns its bucket, so that the ranks need not ask each
+other. What is sent is the raw id, eight bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class RawIds:
         bounds: For each feature the first bucket of each row range, and K.
 
     Example:
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([1999, 2000, 4001]), lengths=torch.tensor([3]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([1999, 2000, 4001]), lengths=torch.tensor([3])
+        ... )
         >>> RawIds([2000], [2], [[0, 1, 2]]).buckets_of(batch)
         tensor([0, 1, 1])
     """
@@ -44,7 +47,9 @@ class RawIds:
     def buckets_of(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """The bucket of each id ``[N]``."""
         ids, counts = features.values().long(), features.length_per_key()
-        numbers = ints_on_device([list(self.widths), list(self.buckets), counts], torch.int64, ids.device)
+        numbers = ints_on_device(
+            [list(self.widths), list(self.buckets), counts], torch.int64, ids.device
+        )
         width, buckets = numbers[:2].repeat_interleave(numbers[2], dim=1, output_size=ids.numel())
         return bucket_of(ids, width, buckets)
 

@@ -9,10 +9,16 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
-from tutorec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding, DpSequenceEmbeddingSharding
+from tutorec.distributed.sharding.dp_sharding import (
+    DpPooledEmbeddingSharding,
+    DpSequenceEmbeddingSharding,
+)
 from tutorec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from tutorec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
-from tutorec.distributed.sharding.sequence_sharding import SequenceEmbeddingSharding, SlotSequenceEmbeddingSharding
+from tutorec.distributed.sharding.sequence_sharding import (
+    SequenceEmbeddingSharding,
+    SlotSequenceEmbeddingSharding,
+)
 from tutorec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
@@ -33,7 +39,8 @@ POOLED_SHARDINGS: dict[ShardingType, PooledBuilder] = {
 }
 
 SequenceBuilder = Callable[
-    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], SequenceEmbeddingSharding
+    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]],
+    SequenceEmbeddingSharding,
 ]
 
 SEQUENCE_SHARDINGS: dict[ShardingType, SequenceBuilder] = {

@@ -36,7 +36,9 @@ class RowOrder:
     def __init__(self, slots: PlacedSlots, route: Route, columns: int | None = None) -> None:
         arriving = list(chain.from_iterable(slots.per_rank))
         self.keys: list[str] = [key for table in slots.tables for key in table.output_keys]
-        self._columns = [slot.shard.piece.columns if columns is None else columns for slot in arriving]
+        self._columns = [
+            slot.shard.piece.columns if columns is None else columns for slot in arriving
+        ]
         # Row-split features are sent once per table that reads them, so there are as many as keys.
         self._segments = route.order
         self._buckets = len(route.bounds[0]) - 1 if route.bounds else 1
@@ -47,7 +49,10 @@ class RowOrder:
             slices[place[slot.key]].setdefault(slot.shard.piece.column_offset, {})[bucket] = number
         # Key -> column shard, from the left -> range of rows -> index of the arriving segment.
         self._pieces = [
-            [[of_slice[bucket] for bucket in range(self._buckets)] for _, of_slice in sorted(of_key.items())]
+            [
+                [of_slice[bucket] for bucket in range(self._buckets)]
+                for _, of_slice in sorted(of_key.items())
+            ]
             for of_key in slices
         ]
 
@@ -65,7 +70,9 @@ class RowOrder:
         sizes = [count * columns for count, columns in zip(flat_counts, self._columns, strict=True)]
         parts = [
             part.view(count, columns)
-            for part, count, columns in zip(arrived.split_with_sizes(sizes), flat_counts, self._columns, strict=True)
+            for part, count, columns in zip(
+                arrived.split_with_sizes(sizes), flat_counts, self._columns, strict=True
+            )
         ]
         if places is None:
             sliced = [[parts[of_ranges[0]] for of_ranges in of_key] for of_key in self._pieces]
@@ -74,22 +81,37 @@ class RowOrder:
         return [slices[0] if len(slices) == 1 else torch.cat(slices, dim=1) for slices in sliced]
 
     def _put_back(
-        self, arrived: torch.Tensor, parts: list[torch.Tensor], counts: list[int], places: torch.Tensor
+        self,
+        arrived: torch.Tensor,
+        parts: list[torch.Tensor],
+        counts: list[int],
+        places: torch.Tensor,
     ) -> list[list[torch.Tensor]]:
         """Rows of each key and column shard in id order: one gather per shard width."""
         orders = self._orders(counts, places)
         found: dict[tuple[int, int], torch.Tensor] = {}
         for columns in dict.fromkeys(self._columns):
-            alike = [(key, layer) for key, layer in orders if self._columns[self._pieces[key][layer][0]] == columns]
-            of_width = [part for part, width in zip(parts, self._columns, strict=True) if width == columns]
+            alike = [
+                (key, layer)
+                for key, layer in orders
+                if self._columns[self._pieces[key][layer][0]] == columns
+            ]
+            of_width = [
+                part for part, width in zip(parts, self._columns, strict=True) if width == columns
+            ]
             rows = arrived.view(-1, columns) if len(of_width) == len(parts) else torch.cat(of_width)
             order = torch.cat([orders[slice_] for slice_ in alike])
             moved = cast(torch.Tensor, _Reordered.apply(rows, order))
             lengths = [orders[slice_].numel() for slice_ in alike]
             found |= zip(alike, moved.split_with_sizes(lengths), strict=True)
-        return [[found[key, layer] for layer in range(len(of_key))] for key, of_key in enumerate(self._pieces)]
+        return [
+            [found[key, layer] for layer in range(len(of_key))]
+            for key, of_key in enumerate(self._pieces)
+        ]
 
-    def _orders(self, counts: list[int], places: torch.Tensor) -> dict[tuple[int, int], torch.Tensor]:
+    def _orders(
+        self, counts: list[int], places: torch.Tensor
+    ) -> dict[tuple[int, int], torch.Tensor]:
         """By key and shard: the index of each id's row among the rows of that width ``[N]``."""
         keys = len(self.keys)
         of_segments = [0] * (self._buckets * keys)

@@ -32,20 +32,28 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
     """
 
     def __init__(
-        self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route, keep_places: bool = False
+        self,
+        pg: dist.ProcessGroup | None,
+        slots: PlacedSlots,
+        route: Route,
+        keep_places: bool = False,
     ) -> None:
         super().__init__()
         self._route, self._raw_ids = route, slots.raw_ids
         self._keep_places = keep_places
         self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
 
-    def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
+    def forward(
+        self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[KJTArrival]:
         """Send ``features``, which are in the order of the route."""
         ctx.batch_size_per_feature_pre_a2a = features.stride_per_key()
         ctx.factors = home_factors(features, self._route.poolings)
         return self._dist(self._in_buckets(features, ctx))
 
-    def _in_buckets(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> KeyedJaggedTensor:
+    def _in_buckets(
+        self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext
+    ) -> KeyedJaggedTensor:
         buckets = len(self._route.bounds[0]) - 1
         if buckets == 1:
             return features
@@ -75,7 +83,9 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         )
 
 
-def home_factors(features: KeyedJaggedTensor, poolings: Sequence[str]) -> list[torch.Tensor | None] | None:
+def home_factors(
+    features: KeyedJaggedTensor, poolings: Sequence[str]
+) -> list[torch.Tensor | None] | None:
     """Return the factor ``[B]`` of each feature's pooled sums; None for 1, and None if all are 1.
 
     Args:
@@ -83,7 +93,9 @@ def home_factors(features: KeyedJaggedTensor, poolings: Sequence[str]) -> list[t
         poolings: The pooling of each.
 
     Example:
-        >>> bags = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([0, 2, 1, 1]))
+        >>> bags = KeyedJaggedTensor(
+        ...     ["a", "b"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([0, 2, 1, 1])
+        ... )
         >>> home_factors(bags, ["mean", "sum"])
         [tensor([1.0000, 0.5000]), None]
     """
@@ -94,11 +106,14 @@ def home_factors(features: KeyedJaggedTensor, poolings: Sequence[str]) -> list[t
     counts = features.length_per_key()
     weights_of = weights.float().split(counts) if weights is not None else [None] * len(counts)
     return [
-        _factor(pooling, lengths, own) for pooling, lengths, own in zip(poolings, of_features, weights_of, strict=True)
+        _factor(pooling, lengths, own)
+        for pooling, lengths, own in zip(poolings, of_features, weights_of, strict=True)
     ]
 
 
-def _factor(pooling: str, lengths: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor | None:
+def _factor(
+    pooling: str, lengths: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor | None:
     """The factors of one feature's bags; 1 for an empty bag, whose sum is 0."""
     if pooling == "mean":
         return lengths.clamp(min=1).float().reciprocal()
@@ -106,7 +121,9 @@ def _factor(pooling: str, lengths: torch.Tensor, weights: torch.Tensor | None) -
         return None
     if weights is None:
         return lengths.clamp(min=1).float().rsqrt()
-    bags = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths, output_size=weights.numel())
+    bags = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(
+        lengths, output_size=weights.numel()
+    )
     squares = weights.new_zeros(lengths.numel()).index_add_(0, bags, weights.square())
     return torch.where(squares > 0, squares, 1.0).rsqrt()
 
@@ -123,7 +140,9 @@ class Scaling:
         self._columns = list(columns)
         self._features = list(features)
 
-    def apply(self, arriving: Awaitable[torch.Tensor], ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+    def apply(
+        self, arriving: Awaitable[torch.Tensor], ctx: EmbeddingShardingContext
+    ) -> Awaitable[torch.Tensor]:
         """Return the awaitable of the scaled sums, ``[B, D]``, or flat for a variable batch."""
         if ctx.factors is None:
             return arriving
@@ -139,5 +158,10 @@ class Scaling:
         ]
         pieces = zip(self._features, self._columns, strict=True)
         if ctx.batch_size_per_rank_per_feature is None:
-            return torch.cat([factors[feature].unsqueeze(1).expand(-1, columns) for feature, columns in pieces], dim=1)
-        return torch.cat([factors[feature].repeat_interleave(columns) for feature, columns in pieces])
+            return torch.cat(
+                [factors[feature].unsqueeze(1).expand(-1, columns) for feature, columns in pieces],
+                dim=1,
+            )
+        return torch.cat(
+            [factors[feature].repeat_interleave(columns) for feature, columns in pieces]
+        )

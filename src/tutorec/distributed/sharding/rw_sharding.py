@@ -36,7 +36,11 @@ from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.rows import PooledEmbeddingsReduceScatter
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
-from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
+from tutorec.distributed.sharding.base import (
+    EmbeddingShardingContext,
+    PooledEmbeddingDist,
+    PooledEmbeddingSharding,
+)
 from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist, Scaling
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_out
 
@@ -51,7 +55,9 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
         codecs: Data types in which rows are sent; float32 by default.
     """
 
-    def __init__(self, slots: PlacedSlots, scaling: Scaling, codecs: QuantizedCommCodecs | None) -> None:
+    def __init__(
+        self, slots: PlacedSlots, scaling: Scaling, codecs: QuantizedCommCodecs | None
+    ) -> None:
         super().__init__()
         self._slots, self._scaling, self._codecs = slots, scaling, codecs
         self._dist: PooledEmbeddingsReduceScatter | None = None
@@ -61,13 +67,19 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
         if self._dist is None:
             self._dist = PooledEmbeddingsReduceScatter(self._slots.process_group(), self._codecs)
 
-    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+    def forward(
+        self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D]`` -> awaitable of ``[B_local, D]``."""
-        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
+        assert self._dist is not None, (
+            "the exchange is built at the first batch, before any output is sent"
+        )
         if ctx.batch_size_per_rank_per_feature is None:
             arriving = self._dist(pooled, ctx.batch_size_per_rank)
         else:
-            arriving = self._dist.variable(pooled, elements_out(self._slots, ctx.batch_size_per_rank_per_feature))
+            arriving = self._dist.variable(
+                pooled, elements_out(self._slots, ctx.batch_size_per_rank_per_feature)
+            )
         return self._scaling.apply(arriving, ctx)
 
 

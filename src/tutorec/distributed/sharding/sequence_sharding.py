@@ -41,7 +41,11 @@ from tutorec.distributed.collectives.rows import SequenceEmbeddingsAllToAll
 from tutorec.distributed.lookup.grouped import ShardRows
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
-from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext, SparseFeaturesDist
+from tutorec.distributed.sharding.base import (
+    EmbeddingSharding,
+    EmbeddingShardingContext,
+    SparseFeaturesDist,
+)
 from tutorec.distributed.sharding.row_order import RowOrder
 from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
@@ -101,10 +105,14 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
         codecs: Data types in which rows are sent; float32 by default.
     """
 
-    def __init__(self, slots: PlacedSlots, route: Route, codecs: QuantizedCommCodecs | None) -> None:
+    def __init__(
+        self, slots: PlacedSlots, route: Route, codecs: QuantizedCommCodecs | None
+    ) -> None:
         super().__init__()
         self._slots, self._codecs = slots, codecs
-        self._columns = [[slot.shard.piece.columns for slot in of_rank] for of_rank in slots.per_rank]
+        self._columns = [
+            [slot.shard.piece.columns for slot in of_rank] for of_rank in slots.per_rank
+        ]
         self._order = RowOrder(slots, route)
         self._dist: SequenceEmbeddingsAllToAll | None = None
 
@@ -115,10 +123,15 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
 
     def forward(self, rows: torch.Tensor, ctx: SequenceShardingContext) -> Awaitable[torch.Tensor]:
         """Flat rows of each rank and local slot -> awaitable of flat rows of each rank's slots."""
-        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
+        assert self._dist is not None, (
+            "the exchange is built at the first batch, before any output is sent"
+        )
         mine = self._columns[self._slots.env.rank]
         out = [_elements(of_rank, mine) for of_rank in ctx.arrived_counts]
-        into = [_elements(of_rank, columns) for of_rank, columns in zip(ctx.sent_counts, self._columns, strict=True)]
+        into = [
+            _elements(of_rank, columns)
+            for of_rank, columns in zip(ctx.sent_counts, self._columns, strict=True)
+        ]
         return self._dist(rows, out, into)
 
     def by_key(self, arrived: torch.Tensor, ctx: SequenceShardingContext) -> list[torch.Tensor]:
@@ -149,7 +162,9 @@ class SlotSequenceEmbeddingSharding(SequenceEmbeddingSharding):
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedEmbeddingsLookup:
         """Build the lookup of this rank's shards."""
-        return GroupedEmbeddingsLookup(self._slots.mine, rows_of, device, self._slots.env.world_size)
+        return GroupedEmbeddingsLookup(
+            self._slots.mine, rows_of, device, self._slots.env.world_size
+        )
 
     def create_output_dist(self) -> SlotSequenceEmbeddingDist:
         """Build the output dist: rows to the ranks of their ids."""

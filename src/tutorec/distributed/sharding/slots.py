@@ -51,7 +51,8 @@ class PlacedSlots:
         env: The ranks.
 
     Attributes:
-        raw_ids: Where ids are remapped on the ranks that look them up: how they find these; else None.
+        raw_ids: Where ids are remapped on the ranks that look them up: how they find these; else
+            None.
     """
 
     def __init__(self, tables: Sequence[PlacedTable], env: ShardingEnv) -> None:
@@ -124,10 +125,14 @@ class Route:
     @classmethod
     def to_whole_rows(cls, slots: PlacedSlots) -> Route:
         """Route for whole rows: every slot gets all ids of its feature, which is sent once."""
-        features = list(dict.fromkeys(feature for table in slots.tables for feature in table.features))
+        features = list(
+            dict.fromkeys(feature for table in slots.tables for feature in table.features)
+        )
         place = {feature: index for index, feature in enumerate(features)}
         positions = [[place[slot.feature] for slot in of_rank] for of_rank in slots.per_rank]
-        return cls(features, positions, [place for of_rank in positions for place in of_rank], [], [])
+        return cls(
+            features, positions, [place for of_rank in positions for place in of_rank], [], []
+        )
 
     @classmethod
     def to_split_rows(cls, slots: PlacedSlots) -> Route:
@@ -137,14 +142,23 @@ class Route:
         """
         readers = [(feature, table) for table in slots.tables for feature in table.features]
         place = {(feature, table.name): index for index, (feature, table) in enumerate(readers)}
-        positions = [[place[slot.feature, slot.shard.table.name] for slot in of_rank] for of_rank in slots.per_rank]
+        positions = [
+            [place[slot.feature, slot.shard.table.name] for slot in of_rank]
+            for of_rank in slots.per_rank
+        ]
         order = [
             _bucket_of(slot.shard) * len(readers) + position
             for of_rank, places in zip(slots.per_rank, positions, strict=True)
             for slot, position in zip(of_rank, places, strict=True)
         ]
         bounds = [[*_row_starts(table), table.rows] for _, table in readers]
-        return cls([feature for feature, _ in readers], positions, order, bounds, [t.pooling for _, t in readers])
+        return cls(
+            [feature for feature, _ in readers],
+            positions,
+            order,
+            bounds,
+            [t.pooling for _, t in readers],
+        )
 
 
 def elements_out(slots: PlacedSlots, arrived: Sequence[Sequence[int]] | None) -> list[int]:
@@ -156,10 +170,15 @@ def elements_out(slots: PlacedSlots, arrived: Sequence[Sequence[int]] | None) ->
     """
     assert arrived is not None, "a variable batch stores how many samples of each slot have arrived"
     columns = [slot.shard.piece.columns for slot in slots.per_rank[slots.env.rank]]
-    return [sum(count * width for count, width in zip(of_rank, columns, strict=True)) for of_rank in arrived]
+    return [
+        sum(count * width for count, width in zip(of_rank, columns, strict=True))
+        for of_rank in arrived
+    ]
 
 
-def elements_in(slots: PlacedSlots, route: Route, samples: Sequence[int], ranks: Iterable[int]) -> list[int]:
+def elements_in(
+    slots: PlacedSlots, route: Route, samples: Sequence[int], ranks: Iterable[int]
+) -> list[int]:
     """For a variable batch: how many elements each of ``ranks`` looks up for the local samples.
 
     Args:
@@ -169,7 +188,10 @@ def elements_in(slots: PlacedSlots, route: Route, samples: Sequence[int], ranks:
         ranks: The ranks to count.
     """
     return [
-        sum(samples[place] * slot.shard.piece.columns for place, slot in zip(places, of_rank, strict=True))
+        sum(
+            samples[place] * slot.shard.piece.columns
+            for place, slot in zip(places, of_rank, strict=True)
+        )
         for places, of_rank in ((route.positions[rank], slots.per_rank[rank]) for rank in ranks)
     ]
 
@@ -185,5 +207,7 @@ def _bucket_of(shard: TableShard) -> int:
 
     Empty ranges may start at the same row, so their order decides.
     """
-    of_slice = [piece for piece in shard.table.pieces if piece.column_offset == shard.piece.column_offset]
+    of_slice = [
+        piece for piece in shard.table.pieces if piece.column_offset == shard.piece.column_offset
+    ]
     return sorted(of_slice, key=lambda piece: piece.row_offset).index(shard.piece)

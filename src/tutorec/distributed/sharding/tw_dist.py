@@ -36,7 +36,9 @@ class TwSparseFeaturesDist(SparseFeaturesDist):
         super().__init__()
         self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
 
-    def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
+    def forward(
+        self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[KJTArrival]:
         """Send ``features``, which are in the order of the route."""
         ctx.batch_size_per_feature_pre_a2a = features.stride_per_key()
         return self._dist(features)
@@ -53,7 +55,11 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
     """
 
     def __init__(
-        self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route, codecs: QuantizedCommCodecs | None
+        self,
+        pg: dist.ProcessGroup | None,
+        slots: PlacedSlots,
+        route: Route,
+        codecs: QuantizedCommCodecs | None,
     ) -> None:
         super().__init__()
         self._pg, self._slots, self._route, self._codecs = pg, slots, route, codecs
@@ -62,11 +68,17 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
     def build(self) -> None:
         """Build the exchange."""
         if self._dist is None:
-            self._dist = PooledEmbeddingsAllToAll(self._pg, self._slots.columns, codecs=self._codecs)
+            self._dist = PooledEmbeddingsAllToAll(
+                self._pg, self._slots.columns, codecs=self._codecs
+            )
 
-    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+    def forward(
+        self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``."""
-        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
+        assert self._dist is not None, (
+            "the exchange is built at the first batch, before any output is sent"
+        )
         if ctx.batch_size_per_rank_per_feature is None:
             return self._dist(pooled, ctx.batch_size_per_rank)
         ranks = range(self._slots.env.world_size)

@@ -25,7 +25,11 @@ from __future__ import annotations
 
 from typing import final
 
-from tutorec.distributed.sharding.tw_dist import TwPooledEmbeddingDist, TwSparseFeaturesDist, WholeRowsSharding
+from tutorec.distributed.sharding.tw_dist import (
+    TwPooledEmbeddingDist,
+    TwSparseFeaturesDist,
+    WholeRowsSharding,
+)
 
 __all__ = ["TwPooledEmbeddingDist", "TwPooledEmbeddingSharding", "TwSparseFeaturesDist"]
 

@@ -20,7 +20,11 @@ from tutorec.distributed.collectives.rows import HostPooledEmbeddings
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
-from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
+from tutorec.distributed.sharding.base import (
+    EmbeddingShardingContext,
+    PooledEmbeddingDist,
+    PooledEmbeddingSharding,
+)
 from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist, Scaling
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
 
@@ -35,7 +39,9 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         codecs: Data types in which rows are sent; float32 by default.
     """
 
-    def __init__(self, slots: PlacedSlots, route: Route, scaling: Scaling, codecs: QuantizedCommCodecs | None) -> None:
+    def __init__(
+        self, slots: PlacedSlots, route: Route, scaling: Scaling, codecs: QuantizedCommCodecs | None
+    ) -> None:
         super().__init__()
         self._slots, self._route, self._scaling, self._codecs = slots, route, scaling, codecs
         self._dist: HostPooledEmbeddings | None = None
@@ -49,9 +55,13 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         columns = [self._slots.columns[first] for first in first_ranks(env)]
         self._dist = HostPooledEmbeddings(hosts, env.rank, env.local_size, columns, self._codecs)
 
-    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+    def forward(
+        self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_host]`` -> awaitable of ``[B_local, sum of D_host]``."""
-        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
+        assert self._dist is not None, (
+            "the exchange is built at the first batch, before any output is sent"
+        )
         if ctx.batch_size_per_rank_per_feature is None:
             arriving = self._dist(pooled, ctx.batch_size_per_rank)
         else:
@@ -72,11 +82,17 @@ class HostRowsSharding(PooledEmbeddingSharding):
 
     def output_pieces(self) -> list[ColumnPiece]:
         """Columns in host order: all ranks of a host have the same ones."""
-        return [slot.output() for rank in first_ranks(self._slots.env) for slot in self._slots.per_rank[rank]]
+        return [
+            slot.output()
+            for rank in first_ranks(self._slots.env)
+            for slot in self._slots.per_rank[rank]
+        ]
 
     def output_features(self) -> list[int]:
         """For each output, its position in ``feature_names()``."""
-        return [place for rank in first_ranks(self._slots.env) for place in self._route.positions[rank]]
+        return [
+            place for rank in first_ranks(self._slots.env) for place in self._route.positions[rank]
+        ]
 
     def create_input_dist(self) -> RwSparseFeaturesDist:
         """Build the input dist: ids to the ranks that hold their rows."""

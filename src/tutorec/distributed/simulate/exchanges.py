@@ -40,7 +40,9 @@ class Exchange:
         reach: The ranks that it connects.
 
     Example:
-        >>> one = Exchange("output rows", "", np.array([[8.0], [0.0]]), np.array([[1.0, 1.0]]), local_size=1)
+        >>> one = Exchange(
+        ...     "output rows", "", np.array([[8.0], [0.0]]), np.array([[1.0, 1.0]]), local_size=1
+        ... )
         >>> one.matrix().tolist()  # rank 0 sends 8 bytes to rank 1, on another host
         [[0.0, 8.0], [0.0, 0.0]]
         >>> one.sent[1].tolist(), one.received[1].tolist()
@@ -58,7 +60,11 @@ class Exchange:
     def connects(self) -> bool:
         """Whether some rank has another rank to send to."""
         world_size, local_size = len(self.left), self.local_size
-        return {Reach.ALL: world_size, Reach.HOST: local_size, Reach.PEERS: world_size // local_size}[self.reach] > 1
+        return {
+            Reach.ALL: world_size,
+            Reach.HOST: local_size,
+            Reach.PEERS: world_size // local_size,
+        }[self.reach] > 1
 
     @cached_property
     def sent(self) -> Floats:
@@ -79,8 +85,8 @@ class Exchange:
         world_size = len(self.left)
         if world_size > MATRIX_RANKS:
             raise ValueError(
-                f"a matrix of {world_size} x {world_size} ranks is too large, at most {MATRIX_RANKS}: use the sums by "
-                "rank (sent, received) or by host"
+                f"a matrix of {world_size} x {world_size} ranks is too large, at most "
+                f"{MATRIX_RANKS}: use the sums by rank (sent, received) or by host"
             )
         sent = self.left @ self.right
         if self.reach is not Reach.ALL:

@@ -41,7 +41,9 @@ class RowShares:
             each is scattered.
 
     Example:
-        >>> shares = RowShares(np.array([0, 1, 5]), np.array([0.6, 0.4]))  # row 0 is hot, four rows share the rest
+        >>> shares = RowShares(
+        ...     np.array([0, 1, 5]), np.array([0.6, 0.4])
+        ... )  # row 0 is hot, four rows share the rest
         >>> shares.below(np.array([0, 1, 3, 5])).round(9).tolist()
         [0.0, 0.6, 0.8, 1.0]
         >>> shares.hottest(2)
@@ -62,7 +64,10 @@ class RowShares:
         for step in np.argsort(-each, kind="stable")[:count].tolist():
             first, end = int(self.edges[step]), int(self.edges[step + 1])
             if each[step] > 0:
-                rows += [(row, float(each[step])) for row in range(first, min(end, first + count - len(rows)))]
+                rows += [
+                    (row, float(each[step]))
+                    for row in range(first, min(end, first + count - len(rows)))
+                ]
         return rows
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
@@ -70,7 +75,9 @@ class RowShares:
 
         Example:
             >>> even = RowShares(np.array([0, 4]), np.array([1.0]))
-            >>> even.distinct(2.0, np.array([0]), np.array([4])).round(9).tolist()  # 4 * (1 - (3 / 4) ** 2)
+            >>> even.distinct(2.0, np.array([0]), np.array([4])).round(
+            ...     9
+            ... ).tolist()  # 4 * (1 - (3 / 4) ** 2)
             [1.75]
         """
         touched = self._touched(ids)
@@ -164,7 +171,11 @@ def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
     shares = np.diff(edges) * (float(mass[head:].sum()) / max(rows - head, 1))
     hot_steps = np.searchsorted(edges, hot)
     shares[hot_steps] = mass[:head]
-    return RowShares(edges, shares, (RowShares(tail, mass[head:]), np.setdiff1d(np.arange(len(shares)), hot_steps)))
+    return RowShares(
+        edges,
+        shares,
+        (RowShares(tail, mass[head:]), np.setdiff1d(np.arange(len(shares)), hot_steps)),
+    )
 
 
 def _area(x: NDArray[Any], exponent: float) -> NDArray[Any]:
@@ -185,7 +196,9 @@ class Observed:
     """
 
     def __init__(self, ids: torch.Tensor | Sequence[int] | Any) -> None:
-        self._rows, counts = np.unique(np.asarray(torch.as_tensor(ids).cpu(), dtype=np.int64), return_counts=True)
+        self._rows, counts = np.unique(
+            np.asarray(torch.as_tensor(ids).cpu(), dtype=np.int64), return_counts=True
+        )
         self._shares = counts / max(counts.sum(), 1)
 
     def over(self, rows: int) -> RowShares:
@@ -196,7 +209,9 @@ class Observed:
         """
         for row in self._rows[[0, -1]].tolist() if len(self._rows) else ():
             if not 0 <= row < rows:
-                raise ValueError(f"Observed: id {row} is outside a table of {rows} rows: 0 to {rows - 1}")
+                raise ValueError(
+                    f"Observed: id {row} is outside a table of {rows} rows: 0 to {rows - 1}"
+                )
         edges = np.unique(np.concatenate([[0, rows], self._rows, self._rows + 1]))
         shares = np.zeros(len(edges) - 1)
         shares[np.searchsorted(edges, self._rows)] = self._shares

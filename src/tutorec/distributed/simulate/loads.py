@@ -29,7 +29,9 @@ class Load:
         law: Distribution of ids over rows, for all features; or feature -> distribution.
 
     Example:
-        >>> Load(4, pooling_factor={"item": 2.5}).of_ranks(2).ids("item", 10, np.array([0]), np.array([10])).tolist()
+        >>> Load(4, pooling_factor={"item": 2.5}).of_ranks(2).ids(
+        ...     "item", 10, np.array([0]), np.array([10])
+        ... ).tolist()
         [[10.0]]
     """
 
@@ -74,15 +76,19 @@ class ExpectedLoads(_Classes):
         sizes = sizes if sizes.ndim else np.full(world_size, sizes)
         if sizes.shape != (world_size,) or not (sizes >= 0).all():
             raise ValueError(
-                f"Load.batch_size={load.batch_size!r} for {world_size} ranks: give one number of at least 0, or one "
-                "for each rank"
+                f"Load.batch_size={load.batch_size!r} for {world_size} ranks: give one number of "
+                "at least 0, or one for each rank"
             )
-        factors = load.pooling_factor if isinstance(load.pooling_factor, Mapping) else {"": load.pooling_factor}
+        factors = (
+            load.pooling_factor
+            if isinstance(load.pooling_factor, Mapping)
+            else {"": load.pooling_factor}
+        )
         for feature, factor in factors.items():
             if not 0 <= factor < math.inf:
                 raise ValueError(
-                    f"Load.pooling_factor={factor!r} of feature {feature!r}: give the mean number of ids of a bag, at "
-                    "least 0"
+                    f"Load.pooling_factor={factor!r} of feature {feature!r}: give the mean number "
+                    "of ids of a bag, at least 0"
                 )
         self._sizes, classes = np.unique(sizes, return_inverse=True)
         super().__init__(classes.reshape(-1))
@@ -95,7 +101,9 @@ class ExpectedLoads(_Classes):
     def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
         """Ids of a rank of each class in P ranges of a table's R rows, ``[C, P]``."""
         shares = self._law(feature).over(rows)
-        return np.outer(self._sizes, self._factor(feature) * (shares.below(ends) - shares.below(starts)))
+        return np.outer(
+            self._sizes, self._factor(feature) * (shares.below(ends) - shares.below(starts))
+        )
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
         """Expected distinct rows of all ranks' ids in each range, ``[P]``."""
@@ -105,15 +113,21 @@ class ExpectedLoads(_Classes):
         for feature in features:
             by_law[self._law(feature)] = by_law.get(self._law(feature), 0.0) + self._total(feature)
         counts = sum(
-            (law.over(rows).distinct(count, starts, ends) for law, count in by_law.items()), np.zeros(len(starts))
+            (law.over(rows).distinct(count, starts, ends) for law, count in by_law.items()),
+            np.zeros(len(starts)),
         )
         return np.minimum(counts, ends - starts)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
         """The most frequent rows, with the number of their ids on all ranks."""
         laws = [(self._law(feature).over(rows), self._total(feature)) for feature in features]
-        hot = np.array(sorted({row for law, _ in laws for row, _ in law.hottest(count)}), dtype=np.int64)
-        reads = sum((total * (law.below(hot + 1) - law.below(hot)) for law, total in laws), np.zeros(len(hot)))
+        hot = np.array(
+            sorted({row for law, _ in laws for row, _ in law.hottest(count)}), dtype=np.int64
+        )
+        reads = sum(
+            (total * (law.below(hot + 1) - law.below(hot)) for law, total in laws),
+            np.zeros(len(hot)),
+        )
         return _most_frequent(hot, reads, count)
 
     def _total(self, feature: str) -> float:
@@ -138,32 +152,43 @@ class MeasuredLoads(_Classes):
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([0, 5, 2]), lengths=torch.tensor([1, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([0, 5, 2]), lengths=torch.tensor([1, 2])
+        ... )
         >>> loads = MeasuredLoads([batch], world_size=4)
-        >>> loads.ids("item", 6, np.array([0, 3]), np.array([3, 6])).tolist(), loads.hottest(["item"], 6, 1)
+        >>> (
+        ...     loads.ids("item", 6, np.array([0, 3]), np.array([3, 6])).tolist(),
+        ...     loads.hottest(["item"], 6, 1),
+        ... )
         ([[2.0, 1.0]], [(0, 4.0)])
     """
 
     def __init__(self, batches: Sequence[KeyedJaggedTensor], world_size: int) -> None:
         if not 0 < len(batches) <= world_size:
             raise ValueError(
-                f"a simulation of {world_size} ranks got {len(batches)} batches: give one for each rank, or fewer that "
-                "come again in turn"
+                f"a simulation of {world_size} ranks got {len(batches)} batches: give one for each "
+                "rank, or fewer that come again in turn"
             )
         super().__init__(np.arange(world_size) % len(batches))
         self.variable = any(batch.variable_stride_per_key() for batch in batches)
-        self._samples = [dict(zip(batch.keys(), batch.stride_per_key(), strict=True)) for batch in batches]
+        self._samples = [
+            dict(zip(batch.keys(), batch.stride_per_key(), strict=True)) for batch in batches
+        ]
         self._sorted_ids = [
             {
                 key: np.sort(ids.cpu().numpy()).astype(np.int64)
-                for key, ids in zip(batch.keys(), batch.values().split(batch.length_per_key()), strict=True)
+                for key, ids in zip(
+                    batch.keys(), batch.values().split(batch.length_per_key()), strict=True
+                )
             }
             for batch in batches
         ]
 
     def samples(self, feature: str) -> Floats:
         """B of a rank of each class, ``[C]``."""
-        return np.array([_of_feature(batch, feature, "batches") for batch in self._samples], dtype=np.float64)
+        return np.array(
+            [_of_feature(batch, feature, "batches") for batch in self._samples], dtype=np.float64
+        )
 
     def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
         """Ids of a rank of each class in P ranges, counted, ``[C, P]``.
@@ -175,8 +200,8 @@ class MeasuredLoads(_Classes):
         for index, ids in enumerate(of_batches):
             for wrong in ids[(ids < 0) | (ids >= rows)][:1]:
                 raise ValueError(
-                    f"batch {index}: id {wrong} of feature {feature!r} is outside its table of {rows} rows: it "
-                    f"must be 0 to {rows - 1}"
+                    f"batch {index}: id {wrong} of feature {feature!r} is outside its table of "
+                    f"{rows} rows: it must be 0 to {rows - 1}"
                 )
         counts = [np.searchsorted(ids, ends) - np.searchsorted(ids, starts) for ids in of_batches]
         return np.stack(counts).astype(np.float64)
@@ -184,7 +209,9 @@ class MeasuredLoads(_Classes):
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
         """Number of distinct rows of all ranks' ids in each range, ``[P]``."""
         touched = np.unique(np.concatenate(self._of(features)))
-        return (np.searchsorted(touched, ends) - np.searchsorted(touched, starts)).astype(np.float64)
+        return (np.searchsorted(touched, ends) - np.searchsorted(touched, starts)).astype(
+            np.float64
+        )
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
         """The most frequent rows, with their counts."""
@@ -195,13 +222,17 @@ class MeasuredLoads(_Classes):
         return _most_frequent(hot, reads, count)
 
     def _of(self, features: Sequence[str]) -> list[Ints]:
-        return [_of_feature(ids, feature, "batches") for feature in features for ids in self._sorted_ids]
+        return [
+            _of_feature(ids, feature, "batches") for feature in features for ids in self._sorted_ids
+        ]
 
 
 RankLoads: TypeAlias = ExpectedLoads | MeasuredLoads
 
 
-def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int) -> RankLoads:
+def rank_loads(
+    load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int
+) -> RankLoads:
     """The load of W ranks, from any accepted form.
 
     Args:
@@ -220,7 +251,10 @@ def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJagged
     if not isinstance(load, _Classes):
         return MeasuredLoads([load] if isinstance(load, KeyedJaggedTensor) else load, world_size)
     if len(load.classes) != world_size:
-        raise ValueError(f"a simulation of {world_size} ranks got the load of {len(load.classes)}: give {world_size}")
+        raise ValueError(
+            f"a simulation of {world_size} ranks got the load of {len(load.classes)}: give "
+            f"{world_size}"
+        )
     return load
 
 

@@ -49,7 +49,9 @@ def placed_tables(
     """
     by_path = plan.plan if isinstance(plan, ShardingPlan) else {"": plan}
     if len(by_path) > 1 and not isinstance(tables, nn.Module | Mapping):
-        raise ValueError(f"the plan is for modules {list(by_path)}: give path -> tables, or the model")
+        raise ValueError(
+            f"the plan is for modules {list(by_path)}: give path -> tables, or the model"
+        )
     placed = []
     for path, module_plan in by_path.items():
         optimizers: dict[str, OptimizerSpec | None] = {}
@@ -66,7 +68,14 @@ def placed_tables(
             configs = tables[path] if isinstance(tables, Mapping) else tables
         check_plan_covers([config.name for config in configs], module_plan)
         placed += [
-            _placed(path, config, module_plan[config.name], topology, is_weighted, optimizers.get(config.name))
+            _placed(
+                path,
+                config,
+                module_plan[config.name],
+                topology,
+                is_weighted,
+                optimizers.get(config.name),
+            )
             for config in configs
         ]
     return placed
@@ -94,13 +103,15 @@ def _placed(
     kernel = kernel_model(sharding.compute_kernel)
     if sharding.compute_kernel in ("fused_uvm", "fused_uvm_caching"):
         raise PlannerError(
-            f"table {config.name!r} has the compute kernel {sharding.compute_kernel!r}, and caches are not simulated: "
-            "give it 'fused'",
+            f"table {config.name!r} has the compute kernel {sharding.compute_kernel!r}, and caches "
+            "are not simulated: give it 'fused'",
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
     kind = ShardingType(sharding.sharding_type)
     shape = (config.num_embeddings, config.embedding_dim)
-    pieces = placed_pieces(config.name, shape, sharding, topology.world_size, ranks_per_host(topology))
+    pieces = placed_pieces(
+        config.name, shape, sharding, topology.world_size, ranks_per_host(topology)
+    )
     update_factor = topology.bwd_compute_multiplier
     if weighted:
         update_factor *= topology.weighted_feature_bwd_compute_multiplier
@@ -114,7 +125,10 @@ def _placed(
         weighted=weighted,
         sharding_type=kind,
         pieces=np.array(
-            [[piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns] for piece in pieces]
+            [
+                [piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns]
+                for piece in pieces
+            ]
         ),
         read_speed=kernel.row_bandwidth(topology),
         update_factor=update_factor,

@@ -79,19 +79,29 @@ def simulate_sync(
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=0, device_type="cpu")}
         >>> sync = simulate_sync(plan, Topology(4, "cpu"), [item], sharding_group_size=2)
-        >>> sync.sent().tolist()  # ranks 0 and 1 hold the table: half of its 128 bytes there, and the other's mean back
+        >>> sync.sent().tolist()  # ranks 0 and 1 hold the table of 128 bytes: half there and back
         [128.0, 128.0, 0.0, 0.0]
     """
-    groups = np.array(sharding_groups(topology.world_size, sharding_group_size, use_inter_host_allreduce))
+    groups = np.array(
+        sharding_groups(topology.world_size, sharding_group_size, use_inter_host_allreduce)
+    )
     placed = placed_tables(plan, tables, topology.part(groups[0].tolist()))
     local_size = topology.local_world_size
-    rowwise = [state.rowwise for state in optimizer_spec(fused_params).states] if include_optimizer_state else []
-    by_stage = {stage: np.zeros((2, topology.world_size)) for stage in (REPLICA_WEIGHTS, REPLICA_STATES)}
+    rowwise = (
+        [state.rowwise for state in optimizer_spec(fused_params).states]
+        if include_optimizer_state
+        else []
+    )
+    by_stage = {
+        stage: np.zeros((2, topology.world_size)) for stage in (REPLICA_WEIGHTS, REPLICA_STATES)
+    }
     exchanges = np.zeros(sharding_group_size, dtype=np.int64)
     for number in range(sharding_group_size):
         pieces = _pieces(placed, number)
         fused = _pieces([table for table in placed if not table.leaves_gradient], number)
-        states = [(rows,) if by_row else (rows, columns) for by_row in rowwise for rows, columns in fused]
+        states = [
+            (rows,) if by_row else (rows, columns) for by_row in rowwise for rows, columns in fused
+        ]
         mates = groups[:, number]
         for stage, shapes in ((REPLICA_WEIGHTS, pieces), (REPLICA_STATES, states)):
             by_stage[stage][:, mates] = _sent(sync_parts(shapes, len(mates)), mates // local_size)

@@ -78,13 +78,15 @@ def simulate(
     for rank, factor in (slow or {}).items():
         if not 0 <= rank < world_size or not factor > 0:
             raise ValueError(
-                f"slow={{{rank}: {factor}}} for {world_size} ranks: give a rank from 0 to {world_size - 1}, and "
-                "a factor above 0"
+                f"slow={{{rank}: {factor}}} for {world_size} ranks: give a rank from 0 to "
+                f"{world_size - 1}, and a factor above 0"
             )
         slowness[rank] = factor
     placed = placed_tables(plan, tables, topology, weighted)
     loads = rank_loads(load, world_size)
-    work, exchanges = step_work(placed, loads, local_size, {"rows": row_bytes, "gradients": gradient_bytes})
+    work, exchanges = step_work(
+        placed, loads, local_size, {"rows": row_bytes, "gradients": gradient_bytes}
+    )
     features = [feature for table in placed for feature in table.features]
     return Simulation(
         world_size=world_size,
@@ -107,7 +109,13 @@ def _parts(
     times["lookup"]["memory"] += slowness * work.lookup_ms
     times["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
-        phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == ROWS_STAGE else "gradients"
+        phase = (
+            "ids"
+            if exchange.stage in _TO_HOLDERS
+            else "rows"
+            if exchange.stage == ROWS_STAGE
+            else "gradients"
+        )
         # Links are full duplex, and a rank's two links work in parallel: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
         inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw
@@ -117,12 +125,16 @@ def _parts(
     return times
 
 
-def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork, most: int = 10) -> list[HotRow]:
+def _hot_rows(
+    tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork, most: int = 10
+) -> list[HotRow]:
     """The most frequent rows of all tables."""
     hot_rows = []
     for table in tables:
         whole = np.array([0]), np.array([table.rows])
-        ids = sum(float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features)
+        ids = sum(
+            float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features
+        )
         for row, reads in loads.hottest(table.features, table.rows, most):
             holds = (table.pieces[:, 1] <= row) & (row < table.pieces[:, 2])
             ranks = np.unique(table.pieces[holds, 0])
@@ -130,5 +142,7 @@ def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork
                 part = reads / work.lookups.sum()
             else:  # A rank may hold several column shards of a row, and looks each of them up.
                 part = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
-            hot_rows.append(HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(part)))
+            hot_rows.append(
+                HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(part))
+            )
     return sorted(hot_rows, key=lambda hot: -hot.reads)[:most]

@@ -98,7 +98,10 @@ class Simulation:
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
         >>> step = simulate(plan, Topology(2, "cpu"), [item], Load(batch_size=3, pooling_factor=2))
-        >>> step.work.lookups.tolist(), step.matrix("output rows").tolist()  # 3 samples of 4 columns, 4 bytes each
+        >>> (
+        ...     step.work.lookups.tolist(),
+        ...     step.matrix("output rows").tolist(),
+        ... )  # 3 samples of 4 columns, 4 bytes each
         ([0.0, 12.0], [[0.0, 0.0], [48.0, 0.0]])
     """
 
@@ -136,7 +139,10 @@ class Simulation:
         counted on the slower link), and ``latency``.
         """
         slowest = {phase: int(times.argmax()) for phase, times in self.phases.items()}
-        return {part: sum(float(self.parts[phase][part][rank]) for phase, rank in slowest.items()) for part in PARTS}
+        return {
+            part: sum(float(self.parts[phase][part][rank]) for phase, rank in slowest.items())
+            for part in PARTS
+        }
 
     @property
     def busiest_ms(self) -> float:
@@ -153,10 +159,16 @@ class Simulation:
             ValueError: ``behind`` is negative.
         """
         if behind < 0:
-            raise ValueError(f"stragglers(behind={behind}): give a fraction of the mean, at least 0, e.g. 0.1")
+            raise ValueError(
+                f"stragglers(behind={behind}): give a fraction of the mean, at least 0, e.g. 0.1"
+            )
         mean = float(self.rank_ms.mean())
         slowest = np.argsort(-self.rank_ms, kind="stable").tolist()
-        return [self._straggler(rank, mean) for rank in slowest if self.rank_ms[rank] > mean * (1 + behind)]
+        return [
+            self._straggler(rank, mean)
+            for rank in slowest
+            if self.rank_ms[rank] > mean * (1 + behind)
+        ]
 
     def _straggler(self, rank: int, mean: float) -> Straggler:
         loses = {phase: float(times[rank] - times.mean()) for phase, times in self.phases.items()}
@@ -227,21 +239,32 @@ class Simulation:
         Raises:
             ValueError: There are more than 512 ranks.
         """
-        return sum((exchange.matrix() for exchange in self._of(stage)), np.zeros((self.world_size, self.world_size)))
+        return sum(
+            (exchange.matrix() for exchange in self._of(stage)),
+            np.zeros((self.world_size, self.world_size)),
+        )
 
     def _of(self, stage: str | None) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if stage in (None, exchange.stage)]
 
     def _by_rank(self, side: str, stage: str | None, crossing: bool | None) -> Floats:
-        both = sum((getattr(exchange, side) for exchange in self._of(stage)), np.zeros((2, self.world_size)))
+        both = sum(
+            (getattr(exchange, side) for exchange in self._of(stage)),
+            np.zeros((2, self.world_size)),
+        )
         return of_links(both, crossing)
 
 
 def _headline(step: Simulation) -> str:
     """Summary of the step in a sentence."""
     hosts = step.world_size // step.local_size
-    where = several(step.world_size, "rank") + (f", {hosts:,} hosts of {step.local_size}" if hosts > 1 else "")
-    text = f"a step of {several(len(step.tables), 'table')} on {where} takes {ms_text(step.step_ms)} ms"
+    where = several(step.world_size, "rank") + (
+        f", {hosts:,} hosts of {step.local_size}" if hosts > 1 else ""
+    )
+    text = (
+        f"a step of {several(len(step.tables), 'table')} on {where} takes "
+        f"{ms_text(step.step_ms)} ms"
+    )
     if step.step_ms > 0:
         times = {phase: float(ms.max()) for phase, ms in step.phases.items()}
         phase = max(times, key=times.__getitem__)
@@ -279,13 +302,19 @@ def _by_rank(step: Simulation) -> TextTable:
         who = "host" if len(values) < step.world_size else "rank"
         where = f"{who} {int(values.argmax())}" if most > mean * 1.0001 else "all alike"
         rows.append([what, text(mean), text(most), where, f"{most / mean:.2f}" if mean else "-"])
-    return TextTable(["of each rank", "mean", "most", "where", "most / mean"], rows, right=[1, 2, 4])
+    return TextTable(
+        ["of each rank", "mean", "most", "where", "most / mean"], rows, right=[1, 2, 4]
+    )
 
 
 def _by_stage(step: Simulation) -> TextTable:
     stages = [(stage, stage, issued) for stage, issued in step.issues().items()]
     rows = [
-        [title, str(issued), *(bytes_text(step.total(stage, crossing=crossing)) for crossing in (False, True))]
+        [
+            title,
+            str(issued),
+            *(bytes_text(step.total(stage, crossing=crossing)) for crossing in (False, True)),
+        ]
         for title, stage, issued in [*stages, ("all", None, len(step.exchanges))]
     ]
     return TextTable(["exchange", "issued", "inside hosts", "across"], rows, right=[1, 2, 3])
@@ -296,7 +325,14 @@ def _hot(step: Simulation) -> TextTable:
     for hot in step.hot_rows[:_HOT_ROWS]:
         where = "every rank" if len(hot.ranks) == step.world_size else ranks_text(hot.ranks)
         rows.append(
-            [hot.table, f"{hot.row:,}", f"{hot.reads:,.0f}", f"{hot.of_table:.1%}", where, f"{hot.of_rank:.1%}"]
+            [
+                hot.table,
+                f"{hot.row:,}",
+                f"{hot.reads:,.0f}",
+                f"{hot.of_table:.1%}",
+                where,
+                f"{hot.of_rank:.1%}",
+            ]
         )
     head = ["hot row of", "row", "ids a step", "of its table", "on rank", "of its lookups"]
     return TextTable(head, rows, right=[1, 2, 3, 5])
@@ -308,11 +344,16 @@ def _waiting(step: Simulation) -> str:
         return "nothing is looked up and nothing is sent"
     idle = 1 - float(step.rank_ms.mean()) / step.step_ms
     spent = sorted(step.step_parts.items(), key=lambda part: -part[1])
-    text = "the step is " + ", ".join(f"{ms / step.step_ms:.0%} {part}" for part, ms in spent if ms > 0)
+    text = "the step is " + ", ".join(
+        f"{ms / step.step_ms:.0%} {part}" for part, ms in spent if ms > 0
+    )
     text += f"; ranks wait {idle:.0%} of the step for the slowest"
     slow = step.stragglers()
     if slow:
-        text += f"; {several(len(slow), 'rank')} more than a tenth behind: rank {slow[0].rank}, {slow[0].reason}"
+        text += (
+            f"; {several(len(slow), 'rank')} more than a tenth behind: rank {slow[0].rank}, "
+            f"{slow[0].reason}"
+        )
     return text
 
 
@@ -334,10 +375,16 @@ def _figure(step: Simulation) -> Figure:
             "sent inside the host": step.sent(crossing=False) / unit,
             "sent to other hosts": step.sent(crossing=True) / unit,
         }
-        _stack(below, links, {"sent inside the host": RANK_COLORS[4], "sent to other hosts": RANK_COLORS[3]})
+        _stack(
+            below,
+            links,
+            {"sent inside the host": RANK_COLORS[4], "sent to other hosts": RANK_COLORS[3]},
+        )
         below.set_ylabel(name)
         below.set_xlabel("rank")
-        drawn.suptitle("\n".join(textwrap.wrap(_headline(step), 85)), x=0.012, ha="left", fontsize=11)
+        drawn.suptitle(
+            "\n".join(textwrap.wrap(_headline(step), 85)), x=0.012, ha="left", fontsize=11
+        )
     return drawn
 
 
@@ -346,7 +393,9 @@ def _stack(axes: Any, parts: Mapping[str, Floats], colors: Mapping[str, str]) ->
     base = np.zeros(len(next(iter(parts.values()))))
     edges = np.arange(len(base) + 1) - 0.5
     for label, values in parts.items():
-        axes.stairs(base + values, edges, baseline=base, fill=True, color=colors[label], label=label)
+        axes.stairs(
+            base + values, edges, baseline=base, fill=True, color=colors[label], label=label
+        )
         base = base + values
     axes.set_xlim(edges[0], edges[-1])
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -25,7 +25,11 @@ from tutorec.distributed.simulate.ids import Floats, Ints
 from tutorec.distributed.simulate.loads import RankLoads, most_samples
 
 _ID = 8  # bytes of an id in memory
-_BAG_STAGES = (sparse_gradients.IDS_STAGE, sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE)
+_BAG_STAGES = (
+    sparse_gradients.IDS_STAGE,
+    sparse_gradients.WEIGHTS_STAGE,
+    sparse_gradients.ROWS_STAGE,
+)
 _WITHIN_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
@@ -130,7 +134,11 @@ def step_work(
 
 
 def _sharded(
-    tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, wire: Mapping[str, int], work: RankWork
+    tables: Sequence[SimulatedTable],
+    loads: RankLoads,
+    local_size: int,
+    wire: Mapping[str, int],
+    work: RankWork,
 ) -> list[Exchange]:
     """The exchanges of the tables of one sharding type; adds their work to ``work``."""
     world_size, classes = len(loads.classes), len(loads.members)
@@ -162,10 +170,16 @@ def _sharded(
             exchange(GRADIENTS_STAGE, of_class, gradients, Reach.PEERS),
             exchange(GRADIENTS_STAGE, alike, gradients, Reach.HOST),
         ]
-    return [*exchanges, exchange(ROWS_STAGE, rows.T, of_class.T), exchange(GRADIENTS_STAGE, of_class, gradients)]
+    return [
+        *exchanges,
+        exchange(ROWS_STAGE, rows.T, of_class.T),
+        exchange(GRADIENTS_STAGE, of_class, gradients),
+    ]
 
 
-def _looked_up(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -> tuple[Floats, Floats]:
+def _looked_up(
+    tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork
+) -> tuple[Floats, Floats]:
     """Add the work of tables to ``work``.
 
     Returns:
@@ -198,22 +212,29 @@ def _looked_up(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWor
     return sent, slots
 
 
-def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, work: RankWork) -> list[Exchange]:
+def _replicated(
+    tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, work: RankWork
+) -> list[Exchange]:
     """Replicated tables: gradients to every rank, as bags or as whole tables."""
     world_size, pooled = len(loads.classes), tables[0].pooled
     id_bytes, weight_bytes = _id_bytes(tables), 4 * tables[0].weighted
     features = [feature for table in tables for feature in table.features]
-    samples = most_samples(loads, features)  # bags are padded to the largest number of samples of a feature
+    # bags are padded to the largest number of samples of a feature
+    samples = most_samples(loads, features)
     # Tables whose gradients are sent as bags: bytes of a rank of each class, for ids and lengths,
     # weights, rows.
     as_bags: list[Floats] = []
     summed, first = 0, np.array([0])
     for table in tables:
         end = np.array([table.rows])
-        ids = sum((loads.ids(f, table.rows, first, end)[:, 0] for f in table.features), np.zeros(len(samples)))
+        ids = sum(
+            (loads.ids(f, table.rows, first, end)[:, 0] for f in table.features),
+            np.zeros(len(samples)),
+        )
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
-        update_ms, whole_ms = table.update_ms(ids, table.columns, numbers), table.whole_ms(end * table.columns)
+        update_ms = table.update_ms(ids, table.columns, numbers)
+        whole_ms = table.whole_ms(end * table.columns)
         lookups = ids[loads.classes]
         distinct = loads.distinct(table.features, table.rows, first, end)
         work.lookups += lookups
@@ -229,7 +250,9 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
             work.update_ms += loads.members @ update_ms
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
-    def to_all(stage: str, of_source: Floats | float = 1.0, of_destination: Floats | float = 1.0) -> Exchange:
+    def to_all(
+        stage: str, of_source: Floats | float = 1.0, of_destination: Floats | float = 1.0
+    ) -> Exchange:
         left, right = (np.broadcast_to(each, world_size) for each in (of_source, of_destination))
         return Exchange(stage, tables[0].path, left[:, None], right[None], local_size)
 
@@ -241,14 +264,19 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
     if summed:
         sums = 4.0 * np.array(even_counts(summed, world_size))
         # Every rank adds up a share, and sends it to the others.
-        exchanges += [to_all(sparse_gradients.SUMS_STAGE, 1.0, sums), to_all(sparse_gradients.SUMS_STAGE, sums)]
+        exchanges += [
+            to_all(sparse_gradients.SUMS_STAGE, 1.0, sums),
+            to_all(sparse_gradients.SUMS_STAGE, sums),
+        ]
     return exchanges
 
 
 def _is_summed(table: SimulatedTable, bag_bytes: float) -> bool:
     """Whether a replica's gradient is sent as a whole table, since ids and bags are more bytes."""
     rule = table.optimizer
-    return bag_bytes > 8 * table.rows * table.columns and (rule is None or rule.max_gradient is None)
+    return bag_bytes > 8 * table.rows * table.columns and (
+        rule is None or rule.max_gradient is None
+    )
 
 
 def _moves_all_rows(table: SimulatedTable) -> bool:

@@ -6,6 +6,7 @@
         def test_it(self):
             self._run_multi_process_test(callable=check, world_size=2, backend="gloo")
 
+
     def check(rank, world_size, backend):
         with MultiProcessContext(rank, world_size, backend) as ctx:
             ...  # ctx.pg, ctx.device
@@ -60,7 +61,12 @@ class MultiProcessContext:
         use_deterministic_algorithms: bool = True,
         disable_cuda_tf_32: bool = True,
     ) -> None:
-        self.rank, self.world_size, self.backend, self.local_size = rank, world_size, backend, local_size
+        self.rank, self.world_size, self.backend, self.local_size = (
+            rank,
+            world_size,
+            backend,
+            local_size,
+        )
         self.disable_cuda_tf_32 = disable_cuda_tf_32
         self.device = torch.device("cpu")
         self.pg: dist.ProcessGroup | None = None
@@ -73,11 +79,16 @@ class MultiProcessContext:
             torch.use_deterministic_algorithms(True)
 
     def __enter__(self) -> MultiProcessContext:
-        self.pg = init_distributed_single_host(self.rank, self.world_size, self.backend, self.local_size)
+        self.pg = init_distributed_single_host(
+            self.rank, self.world_size, self.backend, self.local_size
+        )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.pg = None
         dist.destroy_process_group()
@@ -108,17 +119,25 @@ class MultiProcessTestBase(unittest.TestCase):
         environment = patch.dict(os.environ, meeting | on_gpus | start)
         environment.start()
         self.addCleanup(environment.stop)
-        self.addCleanup(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        self.addCleanup(
+            torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()
+        )
         torch.use_deterministic_algorithms(True)
 
-    def _run_multi_process_test(self, *, callable: Callable[..., None], world_size: int = 2, **kwargs: Any) -> None:
+    def _run_multi_process_test(
+        self, *, callable: Callable[..., None], world_size: int = 2, **kwargs: Any
+    ) -> None:
         """Call ``callable(rank=, world_size=, **kwargs)`` on every rank; errors name the rank."""
         self._run_multi_process_test_per_rank(
             callable=callable, world_size=world_size, kwargs_per_rank=[kwargs] * world_size
         )
 
     def _run_multi_process_test_per_rank(
-        self, *, callable: Callable[..., None], world_size: int, kwargs_per_rank: list[dict[str, Any]]
+        self,
+        *,
+        callable: Callable[..., None],
+        world_size: int,
+        kwargs_per_rank: list[dict[str, Any]],
     ) -> None:
         """The same, with different arguments per rank."""
         __tracebackhide__ = True

@@ -94,15 +94,30 @@ class ModelInput:
         """
         if random_seed is not None:
             torch.manual_seed(random_seed)
-        sizes = [max(batch_size - rank, 1) if variable_batch_size else batch_size for rank in range(world_size)]
+        sizes = [
+            max(batch_size - rank, 1) if variable_batch_size else batch_size
+            for rank in range(world_size)
+        ]
         draw = _Draw(batch_size, sizes, device, randomize_indices)
-        longest = dict(zip((name for table in tables for name in table.feature_names), max_feature_lengths or ()))  # noqa: B905
+        longest = dict(
+            zip(  # noqa: B905
+                (name for table in tables for name in table.feature_names),
+                max_feature_lengths or (),
+            )
+        )
         plain = {
             name: draw.bags(rows, draw.lengths(mean, bool(tables_pooling), longest.get(name)))
-            for name, (rows, mean) in _features("tables", tables, tables_pooling, pooling_avg).items()
+            for name, (rows, mean) in _features(
+                "tables", tables, tables_pooling, pooling_avg
+            ).items()
         }
-        features = _features("weighted_tables", weighted_tables, weighted_tables_pooling, pooling_avg)
-        weighted = {name: draw.bags(rows, draw.lengths(mean), True) for name, (rows, mean) in features.items()}
+        features = _features(
+            "weighted_tables", weighted_tables, weighted_tables_pooling, pooling_avg
+        )
+        weighted = {
+            name: draw.bags(rows, draw.lengths(mean), True)
+            for name, (rows, mean) in features.items()
+        }
         fill = torch.rand if randomize_indices else torch.zeros
         floats = fill(world_size * batch_size, num_float_features, device=device)
         labels = fill(world_size * batch_size, device=device)
@@ -120,7 +135,9 @@ class ModelInput:
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on ``device``."""
         parts = (self.float_features, self.idlist_features, self.idscore_features, self.label)
-        moved: list[Any] = [None if part is None else part.to(device, non_blocking=non_blocking) for part in parts]
+        moved: list[Any] = [
+            None if part is None else part.to(device, non_blocking=non_blocking) for part in parts
+        ]
         return ModelInput(*moved)
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -171,7 +188,9 @@ class _Draw(NamedTuple):
         ids = bags.lengths.view(-1, self.batch_size).sum(1).tolist()
         first = rank * self.batch_size
         weights = None if bags.weights is None else bags.weights.split(ids)[rank]
-        return _Bags(bags.lengths[first : first + self.sizes[rank]], bags.ids.split(ids)[rank], weights)
+        return _Bags(
+            bags.lengths[first : first + self.sizes[rank]], bags.ids.split(ids)[rank], weights
+        )
 
 
 def _features(
@@ -179,7 +198,10 @@ def _features(
 ) -> dict[str, tuple[int, int]]:
     """For each feature: number of ids of its tables, and mean bag length."""
     if poolings and len(poolings) != len(tables):
-        raise ValueError(f"{what}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one for each")
+        raise ValueError(
+            f"{what}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one "
+            "for each"
+        )
     features: dict[str, tuple[int, int]] = {}
     for table, pooling in zip(tables, poolings or [mean] * len(tables), strict=True):
         kept = table.num_embeddings_post_pruning
@@ -223,7 +245,9 @@ class TestDenseArch(nn.Module):
         widths = [num_float_features, *(dense_arch_hidden_sizes or [])]
         hidden = [nn.Linear(*pair, device=device) for pair in pairwise(widths)]
         self.hidden_layers = nn.ModuleList(hidden) if hidden else None
-        self.linear = nn.Linear(widths[-1], dense_arch_out_size or DENSE_LAYER_OUT_SIZE, device=device)
+        self.linear = nn.Linear(
+            widths[-1], dense_arch_out_size or DENSE_LAYER_OUT_SIZE, device=device
+        )
         # Tests look for them in a state_dict: a parameter without a gradient, and a buffer.
         self.dummy_param = nn.Parameter(torch.zeros(2, device=device))
         self.register_buffer("dummy_buffer", torch.zeros(1, device=device))
@@ -247,7 +271,10 @@ class TestDHNArch(nn.Module):
     __test__ = False
 
     def __init__(
-        self, in_features: int, device: torch.device | None = None, over_arch_out_size: int | None = None
+        self,
+        in_features: int,
+        device: torch.device | None = None,
+        over_arch_out_size: int | None = None,
     ) -> None:
         super().__init__()
         width = over_arch_out_size or OVER_ARCH_OUT_SIZE
@@ -287,7 +314,9 @@ class TestOverArch(nn.Module):
         super().__init__()
         self._embedding_names = embedding_names or _feature_names(tables)
         self._weighted_features = _feature_names(weighted_tables)
-        columns = sum(table.embedding_dim * len(table.feature_names) for table in [*tables, *weighted_tables])
+        columns = sum(
+            table.embedding_dim * len(table.feature_names) for table in [*tables, *weighted_tables]
+        )
         in_features = (dense_arch_out_size or DENSE_LAYER_OUT_SIZE) + columns
         self.dhn_arch: nn.Module = TestDHNArch(in_features, device, over_arch_out_size)
 
@@ -319,7 +348,9 @@ class TestEBCSparseArch(nn.Module):
         super().__init__()
         self.ebc = EmbeddingBagCollection(tables, device=device)
         self.weighted_ebc = (
-            EmbeddingBagCollection(weighted_tables, is_weighted=True, device=device) if weighted_tables else None
+            EmbeddingBagCollection(weighted_tables, is_weighted=True, device=device)
+            if weighted_tables
+            else None
         )
 
     def forward(
@@ -385,7 +416,11 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
     Example:
         >>> from tutorec.distributed.test_utils.test_model import ModelInput, TestSparseNN
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
-        >>> tables = [EmbeddingBagConfig(num_embeddings=20, embedding_dim=8, name="t", feature_names=["f"])]
+        >>> tables = [
+        ...     EmbeddingBagConfig(
+        ...         num_embeddings=20, embedding_dim=8, name="t", feature_names=["f"]
+        ...     )
+        ... ]
         >>> batch, _ = ModelInput.generate(4, 1, 10, tables, [])
         >>> loss, prediction = TestSparseNN(tables)(batch)
         >>> prediction.shape
@@ -408,7 +443,10 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
         submodule_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__([*tables], dense_device=dense_device, sparse_device=sparse_device)
-        for name, value in (("max_feature_lengths", max_feature_lengths), ("zch_kwargs", zch_kwargs)):
+        for name, value in (
+            ("max_feature_lengths", max_feature_lengths),
+            ("zch_kwargs", zch_kwargs),
+        ):
             if value is not None:
                 raise NotImplementedError(f"TestSparseNN: {name} is not supported; leave it out")
         weighted_tables, kwargs = weighted_tables or [], submodule_kwargs or {}
@@ -428,7 +466,9 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
             batch_size=input.float_features.size(0),
         )
 
-    def dense_forward(self, input: ModelInput, sparse_output: KeyedTensor) -> Tensor | tuple[Tensor, Tensor]:
+    def dense_forward(
+        self, input: ModelInput, sparse_output: KeyedTensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Prediction [B]; (loss, prediction) while training."""
         over = self.over(self.dense(input.float_features), sparse_output)
         prediction = torch.sigmoid(over.mean(dim=1)) + self.get_buffer("dummy_ones")
@@ -460,5 +500,8 @@ def _joined(plain: KeyedTensor, weighted: KeyedTensor | None, samples: int | Non
     values = torch.cat([part.values() for part in parts], dim=1)
     if samples is not None:
         values = F.pad(values, (0, 0, 0, samples - values.size(0)))
-    keys, lengths = [k for p in parts for k in p.keys()], [n for p in parts for n in p.length_per_key()]
+    keys, lengths = (
+        [k for p in parts for k in p.keys()],
+        [n for p in parts for n in p.length_per_key()],
+    )
     return KeyedTensor(keys, lengths, values)

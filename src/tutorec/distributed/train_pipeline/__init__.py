@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
     from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
     from tutorec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil, StageOut
-    from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist, TrainPipelinePrefetch
+    from tutorec.distributed.train_pipeline.prefetch import (
+        PrefetchTrainPipelineSparseDist,
+        TrainPipelinePrefetch,
+    )
     from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
     from tutorec.distributed.train_pipeline.sparse_dist import (
         TrainPipelineFusedSparseDist,

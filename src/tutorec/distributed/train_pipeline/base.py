@@ -51,4 +51,6 @@ class TrainPipelineBase(TrainPipeline[In, Out]):
             Stage(Stages.load, 1),
             Stage(Stages.optimizer_step, 0),
         )
-        super().__init__(model, optimizer, device, schedule, Options(custom_model_fwd=custom_model_fwd))
+        super().__init__(
+            model, optimizer, device, schedule, Options(custom_model_fwd=custom_model_fwd)
+        )

@@ -29,7 +29,9 @@ class DataLoadingThread(Thread, Generic[In]):
         memcpy_stream: The CUDA stream of the copies. The caller makes its own stream wait for it.
 
     Example:
-        >>> thread = DataLoadingThread(torch.device("cpu"), iter([torch.zeros(1)]), to_device_non_blocking=False)
+        >>> thread = DataLoadingThread(
+        ...     torch.device("cpu"), iter([torch.zeros(1)]), to_device_non_blocking=False
+        ... )
         >>> thread.start()
         >>> thread.get_next_batch(), thread.get_next_batch()
         (tensor([0.]), None)

@@ -103,7 +103,8 @@ class TrainPipeline(Generic[In, Out]):
         self._schedule, self._options = tuple(schedule), options
         depth = max(stage.ahead for stage in self._schedule)
         per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
-        exchange = (Stages.start_input_dist, Stages.wait_input_dist)  # shows whether the batch will be trained
+        # shows whether the batch will be trained
+        exchange = (Stages.start_input_dist, Stages.wait_input_dist)
         self._fill = [
             (place, stage)
             for place in range(depth)
@@ -136,7 +137,8 @@ class TrainPipeline(Generic[In, Out]):
             if place >= len(self._flight) or stage not in self._flight[place].done:
                 self._do(stage, place)
         if not self._options.execute_all_batches:
-            for stage in self._schedule:  # the end of the iterator is known before this batch is trained
+            # the end of the iterator is known before this batch is trained
+            for stage in self._schedule:
                 if stage.run in (Stages.load, Stages.prepare):
                     self._do(stage, stage.ahead)
         ctx = self._next_to_train()
@@ -217,17 +219,29 @@ class TrainPipeline(Generic[In, Out]):
             return f"{type(self).__name__} starts no module early"
         if not self._attached:
             self.attach()
-        return self._stages.rewritten.explain() if self._stages.rewritten is not None else "nothing is started early"
+        return (
+            self._stages.rewritten.explain()
+            if self._stages.rewritten is not None
+            else "nothing is started early"
+        )
 
     @property
     def _pipelined_modules(self) -> list[nn.Module]:
         """The sharded modules that are started early, under the name that TorchRec's tests read."""
-        return list(self._stages.rewritten.early.modules.values()) if self._stages.rewritten is not None else []
+        return (
+            list(self._stages.rewritten.early.modules.values())
+            if self._stages.rewritten is not None
+            else []
+        )
 
     @property
     def _pipelined_postprocs(self) -> list[nn.Module]:
         """The preprocessing modules that run ahead, under TorchRec's name."""
-        return list(self._stages.rewritten.early.preprocessing.values()) if self._stages.rewritten is not None else []
+        return (
+            list(self._stages.rewritten.early.preprocessing.values())
+            if self._stages.rewritten is not None
+            else []
+        )
 
     def timeline(self) -> list[Interval]:
         """The start and end of each stage and batch on this rank, by end time; the last 10,000."""
@@ -257,7 +271,10 @@ class TrainPipeline(Generic[In, Out]):
                 with self._timeline.mark(name, number):
                     _run(stage, stages, ctx)
         except Exception as error:
-            error.add_note(f"{type(self).__name__}: stage {name!r} of batch {number} on rank {self._timeline.rank}")
+            error.add_note(
+                f"{type(self).__name__}: stage {name!r} of batch {number} on rank "
+                f"{self._timeline.rank}"
+            )
             if stage.run not in (Stages.load, Stages.prepare):
                 self.reset()
                 raise
@@ -271,7 +288,9 @@ class TrainPipeline(Generic[In, Out]):
         env = rewritten.env if rewritten is not None else None
         if env is None or env.process_group is None or env.world_size == 1:
             return [state]
-        return [of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")]
+        return [
+            of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")
+        ]
 
     def _states(self, ctx: TrainPipelineContext) -> list[int]:
         """The states of a batch on all ranks; only this rank's if they have not been exchanged."""
@@ -301,12 +320,16 @@ class TrainPipeline(Generic[In, Out]):
             self._is_uneven = True
             ended = [rank for rank, state in enumerate(states) if state == ENDED]
             _logger.warning(
-                "ranks %s have no batch %d, but others do: nothing is started early from now on", ended, ctx.index
+                "ranks %s have no batch %d, but others do: nothing is started early from now on",
+                ended,
+                ctx.index,
             )
 
     def _next_to_train(self) -> TrainPipelineContext:
         """The first batch in flight, or None if all are trained or it failed on some rank."""
-        stops = not self._options.execute_all_batches and (not self._flight or ENDED in self._ask(self._flight[-1]))
+        stops = not self._options.execute_all_batches and (
+            not self._flight or ENDED in self._ask(self._flight[-1])
+        )
         ctx = self._flight[0] if self._flight else None
         if ctx is not None and not stops and min(self._states(ctx)) < ENDED:
             rewritten, ranks_know = self._stages.rewritten, ctx.states is not None

@@ -98,7 +98,9 @@ class SparseDataDistUtil(Generic[In]):
     Example:
         >>> from tutorec.distributed.train_pipeline.staged import StagedTrainPipeline
         >>> model = nn.Linear(1, 1)
-        >>> pipeline = StagedTrainPipeline([SparseDataDistUtil(model, None).start_sparse_data_dist_stage()])
+        >>> pipeline = StagedTrainPipeline(
+        ...     [SparseDataDistUtil(model, None).start_sparse_data_dist_stage()]
+        ... )
         >>> batches, sizes = iter([torch.ones(2, 1), torch.ones(1, 1)]), []
         >>> while (batch := pipeline.progress(batches)) is not None:
         ...     sizes.append(len(model(batch)))
@@ -119,12 +121,18 @@ class SparseDataDistUtil(Generic[In]):
         embedding_lookup_stream: torch.Stream | None = None,
     ) -> None:
         if prefetch_stream is not None and embedding_lookup_stream is not None:
-            raise ValueError("prefetch_stream and embedding_lookup_stream: a lookup ahead needs no prefetch, give one")
+            raise ValueError(
+                "prefetch_stream and embedding_lookup_stream: a lookup ahead needs no "
+                "prefetch, give one"
+            )
         self.model, self.apply_jit = model, apply_jit
         self.data_dist_stream, self.prefetch_stream = data_dist_stream, prefetch_stream
         self.embedding_lookup_stream = embedding_lookup_stream
         self._preprocess = pipeline_postproc
-        self._stages, self._lookups = _Sending(model, data_dist_stream), _GivenStream(embedding_lookup_stream)
+        self._stages, self._lookups = (
+            _Sending(model, data_dist_stream),
+            _GivenStream(embedding_lookup_stream),
+        )
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
         self._hooks: list[RemovableHandle] = []
@@ -195,7 +203,9 @@ class SparseDataDistUtil(Generic[In]):
         self, name: str = "start_embedding_lookup", runnable: RunnableType | None = None
     ) -> PipelineStage:
         """The stage that looks rows up."""
-        return PipelineStage(name, runnable or self.start_embedding_lookup, self.embedding_lookup_stream)
+        return PipelineStage(
+            name, runnable or self.start_embedding_lookup, self.embedding_lookup_stream
+        )
 
     def _next(self, stage: str, run: Callable[[TrainPipelineContext], None]) -> None:
         """Run a stage for the first batch in flight that has not passed it."""
@@ -232,7 +242,9 @@ class SparseDataDistUtil(Generic[In]):
         ctx = self._stages.in_forward = self._called_with([*args, *kwargs.values()])
         if ctx is not None:
             self._stages.stream.hand_over(
-                ctx.batch, list(ctx.input_dist_tensors_requests.values()), list(ctx.module_contexts.values())
+                ctx.batch,
+                list(ctx.input_dist_tensors_requests.values()),
+                list(ctx.module_contexts.values()),
             )
             self._lookups.hand_over(list(ctx.embedding_a2a_requests.values()))
 
@@ -244,7 +256,9 @@ class SparseDataDistUtil(Generic[In]):
                     self._flight.popleft()
                 return ctx
         # A loop may call the model with parts of its batch; compare classes to recognize it.
-        parts = self._flight and all(type(value) is not type(self._flight[0].batch) for value in values)
+        parts = self._flight and all(
+            type(value) is not type(self._flight[0].batch) for value in values
+        )
         return self._flight[0] if parts else None
 
     def _after_forward(self, *_: Any) -> None:

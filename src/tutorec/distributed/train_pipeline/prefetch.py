@@ -63,7 +63,13 @@ class PrefetchTrainPipelineSparseDist(TrainPipeline[In, Out]):
             Stage(Stages.prepare, 3),
             Stage(Stages.optimizer_step, 0),
         )
-        options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
+        options = Options(
+            execute_all_batches,
+            apply_jit,
+            TrainPipelineContext,
+            pipeline_postproc,
+            custom_model_fwd,
+        )
         super().__init__(model, optimizer, device, schedule, options)
 
 

@@ -13,7 +13,11 @@ from torch import nn
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
-from tutorec.distributed.train_pipeline.runtime_forwards import Ahead, PipelinedForward, PipelinedPostproc
+from tutorec.distributed.train_pipeline.runtime_forwards import (
+    Ahead,
+    PipelinedForward,
+    PipelinedPostproc,
+)
 from tutorec.distributed.train_pipeline.tracing import EarlyInputs, trace_inputs
 from tutorec.fx.tracer import without_wrappers
 
@@ -95,18 +99,26 @@ class RewrittenModel:
     def reject_all(self, error: Exception) -> None:
         """Start no module early: the trace matches the first batch of no rank."""
         for path in list(self.early.modules):
-            self.reject(path, f"its input cannot be computed ahead ({type(error).__name__}: {error})")
+            self.reject(
+                path, f"its input cannot be computed ahead ({type(error).__name__}: {error})"
+            )
         self.is_proven = True
 
     def _warn(self) -> None:
         if self.early.reasons:
-            _logger.warning("a pipeline cannot start every sharded module early:\n%s", self.explain())
+            _logger.warning(
+                "a pipeline cannot start every sharded module early:\n%s", self.explain()
+            )
 
     def explain(self) -> str:
         """Which sharded modules are started early, and why the others are not."""
         lines = [f"{path}: started early" for path in self.early.modules]
-        lines += [f"{path}: runs ahead, before a sharded module" for path in self.early.preprocessing]
-        lines += [f"{path}: runs in the forward, since {why}" for path, why in self.early.reasons.items()]
+        lines += [
+            f"{path}: runs ahead, before a sharded module" for path in self.early.preprocessing
+        ]
+        lines += [
+            f"{path}: runs in the forward, since {why}" for path, why in self.early.reasons.items()
+        ]
         return "\n".join(lines) or "the model has no sharded modules"
 
     def restore(self) -> None:

@@ -53,28 +53,39 @@ class PipelinedForward:
         """The result for the batch, by the module's own forward if nothing was started early."""
         ctx = self._current()
         name = self.name
-        if ctx is None or not (name in ctx.input_dist_tensors_requests or name in ctx.embedding_a2a_requests):
+        if ctx is None or not (
+            name in ctx.input_dist_tensors_requests or name in ctx.embedding_a2a_requests
+        ):
             return self.original(*args, **kwargs)
         if not self._is_checked and not _same(ctx.arguments[name], (args, kwargs)):
-            self._reject(name, "the forward passes another input than its trace: it depends on types or settings")
+            self._reject(
+                name,
+                "the forward passes another input than its trace: it depends on types or settings",
+            )
             return self.original(*args, **kwargs)
         self._is_checked = True
         look_up(name, self._module, ctx)
         return ctx.embedding_a2a_requests.pop(name)
 
 
-def look_up(name: str, module: ShardedModule[Any, Any, Any, Any], ctx: TrainPipelineContext) -> None:
+def look_up(
+    name: str, module: ShardedModule[Any, Any, Any, Any], ctx: TrainPipelineContext
+) -> None:
     """Start the lookup of a batch whose ids have arrived, unless it is already started."""
     if name in ctx.input_dist_tensors_requests:
         arrived = ctx.input_dist_tensors_requests.pop(name).wait()
-        ctx.embedding_a2a_requests[name] = module.compute_and_output_dist(ctx.module_contexts[name], arrived)
+        ctx.embedding_a2a_requests[name] = module.compute_and_output_dist(
+            ctx.module_contexts[name], arrived
+        )
 
 
 def _same(traced: Any, passed: Any) -> bool:
     """Whether a module gets the arguments computed ahead, as far as tensors can be compared."""
     (parts, tree), (others, other_tree) = tree_flatten(traced), tree_flatten(passed)
     return tree == other_tree and all(
-        one is other or not isinstance(one, Tensor) or (isinstance(other, Tensor) and torch.equal(one, other))
+        one is other
+        or not isinstance(one, Tensor)
+        or (isinstance(other, Tensor) and torch.equal(one, other))
         for one, other in zip(parts, others, strict=True)
     )
 

@@ -68,9 +68,16 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
 
         def look_up(stages: Stages, ctx: TrainPipelineContext) -> None:
             if (ctx.index or 0) > start_batch and stages.rewritten is not None:
-                updated = [path for path, module in stages.rewritten.early.modules.items() if not _is_fused(module)]
+                updated = [
+                    path
+                    for path, module in stages.rewritten.early.modules.items()
+                    if not _is_fused(module)
+                ]
                 if strict and updated:
-                    raise ValueError(f"strict=True: {updated} have tables that the optimizer updates, not backward")
+                    raise ValueError(
+                        f"strict=True: {updated} have tables that the optimizer updates, not "
+                        "backward"
+                    )
                 stages.look_up(ctx, updated)
 
         def optimizer_step(stages: Stages, ctx: TrainPipelineContext) -> None:
@@ -89,7 +96,13 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
             Stage(optimizer_step, 0),
             Stage(Stages.look_up, 1),  # not stale, for batches before start_batch
         )
-        options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
+        options = Options(
+            execute_all_batches,
+            apply_jit,
+            TrainPipelineContext,
+            pipeline_postproc,
+            custom_model_fwd,
+        )
         super().__init__(model, optimizer, device, schedule, options)
         self._start_batch = start_batch
 

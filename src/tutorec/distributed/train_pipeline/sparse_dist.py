@@ -65,7 +65,9 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
             Stage(Stages.prepare, 2),
             Stage(Stages.optimizer_step, 0),
         )
-        options = Options(execute_all_batches, apply_jit, context_type, pipeline_postproc, custom_model_fwd)
+        options = Options(
+            execute_all_batches, apply_jit, context_type, pipeline_postproc, custom_model_fwd
+        )
         super().__init__(model, optimizer, device, schedule, options)
 
 
@@ -176,5 +178,11 @@ class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
             Stage(Stages.prepare, 2),
             Stage(Stages.optimizer_step, 0),
         )
-        options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
+        options = Options(
+            execute_all_batches,
+            apply_jit,
+            TrainPipelineContext,
+            pipeline_postproc,
+            custom_model_fwd,
+        )
         super().__init__(model, optimizer, device, schedule, options)

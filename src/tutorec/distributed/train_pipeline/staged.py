@@ -43,7 +43,9 @@ class StagedTrainPipeline(Generic[In, StageOut]):
             far are trained.
 
     Example:
-        >>> pipeline = StagedTrainPipeline([PipelineStage("double", lambda batch: 2 * batch, stream=None)])
+        >>> pipeline = StagedTrainPipeline(
+        ...     [PipelineStage("double", lambda batch: 2 * batch, stream=None)]
+        ... )
         >>> batches = iter([1, 2])
         >>> [pipeline.progress(batches) for _ in range(3)]
         [2, 4, None]
@@ -85,7 +87,9 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         """
         if dataloader_iter is not self._source:
             self._source, self._is_exhausted = dataloader_iter, False
-            self._is_filled = self._is_filled and any(batch is not None for batch, _ in self._flight)
+            self._is_filled = self._is_filled and any(
+                batch is not None for batch, _ in self._flight
+            )
         if not self._is_filled:
             self._fill()
         batch, event = self._flight.pop(0)

@@ -168,4 +168,6 @@ class Stages:
     def _take_over(self, ctx: TrainPipelineContext) -> None:
         """Make the current stream wait for the copy of a batch and for its received ids."""
         self._copies.hand_over(ctx.batch)
-        self._sends.hand_over(list(ctx.input_dist_tensors_requests.values()), list(ctx.module_contexts.values()))
+        self._sends.hand_over(
+            list(ctx.input_dist_tensors_requests.values()), list(ctx.module_contexts.values())
+        )

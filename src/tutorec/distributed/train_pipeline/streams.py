@@ -35,7 +35,12 @@ def _rebuilt(value: Any, change: Any) -> Any:
         return {key: change(part) for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(
-            value, **{each.name: change(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
+            value,
+            **{
+                each.name: change(getattr(value, each.name))
+                for each in dataclasses.fields(value)
+                if each.init
+            },
         )
     return value
 
@@ -74,6 +79,12 @@ def _record(value: Any, stream: torch.cuda.Stream) -> None:
         return
     if dataclasses.is_dataclass(value):
         value = vars(value)
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    parts = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     for part in parts:
         _record(part, stream)

@@ -58,9 +58,18 @@ class Timeline:
 
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write a file for chrome://tracing or Perfetto: a process per rank, a row per stage."""
-        rows = {stage: row for row, stage in enumerate(dict.fromkeys(each.stage for each in self.intervals))}
+        rows = {
+            stage: row
+            for row, stage in enumerate(dict.fromkeys(each.stage for each in self.intervals))
+        }
         events: list[dict[str, Any]] = [
-            {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": row, "args": {"name": stage}}
+            {
+                "name": "thread_name",
+                "ph": "M",
+                "pid": self.rank,
+                "tid": row,
+                "args": {"name": stage},
+            }
             for stage, row in rows.items()
         ]
         events += [
@@ -84,7 +93,11 @@ class _Mark(AbstractContextManager[None]):
 
     def __init__(self, timeline: Timeline, stage: str, batch: int) -> None:
         self._timeline, self._stage, self._batch = timeline, stage, batch
-        self._record = profiler.record_function(f"## {stage} {batch} ##") if profiler._is_profiler_enabled else None
+        self._record = (
+            profiler.record_function(f"## {stage} {batch} ##")
+            if profiler._is_profiler_enabled
+            else None
+        )
 
     def __enter__(self) -> None:
         self._start = time.monotonic()
@@ -94,5 +107,7 @@ class _Mark(AbstractContextManager[None]):
     def __exit__(self, *error: Any) -> None:
         if self._record is not None:
             self._record.__exit__(*error)
-        took = Interval(self._stage, self._batch, self._start, time.monotonic(), self._timeline.rank)
+        took = Interval(
+            self._stage, self._batch, self._start, time.monotonic(), self._timeline.rank
+        )
         self._timeline.intervals.append(took)

@@ -50,10 +50,14 @@ class Tracer(ModelTracer):
             return True
         return not any(isinstance(part, ShardedModule) for part in m.modules())
 
-    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Replace the call of a wrapper (DDP, `DistributedModelParallel`) by that of its module."""
         inner = without_wrappers(m)
-        return super().call_module(m, forward, args, kwargs) if inner is m else inner(*args, **kwargs)
+        return (
+            super().call_module(m, forward, args, kwargs) if inner is m else inner(*args, **kwargs)
+        )
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,16 @@ class _Slice:
             return self._why_not_module(self.modules[str(node.target)])
         if node.op == "get_attr":
             value = _attribute(self.modules[""], str(node.target))
-            return f"its input needs the parameter {node.target}" if isinstance(value, nn.Parameter) else None
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+            return (
+                f"its input needs the parameter {node.target}"
+                if isinstance(value, nn.Parameter)
+                else None
+            )
+        name = (
+            node.target
+            if isinstance(node.target, str)
+            else getattr(node.target, "__name__", str(node.target))
+        )
         if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
             return f"its input needs {name}(), which writes in place and would run twice"
         if node.op in ("call_function", "call_method") and _is_random(name):
@@ -126,8 +138,15 @@ class _Slice:
         if any(parameter.requires_grad for parameter in module.parameters()):
             return f"its input needs the module {name!r}, whose parameters are trained"
         if not self.preprocess:
-            return f"its input needs the module {name!r}, which runs ahead only with pipeline_postproc=True"
-        return f"its input needs the module {name!r}, which is called several times" if self.calls[module] > 1 else None
+            return (
+                f"its input needs the module {name!r}, which runs ahead only with "
+                "pipeline_postproc=True"
+            )
+        return (
+            f"its input needs the module {name!r}, which is called several times"
+            if self.calls[module] > 1
+            else None
+        )
 
 
 def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool) -> EarlyInputs:
@@ -150,9 +169,13 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     root, tracer, stopped = _Step(model, call), Tracer(), ""
     try:
         tracer.trace(root)
-    except Exception as error:  # errors of the model's own code, which got a proxy instead of a value
+    except (
+        Exception
+    ) as error:  # errors of the model's own code, which got a proxy instead of a value
         first = next(iter(str(error).splitlines()), "")
-        stopped = f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
+        stopped = (
+            f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
+        )
     modules: dict[str, nn.Module] = dict(root.named_modules())
     calls = _calls(tracer.graph, root)
     first_calls: dict[str, fx.Node] = {}
@@ -161,7 +184,12 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     for node in tracer.graph.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
         path = names.get(id(module))
-        if not isinstance(module, ShardedModule) or path is None or path in first_calls or path in reasons:
+        if (
+            not isinstance(module, ShardedModule)
+            or path is None
+            or path in first_calls
+            or path in reasons
+        ):
             continue
         cut = _Slice(modules, names, calls, preprocess)
         why = cut.obstacle(node)
@@ -173,13 +201,21 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     for path in sharded:
         if path not in first_calls and path not in reasons:
             reasons[path] = stopped or "the forward does not call it"
-    before = [modules[str(node.target)] for node in tracer.graph.nodes if node in needed and node.op == "call_module"]
+    before = [
+        modules[str(node.target)]
+        for node in tracer.graph.nodes
+        if node in needed and node.op == "call_module"
+    ]
     preprocessing = {names.get(id(module), type(module).__name__): module for module in before}
     program = _program(root, tracer.graph, first_calls, needed) if first_calls else None
-    return EarlyInputs({path: sharded[path] for path in first_calls}, preprocessing, reasons, program)
+    return EarlyInputs(
+        {path: sharded[path] for path in first_calls}, preprocessing, reasons, program
+    )
 
 
-def _program(root: nn.Module, graph: fx.Graph, calls: Mapping[str, fx.Node], needed: set[fx.Node]) -> fx.GraphModule:
+def _program(
+    root: nn.Module, graph: fx.Graph, calls: Mapping[str, fx.Node], needed: set[fx.Node]
+) -> fx.GraphModule:
     """The slice as a module."""
     program, copies = fx.Graph(), {}
     for node in graph.nodes:
@@ -209,4 +245,6 @@ def _is_random(name: str) -> bool:
     """Whether a torch operator draws random numbers, by its name."""
     operator = getattr(torch.ops.aten, name, None)
     overloads = operator.overloads() if operator is not None else ()
-    return any(torch.Tag.nondeterministic_seeded in getattr(operator, each).tags for each in overloads)
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(operator, each).tags for each in overloads
+    )

@@ -6,7 +6,10 @@ from tutorec.distributed.train_pipeline.engine import TrainPipeline
 from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.pipeline_stage import PipelineStage, StageOut
-from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist, TrainPipelinePrefetch
+from tutorec.distributed.train_pipeline.prefetch import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelinePrefetch,
+)
 from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
 from tutorec.distributed.train_pipeline.sparse_dist import (
     TrainPipelineFusedSparseDist,

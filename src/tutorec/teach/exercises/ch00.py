@@ -25,7 +25,8 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="reads a version as a decimal number",
                 answer=_by_decimals,
-                hint="It works for 2.5 and not for 2.10: a version is whole numbers with dots between, and 10 comes "
+                hint="It works for 2.5 and not for 2.10: a version is whole numbers with dots "
+                "between, and 10 comes "
                 "after 9.",
             ),
             Mistake(
@@ -36,7 +37,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="expects equal minor numbers",
                 answer=lambda torch_version: f"1.{_minor(torch_version)}",
-                hint="The two projects did not start counting together. Look at any row of the table.",
+                hint=(
+                    "The two projects did not start counting together. Look at any row of the "
+                    "table."
+                ),
             ),
         ),
         cases=(("2.5.0",), ("2.10.1+cu128",), ("2.13.0+cpu",)),
@@ -49,12 +53,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that a newer torch keeps old wheels working",
                 answer=[True, True, False, False, True],
-                hint="Apply the rule to the second machine. Compiled names do not survive a minor release.",
+                hint=(
+                    "Apply the rule to the second machine. Compiled names do not survive a minor "
+                    "release."
+                ),
             ),
             Mistake(
                 misconception="believes that two wheels are safer than one",
                 answer=[True, False, True, False, True],
-                hint="On the third machine each wheel fits. But under which name do both of them install?",
+                hint=(
+                    "On the third machine each wheel fits. But under which name do both of them "
+                    "install?"
+                ),
             ),
             Mistake(
                 misconception="takes everything old for broken",

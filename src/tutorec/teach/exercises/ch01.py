@@ -31,17 +31,25 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="keeps optimizer state per weight",
                 answer=40_000_000 * 128 * (2 + 4) / 1e9,
-                hint="That is Adagrad with one number per weight. How many numbers does the *row-wise* one keep?",
+                hint=(
+                    "That is Adagrad with one number per weight. How many numbers does the "
+                    "*row-wise* one keep?"
+                ),
             ),
             Mistake(
                 misconception="forgets the optimizer state",
                 answer=40_000_000 * 128 * 2 / 1e9,
-                hint="Those are the weights alone, as they would be served. The question asks about training.",
+                hint=(
+                    "Those are the weights alone, as they would be served. The question asks "
+                    "about training."
+                ),
             ),
             Mistake(
                 misconception="counts a gradient table",
                 answer=40_000_000 * (2 * 128 * 2 + 4) / 1e9,
-                hint="A gradient as large as the table is counted here. What does 'fused' do to it?",
+                hint=(
+                    "A gradient as large as the table is counted here. What does 'fused' do to it?"
+                ),
             ),
         ),
         tolerance=1e-3,
@@ -49,19 +57,24 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="01.2",
-        compared="the rows for a few catalogues, from 10 ids of which half are alone to a million of which 99 % are",
+        compared=(
+            "the rows for a few catalogues, from 10 ids of which half are alone to a million "
+            "of which 99 % are"
+        ),
         solution=_rows_needed,
         mistakes=(
             Mistake(
                 misconception="asks that no two ids collide",
                 answer=_no_collision_at_all,
-                hint="That makes it likely that *no* pair collides, the birthday problem, and grows with the square of "
+                hint="That makes it likely that *no* pair collides, the birthday problem, and "
+                "grows with the square of "
                 "the ids. The question is about one id and all the others.",
             ),
             Mistake(
                 misconception="takes the filled share of the rows",
                 answer=_as_if_nobody_met,
-                hint="That treats the others as if no two of them ever met in one row. Put in as many rows as ids: "
+                hint="That treats the others as if no two of them ever met in one row. Put in as "
+                "many rows as ids: "
                 "what does it say, and what did you measure?",
             ),
         ),
@@ -76,7 +89,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="divides the table in data parallel",
                 answer=[40, 4],
-                hint="40 GB each would be a table cut into eight pieces. What does a GPU hold in data parallel?",
+                hint=(
+                    "40 GB each would be a table cut into eight pieces. What does a GPU hold in "
+                    "data parallel?"
+                ),
             ),
             Mistake(
                 misconception="gives each copy what the GPU has",

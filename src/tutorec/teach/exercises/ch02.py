@@ -14,7 +14,9 @@ OneList = Callable[[list[str], list[int], list[int], str, int], list[int]]
 def _reader(position: Callable[[int, int, int, int], int]) -> OneList:
     """A function that reads list number `position(f, b, F, B)`."""
 
-    def one_list(keys: list[str], values: list[int], lengths: list[int], key: str, sample: int) -> list[int]:
+    def one_list(
+        keys: list[str], values: list[int], lengths: list[int], key: str, sample: int
+    ) -> list[int]:
         index = position(keys.index(key), sample, len(keys), len(lengths) // len(keys))
         start = sum(lengths[:index])
         return values[start : start + lengths[index]]
@@ -22,7 +24,9 @@ def _reader(position: Callable[[int, int, int, int], int]) -> OneList:
     return one_list
 
 
-def _from_its_end(keys: list[str], values: list[int], lengths: list[int], key: str, sample: int) -> list[int]:
+def _from_its_end(
+    keys: list[str], values: list[int], lengths: list[int], key: str, sample: int
+) -> list[int]:
     """Begins a list where the running sum without a leading zero stands for it: at its end."""
     index = keys.index(key) * (len(lengths) // len(keys)) + sample
     start = sum(lengths[: index + 1])
@@ -52,12 +56,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes as many values as there are samples",
                 answer=[2, [1, 2], [2, 3]],
-                hint="You gave both features two values. How many does the first length of product say?",
+                hint=(
+                    "You gave both features two values. How many does the first length of product "
+                    "say?"
+                ),
             ),
             Mistake(
                 misconception="takes a whole feature for a sample",
                 answer=[2, [1, 2, 1, 5], [2, 3, 4, 1]],
-                hint="Those are the values of all samples. The first sample has only as many as its length says.",
+                hint=(
+                    "Those are the values of all samples. The first sample has only as many as "
+                    "its length says."
+                ),
             ),
         ),
         shape="a list: a number, the product ids as a list, the user ids as a list",
@@ -70,12 +80,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="leaves out the zero in front",
                 answer=[3, 4, 6, 8],
-                hint="These are the ends of the lists. The class also wants to know where the first begins.",
+                hint=(
+                    "These are the ends of the lists. The class also wants to know where the "
+                    "first begins."
+                ),
             ),
             Mistake(
                 misconception="starts again for each feature",
                 answer=[0, 3, 4, 0, 2, 4],
-                hint="Each feature counts for itself here. In the batch both lie in one vector, user behind product.",
+                hint=(
+                    "Each feature counts for itself here. In the batch both lie in one vector, "
+                    "user behind product."
+                ),
             ),
             Mistake(
                 misconception="gives the lengths",
@@ -85,7 +101,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="puts sample after sample",
                 answer=[0, 3, 5, 6, 8],
-                hint="That is product and user of the first sample, then of the second. Which order has a batch?",
+                hint=(
+                    "That is product and user of the first sample, then of the second. Which "
+                    "order has a batch?"
+                ),
             ),
         ),
         shape="a list of places, one more than there are lists",
@@ -98,17 +117,26 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="reads the batch sample by sample",
                 answer=_reader(lambda f, b, features, samples: b * features + f),
-                hint="You look for list b * F + f, as if all features of a sample lay together. See the figure.",
+                hint=(
+                    "You look for list b * F + f, as if all features of a sample lay together. "
+                    "See the figure."
+                ),
             ),
             Mistake(
                 misconception="steps by the number of features",
                 answer=_reader(lambda f, b, features, samples: f * features + b),
-                hint="From one feature to the next you skip F lists. How many lists does one feature have?",
+                hint=(
+                    "From one feature to the next you skip F lists. How many lists does one "
+                    "feature have?"
+                ),
             ),
             Mistake(
                 misconception="begins a list at its end",
                 answer=_from_its_end,
-                hint="You begin where the running sum *including* this list stands: its end. What has to be skipped?",
+                hint=(
+                    "You begin where the running sum *including* this list stands: its end. What "
+                    "has to be skipped?"
+                ),
             ),
         ),
         cases=(

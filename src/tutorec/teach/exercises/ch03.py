@@ -14,7 +14,10 @@ Rows = list[list[int]]
 
 
 def _shifted(first: list[int], tables: list[int], ids: Rows) -> Rows:
-    return [[first[table] + one for one in of_table] for table, of_table in zip(tables, ids, strict=True)]
+    return [
+        [first[table] + one for one in of_table]
+        for table, of_table in zip(tables, ids, strict=True)
+    ]
 
 
 def _stacked_rows(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
@@ -80,12 +83,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="expects each feature once",
                 answer=[["x", "y", "z"], 20],
-                hint="x is looked up twice, in rows of 8 and of 4 columns. Two results need two names.",
+                hint=(
+                    "x is looked up twice, in rows of 8 and of 4 columns. Two results need two "
+                    "names."
+                ),
             ),
             Mistake(
                 misconception="names every result after its table",
                 answer=[["x@a", "y@a", "z@b", "x@b"], 24],
-                hint="A result bears its table's name only where the feature alone would not say which it is.",
+                hint=(
+                    "A result bears its table's name only where the feature alone would not say "
+                    "which it is."
+                ),
             ),
             Mistake(
                 misconception="sorts features, then tables",
@@ -108,7 +117,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="stacks a table once for each feature",
                 answer=_one_piece_per_feature,
-                hint="Two features that read one table must arrive at the same rows. In yours each has a copy.",
+                hint=(
+                    "Two features that read one table must arrive at the same rows. In yours each "
+                    "has a copy."
+                ),
             ),
             Mistake(
                 misconception="begins a table at its end",
@@ -118,7 +130,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes all tables to be equally large",
                 answer=_equal_tables,
-                hint="t * R is right when all tables have R rows. How many rows lie before table t when they do not?",
+                hint=(
+                    "t * R is right when all tables have R rows. How many rows lie before table t "
+                    "when they do not?"
+                ),
             ),
         ),
         cases=(

@@ -13,17 +13,26 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes all-to-all for all-gather",
                 answer=["a0", "a1", "b0", "b1"],
-                hint="That is what an all-gather delivers: everything to everybody. Here every parcel has one address.",
+                hint=(
+                    "That is what an all-gather delivers: everything to everybody. Here every "
+                    "parcel has one address."
+                ),
             ),
             Mistake(
                 misconception="keeps its own parcels",
                 answer=["b0", "b1"],
-                hint="These are the parcels that rank 1 sent. To whom is parcel 0 of rank 1 addressed?",
+                hint=(
+                    "These are the parcels that rank 1 sent. To whom is parcel 0 of rank 1 "
+                    "addressed?"
+                ),
             ),
             Mistake(
                 misconception="swaps the lists",
                 answer=["a0", "a1"],
-                hint="That would be a swap of whole lists. A parcel is addressed by its place in the sender's list.",
+                hint=(
+                    "That would be a swap of whole lists. A parcel is addressed by its place in "
+                    "the sender's list."
+                ),
             ),
         ),
         shape='a list of parcels, such as ["a0", "b0"]',
@@ -36,13 +45,19 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="sends the whole tensor to everybody",
                 answer=lambda world_size, tensor_bytes: (world_size - 1) * tensor_bytes,
-                hint="That is what rank 0 sends in the version written by hand, which no rank does when the tensor is "
+                hint="That is what rank 0 sends in the version written by hand, which no rank does "
+                "when the tensor is "
                 "divided into pieces.",
             ),
             Mistake(
                 misconception="counts one of the two phases",
-                answer=lambda world_size, tensor_bytes: (world_size - 1) / world_size * tensor_bytes,
-                hint="After that every rank has the finished sum of one piece. How do the pieces get to the others?",
+                answer=lambda world_size, tensor_bytes: (
+                    (world_size - 1) / world_size * tensor_bytes
+                ),
+                hint=(
+                    "After that every rank has the finished sum of one piece. How do the pieces "
+                    "get to the others?"
+                ),
             ),
             Mistake(
                 misconception="counts its own piece as sent",
@@ -60,12 +75,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="blames the rank that reported first",
                 answer=3,
-                hint="Rank 3 reports what it saw: the other end of its connection went away. Why did it go away?",
+                hint=(
+                    "Rank 3 reports what it saw: the other end of its connection went away. Why "
+                    "did it go away?"
+                ),
             ),
             Mistake(
                 misconception="blames all with an error message",
                 answer=[0, 1, 3],
-                hint="Three failures have followed from a fourth. Which could have happened by itself?",
+                hint=(
+                    "Three failures have followed from a fourth. Which could have happened by "
+                    "itself?"
+                ),
             ),
         ),
         shape="the number of a rank",

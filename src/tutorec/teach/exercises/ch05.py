@@ -15,7 +15,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="sends its own samples' rows too",
                 answer=4 * 1_000 * 64 * 4,
-                hint="That counts 1,000 rows for every rank of the world. Which of them never enter the network?",
+                hint=(
+                    "That counts 1,000 rows for every rank of the world. Which of them never "
+                    "enter the network?"
+                ),
             ),
             Mistake(
                 misconception="sends the table",
@@ -38,12 +41,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes the mean over one rank only",
                 answer=0.8 * 2 / 4,
-                hint="That adds the two ranks' means. The gradients of two ranks are averaged, not added.",
+                hint=(
+                    "That adds the two ranks' means. The gradients of two ranks are averaged, not "
+                    "added."
+                ),
             ),
             Mistake(
                 misconception="counts one mention",
                 answer=0.8 * 1 / 8,
-                hint="The row has two mentions, and their gradients are added up before the one update.",
+                hint=(
+                    "The row has two mentions, and their gradients are added up before the one "
+                    "update."
+                ),
             ),
             Mistake(
                 misconception="ignores the means",
@@ -61,7 +70,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="splits the dense layers too",
                 answer=8_001_000_000,
-                hint="The dense layers are not divided between the ranks. What does data parallel do with them?",
+                hint=(
+                    "The dense layers are not divided between the ranks. What does data parallel "
+                    "do with them?"
+                ),
             ),
             Mistake(
                 misconception="forgets the dense layers",
@@ -71,12 +83,17 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="halves the tables",
                 answer=7_002_000_000,
-                hint="Half of all numbers would be a table cut in two. Table-wise keeps each table whole.",
+                hint=(
+                    "Half of all numbers would be a table cut in two. Table-wise keeps each table "
+                    "whole."
+                ),
             ),
             Mistake(
                 misconception="places tables alternately",
                 answer=10_002_000_000,
-                hint="Tables dealt out in turn, 1 and 3 against 2 and 8. There is a better division.",
+                hint=(
+                    "Tables dealt out in turn, 1 and 3 against 2 and 8. There is a better division."
+                ),
             ),
         ),
         shape="a number of parameters",

@@ -32,7 +32,9 @@ def _samples_first(parcel: Sequence[int], features: int, samples: int) -> list[l
     return [lists[feature::features] for feature in range(features)]
 
 
-def _each_length_before_its_list(parcel: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
+def _each_length_before_its_list(
+    parcel: Sequence[int], features: int, samples: int
+) -> list[list[list[int]]]:
     """A length, its ids, the next length: another format than this one."""
     lists, at = [], 0
     for _ in range(features * samples):
@@ -42,7 +44,9 @@ def _each_length_before_its_list(parcel: Sequence[int], features: int, samples: 
     return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
 
 
-def _lengths_of_one_feature(parcel: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
+def _lengths_of_one_feature(
+    parcel: Sequence[int], features: int, samples: int
+) -> list[list[list[int]]]:
     """Reads as many lengths as there are samples."""
     lists = _lists(parcel[samples:], list(parcel[:samples]) * features)
     return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
@@ -62,12 +66,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="counts tables instead of features",
                 answer=[800, 400, 24],
-                hint="A table that serves two features is looked up for each of them. What does each of the two give?",
+                hint=(
+                    "A table that serves two features is looked up for each of them. What does "
+                    "each of the two give?"
+                ),
             ),
             Mistake(
                 misconception="takes a row for each list",
                 answer=[1200, 1200, 32],
-                hint="The columns of a sample's features stand side by side. How many samples are there?",
+                hint=(
+                    "The columns of a sample's features stand side by side. How many samples are "
+                    "there?"
+                ),
             ),
         ),
         shape="a list of three numbers: lists, rows, columns",
@@ -80,12 +90,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes the lists of a sample to stand together",
                 answer=_samples_first,
-                hint="You deal the lists out to the features in turn. All lists of one feature stand together.",
+                hint=(
+                    "You deal the lists out to the features in turn. All lists of one feature "
+                    "stand together."
+                ),
             ),
             Mistake(
                 misconception="expects each length before its list",
                 answer=_each_length_before_its_list,
-                hint="You read a length, then its ids, then the next length. Here all lengths come first.",
+                hint=(
+                    "You read a length, then its ids, then the next length. Here all lengths come "
+                    "first."
+                ),
             ),
             Mistake(
                 misconception="reads the lengths of one feature only",
@@ -108,7 +124,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="counts an exchange for each table",
                 answer=160,
-                hint="That is 4 for each table. Tables that are sharded in the same way travel together.",
+                hint=(
+                    "That is 4 for each table. Tables that are sharded in the same way travel "
+                    "together."
+                ),
             ),
             Mistake(
                 misconception="counts a message for each peer",
@@ -123,7 +142,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="reverses every exchange of the forward",
                 answer=6,
-                hint="Backward does not reverse all three. Which of them carried numbers that have a gradient?",
+                hint=(
+                    "Backward does not reverse all three. Which of them carried numbers that have "
+                    "a gradient?"
+                ),
             ),
         ),
         shape="a number of calls",

@@ -43,7 +43,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="lets the break-even grow with the ranks",
                 answer=2 * 256 * 8,
-                hint="Write both formulas down with W = 8 and divide by what they share. Does W stay?",
+                hint=(
+                    "Write both formulas down with W = 8 and divide by what they share. Does W "
+                    "stay?"
+                ),
             ),
         ),
         shape="a number of ids",
@@ -56,17 +59,26 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="rounds the rows of a rank down",
                 answer=_rounded_down,
-                hint="With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does each rank take?",
+                hint=(
+                    "With 10 // 4 = 2 rows a rank, id 9 would be on rank 4. How many rows does "
+                    "each rank take?"
+                ),
             ),
             Mistake(
                 misconception="deals rows out in turn",
                 answer=_dealt_in_turn,
-                hint="That deals single rows out in turn. Row-wise gives each rank one range of neighbouring rows.",
+                hint=(
+                    "That deals single rows out in turn. Row-wise gives each rank one range of "
+                    "neighbouring rows."
+                ),
             ),
             Mistake(
                 misconception="keeps the id's number",
                 answer=_not_renumbered,
-                hint="The rank is right. What is the number of the first row of its piece, counted there?",
+                hint=(
+                    "The rank is right. What is the number of the first row of its piece, counted "
+                    "there?"
+                ),
             ),
         ),
         cases=((7, 10, 4), (9, 10, 4), (5, 8, 2), (2, 3, 4)),
@@ -85,7 +97,9 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="adds two means",
                 answer=16.5,
-                hint="Those are the ranks' means, added. What would three equal rows give that way?",
+                hint=(
+                    "Those are the ranks' means, added. What would three equal rows give that way?"
+                ),
             ),
             Mistake(
                 misconception="divides the sum by the ranks",

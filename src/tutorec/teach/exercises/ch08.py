@@ -36,12 +36,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes the share of hosts that are elsewhere",
                 answer=100 * 7 / 8,
-                hint="7 of 8 counts a rank among those that it sends to. What a rank keeps is not sent.",
+                hint=(
+                    "7 of 8 counts a rank among those that it sends to. What a rank keeps is not "
+                    "sent."
+                ),
             ),
             Mistake(
                 misconception="keeps the share of two hosts",
                 answer=100 * 2 / 3,
-                hint="That is the share of four ranks on two hosts. How many other ranks are there now, and where?",
+                hint=(
+                    "That is the share of four ranks on two hosts. How many other ranks are there "
+                    "now, and where?"
+                ),
             ),
             Mistake(
                 misconception="gives what stays inside",
@@ -59,17 +65,23 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="sends parts straight home",
                 answer=_straight,
-                hint="That is row-wise: parts cross before anything was added. Where in its own host does a part go?",
+                hint=(
+                    "That is row-wise: parts cross before anything was added. Where in its own "
+                    "host does a part go?"
+                ),
             ),
             Mistake(
                 misconception="crosses first and adds there",
                 answer=_across_first,
-                hint="Parts that cross before they are added cross L times. Exchange the two steps.",
+                hint=(
+                    "Parts that cross before they are added cross L times. Exchange the two steps."
+                ),
             ),
             Mistake(
                 misconception="lets one rank of each host do all the adding",
                 answer=_by_first_rank,
-                hint="One rank of the host would then add for everybody. The adder has the same number on its host as "
+                hint="One rank of the host would then add for everybody. The adder has the same "
+                "number on its host as "
                 "the sample's rank on its own.",
             ),
         ),
@@ -94,7 +106,8 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint="Three are right. The sellers fit on one rank: what do their pooled rows cost inside the "
+                hint="Three are right. The sellers fit on one rank: what do their pooled rows cost "
+                "inside the "
                 "host when the table is cut, and when it is not?",
             ),
             Mistake(
@@ -105,7 +118,8 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_row_wise",
                     "pairs": "row_wise",
                 },
-                hint="Three are right. Row-wise holds the pairs, and sends 64 partial sums for every row. Which cut "
+                hint="Three are right. Row-wise holds the pairs, and sends 64 partial sums for "
+                "every row. Which cut "
                 "has the room of several hosts and still adds inside each of them?",
             ),
             Mistake(
@@ -116,7 +130,8 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint="Three are right. A visitor's bag has one id. What does it cost to send that id to eight slices, "
+                hint="Three are right. A visitor's bag has one id. What does it cost to send that "
+                "id to eight slices, "
                 "and what to bring eight partial sums together?",
             ),
             Mistake(
@@ -127,7 +142,10 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_row_wise",
                     "pairs": "table_row_wise",
                 },
-                hint="Three are right. How many GB are free on the ranks of one host, and how many do the pairs need?",
+                hint=(
+                    "Three are right. How many GB are free on the ranks of one host, and how many "
+                    "do the pairs need?"
+                ),
             ),
             Mistake(
                 misconception="cuts long bags by columns",
@@ -137,7 +155,10 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_column_wise",
                     "pairs": "grid_shard",
                 },
-                hint="Three are right. Table-column-wise sends every id of a bag to each slice, 500 ids to 8 slices.",
+                hint=(
+                    "Three are right. Table-column-wise sends every id of a bag to each slice, "
+                    "500 ids to 8 slices."
+                ),
             ),
         ),
         shape="a dict from table to the name of a sharding type, such as 'row_wise'",

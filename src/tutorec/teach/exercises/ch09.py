@@ -37,18 +37,23 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that longest first finds the best plan",
                 answer=(9, 9),
-                hint="The best is 9, but that is not where longest first ends. Go through it: 5, then 4, then a 3; "
+                hint="The best is 9, but that is not where longest first ends. Go through it: 5, "
+                "then 4, then a 3; "
                 "onto which rank does each go?",
             ),
             Mistake(
                 misconception="takes the plan of longest first for the best",
                 answer=(10, 10),
-                hint="Longest first does end at 10. Can the five tables be divided into two halves of equal time?",
+                hint=(
+                    "Longest first does end at 10. Can the five tables be divided into two halves "
+                    "of equal time?"
+                ),
             ),
             Mistake(
                 misconception="counts tables instead of milliseconds",
                 answer=(12, 9),
-                hint="12 is 5 + 4 + 3: the first three tables on one rank. Longest first looks at the milliseconds "
+                hint="12 is 5 + 4 + 3: the first three tables on one rank. Longest first looks at "
+                "the milliseconds "
                 "that a rank already has.",
             ),
         ),
@@ -62,25 +67,29 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="keeps the largest table whole",
                 answer=_LARGEST_FIRST_IN_TURN | {"visitors": ("table_wise", 0)},
-                hint="This does not fit. A rank has room for 63 GiB, and the visitors take 73. Which cuts make pieces "
+                hint="This does not fit. A rank has room for 63 GiB, and the visitors take 73. "
+                "Which cuts make pieces "
                 "that fit?",
             ),
             Mistake(
                 misconception="balances bytes instead of milliseconds",
                 answer=_LARGEST_FIRST_IN_TURN,
-                hint="It fits, but one rank is busy for much longer than the others. Compare milliseconds and not "
+                hint="It fits, but one rank is busy for much longer than the others. Compare "
+                "milliseconds and not "
                 "gigabytes: which tables make that rank slow, and can they be cut?",
             ),
             Mistake(
                 misconception="gives each table the type that is cheapest for it alone",
                 answer=_GOOD | {"brands": ("table_wise", 2), "weekdays": "data_parallel"},
-                hint="The ranks are almost as quick as the planner's. But how many types of sharding does the plan "
+                hint="The ranks are almost as quick as the planner's. But how many types of "
+                "sharding does the plan "
                 "use, and what does each of them cost before it has sent a byte?",
             ),
             Mistake(
                 misconception="takes even for fast",
                 answer=dict.fromkeys(_GOOD, "row_wise"),
-                hint="The ranks are busy alike, but for too long. Which of these tables does its cut make more work, "
+                hint="The ranks are busy alike, but for too long. Which of these tables does its "
+                "cut make more work, "
                 "in all ranks together, than it would be whole?",
             ),
         ),
@@ -106,7 +115,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that a plan above the bound proves nothing",
                 answer=0.0,
-                hint="Perhaps nothing can be saved, but that is not proven. What is the most that the bound leaves?",
+                hint=(
+                    "Perhaps nothing can be saved, but that is not proven. What is the most that "
+                    "the bound leaves?"
+                ),
             ),
         ),
         shape="a percentage of the plan's time",

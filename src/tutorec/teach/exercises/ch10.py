@@ -15,7 +15,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="reads the whole file",
                 answer=250_000 * 64 * 4,
-                hint="That is all that old rank 3 has written. Which of its columns does new rank 1 hold?",
+                hint=(
+                    "That is all that old rank 3 has written. Which of its columns does new rank "
+                    "1 hold?"
+                ),
             ),
             Mistake(
                 misconception="takes all that the new rank holds",
@@ -43,12 +46,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="loses a whole interval at each failure",
                 answer=(18 * 10_000) ** 0.5,
-                hint="A failure comes at any moment of the interval, so half of it is lost on average, not all of it.",
+                hint=(
+                    "A failure comes at any moment of the interval, so half of it is lost on "
+                    "average, not all of it."
+                ),
             ),
             Mistake(
                 misconception="saves once for each failure",
                 answer=10_000,
-                hint="Then half of the work is lost. Saving costs little at this interval; where are the costs equal?",
+                hint=(
+                    "Then half of the work is lost. Saving costs little at this interval; where "
+                    "are the costs equal?"
+                ),
             ),
             Mistake(
                 misconception="saves without a pause",

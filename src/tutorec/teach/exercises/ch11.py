@@ -25,19 +25,22 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that every step is like the first",
                 answer=_drop(1.0),
-                hint="This is the first step again. What does row-wise Adagrad know before the second step that it did "
+                hint="This is the first step again. What does row-wise Adagrad know before the "
+                "second step that it did "
                 "not know before the first?",
             ),
             Mistake(
                 misconception="adds up roots instead of squares",
                 answer=_drop(2.0),
-                hint="You have the root of a row grow from c to 2c. What is added up are the squares, and the root is "
+                hint="You have the root of a row grow from c to 2c. What is added up are the "
+                "squares, and the root is "
                 "taken of their sum.",
             ),
             Mistake(
                 misconception="lets the state of all rows grow alike, however often they occur",
                 answer=sum(64 * c * _RATE * c / (2**0.5 + _EPS) for c in _COUNTS),
-                hint="Six of the seven rows are right. What does the row that occurs twice add to its sum in each "
+                hint="Six of the seven rows are right. What does the row that occurs twice add to "
+                "its sum in each "
                 "step?",
             ),
         ),
@@ -50,15 +53,21 @@ EXERCISES: tuple[Exercise, ...] = (
         tolerance=5e-3,
         mistakes=(
             Mistake(
-                misconception="believes that the correction makes every row's first step one rate long",
+                misconception=(
+                    "believes that the correction makes every row's first step one rate long"
+                ),
                 answer=1.0,
-                hint="That is so in batch 1, where both averages are corrected for their start. In batch one million "
+                hint="That is so in batch 1, where both averages are corrected for their start. In "
+                "batch one million "
                 "there is nothing left to correct, and the row's averages still start from zero.",
             ),
             Mistake(
                 misconception="forgets that the gradient is divided by its own size",
                 answer=0.1,
-                hint="0.1 is what the average m makes of a first gradient of 1. By what is it divided?",
+                hint=(
+                    "0.1 is what the average m makes of a first gradient of 1. By what is it "
+                    "divided?"
+                ),
             ),
             Mistake(
                 misconception="forgets the root",

@@ -7,7 +7,8 @@ from tutorec.teach.grading import Exercise, Mistake
 __all__ = ["EXERCISES"]
 
 
-# Of an H100: bytes in a millisecond on a wire inside a host and in memory, and milliseconds of an exchange.
+# Of an H100: bytes in a millisecond on a wire inside a host and in memory, and milliseconds of an
+# exchange.
 _INSIDE, _MEMORY, _LATENCY = 450e6, 3.35e9, 0.02
 _Phases = list[list[float]]
 
@@ -62,23 +63,35 @@ def _only_the_row(share: float, world_size: int) -> float:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="12.1",
-        compared="three steps of one host: all ranks alike, another rank slowest in each phase, one idle exchange",
+        compared=(
+            "three steps of one host: all ranks alike, another rank slowest in each phase, "
+            "one idle exchange"
+        ),
         solution=_sum_of_slowest,
         mistakes=(
             Mistake(
                 misconception="takes the rank that does most in the whole step",
                 answer=_busiest_rank,
-                hint="That is the longest time of any one rank. In each phase, who is it that the others wait for?",
+                hint=(
+                    "That is the longest time of any one rank. In each phase, who is it that the "
+                    "others wait for?"
+                ),
             ),
             Mistake(
                 misconception="takes the mean of the ranks",
                 answer=_mean_rank,
-                hint="A rank with few bytes is done early. Can it begin the next phase before the others are?",
+                hint=(
+                    "A rank with few bytes is done early. Can it begin the next phase before the "
+                    "others are?"
+                ),
             ),
             Mistake(
                 misconception="pays the latency once for a step",
                 answer=_one_latency,
-                hint="The bytes are right. How many times in a step does one rank have to reach the others at all?",
+                hint=(
+                    "The bytes are right. How many times in a step does one rank have to reach "
+                    "the others at all?"
+                ),
             ),
             Mistake(
                 misconception="takes an exchange of nothing to be free",
@@ -88,12 +101,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="lets all ranks share one wire and one memory",
                 answer=_one_wire,
-                hint="Each rank has a wire and a memory of its own. Do they work one after the other?",
+                hint=(
+                    "Each rank has a wire and a memory of its own. Do they work one after the "
+                    "other?"
+                ),
             ),
         ),
         cases=(
             ([[9e6, 9e6]], [[33.5e6, 33.5e6]]),
-            ([[18e6, 0.0, 4.5e6, 0.0], [0.0, 27e6, 9e6, 0.0]], [[6.7e6, 33.5e6, 0.0, 0.0], [0.0, 0.0, 67e6, 13.4e6]]),
+            (
+                [[18e6, 0.0, 4.5e6, 0.0], [0.0, 27e6, 9e6, 0.0]],
+                [[6.7e6, 33.5e6, 0.0, 0.0], [0.0, 0.0, 67e6, 13.4e6]],
+            ),
             ([[0.0, 0.0], [9e6, 0.0]], []),
         ),
         shape="a function of (sent, moved) that returns milliseconds",
@@ -112,12 +131,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="adds the share to the mean instead of comparing with it",
                 answer=_share_on_top,
-                hint="The row's 8 % are a share of all ids. What share of all ids does a rank read on average?",
+                hint=(
+                    "The row's 8 % are a share of all ids. What share of all ids does a rank read "
+                    "on average?"
+                ),
             ),
             Mistake(
                 misconception="forgets the other rows of that rank",
                 answer=_only_the_row,
-                hint="That is the hot row alone. The rank also has its even part of all the other ids.",
+                hint=(
+                    "That is the hot row alone. The rank also has its even part of all the other "
+                    "ids."
+                ),
             ),
         ),
         cases=((0.08, 8), (0.08, 512), (0.0, 64)),
@@ -132,23 +157,33 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes data-parallel to be free",
                 answer=[0, 0],
-                hint="Nothing is sent forward. How do the copies stay equal when every rank has other gradients?",
+                hint=(
+                    "Nothing is sent forward. How do the copies stay equal when every rank has "
+                    "other gradients?"
+                ),
             ),
             Mistake(
                 misconception="divides the gradient by the ranks",
                 answer=[448_000, 511_000 / 64],
-                hint="8 ranks are right. Each of 512 ranks adds up a 512th of the table. Of how many ranks?",
+                hint=(
+                    "8 ranks are right. Each of 512 ranks adds up a 512th of the table. Of how "
+                    "many ranks?"
+                ),
             ),
             Mistake(
                 misconception="sends the whole gradient to every other rank",
                 answer=[7 * 256_000, 511 * 256_000],
-                hint="Nobody needs all gradients of all ranks: each rank adds up its part of the rows and hands around "
+                hint="Nobody needs all gradients of all ranks: each rank adds up its part of the "
+                "rows and hands around "
                 "the sums.",
             ),
             Mistake(
                 misconception="forgets that the sums have to come back",
                 answer=[224_000, 255_500],
-                hint="That is the way there, to the ranks that add. The sums have to reach everybody, too.",
+                hint=(
+                    "That is the way there, to the ranks that add. The sums have to reach "
+                    "everybody, too."
+                ),
             ),
         ),
         shape="a list of two numbers of bytes",

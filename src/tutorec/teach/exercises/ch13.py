@@ -11,7 +11,9 @@ __all__ = ["EXERCISES"]
 _Unpack = Callable[[Sequence[int], float, float], list[float]]
 
 
-def _unpack_with(code: Callable[[int, int], int], value: Callable[[int, float, float], float]) -> _Unpack:
+def _unpack_with(
+    code: Callable[[int, int], int], value: Callable[[int, float, float], float]
+) -> _Unpack:
     """Build an unpacking function from a code's offset and the number that a code stands for."""
 
     def unpack_row(payload: Sequence[int], scale: float, bias: float) -> list[float]:
@@ -55,7 +57,8 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets that a row carries its own scale and bias",
                 answer=[48, 48, 24, 80],
-                hint="By what is a code multiplied when it is read, and where does that number come from? It has to "
+                hint="By what is a code multiplied when it is read, and where does that number "
+                "come from? It has to "
                 "be stored somewhere.",
             ),
             Mistake(
@@ -66,7 +69,8 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="gives fp16 rows a scale and a bias, too",
                 answer=[64, 64, 32, 96],
-                hint="Three of four are right. A number in half precision has an exponent of its own; what would it "
+                hint="Three of four are right. A number in half precision has an exponent of its "
+                "own; what would it "
                 "need a scale for?",
             ),
         ),
@@ -90,13 +94,15 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes codes for signed numbers",
                 answer=_unpack_with(_signed, _number),
-                hint="Small codes are right and large ones too small. A code counts steps from the smallest number of "
+                hint="Small codes are right and large ones too small. A code counts steps from the "
+                "smallest number of "
                 "the row; can it be negative?",
             ),
             Mistake(
                 misconception="takes the bias for a zero point that counts steps",
                 answer=_unpack_with(_low_first, _bias_in_steps),
-                hint="You multiply the bias by the scale. It is a number of the row, the smallest one, and stands for "
+                hint="You multiply the bias by the scale. It is a number of the row, the smallest "
+                "one, and stands for "
                 "itself.",
             ),
         ),

@@ -13,7 +13,9 @@ _Batch = dict[str, list[list[int]]]
 _Request = tuple[list[int], list[int]]
 
 
-def _request_of(lists: Callable[[_Batch, list[str]], list[list[int]]]) -> Callable[[_Batch, list[str]], _Request]:
+def _request_of(
+    lists: Callable[[_Batch, list[str]], list[list[int]]],
+) -> Callable[[_Batch, list[str]], _Request]:
     """A function that flattens the lists of ids, in the order in which another one brings them."""
 
     def request_by_hand(batch: _Batch, features: list[str]) -> _Request:
@@ -32,7 +34,11 @@ def _as_they_come(batch: _Batch, features: list[str]) -> list[list[int]]:
 
 
 def _visitor_by_visitor(batch: _Batch, features: list[str]) -> list[list[int]]:
-    return [ids for visitor in zip(*(batch[feature] for feature in features), strict=True) for ids in visitor]
+    return [
+        ids
+        for visitor in zip(*(batch[feature] for feature in features), strict=True)
+        for ids in visitor
+    ]
 
 
 def _without_empty(batch: _Batch, features: list[str]) -> list[list[int]]:
@@ -54,7 +60,10 @@ def _length_of_feature(batch: _Batch, features: list[str]) -> _Request:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="14.1",
-        compared="four batches: two features of two visitors, a visitor without clicks, keys in another order",
+        compared=(
+            "four batches: two features of two visitors, a visitor without clicks, keys in "
+            "another order"
+        ),
         solution=_request_of(_feature_by_feature),
         cases=(
             ({"product": [[7, 1], [5]], "user": [[3], [4, 1]]}, ["product", "user"]),
@@ -78,30 +87,39 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes features in the order in which the batch has them",
                 answer=_request_of(_as_they_come),
-                hint="Right as long as the batch has the served order. Which numbers does the model take for products "
+                hint="Right as long as the batch has the served order. Which numbers does the "
+                "model take for products "
                 "when `user` comes first?",
             ),
             Mistake(
                 misconception="goes through the batch visitor by visitor",
                 answer=_request_of(_visitor_by_visitor),
-                hint="All numbers are there, in the order of visitors. A table reads the lists of one feature in one "
+                hint="All numbers are there, in the order of visitors. A table reads the lists of "
+                "one feature in one "
                 "go; how do they have to lie?",
             ),
             Mistake(
                 misconception="sends offsets instead of lengths",
                 answer=_offsets,
-                hint="The ids are right. Your second list says where each list begins, and there is one number too "
+                hint="The ids are right. Your second list says where each list begins, and there "
+                "is one number too "
                 "many; what does the request call it?",
             ),
             Mistake(
                 misconception="gives one length for each feature",
                 answer=_length_of_feature,
-                hint="The ids are right. From the sum of a feature's lengths nobody can tell whose ids they are.",
+                hint=(
+                    "The ids are right. From the sum of a feature's lengths nobody can tell whose "
+                    "ids they are."
+                ),
             ),
             Mistake(
                 misconception="leaves empty lists out",
                 answer=_request_of(_without_empty),
-                hint="A visitor who has clicked nothing has a list, too. What happens to all lists behind it?",
+                hint=(
+                    "A visitor who has clicked nothing has a list, too. What happens to all lists "
+                    "behind it?"
+                ),
             ),
         ),
         shape="a function that returns two lists of numbers, values and lengths",
@@ -119,12 +137,16 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that the graph goes on counting where tracing stopped",
                 answer=[20, 30, 40],
-                hint="You are right that tracing was a call. Who would count the next ones? Print the graph's code.",
+                hint=(
+                    "You are right that tracing was a call. Who would count the next ones? Print "
+                    "the graph's code."
+                ),
             ),
             Mistake(
                 misconception="forgets that tracing runs the code once",
                 answer=[0, 0, 0],
-                hint="Right that nothing counts any more. What did the counter say when `x * self.calls` was written "
+                hint="Right that nothing counts any more. What did the counter say when `x * "
+                "self.calls` was written "
                 "down?",
             ),
         ),
@@ -138,12 +160,16 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that columns are cut without a cost",
                 answer=[68_000, 68_000, 68_000],
-                hint="Two of three are right. What does each part of a row have to store besides its codes?",
+                hint=(
+                    "Two of three are right. What does each part of a row have to store besides "
+                    "its codes?"
+                ),
             ),
             Mistake(
                 misconception="leaves scale and bias behind when columns are cut",
                 answer=[68_000, 68_000, 4 * 16 * 1000],
-                hint="16 codes have 16 bytes, yes. With what does a device that holds only these turn codes into "
+                hint="16 codes have 16 bytes, yes. With what does a device that holds only these "
+                "turn codes into "
                 "numbers?",
             ),
             Mistake(

@@ -30,13 +30,17 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="adds messages that travel at the same time",
                 answer=_one_after_the_other,
-                hint="Both messages are sent before the backward, and neither waits for the other. How long until both "
+                hint="Both messages are sent before the backward, and neither waits for the other. "
+                "How long until both "
                 "have arrived?",
             ),
             Mistake(
                 misconception="adds the delay to the work that hides it",
                 answer=_nothing_hidden,
-                hint="That is a loop that waits first and works then. What does the rank do while messages travel?",
+                hint=(
+                    "That is a loop that waits first and works then. What does the rank do while "
+                    "messages travel?"
+                ),
             ),
         ),
         shape="a function that returns milliseconds",
@@ -49,13 +53,16 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes the schedule of TrainPipelineSparseDist",
                 answer=(8, 7),
-                hint="Batch 7 has its rows already, since its forward is over. How far ahead does this schedule look "
+                hint="Batch 7 has its rows already, since its forward is over. How far ahead does "
+                "this schedule look "
                 "up rows?",
             ),
             Mistake(
                 misconception="takes the batch that is loaded for the one whose ids travel",
                 answer=(10, 8),
-                hint="Batch 10 is loaded after the backward. Which batch's ids were sent before it?",
+                hint=(
+                    "Batch 10 is loaded after the backward. Which batch's ids were sent before it?"
+                ),
             ),
         ),
         shape="two numbers",

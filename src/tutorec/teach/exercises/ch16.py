@@ -28,7 +28,12 @@ def _two_roots(table_rows: int, buckets: int) -> int:
 
 def _twin(first: int, second: int, buckets: int) -> list[int]:
     """The two ids with the same quotients and the same remainders, paired the other way."""
-    return sorted([first // buckets * buckets + second % buckets, second // buckets * buckets + first % buckets])
+    return sorted(
+        [
+            first // buckets * buckets + second % buckets,
+            second // buckets * buckets + first % buckets,
+        ]
+    )
 
 
 def _same_bag(first: int, second: int, buckets: int) -> list[int]:
@@ -53,17 +58,26 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets the rows after the last full bucket",
                 answer=_without_the_last_quotient,
-                hint="With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what is its quotient?",
+                hint=(
+                    "With 12 rows and 4 buckets it is right. Of 13 rows the last is row 12: what "
+                    "is its quotient?"
+                ),
             ),
             Mistake(
                 misconception="takes both tables to be equally long",
                 answer=_two_remainder_tables,
-                hint="The remainder table has as many rows as there are buckets. What is the largest quotient?",
+                hint=(
+                    "The remainder table has as many rows as there are buckets. What is the "
+                    "largest quotient?"
+                ),
             ),
             Mistake(
                 misconception="takes the number of buckets to be the root",
                 answer=_two_roots,
-                hint="That is the fewest rows that any number of buckets gives. How many does this number give?",
+                hint=(
+                    "That is the fewest rows that any number of buckets gives. How many does this "
+                    "number give?"
+                ),
             ),
         ),
         shape="a function that returns one number of rows",
@@ -77,18 +91,23 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="returns the bag itself",
                 answer=_same_bag,
-                hint="This bag has the same rows in both tables. Which other two ids have these four rows, too?",
+                hint=(
+                    "This bag has the same rows in both tables. Which other two ids have these "
+                    "four rows, too?"
+                ),
             ),
             Mistake(
                 misconception="adds the quotient itself to the remainder",
                 answer=_quotient_times_one,
-                hint="An id is made of a quotient q and a remainder r again. Id 6 has q = 1 and r = 2 with 4 buckets: "
+                hint="An id is made of a quotient q and a remainder r again. Id 6 has q = 1 and r "
+                "= 2 with 4 buckets: "
                 "what is done to q before r is added?",
             ),
             Mistake(
                 misconception="keeps the sum of the ids",
                 answer=_same_sum_of_ids,
-                hint="The ids add up to the same number, but no table is looked up by a sum. Which rows do these ids "
+                hint="The ids add up to the same number, but no table is looked up by a sum. Which "
+                "rows do these ids "
                 "read, table by table?",
             ),
         ),

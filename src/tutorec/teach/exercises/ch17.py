@@ -41,23 +41,31 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="leaves the optimizer's state in the file",
                 answer=_load_factor(_WEIGHTS + _INDEX),
-                hint="That is right for rows without state. An update reads and writes the state of a row, too; where "
+                hint="That is right for rows without state. An update reads and writes the state "
+                "of a row, too; where "
                 "should it be?",
             ),
             Mistake(
                 misconception="counts one state of Adam",
                 answer=_load_factor(_WEIGHTS + _STATE // 2 + _INDEX),
-                hint="The state comes with its row. How many averages does Adam keep for each weight?",
+                hint=(
+                    "The state comes with its row. How many averages does Adam keep for each "
+                    "weight?"
+                ),
             ),
             Mistake(
                 misconception="leaves out the index",
                 answer=_load_factor(_WEIGHTS + _STATE, row=0),
-                hint="The index is in memory, too: 8 bytes for each of the 40,000,000 rows, and 24 for each slot.",
+                hint=(
+                    "The index is in memory, too: 8 bytes for each of the 40,000,000 rows, and 24 "
+                    "for each slot."
+                ),
             ),
             Mistake(
                 misconception="rounds up",
                 answer=_load_factor(_WEIGHTS + _STATE + _INDEX) + 0.001,
-                hint="Multiply: 0.030 x 40,000,000 rows x 1,560 bytes, and 320,000,000 bytes of index. Is that at most "
+                hint="Multiply: 0.030 x 40,000,000 rows x 1,560 bytes, and 320,000,000 bytes of "
+                "index. Is that at most "
                 "2,147,483,648?",
             ),
         ),
@@ -67,18 +75,25 @@ EXERCISES: tuple[Exercise, ...] = (
         id="17.2",
         compared="the slots of the first table, for three pairs of tables",
         solution=_popular,
-        cases=(([9, 8, 7, 1], [6, 2], 3), ([50, 3, 2, 1], [20, 19, 18, 17], 4), ([5, 4], [30, 1, 2, 3, 29, 28], 4)),
+        cases=(
+            ([9, 8, 7, 1], [6, 2], 3),
+            ([50, 3, 2, 1], [20, 19, 18, 17], 4),
+            ([5, 4], [30, 1, 2, 3, 29, 28], 4),
+        ),
         mistakes=(
             Mistake(
                 misconception="divides the slots in proportion to the rows",
                 answer=_by_rows,
-                hint="Both tables then have the same load factor. A slot is worth the lookups of the row in it: which "
+                hint="Both tables then have the same load factor. A slot is worth the lookups of "
+                "the row in it: which "
                 "rows have the most?",
             ),
             Mistake(
                 misconception="divides the slots in proportion to the lookups",
                 answer=_by_lookups,
-                hint="One row with 50 lookups needs one slot. Compare single rows, not whole tables.",
+                hint=(
+                    "One row with 50 lookups needs one slot. Compare single rows, not whole tables."
+                ),
             ),
         ),
         shape="a function that returns a whole number from 0 to slots",

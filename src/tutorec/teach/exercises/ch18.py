@@ -39,17 +39,26 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="leaves out the mapping",
                 answer=_remapped_rows(0),
-                hint="That many rows fit if the mapping takes no memory. What does it hold for each row?",
+                hint=(
+                    "That many rows fit if the mapping takes no memory. What does it hold for "
+                    "each row?"
+                ),
             ),
             Mistake(
                 misconception="counts the raw ids and nothing else of the mapping",
                 answer=_remapped_rows(8),
-                hint="The raw id is one of the mapping's numbers. It also holds the row, and what the policy needs.",
+                hint=(
+                    "The raw id is one of the mapping's numbers. It also holds the row, and what "
+                    "the policy needs."
+                ),
             ),
             Mistake(
                 misconception="counts the metadata of LRU",
                 answer=_remapped_rows(24),
-                hint="That is right for LRU or LFU, with one number of metadata. Which two does DistanceLFU divide?",
+                hint=(
+                    "That is right for LRU or LFU, with one number of metadata. Which two does "
+                    "DistanceLFU divide?"
+                ),
             ),
             Mistake(
                 misconception="forgets the state of the optimizer",
@@ -63,12 +72,20 @@ EXERCISES: tuple[Exercise, ...] = (
         id="18.2",
         compared="the intervals of six new ids",
         solution=_first_above,
-        cases=((3, [1, 2]), (3, [5]), (3, [3, 4]), (4, [2, 2, 2, 5, 9]), (10, [4, 4, 4, 4]), (2, [0, 2, 1, 3])),
+        cases=(
+            (3, [1, 2]),
+            (3, [5]),
+            (3, [3, 4]),
+            (4, [2, 2, 2, 5, 9]),
+            (10, [4, 4, 4, 4]),
+            (2, [0, 2, 1, 3]),
+        ),
         mistakes=(
             Mistake(
                 misconception="adds up the counts of earlier intervals",
                 answer=_first_sum_above,
-                hint="Ids that lose the competition are forgotten, with their counts. From what does the next interval "
+                hint="Ids that lose the competition are forgotten, with their counts. From what "
+                "does the next interval "
                 "count?",
             ),
             Mistake(

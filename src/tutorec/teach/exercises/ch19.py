@@ -19,15 +19,21 @@ def _place(rows: Sequence[int], bounds: Sequence[int], feature: int, identifier:
     return [rank, row - bounds[rank]]
 
 
-def _forgets_features_before(rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int) -> list[int]:
+def _forgets_features_before(
+    rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int
+) -> list[int]:
     return _place([0] * len(rows), bounds, feature, identifier)
 
 
-def _row_of_all(rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int) -> list[int]:
+def _row_of_all(
+    rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int
+) -> list[int]:
     return [_place(rows, bounds, feature, identifier)[0], sum(rows[:feature]) + identifier]
 
 
-def _bound_belongs_below(rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int) -> list[int]:
+def _bound_belongs_below(
+    rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int
+) -> list[int]:
     row = sum(rows[:feature]) + identifier
     rank = max(sum(row > bound for bound in bounds) - 1, 0)
     return [rank, row - bounds[rank]]
@@ -52,7 +58,9 @@ def _descending(rows: Sequence[int]) -> list[int]:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="19.1",
-        compared="the rank and the row of the first and last ids of features and of the ids at bounds",
+        compared=(
+            "the rank and the row of the first and last ids of features and of the ids at bounds"
+        ),
         solution=_place,
         cases=(
             ([5, 26, 1], [0, 10, 21, 32], 0, 4),
@@ -66,18 +74,25 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets the features before",
                 answer=_forgets_features_before,
-                hint="Ids of the first feature are right. The bounds count the rows of all features; from where does "
+                hint="Ids of the first feature are right. The bounds count the rows of all "
+                "features; from where does "
                 "your id count?",
             ),
             Mistake(
                 misconception="returns the row among all rows",
                 answer=_row_of_all,
-                hint="The ranks are right. A rank's own rows count from 0; which of all rows is its first?",
+                hint=(
+                    "The ranks are right. A rank's own rows count from 0; which of all rows is "
+                    "its first?"
+                ),
             ),
             Mistake(
                 misconception="gives the row at a bound to the rank below",
                 answer=_bound_belongs_below,
-                hint="Look at the ids that lie at a bound: a range ends before its upper bound. Whose is the bound?",
+                hint=(
+                    "Look at the ids that lie at a bound: a range ends before its upper bound. "
+                    "Whose is the bound?"
+                ),
             ),
         ),
         shape="a function that returns two numbers, [rank, row]",
@@ -86,18 +101,24 @@ EXERCISES: tuple[Exercise, ...] = (
         id="19.2",
         compared="the rows of each rank, in ascending order, for three lists of features",
         solution=_by_load(_descending),
-        cases=(([5, 12, 4, 10], 2), ([3, 3, 2, 2, 2], 2), ([100, 2020, 3203, 3434, 3023, 4545, 123, 4566], 4)),
+        cases=(
+            ([5, 12, 4, 10], 2),
+            ([3, 3, 2, 2, 2], 2),
+            ([100, 2020, 3203, 3434, 3023, 4545, 123, 4566], 4),
+        ),
         mistakes=(
             Mistake(
                 misconception="takes the features as they come",
                 answer=_by_load(list),
-                hint="Each feature goes to the right rank for its turn. A large one that comes last has no choice: "
+                hint="Each feature goes to the right rank for its turn. A large one that comes "
+                "last has no choice: "
                 "whose turn should be first?",
             ),
             Mistake(
                 misconception="takes the smallest first, which is to deal them out in turn",
                 answer=_by_load(sorted),
-                hint="Every rank gets equally many features that way, and the largest one comes last: what is left "
+                hint="Every rank gets equally many features that way, and the largest one comes "
+                "last: what is left "
                 "to even it out?",
             ),
         ),
