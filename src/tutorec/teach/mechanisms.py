@@ -28,7 +28,7 @@ def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> 
     rows, columns = table.shape
     diagram = Diagram(lines=1.2 * rows + 2)
     middle = 1.2 + 0.6 * rows
-    bag = diagram.strip(1, middle - 0.6, ids, rank=ACCENT, title="bag of ids")
+    bag = diagram.strip(1, middle - 0.6, ids, rank=ACCENT, title="bag")
     left, far = 16.0, WIDTH - columns * _CELL - 1
     diagram.text(left, 0.6, f"table [{rows}, {columns}]")
     for row, numbers in enumerate(table.tolist()):
