@@ -51,8 +51,8 @@ def jagged(batch: Any, *, claim: str | None = None) -> Chart:
         "padding": 1 - count / room if room else 0.0,
     }
     with style():
-        figure = canvas(2.2 + 0.42 * samples)
-        upper, lower = figure.subplots(2, 1, height_ratios=[samples + 1, 2.2])
+        figure = canvas(2.5 + 0.42 * samples)
+        upper, lower = figure.subplots(2, 1, height_ratios=[samples + 1, 2.8])
         _samples(upper, lists, longest)
         _memory(lower, lists, count)
         default = (
@@ -80,7 +80,7 @@ def _samples(axes: Any, lists: Mapping[str, list[list[Any]]], longest: int) -> N
 
 
 def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None:
-    """The same ids as one flat vector with the offsets under it."""
+    """The same ids as one flat vector with the lengths and the offsets under it."""
     start, offsets = 0, [0]
     for feature, rows in lists.items():
         width = sum(map(len, rows))
@@ -89,6 +89,7 @@ def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None
             for one in ids:
                 _box(axes, start, 0, one, shade=row)
                 start += 1
+            axes.text(start - len(ids) / 2, 0.8, str(len(ids)), ha="center", va="center")
             offsets.append(start)
         if width:
             axes.plot([start, start], [-0.6, 0.6], color=INK, linewidth=2)
@@ -96,14 +97,15 @@ def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None
         times = offsets.count(offset)
         axes.text(
             offset,
-            0.85,
+            1.5,
             f"{offset}" + (f" (x{times})" if times > 1 else ""),
             ha="center",
             va="center",
         )
     axes.text(-0.35, 0, "values", ha="right", va="center")
-    axes.text(-0.35, 0.85, "offsets", ha="right", va="center")
-    axes.set(xlim=(-2.4, max(count, 4) + 0.6), ylim=(1.3, -1.3))
+    axes.text(-0.35, 0.8, "lengths", ha="right", va="center")
+    axes.text(-0.35, 1.5, "offsets", ha="right", va="center")
+    axes.set(xlim=(-2.4, max(count, 4) + 0.6), ylim=(1.95, -1.3))
     axes.axis("off")
 
 
