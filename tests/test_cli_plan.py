@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -213,3 +216,25 @@ def test_kinds_of_the_help_are_all_presets():
 
     told = plan_parser().format_help().replace("\n", " ")
     assert all(kind in told for kind in HARDWARE)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_a_terminal_shows_how_long_planning_has_taken(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+):
+    clock, shown = itertools.count(step=3), isinstance(stream, Terminal)
+    # each look at the clock finds three seconds gone
+    monkeypatch.setattr("tqdm.std.time", lambda: float(next(clock)))
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(cli, "_TICK_SECONDS", 0.001)
+    with cli._bar_while_planning():
+        for _ in range(20_000 if shown else 0):
+            if "planning:" in stream.getvalue():
+                break
+            time.sleep(0.001)
+    assert ("planning:" in stream.getvalue()) is shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tutorec.distributed.planner.table_files import TableFile
 
 __all__ = ["main"]
+
+_TICK_SECONDS = 0.25  # between two looks at the clock while planning
 
 _PLAN_EXAMPLE = """\
 tables.yaml lists tables by the names of EmbeddingBagConfig's and ParameterConstraints' fields:
@@ -220,7 +223,8 @@ def _write_plan(arguments: argparse.Namespace) -> None:
     file = load_tables(arguments.tables)
     _check_explained(arguments.explain, file.names)
     planner = _planner(arguments, file)
-    plan = planner.plan(file.model, _sharders(arguments.tables, file))
+    with _bar_while_planning():
+        plan = planner.plan(file.model, _sharders(arguments.tables, file))
     print(plan.explain())
     if arguments.explain is not None:
         print(f"\n{plan.explain(arguments.explain)}")
@@ -271,6 +275,30 @@ def _sharders(source: str, file: TableFile) -> list[Any]:
         ]
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
+
+
+@contextmanager
+def _bar_while_planning() -> Iterator[None]:
+    """The seconds that planning has taken, shown on a terminal once two have passed."""
+    from tqdm import tqdm
+
+    planned = threading.Event()
+    # disable=None hides it if standard error is not a terminal
+    with tqdm(
+        desc="planning", bar_format="{desc}: {elapsed}", delay=2.0, leave=False, disable=None
+    ) as bar:
+
+        def tick() -> None:
+            while not planned.wait(_TICK_SECONDS):
+                bar.update()
+
+        ticking = threading.Thread(target=tick, daemon=True)
+        ticking.start()
+        try:
+            yield
+        finally:
+            planned.set()
+            ticking.join()
 
 
 @contextmanager

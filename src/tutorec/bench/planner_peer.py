@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from tutorec.bench.harness import Sample, time_call
 from tutorec.bench.peer import Library
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from tutorec.distributed.planner.options import Perf, Pieces, Shard, ShardingOption, Storage
 from tutorec.distributed.planner.problem import PlanningProblem, cost
 
 BATCH_SIZE = 512
@@ -185,7 +187,13 @@ class Model:
             reserved = reservation(percentage=0.15).reserve(
                 topology, BATCH_SIZE, self.module, self.sharders, constraints
             )
-        return PlanningProblem.of(options, reserved, constraints)
+        # TorchRec's topology may lack a group size, and the total of its Perf leaves the exchange
+        # of ids out.
+        group = getattr(reserved, "intra_group_size", None) or reserved.local_world_size
+        ranks: Any = SimpleNamespace(
+            world_size=reserved.world_size, intra_group_size=group, devices=reserved.devices
+        )
+        return PlanningProblem.of([_with_our_shards(option) for option in options], ranks)
 
     def _slowest(self, planner: Any) -> float:
         """Milliseconds of the slowest rank, as the peer's planner rates its own plan."""
@@ -199,6 +207,30 @@ class Model:
 def feature_of(table: DrawnTable) -> str:
     """The table's only feature."""
     return f"f_{table.name}"
+
+
+def _with_our_shards(option: Any) -> ShardingOption:
+    """An option of either library as ours, of which the search needs shards and sharding type."""
+    shards = [
+        Shard(
+            shard.size,
+            shard.offset,
+            Storage(shard.storage.hbm, shard.storage.ddr),
+            Perf(shard.perf.total, 0.0, 0.0, 0.0),
+        )
+        for shard in option.shards
+    ]
+    return ShardingOption(
+        option.name,
+        option.tensor,
+        option.module,
+        input_lengths=option.input_lengths,
+        batch_size=option.batch_size,
+        sharding_type=option.sharding_type,
+        partition_by=option.partition_by,
+        compute_kernel=option.compute_kernel,
+        shards=Pieces.of_shards(shards),
+    )
 
 
 def _readable(plan: Any) -> ShardingPlan:

@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.placements import place_options
-from tutorec.distributed.planner.planners import to_sharding_plan
+from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, to_sharding_plan
 from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -51,28 +48,13 @@ def inputs_of(
         ],
         device=torch.device("meta"),
     )
-    sharders: list[Any] = [EmbeddingBagCollectionSharder()]
-    constraints = dict(constraints or {})
-
-    def remake(**changes: Any) -> PlanInputs:
-        return inputs_of(
-            tables,
-            changes.get("topology", topology),
-            batch_size=changes.get("batch_size", batch_size),
-            constraints={**constraints, **changes.get("constraints", {})},
-            percentage=percentage,
-        )
-
-    enumerator = EmbeddingEnumerator(topology, batch_size, constraints)
+    reservation = FixedPercentageStorageReservation(percentage)
+    planner = EmbeddingShardingPlanner(
+        topology, batch_size, storage_reservation=reservation, constraints=dict(constraints or {})
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        options = enumerator.enumerate(module, sharders)
-    reserved = FixedPercentageStorageReservation(percentage).reserve(
-        topology, batch_size, module, sharders
-    )
-    return PlanInputs(
-        options, topology, reserved, batch_size, constraints, tuple(enumerator.refusals), remake
-    )
+        return planner._inputs(module, [EmbeddingBagCollectionSharder()])
 
 
 def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
@@ -80,7 +62,7 @@ def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
     problem = inputs.problem
     placement = search(problem)
     assert placement is not None, "the case is meant to fit"
-    report = PlanReport(inputs, placement, lower_bound(problem), seconds, "local search")
+    report = PlanReport(inputs, placement, seconds, "local search")
     return PlannedSharding(
         to_sharding_plan(place_options(problem, placement), inputs.topology).plan, report
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -183,20 +182,6 @@ def test_plan_that_no_move_of_one_table_improves_is_improved() -> None:
     start = Placement(np.zeros(5, np.int64), [np.array([rank]) for rank in (0, 1, 0, 0, 1)])
     assert cost(problem, start) == 7.0
     assert solve(problem, start=start).cost == 6.0
-
-
-def test_progress_is_reported_while_the_solver_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(milp, "_TICK_SECONDS", 0.001)
-    reported = threading.Event()
-    shares: list[float] = []
-
-    def progress(share: float) -> None:
-        shares.append(share)
-        reported.set()
-
-    with milp._ticking(30.0, progress):
-        assert reported.wait(20), "no share was reported"
-    assert 0.0 <= shares[0] <= 1.0
 
 
 def test_one_rank_has_no_others_to_plan_anew() -> None:

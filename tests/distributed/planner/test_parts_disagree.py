@@ -121,12 +121,6 @@ def test_a_rating_without_an_upper_limit_is_a_rating():
         (table(ms=NAN), "'t0'.* nan ms"),
         (table(ms=-5.0), "'t0'.* -5.0 ms"),
         (table(storage=Storage(-5, 0)), "'t0'.* -5 bytes"),
-        (
-            table(storage=Storage(NAN, 0)),
-            "'t0' as table_wise: the size, offset, perf or storage .* NaN",
-        ),
-        (table(storage=5), "'t0' as table_wise: the size, offset, perf or storage"),
-        (table(size=None), "'t0' as table_wise: the size, offset, perf or storage"),
     ],
 )
 def test_shards_that_hold_no_amounts_are_named(option, words):

@@ -184,7 +184,7 @@ def test_proposals_that_all_failed_are_told_apart_from_no_room():
 
 def test_without_the_model_the_numbers_remain():
     inputs = inputs_of(BIG, Topology(1, "cuda", hbm_cap=16 * GIB))
-    alone = PlanInputs(inputs.options, inputs.topology, inputs.reserved, inputs.batch_size)
+    alone = replace(inputs, remake=None)
     text = message(alone)
     assert "needs 23.8 GiB" in text
     assert "no single change was found" in text

@@ -205,11 +205,10 @@ def test_what_fits_nowhere_is_none_and_no_tables_are_an_empty_answer() -> None:
     assert _found(PlanningProblem(2, 2, _rooms(5, 5), ())).ranks == []
 
 
-def test_a_limit_of_time_still_gives_a_plan_and_progress_ends_at_most_at_one() -> None:
-    problem, shares = model(0, 30, 8, 4, 0.5), []
-    found = search(problem, seconds=0.0, progress=shares.append)
+def test_a_limit_of_time_still_gives_a_plan() -> None:
+    problem = model(0, 30, 8, 4, 0.5)
+    found = search(problem, seconds=0.0)
     assert found is not None and broken_rules(problem, found) == []
-    assert shares == sorted(shares) and 0 < shares[-1] <= 1
 
 
 def test_the_answer_is_the_same_every_time() -> None:

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tutorec.distributed.planner.problem import Choice, Floats, Ints, PlanningProblem, Spread
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Floats,
+    Ints,
+    PlanningProblem,
+    Spread,
+    table_name,
+)
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -74,7 +81,13 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     usable = [[c for c in of_table if fits(problem, c)] for of_table in problem.choices]
     for table, choices in enumerate(usable):
         if not choices:
-            return Bound(math.inf, f"{_name(problem, table)} fits on the ranks in none of its ways")
+            return Bound(
+                math.inf,
+                (
+                    f"{table_name(problem.choices[table][0], table)} fits on the ranks in none of "
+                    "its ways"
+                ),
+            )
     if short := _shortage(problem, usable):
         return Bound(math.inf, f"the tables need {short}")
     longest = [[_longest(c, fixed) for c in of_table] for of_table in usable]
@@ -101,7 +114,10 @@ def lower_bound(problem: PlanningProblem) -> Bound:
             break
     if relaxed <= floor:
         table = shortest.index(floor)
-        reason = f"every way to cut {_name(problem, table)} leaves a rank with at least that"
+        reason = (
+            f"every way to cut {table_name(problem.choices[table][0], table)} leaves a rank "
+            "with at least that"
+        )
         return Bound(floor * (1 - 1e-12), reason, groups)
     if math.isinf(relaxed):
         return Bound(
@@ -218,13 +234,3 @@ def _shortage(problem: PlanningProblem, usable: list[list[Choice]]) -> str:
                 f"{needed:,} bytes of {name} at least, where all ranks have {rooms[kind]:,}"
             )
     return " and ".join(words)
-
-
-def _name(problem: PlanningProblem, table: int) -> str:
-    """Name of a table from its options; its index if the problem has none."""
-    names = [option.name for option in problem.choices[table][0].options if hasattr(option, "name")]
-    if not names:
-        return f"table {table}"
-    return " and ".join(f"table {name!r}" for name in names[:3]) + (
-        f" and {len(names) - 3} more" if names[3:] else ""
-    )

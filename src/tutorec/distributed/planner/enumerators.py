@@ -47,7 +47,6 @@ from tutorec.distributed.planner.shard_estimators import (
     EmbeddingStorageEstimator,
 )
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.planner.utils import sharder_name
 from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_width
 from tutorec.distributed.shard_geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
@@ -262,18 +261,18 @@ class EmbeddingEnumerator(Enumerator):
         )
         if effect and (constraint.min_partition or self._topology.world_size > 1):
             effects.setdefault(effect, []).append(facts.name)
-        cache_params = constraint.cache_params or sharder_cache(
-            getattr(table.sharder, "fused_params", None)
-        )
         for kind, kernel in ways:
-            for params, cached_rows in _caches(kernel, cache_params):
-                yield ShardingOption.from_pieces(
-                    replace(facts, cache=cached_rows) if cached_rows else facts,
+            for params, cached_rows in _caches(kernel, table):
+                yield ShardingOption(
+                    facts.name,
                     table.tensor,
                     table.module,
-                    Pieces(
+                    shards=Pieces(
                         *cut(kind, facts.rows, facts.columns, width if kind in _COLUMN_CUTS else 0)
                     ),
+                    is_pooled=facts.pooled,
+                    feature_names=list(facts.features),
+                    facts=replace(facts, cache=cached_rows) if cached_rows else facts,
                     sharding_type=kind.value,
                     partition_by=get_partition_by_type(kind.value),
                     compute_kernel=kernel,
@@ -400,12 +399,13 @@ class EmbeddingEnumerator(Enumerator):
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))
 
 
-def _caches(
-    kernel: str, asked_for: CacheParams
-) -> list[tuple[CacheParams | None, CachedRows | None]]:
+def _caches(kernel: str, table: ModelTable) -> list[tuple[CacheParams | None, CachedRows | None]]:
     """The caches that a table may have with a kernel; several sizes if the caller sets none."""
     if kernel not in _IN_FILE:
         return [(None, None)]
+    asked_for = table.constraint.cache_params or sharder_cache(
+        getattr(table.sharder, "fused_params", None)
+    )
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
         return [(replace(asked_for, load_factor=None), CachedRows(0.0, 1.0))]
     return [
@@ -452,6 +452,19 @@ def _without_effect(columns: int, width: int, least: int | None, kinds: set[Shar
             f"{MIN_CW_DIM} columns: min_partition={fitting} makes {columns // fitting}"
         )
     return ""
+
+
+def sharder_name(t: type[nn.Module]) -> str:
+    """The full name of a class of modules, as in the keys of an enumerator's ``sharder_map``.
+
+    Example:
+        >>> sharder_name(nn.EmbeddingBag)
+        'torch.nn.modules.sparse.EmbeddingBag'
+
+    Source:
+        TorchRec's ``sharder_name``.
+    """
+    return f"{t.__module__}.{t.__qualname__}"
 
 
 # The tables of a model

@@ -225,7 +225,7 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
         f"which has the most to do,{latency}. The mean of all ranks is {ms_text(times.mean())} ms."
     )
     yield "step", text
-    if report.bound is not None and report.bound.ms > 0:
+    if report.bound.ms > 0:
         over = max(report.cost / report.bound.ms - 1, 0.0)
         near = "among the best" if over < 5e-4 else f"at most {over:.1%} above the best"
         yield (

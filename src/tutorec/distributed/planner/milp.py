@@ -20,10 +20,7 @@ Source:
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,11 +44,6 @@ CLOSED = 1e-3
 _MOST_VARIABLES = 60_000
 """HiGHS exceeds its time limit in the presolve of a larger program."""
 
-_TICK_SECONDS = 0.25
-"""Interval between two calls of `progress`."""
-
-Progress = Callable[[float], None]
-
 
 @dataclass(frozen=True, eq=False)
 class MilpResult:
@@ -74,10 +66,7 @@ class MilpResult:
 
 
 def solve(
-    problem: PlanningProblem,
-    seconds: float = 60.0,
-    start: Placement | None = None,
-    progress: Progress | None = None,
+    problem: PlanningProblem, seconds: float = 60.0, start: Placement | None = None
 ) -> MilpResult:
     """Search for the best placement, and prove how good it is.
 
@@ -85,7 +74,6 @@ def solve(
         problem: The problem.
         seconds: The time limit.
         start: A placement that fits; only better ones are searched for.
-        progress: Called with the share of the time limit that has passed, from another thread.
 
     Returns:
         The best placement, `start` if none is better, and the bound.
@@ -116,26 +104,25 @@ def solve(
     best, limit = start, np.inf if start is None else cost(problem, start)
     status = "time limit"
     deadline = time.perf_counter() + seconds
-    with _ticking(seconds, progress):
-        # HiGHS satisfies constraints up to a millionth. A solution that exceeds memory is computed
-        # again with less capacity.
-        for spare in (0.0, 1e-5):
-            if bound >= limit * (1 - CLOSED):
-                break
-            model = MilpModel(problem, bound, limit, spare)
-            if model.size > _MOST_VARIABLES:
-                status = "too large"
-                break
-            placement, proven = model.solve(deadline - time.perf_counter())
-            if spare == 0.0:
-                bound = max(bound, proven)
-            if placement is None:
-                break
-            if not broken_rules(problem, placement):
-                best, limit = min(
-                    (best, limit), (placement, cost(problem, placement)), key=lambda pair: pair[1]
-                )
-                break
+    # HiGHS satisfies constraints up to a millionth. A solution that exceeds memory is computed
+    # again with less capacity.
+    for spare in (0.0, 1e-5):
+        if bound >= limit * (1 - CLOSED):
+            break
+        model = MilpModel(problem, bound, limit, spare)
+        if model.size > _MOST_VARIABLES:
+            status = "too large"
+            break
+        placement, proven = model.solve(deadline - time.perf_counter())
+        if spare == 0.0:
+            bound = max(bound, proven)
+        if placement is None:
+            break
+        if not broken_rules(problem, placement):
+            best, limit = min(
+                (best, limit), (placement, cost(problem, placement)), key=lambda pair: pair[1]
+            )
+            break
     if best is None:
         infeasible = bool(np.isinf(bound))
         return MilpResult(
@@ -144,23 +131,6 @@ def solve(
     bound = min(bound, limit)
     gap = (limit - bound) / limit if limit > 0 else 0.0
     return MilpResult(best, limit, bound, gap, "optimal" if gap <= CLOSED else status)
-
-
-@contextmanager
-def _ticking(seconds: float, progress: Progress | None) -> Iterator[None]:
-    """Calls `progress` while the solver runs, which does not report progress."""
-    begin, done = time.perf_counter(), threading.Event()
-
-    def tick(progress: Progress) -> None:
-        while not done.wait(_TICK_SECONDS):
-            progress(min((time.perf_counter() - begin) / seconds, 1.0))
-
-    if progress is not None:
-        threading.Thread(target=tick, args=(progress,), daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 @dataclass(eq=False)

@@ -7,8 +7,8 @@ options: shards are stored as arrays (`Pieces`) and converted to `Shard` objects
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -301,7 +301,7 @@ class ShardingOption:
         sharding_type: `ShardingType` value.
         partition_by: `PartitionByType` value.
         compute_kernel: `EmbeddingComputeKernel` value.
-        shards: Its shards.
+        shards: Its shards, as objects or as arrays.
         cache_params: The cache, if the kernel has one.
         enforce_hbm: Passed on to the plan.
         stochastic_rounding: Passed on to the plan.
@@ -328,7 +328,7 @@ class ShardingOption:
         sharding_type: str,
         partition_by: str,
         compute_kernel: str,
-        shards: list[Shard],
+        shards: list[Shard] | Pieces,
         cache_params: Any = None,
         enforce_hbm: bool | None = None,
         stochastic_rounding: bool | None = None,
@@ -350,8 +350,7 @@ class ShardingOption:
         self.sharding_type = sharding_type
         self.partition_by = partition_by
         self.compute_kernel = compute_kernel
-        self._shards: list[Shard] | None = shards
-        self._pieces: Pieces | None = None
+        self._shards: list[Shard] | Pieces = shards
         self.cache_params = cache_params
         self.enforce_hbm = enforce_hbm
         self.stochastic_rounding = stochastic_rounding
@@ -364,43 +363,10 @@ class ShardingOption:
         self.num_poolings = num_poolings
         self._facts = facts
 
-    @classmethod
-    def from_pieces(
-        cls,
-        facts: TableFacts,
-        tensor: torch.Tensor,
-        module: tuple[str, nn.Module],
-        pieces: Pieces,
-        **words: Any,
-    ) -> ShardingOption:
-        """An option with shards as arrays, for a table whose facts are known.
-
-        Args:
-            facts: The table.
-            tensor: Its weight.
-            module: ``(path, module)`` of its collection.
-            pieces: Its shards.
-            words: Further arguments of the constructor: ``input_lengths``, ``batch_size``,
-                ``sharding_type`` and so on.
-        """
-        option = cls(
-            facts.name,
-            tensor,
-            module,
-            shards=[],
-            is_pooled=facts.pooled,
-            feature_names=list(facts.features),
-            facts=facts,
-            **words,
-        )
-        option._shards, option._pieces = None, pieces
-        return option
-
     def with_pieces(self, pieces: Pieces) -> ShardingOption:
         """The same option with other shards; table and module are shared."""
-        other = object.__new__(ShardingOption)
-        other.__dict__.update(self.__dict__)
-        other._shards, other._pieces = None, pieces
+        other = copy(self)
+        other._shards = pieces
         return other
 
     @property
@@ -426,30 +392,17 @@ class ShardingOption:
     @property
     def shards(self) -> list[Shard]:
         """The shards as objects; changes to them take effect."""
-        if self._shards is None:
-            assert self._pieces is not None, "an option has its shards as objects or as arrays"
-            self._shards, self._pieces = self._pieces.as_shards(), None
+        if isinstance(self._shards, Pieces):
+            self._shards = self._shards.as_shards()
         return self._shards
 
     @shards.setter
     def shards(self, shards: list[Shard]) -> None:
-        self._shards, self._pieces = shards, None
+        self._shards = shards
 
     def pieces(self) -> Pieces:
-        """The shards as arrays, rebuilt if there are objects.
-
-        Raises:
-            ValueError: A shard's size, offset, perf or storage is not numeric.
-        """
-        if self._pieces is not None:
-            return self._pieces
-        try:
-            return Pieces.of_shards(self._shards or [])
-        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self._named}: the size, offset, perf or storage of a shard is not Shard([rows, "
-                f"columns], [row, column], Storage(...), Perf(...)) of numbers: {error}"
-            ) from error
+        """The shards as arrays, rebuilt if there are objects."""
+        return self._shards if isinstance(self._shards, Pieces) else Pieces.of_shards(self._shards)
 
     def times(self) -> Floats:
         """Milliseconds of each shard, ``[P]``.
@@ -457,10 +410,11 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, are negative, or are not finite.
         """
-        perf = self._estimate("time", self.pieces().perf)
+        perf = self._estimated("time", self.pieces().perf)
         times = perf.sum(axis=1)
-        if not 0.0 <= times.min(initial=0.0) <= times.max(initial=0.0) < math.inf:  # false for nan
-            wrong = int(np.flatnonzero(~(np.isfinite(times) & (times >= 0)))[0])
+        valid = np.isfinite(times) & (times >= 0)
+        if not valid.all():
+            wrong = int(valid.argmin())
             raise bad_input(
                 f"{self._named}: shard {wrong} is estimated to take {times[wrong]} ms: an "
                 "estimator writes finite times from 0 into Perf"
@@ -473,12 +427,12 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, or are negative.
         """
-        storage = self._estimate("storage", self.pieces().storage)
-        if (least := storage.min(initial=0)) < 0:
-            wrong = int((storage == least).any(axis=1).argmax())
+        storage = self._estimated("storage", self.pieces().storage)
+        if (storage < 0).any():
+            wrong = int(storage.min(axis=1).argmin())
             raise bad_input(
-                f"{self._named}: shard {wrong} is estimated to take {least:,} bytes: an estimator "
-                "writes bytes from 0 into Storage"
+                f"{self._named}: shard {wrong} is estimated to take {storage.min():,} bytes: an "
+                "estimator writes bytes from 0 into Storage"
             )
         return storage
 
@@ -507,7 +461,7 @@ class ShardingOption:
     def _named(self) -> str:
         return f"table {self.name!r} as {self.sharding_type}"
 
-    def _estimate(self, what: str, amounts: _Amounts | None) -> _Amounts:
+    def _estimated(self, what: str, amounts: _Amounts | None) -> _Amounts:
         if amounts is None:
             raise bad_input(
                 f"{self._named} has no estimate of its {what}: call the enumerator's "
@@ -517,10 +471,12 @@ class ShardingOption:
 
     def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
         """Store estimates: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
-        given = {
-            name: each for name, each in (("perf", perf), ("storage", storage)) if each is not None
-        }
-        self._shards, self._pieces = None, replace(self.pieces(), **given)
+        pieces = self.pieces()
+        self._shards = replace(
+            pieces,
+            perf=pieces.perf if perf is None else perf,
+            storage=pieces.storage if storage is None else storage,
+        )
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
         """Set the rank of each shard.
@@ -533,15 +489,12 @@ class ShardingOption:
                 f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give "
                 "one for each"
             )
-        self._shards, self._pieces = (
-            None,
-            replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64)),
-        )
+        self._shards = replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64))
 
     @property
     def num_shards(self) -> int:
         """Number of shards."""
-        return len(self._pieces) if self._pieces is not None else len(self._shards or [])
+        return len(self._shards)
 
     @property
     def num_inputs(self) -> int:
@@ -617,21 +570,21 @@ class ShardingOption:
         return [shard.rank for shard in self.shards]
 
     def __hash__(self) -> int:
-        return hash(
-            (
-                self.fqn,
-                self.sharding_type,
-                self.compute_kernel,
-                self.cache_load_factor,
-                tuple(self.shards),
-            )
-        )
+        return hash(self._compared())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardingOption):
             return NotImplemented
-        names = ("fqn", "sharding_type", "compute_kernel", "cache_load_factor", "shards")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        return self._compared() == other._compared()
+
+    def _compared(self) -> tuple[Any, ...]:
+        return (
+            self.fqn,
+            self.sharding_type,
+            self.compute_kernel,
+            self.cache_load_factor,
+            tuple(self.shards),
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
         """A copy whose shards can be placed independently; table and module are shared."""

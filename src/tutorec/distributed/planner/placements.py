@@ -369,37 +369,3 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
                 blocks[same] = blocks[same[np.argsort(blocks[same, 0], kind="stable")]]
         tidy.append(ranks)
     return Placement(placement.chosen, tidy)
-
-
-def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> Placement:
-    """The placement of placed options; the inverse of `place_options`.
-
-    Args:
-        problem: The problem.
-        placed: An option for each table, with placed shards.
-
-    Raises:
-        KeyError: A table has no option, one that is not in the problem, or one that is not placed.
-    """
-    by_table = {option.fqn: option for option in placed}
-    chosen, ranks = [], []
-    for choices in problem.choices:
-        name = choices[0].options[0].fqn
-        if name not in by_table:
-            raise KeyError(f"table {name.strip('.')!r} is not placed")
-        first = by_table[name]
-        ways = [
-            (o.sharding_type, o.compute_kernel, o.pieces().sizes.tolist())
-            for o in (c.options[0] for c in choices)
-        ]
-        way = (first.sharding_type, first.compute_kernel, first.pieces().sizes.tolist())
-        if way not in ways:
-            raise KeyError(
-                f"table {first.name!r} is placed as {way[:2]}, which is none of its options"
-            )
-        chosen.append(ways.index(way))
-        found = first.pieces().ranks
-        if found is None:
-            raise KeyError(f"table {first.name!r} has not been placed")
-        ranks.append(found)
-    return Placement(np.array(chosen, dtype=np.int64), ranks)

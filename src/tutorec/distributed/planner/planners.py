@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import copy, deepcopy
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._check import require_finite
-from tutorec._text import several
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.plan import (
@@ -34,13 +32,12 @@ from tutorec.distributed.plan import (
     ShardingPlan,
     ShardingType,
 )
-from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.interfaces import (
-    Constraints,
     Enumerator,
     Partitioner,
     PerfModel,
@@ -49,9 +46,8 @@ from tutorec.distributed.planner.interfaces import (
     StorageReservation,
 )
 from tutorec.distributed.planner.options import ShardingOption, check_one_each
-from tutorec.distributed.planner.placements import in_rank_order, place_options, placement_of
+from tutorec.distributed.planner.placements import in_rank_order, place_options
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
-from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats
@@ -60,12 +56,10 @@ from tutorec.distributed.planner.topology import Topology, this_machine
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
-from tutorec.errors import PlannerError, PlannerErrorType, bad_input
+from tutorec.errors import PlannerError, bad_input
 from tutorec.spmd.devices import device as own_device
 
 _STAGE = "plan"
-
-Progress = Callable[[float], None]
 
 
 class EmbeddingShardingPlanner:
@@ -171,17 +165,44 @@ class EmbeddingShardingPlanner:
             PlannerError: No plan fits, or the constraints contradict the model or each other.
         """
         start = time.perf_counter()
-        sharders = get_default_sharders() if sharders is None else sharders
-        sharders = list(sharders)
+        sharders = list(get_default_sharders() if sharders is None else sharders)
         inputs = self._inputs(module, sharders)
+        problem = inputs.problem
         if not inputs.options:
             return PlannedSharding({}, None)
-        with _progress_bar() as progress:
-            placement, searched, gap = self._find(inputs, progress)
-        placement = in_rank_order(inputs.problem, placement)
-        broken = broken_rules(inputs.problem, placement)
+        placement, searched, gap = self._find(inputs)
+        placement = in_rank_order(problem, placement)
+        broken = broken_rules(problem, placement)
         assert not broken, f"the search returned a plan that breaks rules: {broken[:3]}"
-        return self._planned(inputs, placement, searched, gap, sharders, start)
+        model_order = {option.fqn: index for index, option in enumerate(inputs.options)}
+        placed = sorted(
+            place_options(problem, placement), key=lambda option: model_order[option.fqn]
+        )
+        if self._callbacks:
+            from tutorec.distributed.planner.proposers import placement_of
+
+            for callback in self._callbacks:
+                placed = callback(placed)
+            placement = placement_of(problem, placed, "what the callbacks returned")
+        seconds = time.perf_counter() - start
+        report = PlanReport(inputs, placement, seconds, searched, gap)
+        plan = PlannedSharding(to_sharding_plan(placed, self._topology).plan, report)
+        for stats in self._stats:
+            stats.log(
+                sharding_plan=plan,
+                topology=self._topology,
+                batch_size=self._batch_size,
+                storage_reservation=self._storage_reservation,
+                num_proposals=self._num_proposals,
+                num_plans=self._num_plans,
+                run_time=seconds,
+                best_plan=placed,
+                constraints=self._constraints,
+                sharders=sharders,
+                enumerator=self._enumerator,
+                debug=self._debug,
+            )
+        return plan
 
     def collective_plan(
         self,
@@ -206,17 +227,17 @@ class EmbeddingShardingPlanner:
                 "collective_plan needs a process group, and none has been started: call "
                 "plan(module, sharders), which needs none, or start one with tutorec.spmd.init()"
             )
-        found: PlannedSharding | Exception | None = None
+        result: PlannedSharding | Exception | None = None
         if group.rank() == 0:
             try:
-                found = self._with_measured_speeds().plan(module, sharders)
+                result = self._with_measured_speeds().plan(module, sharders)
             except Exception as error:
-                found = error
-        found = comm.broadcast_object(found, 0, group, _STAGE)
-        if isinstance(found, Exception):
-            raise found
-        assert found is not None, "rank 0 sends a plan or an error"
-        return found
+                result = error
+        result = comm.broadcast_object(result, 0, group, _STAGE)
+        if isinstance(result, Exception):
+            raise result
+        assert result is not None, "rank 0 sends a plan or an error"
+        return result
 
     def _with_measured_speeds(self) -> EmbeddingShardingPlanner:
         """This planner with this machine's measured speeds, if no topology was given; for rank 0.
@@ -238,125 +259,60 @@ class EmbeddingShardingPlanner:
 
     def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
         """The options of every table of a model, and the memory available for them."""
+        topology, constraints = self._topology, self._constraints
 
-        def remake(
-            constraints: Constraints | None = None,
-            topology: Topology | None = None,
-            batch_size: int | None = None,
-        ) -> PlanInputs:
+        def remake(**changes: Any) -> PlanInputs:
+            given = {"topology": topology, "batch_size": self._batch_size, **changes}
+            given["constraints"] = {**constraints, **changes.get("constraints", {})}
             return EmbeddingShardingPlanner(
-                topology or self._topology,
-                batch_size or self._batch_size,
-                storage_reservation=self._storage_reservation,
-                constraints={**self._constraints, **(constraints or {})},
+                **given, storage_reservation=self._storage_reservation
             )._inputs(module, sharders)
 
         options = self._enumerator.enumerate(module, sharders)
         reserved = self._storage_reservation.reserve(
-            self._topology, self._batch_size, module, sharders, self._constraints
+            topology, self._batch_size, module, sharders, constraints
         )
+        serves = all(kernel_model(option.compute_kernel).serves for option in options)
+
+        def fixed(sharding_type: str, pooled: bool) -> float:
+            # Inference has no exchange with other ranks.
+            return 0.0 if serves else fixed_cost(topology, sharding_type, pooled)
+
         return PlanInputs(
             options=options,
-            topology=self._topology,
+            problem=PlanningProblem.of(options, reserved, constraints, fixed),
+            topology=topology,
             reserved=reserved,
             batch_size=self._batch_size,
-            constraints=self._constraints,
+            constraints=constraints,
             refusals=tuple(getattr(self._enumerator, "refusals", ())),
             # A custom enumerator cannot be rebuilt for another topology.
             remake=remake if self._own_enumerator else None,
         )
 
-    def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
+    def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The placement, how it was found, and its gap to a proven bound if there is one."""
         if self._proposers or self._partitioner or self._perf_model:
-            placement = self._try_proposals(inputs)
+            from tutorec.distributed.planner.proposers import best_proposal
+
+            tried = best_proposal(
+                inputs,
+                self._enumerator,
+                self._proposers,
+                self._partitioner,
+                self._perf_model,
+                self._timeout_seconds,
+            )
+            self._num_proposals, self._num_plans = tried.proposals, tried.placed
             return (
-                placement,
-                f"{self._num_proposals} proposals, {self._num_plans} of them placed",
+                tried.placement,
+                f"{tried.proposals} proposals, {tried.placed} of them placed",
                 None,
             )
-        placement = search(inputs.problem, self._timeout_seconds, progress)
+        placement = search(inputs.problem, self._timeout_seconds)
         if placement is None:
-            raise why_infeasible(inputs)
+            raise _no_plan(inputs)
         return placement, "local search over options and places", None
-
-    def _try_proposals(self, inputs: PlanInputs) -> Placement:
-        """The best proposal that can be placed; proposers and partitioner default to TorchRec's."""
-        from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
-        from tutorec.distributed.planner.perf_models import NoopPerfModel
-        from tutorec.distributed.planner.proposers import default_proposers
-
-        partitioner = self._partitioner or GreedyPerfPartitioner()
-        perf_model = self._perf_model or NoopPerfModel(self._topology)
-        self._num_proposals = self._num_plans = 0
-        deadline = time.perf_counter() + (self._timeout_seconds or math.inf)
-        best: list[ShardingOption] | None = None
-        best_rating = math.inf
-        for proposer in self._proposers or default_proposers():
-            proposer.load(list(inputs.options), self._enumerator)
-            while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
-                self._num_proposals += 1
-                check_one_each(f"what {type(proposer).__name__} proposed", proposal)
-                try:
-                    placed = partitioner.partition(deepcopy(proposal), inputs.reserved)
-                except PlannerError:
-                    proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
-                    continue
-                self._num_plans += 1
-                rating = perf_model.rate(placed)
-                if best is None or rating < best_rating:
-                    best, best_rating = placed, rating
-                proposer.feedback(True, placed, rating, inputs.reserved)
-        if best is None and time.perf_counter() >= deadline:
-            raise PlannerError(
-                f"timeout_seconds={self._timeout_seconds:g} ended after "
-                f"{several(self._num_proposals, 'proposal')}, of which none could be placed: allow "
-                "more time, or leave proposer, partitioner and performance_model out, and the "
-                "planner searches for itself",
-                PlannerErrorType.PARTITION,
-            )
-        if best is None:
-            raise why_infeasible(inputs, proposed=True)
-        return _legal(inputs.problem, best, f"what {type(partitioner).__name__} placed")
-
-    def _planned(
-        self,
-        inputs: PlanInputs,
-        placement: Placement,
-        searched: str,
-        gap: float | None,
-        sharders: list[ModuleSharder[Any]],
-        start: float,
-    ) -> PlannedSharding:
-        """The plan of a placement with its report, passed to the statistics."""
-        order = {fqn: index for index, fqn in enumerate(inputs.by_table)}
-        placed = sorted(
-            place_options(inputs.problem, placement), key=lambda option: order[option.fqn]
-        )
-        for callback in self._callbacks:
-            placed = callback(placed)
-        if self._callbacks:
-            placement = _legal(inputs.problem, placed, "what the callbacks returned")
-        bound = lower_bound(inputs.problem)
-        seconds = time.perf_counter() - start
-        report = PlanReport(inputs, placement, bound, seconds, searched, gap)
-        plan = PlannedSharding(to_sharding_plan(placed, self._topology).plan, report)
-        for stats in self._stats:
-            stats.log(
-                sharding_plan=plan,
-                topology=self._topology,
-                batch_size=self._batch_size,
-                storage_reservation=self._storage_reservation,
-                num_proposals=self._num_proposals,
-                num_plans=self._num_plans,
-                run_time=seconds,
-                best_plan=placed,
-                constraints=self._constraints,
-                sharders=sharders,
-                enumerator=self._enumerator,
-                debug=self._debug,
-            )
-        return plan
 
 
 class OptimalPlanner(EmbeddingShardingPlanner):
@@ -402,15 +358,15 @@ class OptimalPlanner(EmbeddingShardingPlanner):
         )
         self._time_limit = time_limit
 
-    def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
+    def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The best placement that the solver finds, and its gap."""
         from tutorec.distributed.planner.milp import solve  # imports scipy
 
         first = search(inputs.problem)
-        result = solve(inputs.problem, self._time_limit, first, progress)
+        result = solve(inputs.problem, self._time_limit, first)
         placement = result.placement if result.placement is not None else first
         if placement is None:
-            raise why_infeasible(inputs)
+            raise _no_plan(inputs)
         return placement, f"mixed-integer program ({result.status})", result.gap
 
 
@@ -460,30 +416,11 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
     )
 
 
-def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: str) -> Placement:
-    """The placement of options from a partitioner or a callback.
+def _no_plan(inputs: PlanInputs) -> PlannerError:
+    """What is short, and what would make it fit."""
+    from tutorec.distributed.planner.remedies import why_infeasible
 
-    Args:
-        problem: The planning problem.
-        placed: An option for each table.
-        whose: Who placed them, for the message.
-
-    Raises:
-        PlannerError: A table has no option, or its shards are on ranks that its sharding type does
-            not allow.
-    """
-    try:
-        placement = placement_of(problem, placed)
-    except KeyError as error:
-        raise PlannerError(f"{whose} is not a plan: {error.args[0]}") from None
-    if broken := broken_rules(problem, placement):
-        pinned = (
-            "; pin and colocate are kept by the planner's own search: leave proposer and "
-            "partitioner out"
-        )
-        hint = pinned if any("allowed" in each for each in broken) else ""
-        raise PlannerError(f"{whose} is not a plan: {'; '.join(broken[:3])}{hint}")
-    return placement
+    return why_infeasible(inputs)
 
 
 def _topology_of_process_group() -> Topology:
@@ -503,18 +440,3 @@ def _topology_of_process_group() -> Topology:
         if on_host is not None and world_size % on_host == 0
         else world_size,
     )
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Progress]:
-    """A progress bar on a terminal, shown after two seconds, and its update function (0 to 1)."""
-    from tqdm import tqdm
-
-    words: dict[str, Any] = {
-        "delay": 2.0,
-        "leave": False,
-        "bar_format": "{desc}: {percentage:3.0f}%|{bar}|",
-    }
-    # disable=None hides it if standard error is not a terminal
-    with tqdm(total=1.0, desc="planning", disable=None, **words) as bar:
-        yield lambda done: (bar.update(max(0.0, done - bar.n)), None)[1]

@@ -6,28 +6,25 @@ rank exceeds its memory and the slowest rank is as fast as possible::
     cost = max over ranks r of (sum of the times of r's shards) + sum of fixed[g] over used groups g
 
 A group is a collection together with a sharding type: its tables share exchanges, whose latency is
-paid once for any number of tables. This module does not depend on modules or devices.
+paid once for any number of tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.topology import memory_of
+from tutorec.distributed.planner.options import Floats, Ints, ShardingOption
+from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 # Ties between options go to the first type in this list.
-PREFERENCE = (
+PREFERENCE: Sequence[str] = (
     ("table_wise row_wise column_wise table_row_wise table_column_wise grid_shard "
      "data_parallel").split()
 )  # fmt: skip
@@ -91,7 +88,7 @@ class Choice:
     groups: tuple[int, ...] = ()
     preference: int = 0
     allowed: NDArray[np.bool_] | None = None
-    options: tuple[Any, ...] = ()
+    options: tuple[ShardingOption, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,15 +118,15 @@ class PlanningProblem:
     @classmethod
     def of(
         cls,
-        options: Sequence[Any],
-        topology: Any,
+        options: Sequence[ShardingOption],
+        topology: Topology,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         fixed: Callable[[str, bool], float] | None = None,
     ) -> PlanningProblem:
         """The problem of a list of estimated options.
 
         Args:
-            options: Options of all tables, tutorec's or TorchRec's.
+            options: Options of all tables.
             topology: The ranks, with the storage available to tables.
             constraints: Constraints of the tables: pinned ranks and colocation.
             fixed: ``(sharding type, whether pooled) -> ms`` of a group.
@@ -139,37 +136,44 @@ class PlanningProblem:
                 estimate, or was made for another topology.
         """
         constraints = constraints or {}
-        world_size = topology.world_size
-        local_size = min(
-            getattr(topology, "intra_group_size", None) or topology.local_world_size, world_size
+        world_size, local_size = (
+            topology.world_size,
+            min(topology.intra_group_size, topology.world_size),
         )
         groups: dict[tuple[str, str], int] = {}
         latencies: list[float] = []
-        by_table: dict[str, list[tuple[tuple[str, str, int], Choice]]] = {}
+        by_table: dict[str, list[Choice]] = {}
         for option in options:
-            group = (_path(option), option.sharding_type)
+            group = (option.path, option.sharding_type)
             if group not in groups:
                 groups[group] = len(groups)
                 latencies.append(
                     fixed(option.sharding_type, option.is_pooled) if fixed is not None else 0.0
                 )
-            constraint = constraints.get(option.name)
-            choice = _choice(option, groups[group], _pinned(constraint, world_size))
-            _check_cut(option, choice, world_size, local_size)
-            alike = (option.sharding_type, option.compute_kernel, len(choice.time))
-            by_table.setdefault(f"{_path(option)}.{option.name}", []).append((alike, choice))
-        bundles: dict[str, list[str]] = {}
-        for fqn, found in by_table.items():
-            word = getattr(constraints.get(found[0][1].options[0].name), "colocate", None)
-            bundles.setdefault(fqn if word is None else f"colocate {word}", []).append(fqn)
+            pin = constraints[option.name].pin if option.name in constraints else None
+            choice = Choice(
+                time=option.times(),
+                memory=option.memory()[:, :2],
+                spread=_spread(option),
+                groups=(groups[group],),
+                preference=PREFERENCE.index(option.sharding_type),
+                allowed=None if pin is None else np.isin(np.arange(world_size), list(pin)),
+                options=(option,),
+            )
+            _check_cut(choice, world_size, local_size)
+            by_table.setdefault(option.fqn, []).append(choice)
+        placed_together: dict[str, list[list[Choice]]] = {}
+        for fqn, choices in by_table.items():
+            name = choices[0].options[0].name
+            label = constraints[name].colocate if name in constraints else None
+            placed_together.setdefault(fqn if label is None else f"colocate {label}", []).append(
+                choices
+            )
         choices = tuple(
-            tuple(choice for _, choice in by_table[members[0]])
-            if len(members) == 1
-            else _together([by_table[fqn] for fqn in members], members)
-            for members in bundles.values()
+            tuple(tables[0]) if len(tables) == 1 else _colocated(tables)
+            for tables in placed_together.values()
         )
-        capacity = memory_of(topology)[:, :2]
-        return cls(world_size, local_size, capacity, choices, np.array(latencies))
+        return cls(world_size, local_size, memory_of(topology)[:, :2], choices, np.array(latencies))
 
 
 @dataclass(eq=False)
@@ -230,48 +234,50 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         problem: The problem.
         placement: The placement.
     """
-    found = []
+    broken = []
     world_size, local_size = problem.world_size, problem.local_size
     for table, (choice, ranks) in enumerate(
         zip(placement.taken(problem), placement.ranks, strict=True)
     ):
         if len(ranks) != len(choice.time):
-            found.append(
-                f"{_named(choice, table)}: {len(ranks)} ranks for {len(choice.time)} pieces"
+            broken.append(
+                f"{table_name(choice, table)}: {len(ranks)} ranks for {len(choice.time)} pieces"
             )
             continue
         if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
-            found.append(
-                f"{_named(choice, table)}: ranks {ranks.tolist()} outside of a world of "
+            broken.append(
+                f"{table_name(choice, table)}: ranks {ranks.tolist()} outside of a world of "
                 f"{world_size}"
             )
             continue
         if choice.allowed is not None and not choice.allowed[ranks].all():
-            found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} are not all allowed")
+            broken.append(
+                f"{table_name(choice, table)}: ranks {ranks.tolist()} are not all allowed"
+            )
         legal_units = units(choice.spread, world_size, local_size)
         blocks = ranks.reshape(-1, legal_units.shape[2])
         taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
-        legal = bool(taken.any(axis=1).all(axis=1).any())
-        if not legal:
-            found.append(
-                f"{_named(choice, table)}: ranks {ranks.tolist()} where pieces lie "
+        if not taken.any(axis=1).all(axis=1).any():
+            broken.append(
+                f"{table_name(choice, table)}: ranks {ranks.tolist()} where pieces lie "
                 f"{choice.spread.value}"
             )
-    if found:
-        return found
+    if broken:
+        return broken
     held = rank_memory(problem, placement)
     for rank, kind in np.argwhere(held > problem.capacity).tolist():
         memory = ("HBM", "DDR")[kind]
-        found.append(
+        broken.append(
             f"rank {rank}: {held[rank, kind]} bytes of {memory} where "
             f"{problem.capacity[rank, kind]} are"
         )
-    return found
+    return broken
 
 
-def _named(choice: Choice, table: int) -> str:
-    names = [repr(option.name) for option in choice.options if hasattr(option, "name")]
-    return f"table {' + '.join(names) or table}"
+def table_name(choice: Choice, number: int) -> str:
+    """Name of a choice's table, or of its colocated tables; the number if it has no options."""
+    names = [f"table {option.name!r}" for option in choice.options] or [f"table {number}"]
+    return " and ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 _SPREADS = {
@@ -282,34 +288,21 @@ _SPREADS = {
 }
 
 
-def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choice:
-    """The numbers of one option.
-
-    Raises:
-        PlannerError: They have not been estimated, or are negative or not finite.
-    """
-    if hasattr(option, "pieces"):
-        time, memory = option.times(), option.memory()[:, :2]
-    else:
-        time = np.array([shard.perf.total for shard in option.shards])
-        memory = np.array(
-            [[shard.storage.hbm, shard.storage.ddr] for shard in option.shards], dtype=np.int64
-        )
-    spread = _SPREADS[option.partition_by]
-    if option.sharding_type == "table_column_wise":
-        spread = Spread.HOST
-    return Choice(
-        time, memory, spread, (group,), PREFERENCE.index(option.sharding_type), allowed, (option,)
+def _spread(option: ShardingOption) -> Spread:
+    return (
+        Spread.HOST
+        if option.sharding_type == "table_column_wise"
+        else _SPREADS[option.partition_by]
     )
 
 
-def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) -> None:
+def _check_cut(choice: Choice, world_size: int, local_size: int) -> None:
     """Check that an option has as many shards as its spread requires in this topology.
 
     Raises:
         PlannerError: It was made for another topology.
     """
-    count = len(choice.time)
+    option, count = choice.options[0], len(choice.time)
     block = units(choice.spread, world_size, local_size).shape[2]
     one_block = choice.spread in (Spread.ALL, Spread.HOST_ROWS)
     if count % block or (one_block and count != block):
@@ -320,56 +313,48 @@ def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) ->
         )
 
 
-def _pinned(constraint: Any, world_size: int) -> NDArray[np.bool_] | None:
-    """The ranks on which a table may be placed; None for all."""
-    pin = getattr(constraint, "pin", None)
-    if pin is None:
-        return None
-    allowed = np.zeros(world_size, dtype=np.bool_)
-    allowed[list(pin)] = True
-    return allowed
+def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
+    """The choices of colocated tables: the shardings that all have in common, summed per shard.
 
-
-def _together(
-    tables: Sequence[Sequence[tuple[tuple[str, str, int], Choice]]], names: Sequence[str]
-) -> tuple[Choice, ...]:
-    """The choices of colocated tables: the shardings that all have in common, summed per shard."""
-    alike = [dict(found) for found in tables]
-    common = [key for key in alike[0] if all(key in other for other in alike[1:])]
+    Raises:
+        PlannerError: They have no sharding, or no allowed rank, in common.
+    """
+    fqns = [repr(choices[0].options[0].fqn.strip(".")) for choices in tables]
+    by_sharding = [{_sharding(choice): choice for choice in choices} for choices in tables]
+    common = [key for key in by_sharding[0] if all(key in of_table for of_table in by_sharding)]
     if not common:
-        ways = "; ".join(
-            f"{name.strip('.')!r} as {sorted({f'{kind} in {count}' for kind, _, count in found})}"
-            for name, found in zip(names, alike, strict=True)
+        shardings = "; ".join(
+            f"{fqn} as {sorted({f'{kind} in {count}' for kind, _, count in of_table})}"
+            for fqn, of_table in zip(fqns, by_sharding, strict=True)
         )
         raise PlannerError(
-            f"tables that are to lie together can be cut alike in no way: {ways} pieces; give them "
-            "the same sharding_types and min_partition, or another word for colocate",
+            f"tables that are to lie together can be cut alike in no way: {shardings} pieces; give "
+            "them the same sharding_types and min_partition, or another word for colocate",
             PlannerErrorType.STRICT_CONSTRAINTS,
         )
-    found = []
+    masks = [choices[0].allowed for choices in tables if choices[0].allowed is not None]
+    allowed = np.logical_and.reduce(masks) if masks else None
+    if allowed is not None and not allowed.any():
+        raise PlannerError(
+            f"tables {', '.join(fqns)} are to lie together (colocate), and the ranks that they are "
+            "pinned to have none in common: give them the same pin, or another word for colocate",
+            PlannerErrorType.STRICT_CONSTRAINTS,
+        )
+    summed = []
     for key in common:
-        members = [other[key] for other in alike]
-        masks = [choice.allowed for choice in members if choice.allowed is not None]
-        if masks and not np.logical_and.reduce(masks).any():
-            raise PlannerError(
-                f"tables {', '.join(repr(name.strip('.')) for name in names)} are to lie together "
-                "(colocate), and the ranks that they are pinned to have none in common: give them "
-                "the same pin, or another word for colocate",
-                PlannerErrorType.STRICT_CONSTRAINTS,
-            )
-        found.append(
-            Choice(
+        members = [of_table[key] for of_table in by_sharding]
+        summed.append(
+            replace(
+                members[0],
                 time=np.sum([choice.time for choice in members], axis=0),
                 memory=np.sum([choice.memory for choice in members], axis=0),
-                spread=members[0].spread,
                 groups=tuple(sorted({group for choice in members for group in choice.groups})),
-                preference=members[0].preference,
-                allowed=np.logical_and.reduce(masks) if masks else None,
+                allowed=allowed,
                 options=tuple(option for choice in members for option in choice.options),
             )
         )
-    return tuple(found)
+    return tuple(summed)
 
 
-def _path(option: Any) -> str:
-    return option.module[0]
+def _sharding(choice: Choice) -> tuple[str, str, int]:
+    return choice.options[0].sharding_type, choice.options[0].compute_kernel, len(choice.time)

@@ -11,16 +11,24 @@ import heapq
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.interfaces import Enumerator, Proposer
-from tutorec.distributed.planner.options import Floats, ShardingOption
+from tutorec._text import several
+from tutorec.distributed.planner.interfaces import Enumerator, Partitioner, PerfModel, Proposer
+from tutorec.distributed.planner.options import Floats, ShardingOption, check_one_each
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
+from tutorec.distributed.planner.perf_models import NoopPerfModel
+from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
+from tutorec.distributed.planner.remedies import why_infeasible
+from tutorec.distributed.planner.report import PlanInputs
 from tutorec.distributed.planner.topology import memory_of
-from tutorec.errors import bad_input
+from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology
@@ -446,3 +454,115 @@ def proposers_to_proposals_list(
                 known.add(key)
                 found.append(proposal)
     return found
+
+
+class TriedProposals(NamedTuple):
+    """The result of trying proposals.
+
+    Args:
+        placement: The best one.
+        proposals: Number of proposals tried.
+        placed: Number of them that could be placed.
+    """
+
+    placement: Placement
+    proposals: int
+    placed: int
+
+
+def best_proposal(
+    inputs: PlanInputs,
+    enumerator: Enumerator,
+    proposers: Sequence[Proposer],
+    partitioner: Partitioner | None,
+    perf_model: PerfModel | None,
+    seconds: float | None,
+) -> TriedProposals:
+    """Try proposals one by one, as TorchRec's planner does.
+
+    Args:
+        inputs: The inputs of the plan.
+        enumerator: The enumerator of its options.
+        proposers: Tried in order; `default_proposers` if there are none.
+        partitioner: Places the proposals; `GreedyPerfPartitioner` by default.
+        perf_model: Rates placed proposals; `NoopPerfModel` by default.
+        seconds: Time limit.
+
+    Raises:
+        PlannerError: No proposal can be placed, or the time is over before one has been.
+    """
+    partitioner = partitioner or GreedyPerfPartitioner()
+    perf_model = perf_model or NoopPerfModel(inputs.topology)
+    deadline = time.perf_counter() + (seconds or math.inf)
+    proposals, placed_proposals, best, best_rating = 0, 0, None, math.inf
+    for proposer in proposers or default_proposers():
+        proposer.load(list(inputs.options), enumerator)
+        while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
+            proposals += 1
+            check_one_each(f"what {type(proposer).__name__} proposed", proposal)
+            try:
+                placed = partitioner.partition(deepcopy(proposal), inputs.reserved)
+            except PlannerError:
+                proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
+                continue
+            placed_proposals += 1
+            rating = perf_model.rate(placed)
+            if best is None or rating < best_rating:
+                best, best_rating = placed, rating
+            proposer.feedback(True, placed, rating, inputs.reserved)
+    if best is None and time.perf_counter() >= deadline:
+        raise PlannerError(
+            f"timeout_seconds={seconds:g} ended after {several(proposals, 'proposal')}, of which "
+            "none could be placed: allow more time, or leave proposer, partitioner and "
+            "performance_model out, and the planner searches for itself",
+            PlannerErrorType.PARTITION,
+        )
+    if best is None:
+        raise why_infeasible(inputs, proposed=True)
+    placement = placement_of(inputs.problem, best, f"what {type(partitioner).__name__} placed")
+    return TriedProposals(placement, proposals, placed_proposals)
+
+
+def placement_of(
+    problem: PlanningProblem, placed: Sequence[ShardingOption], source: str
+) -> Placement:
+    """The placement of options from a partitioner or a callback; the inverse of `place_options`.
+
+    Args:
+        problem: The planning problem.
+        placed: An option for each table, with placed shards.
+        source: Who placed them, for the message.
+
+    Raises:
+        PlannerError: A table has no option, one that is not in the problem, or one whose shards are
+            on ranks that its sharding type does not allow.
+    """
+    by_table = {option.fqn: option for option in placed}
+    chosen, ranks = [], []
+    for choices in problem.choices:
+        fqn = choices[0].options[0].fqn
+        option = by_table.get(fqn)
+        if option is None or option.pieces().ranks is None:
+            raise PlannerError(f"{source} is not a plan: table {fqn.strip('.')!r} is not placed")
+        shardings = [_sharding(choice.options[0]) for choice in choices]
+        if _sharding(option) not in shardings:
+            raise PlannerError(
+                f"{source} is not a plan: table {option.name!r} is placed as "
+                f"{_sharding(option)[:2]}, which is none of its options"
+            )
+        chosen.append(shardings.index(_sharding(option)))
+        ranks.append(option.pieces().ranks)
+    placement = Placement(np.array(chosen, dtype=np.int64), ranks)
+    if broken := broken_rules(problem, placement):
+        pinned = (
+            "; pin and colocate are kept by the planner's own search: leave proposer and "
+            "partitioner out"
+        )
+        hint = pinned if any("allowed" in each for each in broken) else ""
+        raise PlannerError(f"{source} is not a plan: {'; '.join(broken[:3])}{hint}")
+    return placement
+
+
+def _sharding(option: ShardingOption) -> tuple[Any, ...]:
+    """What tells the options of a table apart."""
+    return option.sharding_type, option.compute_kernel, option.pieces().sizes.tolist()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tutorec.distributed.planner.bounds import Bound
+from tutorec.distributed.planner.bounds import Bound, lower_bound
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import Refusal
 from tutorec.distributed.planner.interfaces import Constraints
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
@@ -40,6 +39,7 @@ class PlanInputs:
     Args:
         options: Every legal option of every table, with estimates, in the order of the model's
             tables.
+        problem: The same as numbers, for the search.
         topology: The machines.
         reserved: The machines with the storage available to tables.
         batch_size: B per rank.
@@ -51,35 +51,13 @@ class PlanInputs:
     """
 
     options: Sequence[ShardingOption]
+    problem: PlanningProblem
     topology: Topology
     reserved: Topology
     batch_size: int
     constraints: Constraints = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     remake: Callable[..., PlanInputs] | None = field(default=None, repr=False)
-
-    @cached_property
-    def problem(self) -> PlanningProblem:
-        """The problem for the search.
-
-        Raises:
-            PlannerError: Tables with the same ``colocate`` have no sharding in common.
-        """
-        serves = all(kernel_model(option.compute_kernel).serves for option in self.options)
-
-        def fixed(kind: str, pooled: bool) -> float:
-            # Inference has no exchange with other ranks.
-            return 0.0 if serves else fixed_cost(self.topology, kind, pooled)
-
-        return PlanningProblem.of(self.options, self.reserved, self.constraints, fixed)
-
-    @cached_property
-    def by_table(self) -> dict[str, list[ShardingOption]]:
-        """Path and name of each table -> its options."""
-        options: dict[str, list[ShardingOption]] = {}
-        for option in self.options:
-            options.setdefault(option.fqn, []).append(option)
-        return options
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "remake": None}
@@ -108,7 +86,6 @@ class PlanReport:
     Args:
         inputs: The inputs.
         placement: The choice of each table and the ranks of its shards.
-        bound: A lower bound on the time of every plan for these inputs.
         seconds: Planning time.
         searched: Name of the search.
         gap: The relative gap between cost and bound, if a solver has proven it.
@@ -116,7 +93,6 @@ class PlanReport:
 
     inputs: PlanInputs
     placement: Placement
-    bound: Bound | None = None
     seconds: float = 0.0
     searched: str = ""
     gap: float | None = None
@@ -125,6 +101,11 @@ class PlanReport:
     def problem(self) -> PlanningProblem:
         """The problem that was solved."""
         return self.inputs.problem
+
+    @cached_property
+    def bound(self) -> Bound:
+        """A lower bound on the time of every plan for these inputs."""
+        return lower_bound(self.problem)
 
     @cached_property
     def cost(self) -> float:
@@ -162,14 +143,6 @@ class PlanReport:
         """Index of the memory that tables fill most: 0 HBM, 1 DDR."""
         room = np.maximum(self.problem.capacity, 1)
         return int((self.rank_memory / room).max(axis=0, initial=0.0).argmax())
-
-    def __getstate__(self) -> dict[str, Any]:
-        # without the cached properties, which can be computed again
-        names = ("placement", "bound", "seconds", "searched", "gap")
-        return {
-            "inputs": replace(self.inputs, remake=None),
-            **{name: getattr(self, name) for name in names},
-        }
 
 
 def choice_parts(choice: Choice) -> Floats:

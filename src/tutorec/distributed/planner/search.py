@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,8 +44,6 @@ from tutorec.distributed.planner.problem import (
     broken_rules,
     cost,
 )
-
-Progress = Callable[[float], None]
 
 # Sharpness b of the potential: for placing, and at the start and end of ruin and recreate. With b =
 # 30 throughout, plans of the 12 models of `bench planner` are 5 % slower.
@@ -69,16 +67,13 @@ _CLOSE = 1.0005
 _SMALL_PROGRAM, _PROGRAM_SECONDS = 2000, 10.0
 
 
-def search(
-    problem: PlanningProblem, seconds: float | None = None, progress: Progress | None = None
-) -> Placement | None:
+def search(problem: PlanningProblem, seconds: float | None = None) -> Placement | None:
     """Search for a fast placement that fits; the result is the same in every run.
 
     Args:
         problem: The problem.
         seconds: Time limit, after which the best placement so far is returned; None for a number of
             steps that depends on the problem only.
-        progress: Called repeatedly with the fraction of the work that is done.
 
     Returns:
         The placement; None if none was found.
@@ -99,7 +94,7 @@ def search(
     bound = lower_bound(ordered)
     if math.isinf(bound.ms):
         return None
-    placement = _Search(ordered, bound, seconds, progress).run()
+    placement = _Search(ordered, bound, seconds).run()
     if placement is None:
         return _solved(problem)
     chosen, places = np.empty_like(placement.chosen), list(placement.ranks)
@@ -116,14 +111,8 @@ def search(
 class _Search:
     """The best plan so far, and the state of the search."""
 
-    def __init__(
-        self,
-        problem: PlanningProblem,
-        bound: Bound,
-        seconds: float | None,
-        progress: Progress | None,
-    ) -> None:
-        self.problem, self.bound, self.progress = problem, bound, progress
+    def __init__(self, problem: PlanningProblem, bound: Bound, seconds: float | None) -> None:
+        self.problem, self.bound = problem, bound
         self.target = max(bound.ms, 1e-12)
         tables = len(problem.choices)
         self.placings = min(_PLACINGS_OF_A_TABLE * tables, _PLACINGS) + 10 * tables
@@ -199,7 +188,7 @@ class _Search:
         for _ in range(2):
             packing.sharpen(_PLACING, packing.slowest)
             self._sweep(packing)
-        self._spend(packing.placings)
+        self.spent += packing.placings
         return packing
 
     def _brief(self, usable: Sequence[Sequence[int]], limit: float) -> list[list[int]]:
@@ -231,7 +220,6 @@ class _Search:
                 if self.slowest <= enough or self._late():
                     return
                 self._ruin_and_recreate(packing)
-            self._spend(packing.placings - start)
 
     def _ruin_and_recreate(self, packing: Packing) -> None:
         """Remove some tables and place them again; undo it unless the result is accepted."""
@@ -298,11 +286,6 @@ class _Search:
 
     def _late(self) -> bool:
         return time.perf_counter() >= self.deadline
-
-    def _spend(self, placings: int) -> None:
-        self.spent += placings
-        if self.progress is not None:
-            self.progress(min(1.0, self.spent / self.placings))
 
 
 def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Placement:

@@ -280,6 +280,8 @@ def _as_stored(size: Size, optimizer: OptimizerSpec | None, topology: Topology) 
     tables unpadded.
     """
     rows, columns = size
+    if rows > 0 and columns % 4 == 0:
+        return size
     if not runs_in_fbgemm(optimizer, [columns], topology.compute_device):
         return size
     return max(rows, 1), -(-columns // 4) * 4

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from torch import nn
-
+from tutorec.distributed.planner.enumerators import sharder_name as sharder_name
 from tutorec.distributed.planner.options import ShardingOption, Storage
 
 _MIB, _GIB = 1024**2, 1024**3
@@ -75,19 +74,6 @@ def prod(iterable: Iterable[int]) -> int:
         TorchRec's ``prod``.
     """
     return math.prod(iterable)
-
-
-def sharder_name(t: type[nn.Module]) -> str:
-    """The full name of a class of modules, as in the keys of an enumerator's ``sharder_map``.
-
-    Example:
-        >>> sharder_name(nn.EmbeddingBag)
-        'torch.nn.modules.sparse.EmbeddingBag'
-
-    Source:
-        TorchRec's ``sharder_name``.
-    """
-    return f"{t.__module__}.{t.__qualname__}"
 
 
 def storage_repr_in_gb(storage: Storage | None) -> str:
