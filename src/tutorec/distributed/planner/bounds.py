@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tutorec.distributed.planner.problem import (
     Choice,
@@ -23,9 +24,6 @@ from tutorec.distributed.planner.problem import (
     Spread,
     table_name,
 )
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 # Relative tolerance by which the solver's optimum may exceed the true one.
 _TOLERANCE = 5e-7
@@ -90,7 +88,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
             )
     if short := _shortage(problem, usable):
         return Bound(math.inf, f"the tables need {short}")
-    longest = [[_longest(c, fixed) for c in of_table] for of_table in usable]
+    longest = [[longest_ms(c, fixed) for c in of_table] for of_table in usable]
     shortest = [min(of_table) for of_table in longest]
     floor = max(shortest)
     relaxed, groups, full = _relaxation(problem, usable, fixed)
@@ -130,85 +128,106 @@ def lower_bound(problem: PlanningProblem) -> Bound:
 def _relaxation(
     problem: PlanningProblem, usable: list[list[Choice]], fixed: Floats
 ) -> tuple[float, frozenset[int], bool]:
-    """Optimum of the linear program, the groups that it uses, and whether memory is full.
-
-    Variables are the fraction of a table with each choice ``[N]``, the milliseconds of the slowest
-    rank, and whether each group with a cost is used.
-    """
-    from scipy.optimize import milp
-
+    """Optimum of the linear program, the groups that it uses, and whether memory is full."""
     choices = [choice for of_table in usable for choice in of_table]
     table = np.repeat(np.arange(len(usable)), [len(of_table) for of_table in usable])
     paid = np.flatnonzero(fixed)
-    count = len(choices)
-    room = np.maximum(problem.capacity, 0).sum(axis=0).astype(np.float64)
-    memory = np.array([choice.memory.sum(axis=0) for choice in choices]) / np.maximum(room, 1.0)
-    unit, shard, work = _times(choices, problem.world_size)
-    whole_groups = len(paid) > 0 and count <= _SMALL
-    result = milp(
-        np.concatenate([np.zeros(count), [1.0], fixed[paid] / unit]),
-        integrality=np.concatenate([np.zeros(count + 1), np.full(len(paid), whole_groups)]),
-        constraints=_constraints(choices, table, shard, work, memory, paid),
-        options={"node_limit": _NODES, "mip_rel_gap": _TOLERANCE},
-    )
+    longest = np.array([choice.time.max(initial=0.0) for choice in choices])
+    unit = float(longest.max()) or 1.0  # ms: the solver's tolerances are absolute
+    mean = np.array([choice.time.sum() for choice in choices]) / problem.world_size
+    room = np.maximum(problem.capacity, 0).sum(axis=0)
+    memory = np.array([choice.memory.sum(axis=0) for choice in choices]) / np.maximum(room, 1)
+    whole_groups = len(paid) > 0 and len(choices) <= _SMALL
+
+    program = LinearProgram()
+    share = program.variables(len(choices), whole=False)  # of a table that has this choice
+    slowest = program.variables(1, whole=False, cost=1.0)  # milliseconds of the slowest rank
+    used = program.variables(len(paid), whole=whole_groups, cost=fixed[paid] / unit)
+    program.put(program.rows(len(usable), 1.0, 1.0)[table], share, 1.0)
+    at_most_slowest = program.rows(1)
+    program.put(at_most_slowest, share, mean / unit)
+    program.put(at_most_slowest, slowest, -1.0)
+    at_most_slowest = program.rows(len(usable))
+    program.put(at_most_slowest[table], share, longest / unit)
+    program.put(at_most_slowest, slowest, -1.0)
+    uses = [[group in choice.groups for group in paid.tolist()] for choice in choices]
+    using, which = np.nonzero(np.reshape(uses, (len(choices), len(paid))))
+    pairs, row = np.unique(table[using] * len(paid) + which, return_inverse=True)
+    at_most_used = program.rows(len(pairs))
+    program.put(at_most_used[row], share[using], 1.0)
+    program.put(at_most_used, used[pairs % max(len(paid), 1)], -1.0)
+    program.put(program.rows(2, high=1.0)[:, None], share, memory.T)
+
+    result = program.solve(node_limit=_NODES, mip_rel_gap=_TOLERANCE)
     if result.status == 2:
         return math.inf, frozenset(), True
     if result.x is None:
         return 0.0, frozenset(paid.tolist()), False
     bound = result.mip_dual_bound if whole_groups else result.fun
-    full = bool((result.x[:count] @ memory >= 1.0 - _TOLERANCE).any())
-    opened = frozenset(paid[result.x[count + 1 :] > 0.5].tolist())
+    full = bool((result.x[share] @ memory >= 1.0 - _TOLERANCE).any())
+    opened = frozenset(paid[result.x[used] > 0.5].tolist())
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
 
 
-def _constraints(
-    choices: list[Choice], table: Ints, shard: Floats, work: Floats, memory: Floats, paid: Ints
-) -> list[tuple[csr_array, float, float]]:
-    """Each table has one choice; ranks' time, memory, and groups bound what is chosen."""
-    from scipy.sparse import csr_array
+class LinearProgram:
+    """A mixed-integer linear program in the making; minimizes the cost of its variables.
 
-    count, tables = len(choices), int(table[-1]) + 1
-    numbers = np.arange(count)
+    Example:
+        Two variables of at least 2 together, of which the second costs less:
 
-    def of(values: Floats, rows: Ints, columns: Ints, height: int) -> csr_array:
-        return csr_array((values, (rows, columns)), shape=(height, count + 1 + len(paid)))
+        >>> program = LinearProgram()
+        >>> columns = program.variables(2, cost=np.array([2.0, 1.0]))
+        >>> program.put(program.rows(1, 2.0, np.inf), columns, 1.0)
+        >>> program.solve().x.tolist()
+        [0.0, 2.0]
+    """
 
-    whole = of(np.ones(count), table, numbers, tables)
-    mean = of(np.append(work, -1.0), np.zeros(count + 1, np.int64), np.append(numbers, count), 1)
-    shards = of(
-        np.append(shard, -np.ones(tables)),
-        np.append(table, np.arange(tables)),
-        np.append(numbers, np.full(tables, count)),
-        tables,
-    )
-    held = of(memory.T.ravel(), np.repeat([0, 1], count), np.tile(numbers, 2), 2)
-    payments = of(*_payments(choices, table, paid))
-    at_most_zero = [(matrix, -math.inf, 0.0) for matrix in (mean, shards, payments)]
-    return [(whole, 1.0, 1.0), *at_most_zero, (held, -math.inf, 1.0)]
+    def __init__(self) -> None:
+        self._variables: list[tuple[float, bool, float]] = []  # largest value, integrality, cost
+        self._rows: list[tuple[float, float]] = []
+        self._entries: list[list[NDArray[Any]]] = []
+
+    @property
+    def size(self) -> int:
+        """Number of variables."""
+        return len(self._variables)
+
+    def variables(
+        self, count: int, high: float = math.inf, whole: bool = True, cost: Floats | float = 0.0
+    ) -> Ints:
+        """Add variables of 0 to ``high``; returns their numbers."""
+        costs = np.broadcast_to(cost, count).tolist()
+        self._variables += [(high, whole, each) for each in costs]
+        return np.arange(self.size - count, self.size)
+
+    def rows(self, count: int, low: float = -math.inf, high: float = 0.0) -> Ints:
+        """Add constraints that sums are ``low`` to ``high``; returns their numbers."""
+        self._rows += [(low, high)] * count
+        return np.arange(len(self._rows) - count, len(self._rows))
+
+    def put(self, rows: Any, columns: Any, values: Any) -> None:
+        """Add ``values`` times variables to sums; the arguments are broadcast."""
+        columns = np.asarray(columns, np.int64)
+        self._entries.append([each.ravel() for each in np.broadcast_arrays(rows, columns, values)])
+
+    def solve(self, **options: float) -> Any:
+        """The result of ``scipy.optimize.milp``, which runs HiGHS."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csc_array
+
+        high, whole, costs = np.array(self._variables, np.float64).T
+        rows, columns, values = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        matrix = csc_array((values, (rows, columns)), shape=(len(self._rows), self.size))
+        return milp(
+            costs,
+            integrality=whole,
+            bounds=Bounds(0.0, high),  # pyright: ignore[reportArgumentType]
+            constraints=LinearConstraint(matrix, *np.array(self._rows).T),
+            options=options,
+        )
 
 
-def _times(choices: list[Choice], world_size: int) -> tuple[float, Floats, Floats]:
-    """Milliseconds of the longest shard, in whose unit choices' shards and shares are given."""
-    shard = np.array([choice.time.max(initial=0.0) for choice in choices])
-    unit = float(shard.max()) or 1.0  # the solver's tolerances are absolute
-    work = np.array([choice.time.sum() for choice in choices]) / world_size / unit
-    return unit, shard / unit, work
-
-
-def _payments(choices: list[Choice], table: Ints, paid: Ints) -> tuple[Floats, Ints, Ints, int]:
-    """The numbers, rows, columns and bounds of: a table's use of a group is at most its share."""
-    uses = np.array([[group in choice.groups for group in paid] for choice in choices], np.bool_)
-    using, which = np.nonzero(uses.reshape(len(choices), len(paid)))
-    pairs, pair = np.unique(table[using] * (len(paid) + 1) + which, return_inverse=True)
-    return (
-        np.append(np.ones(len(using)), -np.ones(len(pairs))),
-        np.append(pair, np.arange(len(pairs))),
-        np.append(using, len(choices) + 1 + pairs % (len(paid) + 1)),
-        max(len(pairs), 1),
-    )
-
-
-def _longest(choice: Choice, fixed: Floats) -> float:
+def longest_ms(choice: Choice, fixed: Floats) -> float:
     """Milliseconds of a choice's longest shard, and of its groups."""
     latency = float(fixed[list(choice.groups)].sum()) if len(fixed) else 0.0
     return float(choice.time.max(initial=0.0)) + latency

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.bounds import LinearProgram, longest_ms, lower_bound
 from tutorec.distributed.planner.problem import (
     Choice,
     Floats,
@@ -36,6 +36,7 @@ from tutorec.distributed.planner.problem import (
     Spread,
     broken_rules,
     cost,
+    units,
 )
 
 CLOSED = 1e-3
@@ -78,9 +79,6 @@ def solve(
     Returns:
         The best placement, `start` if none is better, and the bound.
 
-    Raises:
-        ValueError: `start` breaks a rule.
-
     Example:
         Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in
         2 ms on each:
@@ -94,10 +92,6 @@ def solve(
         >>> result.cost, result.status
         (5.0, 'optimal')
     """
-    if start is not None and (broken := broken_rules(problem, start)):
-        raise ValueError(
-            f"the placement to start from breaks {len(broken)} rules, the first: {broken[0]}"
-        )
     if not problem.choices:
         return MilpResult(Placement(np.zeros(0, np.int64), []), 0.0, 0.0, 0.0, "optimal")
     bound = lower_bound(problem).ms
@@ -110,7 +104,7 @@ def solve(
         if bound >= limit * (1 - CLOSED):
             break
         model = MilpModel(problem, bound, limit, spare)
-        if model.size > _MOST_VARIABLES:
+        if model.program.size > _MOST_VARIABLES:
             status = "too large"
             break
         placement, proven = model.solve(deadline - time.perf_counter())
@@ -174,42 +168,31 @@ class MilpModel:
     ) -> None:
         self.problem, self.bound, self.below = problem, bound, below
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
-        self._high: list[float] = []
-        self._rows: list[tuple[float, float]] = []
-        self._entries: list[tuple[Ints, Ints, Floats]] = []
-        world_size = problem.world_size
         self.fixed = np.zeros(0) if problem.fixed is None else problem.fixed
-        self._slowest = self._variables(1, np.inf)
-        self._groups = self._variables(len(self.fixed), 1)
-        self._time = np.array(
-            [self._row(-np.inf, 0.0, self._slowest, -1.0) for _ in range(world_size)]
+        self.program = program = LinearProgram()
+        objective = np.append(1.0, self.fixed / self.scale)
+        slowest = program.variables(1, whole=False, cost=1.0)
+        self._groups = program.variables(len(self.fixed), 1.0, cost=objective[1:])
+        program.put(
+            program.rows(1, bound / self.scale * (1 - 1e-9), below / self.scale),
+            np.append(slowest, self._groups),
+            objective,
         )
+        self._time = program.rows(problem.world_size)
+        program.put(self._time, slowest, -1.0)
         self._room = np.maximum(problem.capacity * (1.0 - spare), 1.0)
-        full = np.where(problem.capacity > 0, 1.0, 0.0)
-        self._memory = np.array(
-            [[self._row(-np.inf, high) for high in of_rank] for of_rank in full.tolist()]
-        )
+        self._memory = program.rows(problem.capacity.size, high=1.0).reshape(problem.capacity.shape)
         self.ways: list[_Way] = []
         for table, choices in enumerate(problem.choices):
             self._add_table(table, choices)
-        self.size = len(self._high)
 
     # --- variables and constraints
 
-    def _variables(self, count: int, high: float) -> Ints:
-        first = len(self._high)
-        self._high.extend([float(high)] * count)
-        return np.arange(first, first + count)
-
-    def _row(self, low: float, high: float, columns: Any = (), values: Any = 1.0) -> int:
-        """A constraint ``low <= sum of values * columns <= high``."""
-        self._rows.append((low, high))
-        self._put(len(self._rows) - 1, columns, values)
-        return len(self._rows) - 1
-
-    def _put(self, rows: Any, columns: Any, values: Any) -> None:
-        rows, columns, values = np.broadcast_arrays(rows, np.asarray(columns, np.int64), values)
-        self._entries.append((rows.ravel(), columns.ravel(), values.ravel()))
+    def _equal(self, total: int, counts: Any, times: int) -> None:
+        """Constrain the sum of variables to a multiple of another."""
+        row = self.program.rows(1, 0.0, 0.0)
+        self.program.put(row, counts, 1.0)
+        self.program.put(row, total, -float(times))
 
     def _add_table(self, table: int, choices: tuple[Choice, ...]) -> None:
         ways = [
@@ -217,21 +200,20 @@ class MilpModel:
             for number, choice in enumerate(choices)
             if (way := self._way(table, number, choice))
         ]
-        self._row(1.0, 1.0, [way.used for way in ways])
+        self.program.put(self.program.rows(1, 1.0, 1.0), [way.used for way in ways], 1.0)
         for group in {group for way in ways for group in way.choice.groups if len(self.fixed)}:
+            paid = self.program.rows(1)
             users = [way.used for way in ways if group in way.choice.groups]
-            self._row(-np.inf, 0.0, [*users, self._groups[group]], [*[1.0] * len(users), -1.0])
+            self.program.put(paid, users, 1.0)
+            self.program.put(paid, self._groups[group], -1.0)
         self.ways.extend(ways)
 
     def _way(self, table: int, number: int, choice: Choice) -> _Way | None:
         """Add a choice and its variables; None if it fits nowhere, or takes too long even alone."""
-        problem = self.problem
-        latency = float(self.fixed[list(set(choice.groups))].sum()) if len(self.fixed) else 0.0
-        if choice.time.max(initial=0.0) + latency >= self.below:
+        problem, program = self.problem, self.program
+        if longest_ms(choice, self.fixed) >= self.below:
             return None
-        block = 1 if choice.spread in (Spread.ANY, Spread.HOST) else problem.local_size
-        if choice.spread is Spread.ALL:
-            block = problem.world_size
+        block = units(choice.spread, problem.world_size, problem.local_size).shape[2]
         places = np.arange(problem.world_size).reshape(-1, block)
         allowed = (
             np.ones(problem.world_size, np.bool_) if choice.allowed is None else choice.allowed
@@ -241,70 +223,36 @@ class MilpModel:
         _, first, kind = np.unique(content, axis=0, return_index=True, return_inverse=True)
         fitting = []
         for index, shard in enumerate(first.tolist()):
-            needs = choice.memory[numbers[shard]]
-            fits = allowed[places].all(axis=1) & (needs <= problem.capacity[places]).all(
-                axis=(1, 2)
-            )
+            room = problem.capacity[places] - choice.memory[numbers[shard]]
+            fits = allowed[places].all(axis=1) & (room >= 0).all(axis=(1, 2))
             if not fits.any():
                 return None
             fitting.append((numbers[kind.ravel() == index], places[fits]))
-        way = _Way(table, number, choice, int(self._variables(1, 1)[0]))
+        way = _Way(table, number, choice, int(program.variables(1, 1.0)[0]))
         for shards, ranks in fitting:
-            counts = np.array([way.used]) if len(places) == 1 and len(shards) == 1 else None
-            if counts is None:
-                counts = self._variables(len(ranks), len(shards))
-                self._row(
-                    0.0, 0.0, [*counts, way.used], [*[1.0] * len(counts), -float(len(shards))]
-                )
+            counts = program.variables(len(ranks), len(shards))
+            self._equal(way.used, counts, len(shards))
             way.blocks.append(_Block(shards, ranks, counts))
-            self._load(choice, shards[0], ranks, counts)
+            program.put(self._time[ranks], counts[:, None], choice.time[shards[0]] / self.scale)
+            memory = choice.memory[shards[0]] / self._room[ranks]
+            program.put(self._memory[ranks], counts[:, None, None], memory)
         if choice.spread is Spread.HOST:
             self._keep_on_one_host(way)
         return way
 
-    def _load(self, choice: Choice, shards: Ints, ranks: Ints, counts: Ints) -> None:
-        """Add the time and memory of a block of shards to the ranks of each place."""
-        self._put(self._time[ranks], counts[:, None], choice.time[shards] / self.scale)
-        memory = choice.memory[shards] / self._room[ranks]
-        self._put(self._memory[ranks], counts[:, None, None], memory)
-
     def _keep_on_one_host(self, way: _Way) -> None:
-        hosts = self._variables(self.problem.world_size // self.problem.local_size, 1)
-        self._row(0.0, 0.0, [*hosts, way.used], [*[1.0] * len(hosts), -1.0])
+        hosts = self.program.variables(self.problem.world_size // self.problem.local_size, 1.0)
+        self._equal(way.used, hosts, 1)
         for block in way.blocks:
             at = block.ranks[:, 0] // self.problem.local_size
-            for host, column in enumerate(hosts.tolist()):
-                counts = block.counts[at == host]
-                self._row(
-                    0.0, 0.0, [*counts, column], [*[1.0] * len(counts), -float(len(block.shards))]
-                )
+            for host, used in enumerate(hosts.tolist()):
+                self._equal(used, block.counts[at == host], len(block.shards))
 
     # --- solution
 
     def solve(self, seconds: float) -> tuple[Placement | None, float]:
         """A placement of fewer ms than `below`, if HiGHS finds one, and a lower bound."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csc_array
-
-        objective = np.zeros(self.size)
-        objective[self._slowest] = 1.0
-        objective[self._groups] = self.fixed / self.scale
-        costly = np.flatnonzero(objective)
-        self._row(
-            self.bound / self.scale * (1 - 1e-9), self.below / self.scale, costly, objective[costly]
-        )
-        rows, columns, values = (np.concatenate(part) for part in zip(*self._entries, strict=True))
-        matrix = csc_array((values, (rows, columns)), shape=(len(self._rows), self.size))
-        low, high = np.array(self._rows).T
-        integrality = np.ones(self.size)
-        integrality[self._slowest] = 0
-        answer = milp(
-            objective,
-            integrality=integrality,
-            bounds=Bounds(0.0, np.array(self._high)),  # pyright: ignore[reportArgumentType]
-            constraints=LinearConstraint(matrix, low, high),
-            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": CLOSED / 2},
-        )
+        answer = self.program.solve(time_limit=max(seconds, 0.0), mip_rel_gap=CLOSED / 2)
         if answer.status == 2:  # infeasible
             return None, self.below
         bound = (
