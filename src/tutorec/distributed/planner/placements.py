@@ -356,16 +356,16 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
         problem: The problem.
         placement: The placement.
     """
-    tidy = []
+    sorted_ranks = []
     for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
-        ranks = ranks.copy()
         # Shards of a grid keep their local rank: whole blocks are exchanged.
         block = problem.local_size if choice.spread is Spread.HOSTS_ROWS else 1
         if choice.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS):
-            costs = np.column_stack([choice.time, choice.memory]).reshape(len(ranks) // block, -1)
             blocks = ranks.reshape(-1, block)
-            for alike in np.unique(costs, axis=0):
-                same = np.flatnonzero((costs == alike).all(axis=1))
-                blocks[same] = blocks[same[np.argsort(blocks[same, 0], kind="stable")]]
-        tidy.append(ranks)
-    return Placement(placement.chosen, tidy)
+            costs = np.column_stack([choice.time, choice.memory]).reshape(len(blocks), -1)
+            kind = np.unique(costs, axis=0, return_inverse=True)[1].ravel()
+            in_order = np.empty_like(blocks)
+            in_order[kind.argsort(kind="stable")] = blocks[np.lexsort((blocks[:, 0], kind))]
+            ranks = in_order.ravel()
+        sorted_ranks.append(ranks)
+    return Placement(placement.chosen, sorted_ranks)

@@ -7,7 +7,6 @@ ranks at the same time.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import math
@@ -45,6 +44,12 @@ def _score(option: ShardingOption, use_depth: bool) -> float:
     """Sort key of a table's options: the time of the slowest shard, or of all shards."""
     times = option.times()
     return float(times.max(initial=0.0) if use_depth else times.sum())
+
+
+def _needed(option: ShardingOption) -> tuple[int, ...]:
+    """Bytes of the largest shard and of all, HBM first."""
+    hbm, ddr, _ = option.memory().T
+    return int(hbm.max()), int(hbm.sum()), int(ddr.max()), int(ddr.sum())
 
 
 def _by_table(options: Sequence[ShardingOption]) -> dict[str, list[ShardingOption]]:
@@ -91,41 +96,21 @@ class GreedyProposer(Proposer):
     def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
         self._use_depth: bool = use_depth
         self._threshold: int | None = threshold or None
-        self._start([])
-
-    def _start(self, tables: list[list[ShardingOption]]) -> None:
-        self._tables: list[list[ShardingOption]] = tables
-        self._current: list[int] = [0] * len(tables)
-        self._done: bool = not tables
-        self._best_rating: float = math.inf
-        self._worse_in_a_row: int = 0
-        # The top of this heap is the next table to move: of those with a further option, the one
-        # whose option takes most memory. Scanning all tables after each proposal would take longer
-        # than placing.
-        self._by_memory: list[tuple[tuple[int, ...], int]] = []
-        for number in range(len(tables)):
-            self._enter(number)
-
-    def _enter(self, number: int) -> None:
-        """Add a table to the heap if it has a further option and takes memory."""
-        current = self._current[number]
-        if current + 1 < len(self._tables[number]):
-            hbm, ddr, _ = self._tables[number][current].memory().T
-            memory = (int(hbm.max()), int(hbm.sum()), int(ddr.max()), int(ddr.sum()))
-            if any(memory):
-                heapq.heappush(self._by_memory, (tuple(-each for each in memory), number))
+        self.load([])
 
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
         """Start with these options, which must have estimates."""
-        tables = list(_by_table(search_space).values())
-        self._start(
-            [
-                sorted(options, key=lambda option: _score(option, self._use_depth))
-                for options in tables
-            ]
-        )
+        self._tables: list[list[ShardingOption]] = [
+            sorted(options, key=lambda option: _score(option, self._use_depth))
+            for options in _by_table(search_space).values()
+        ]
+        self._needs = [[_needed(option) for option in options] for options in self._tables]
+        self._current: list[int] = [0] * len(self._tables)
+        self._done: bool = not self._tables
+        self._best_rating: float = math.inf
+        self._worse_in_a_row: int = 0
 
     def propose(self) -> list[ShardingOption] | None:
         """The current option of each table; None at the end."""
@@ -149,13 +134,15 @@ class GreedyProposer(Proposer):
                 self._best_rating, self._worse_in_a_row = perf_rating, 0
             if self._worse_in_a_row > self._threshold:
                 self._done = True
-        if not self._by_memory:
+        movable = [
+            (needs[current], -number)
+            for number, (needs, current) in enumerate(zip(self._needs, self._current, strict=True))
+            if current + 1 < len(needs) and any(needs[current])
+        ]
+        if not movable:
             self._done = True
-        if self._done:
-            return
-        _, number = heapq.heappop(self._by_memory)
-        self._current[number] += 1
-        self._enter(number)
+        if not self._done:
+            self._current[-max(movable)[1]] += 1
 
 
 class UniformProposer(Proposer):
