@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.explain import WIDTH, Explanation, Facts, steps_of_choices
-from tutorec.distributed.planner.placements import with_choice
+from tutorec.distributed.planner.explain import (
+    WIDTH,
+    Explanation,
+    Facts,
+    steps_of_choices,
+    with_choice,
+)
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,

@@ -85,8 +85,6 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads([batch] * 3, 2)
     with pytest.raises(ValueError, match="2 ranks got 0 batches"):
         rank_loads([], 2)
-    with pytest.raises(ValueError, match="3 ranks got the load of 2"):
-        rank_loads(Load(1).of_ranks(2), 3)
     with pytest.raises(
         ValueError, match=r"batch 0: id 9 of feature 'f' is outside its table of 8 rows.*0 to 7"
     ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -19,8 +19,18 @@ from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.charts import plan_figure
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
-from tutorec.distributed.planner.placements import with_choice
-from tutorec.distributed.planner.problem import Choice, Ints, Spread, cost, fixed_time
+from tutorec.distributed.planner.placements import Packing
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Ints,
+    Placement,
+    PlanningProblem,
+    Spread,
+    cost,
+    fixed_time,
+    rank_memory,
+    rank_time,
+)
 from tutorec.distributed.planner.report import (
     MEMORIES,
     PlanReport,
@@ -32,6 +42,8 @@ from tutorec.distributed.planner.report import (
 from tutorec.errors import PlannerError
 
 WIDTH = 100
+# Sharpness of the potential with which a table is placed anew where the slowest rank is fastest.
+_SHARPEST = 100.0
 # Maximum number of ranks or tables shown.
 _RANKS_SHOWN, _TABLES_SHOWN = 16, 24
 _BAR = 12
@@ -400,6 +412,43 @@ def steps_of_choices(report: PlanReport, table: int) -> dict[int, float]:
             placement = with_choice(report.problem, placement, table, number)
         steps[number] = np.inf if placement is None else cost(report.problem, placement)
     return steps
+
+
+def with_choice(
+    problem: PlanningProblem, placement: Placement, table: int, choice: int
+) -> Placement | None:
+    """The placement with another choice for one table; None if it does not fit.
+
+    The other tables are not moved. Shards are placed longest first, where the slowest rank remains
+    fastest.
+
+    Args:
+        problem: The problem.
+        placement: A placement that fits.
+        table: Index of the table.
+        choice: Index of the new choice.
+
+    Example:
+        >>> whole = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
+        >>> halves = Choice(np.array([1.0, 1.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
+        >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, halves),))
+        >>> with_choice(problem, Placement(np.array([0]), [np.array([0])]), 0, 1).ranks[0].tolist()
+        [0, 1]
+    """
+    wanted = problem.choices[table][choice]
+    load, held = rank_time(problem, placement), rank_memory(problem, placement)
+    taken = problem.choices[table][int(placement.chosen[table])]
+    np.subtract.at(load, placement.ranks[table], taken.time)
+    np.subtract.at(held, placement.ranks[table], taken.memory)
+    packing = Packing(replace(problem, capacity=problem.capacity - held, choices=((wanted,),)))
+    packing.filled[:, 0] = load
+    packing.sharpen(_SHARPEST, float(load.max()))
+    position = packing.best(0)
+    if position is None:
+        return None
+    chosen, everyone = placement.chosen.copy(), list(placement.ranks)
+    chosen[table], everyone[table] = choice, position.ranks
+    return Placement(chosen, everyone)
 
 
 # --- one table

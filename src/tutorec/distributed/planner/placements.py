@@ -1,4 +1,4 @@
-"""The placing engine of the search, of what-if analyses and of single tables.
+"""The placing engine of the search and of what-if analyses.
 
 The cost of a placement is that of its slowest rank, but a search that looks at the slowest rank
 only makes no progress on the others. Shards are therefore placed where a potential over all ranks
@@ -32,8 +32,6 @@ from tutorec.distributed.planner.problem import (
     Placement,
     PlanningProblem,
     Spread,
-    rank_memory,
-    rank_time,
     units,
 )
 
@@ -43,8 +41,6 @@ _MEMORY_SHARPNESS = 10.0
 _LARGEST_EXPONENT = 300.0
 # Growths that differ by less are ties, which preference breaks.
 _TIE = 1e-9
-# For a single table: it is placed where the slowest of its ranks is fastest.
-_SHARPEST = 100.0
 
 
 @dataclass(slots=True, eq=False)  # not frozen: thousands are created per second
@@ -301,43 +297,6 @@ class Packing:
         assert len(placed) == len(self.positions), "a table is not placed"
         chosen = np.array([position.number for position in placed], dtype=np.int64)
         return Placement(chosen, [position.ranks for position in placed])
-
-
-def with_choice(
-    problem: PlanningProblem, placement: Placement, table: int, choice: int
-) -> Placement | None:
-    """The placement with another choice for one table; None if it does not fit.
-
-    The other tables are not moved. Shards are placed longest first, where the slowest rank remains
-    fastest.
-
-    Args:
-        problem: The problem.
-        placement: A placement that fits.
-        table: Index of the table.
-        choice: Index of the new choice.
-
-    Example:
-        >>> whole = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
-        >>> halves = Choice(np.array([1.0, 1.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
-        >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, halves),))
-        >>> with_choice(problem, Placement(np.array([0]), [np.array([0])]), 0, 1).ranks[0].tolist()
-        [0, 1]
-    """
-    wanted = problem.choices[table][choice]
-    load, held = rank_time(problem, placement), rank_memory(problem, placement)
-    taken = problem.choices[table][int(placement.chosen[table])]
-    np.subtract.at(load, placement.ranks[table], taken.time)
-    np.subtract.at(held, placement.ranks[table], taken.memory)
-    packing = Packing(replace(problem, capacity=problem.capacity - held, choices=((wanted,),)))
-    packing.filled[:, 0] = load
-    packing.sharpen(_SHARPEST, float(load.max()))
-    position = packing.best(0)
-    if position is None:
-        return None
-    chosen, everyone = placement.chosen.copy(), list(placement.ranks)
-    chosen[table], everyone[table] = choice, position.ranks
-    return Placement(chosen, everyone)
 
 
 def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:

@@ -231,7 +231,7 @@ RankLoads: TypeAlias = ExpectedLoads | MeasuredLoads
 
 
 def rank_loads(
-    load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int
+    load: Load | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int
 ) -> RankLoads:
     """The load of W ranks, from any accepted form.
 
@@ -248,14 +248,7 @@ def rank_loads(
     """
     if isinstance(load, Load):
         return load.of_ranks(world_size)
-    if not isinstance(load, _Classes):
-        return MeasuredLoads([load] if isinstance(load, KeyedJaggedTensor) else load, world_size)
-    if len(load.classes) != world_size:
-        raise ValueError(
-            f"a simulation of {world_size} ranks got the load of {len(load.classes)}: give "
-            f"{world_size}"
-        )
-    return load
+    return MeasuredLoads([load] if isinstance(load, KeyedJaggedTensor) else load, world_size)
 
 
 def most_samples(loads: RankLoads, features: Sequence[str]) -> Floats:

@@ -46,7 +46,7 @@ def simulate(
     plan: ShardingPlan | Mapping[str, ParameterSharding],
     topology: Any,
     tables: nn.Module | Configs | Mapping[str, Configs],
-    load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor],
+    load: Load | KeyedJaggedTensor | Sequence[KeyedJaggedTensor],
     *,
     weighted: bool = False,
     row_bytes: int = 4,
