@@ -5,7 +5,6 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.types.ParameterConstrai
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from tutorec._check import did_you_mean
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
@@ -122,11 +122,10 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
             named.append(kind(value))
         except ValueError:
             known = [each.value for each in kind]
-            near = difflib.get_close_matches(str(value), known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise bad_input(
                 f"ParameterConstraints({field}=...) of table {table!r} names {value!r}, which "
-                f"{kind.__name__} does not have; {hint}there are {', '.join(known)}"
+                f"{kind.__name__} does not have{did_you_mean(value, known)} (there are "
+                f"{', '.join(known)})"
             ) from None
     return tuple(named)
 
@@ -158,17 +157,13 @@ def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collect
     for name in constraints:
         if name in tables:
             continue
-        near = difflib.get_close_matches(str(name), tables, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the tables are {_listed(tables)}"
         if not tables:
-            hint = (
-                "the sharders shard no table of this model: give one for the class of each "
-                "collection"
+            raise bad_input(
+                f"constraints name table {name!r}, which no sharded module has; the sharders shard "
+                "no table of this model: give one for the class of each collection"
             )
-        raise bad_input(
-            f"constraints name table {name!r}, which no "
-            f"{'sharded ' if not tables else ''}module has; {hint}"
-        )
+        hint = did_you_mean(name, tables) or f"; the tables are {_listed(tables)}"
+        raise bad_input(f"constraints name table {name!r}, which no module has{hint}")
 
 
 def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) -> None:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def on_device(topology: Topology, stored: Ints, slower: int = 0) -> Ints:
     Args:
         topology: The machines.
         stored: Bytes of each shard.
-        slower: 1 for the next slower memory.
+        slower: 1 for the next slower memory: SSD on the CPU, else DDR.
 
     Example:
         >>> on_device(Topology(1, "cpu"), np.array([7])).tolist()
@@ -96,11 +97,6 @@ def on_device(topology: Topology, stored: Ints, slower: int = 0) -> Ints:
     memory = np.zeros((len(stored), 3), dtype=np.int64)
     memory[:, (topology.compute_device == "cpu") + slower] = stored
     return memory
-
-
-def in_slower_memory(topology: Topology, stored: Ints) -> Ints:
-    """Place rows in the next slower memory (SSD on the CPU, else DDR): ``[P]`` -> ``[P, 3]``."""
-    return on_device(topology, stored, slower=1)
 
 
 @dataclass(frozen=True)
@@ -185,8 +181,8 @@ def kernel_model(value: str) -> KernelModel:
 
 
 register_kernel("fused", KernelModel())
-register_kernel("fused_uvm", KernelModel(memory=in_slower_memory))
-register_kernel("fused_uvm_caching", KernelModel(memory=in_slower_memory))
+for _value in ("fused_uvm", "fused_uvm_caching"):
+    register_kernel(_value, KernelModel(memory=partial(on_device, slower=1)))
 register_kernel(
     "dense",
     KernelModel(lambda topology: DENSE_BANDWIDTH * device_bandwidth(topology), updates=False),
@@ -251,16 +247,8 @@ def table_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """Table-wise: the holder looks up all ranks' ids and returns their rows (eq-cost-tw).
 
     It receives ``b_i * (S + N) + b_w * N`` bytes of ids from each rank, makes W * N lookups, and
-    sends ``b_r * S * D`` bytes of rows to each rank.
-    """
-    return _rows_to_ranks(facts, size, topology)
-
-
-def column_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """Column-wise: a column shard is a table of fewer columns, which gets all ids (eq-cost-cw).
-
-    The holder receives ``b_i * (S + N) + b_w * N`` bytes of ids from each rank, makes W * N
-    lookups, and sends ``b_r * S * d`` bytes of rows to each rank.
+    sends ``b_r * S * d`` bytes of rows to each rank. A column shard is a table of d columns, which
+    gets all ids (eq-cost-cw).
     """
     return _rows_to_ranks(facts, size, topology)
 
@@ -281,7 +269,8 @@ def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Wo
 
     The holder sends ``b_r * H * S * d`` bytes to each of the L - 1 other ranks of its host, then
     ``b_r * S * d`` to one rank of each of the H - 1 other hosts; gradients in reverse. Unpooled
-    rows are sent to their ranks directly.
+    rows are sent to their ranks directly. Each column shard of a grid is such a table
+    (eq-cost-grid).
     """
     work = _rows_to_ranks(facts, size, topology)
     if not facts.pooled:
@@ -295,11 +284,6 @@ def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Wo
 
     home, back = two_steps(facts.row_wire_bytes), two_steps(facts.gradient_wire_bytes)[::-1]
     return work._replace(rows_home=home, gradients_back=back)
-
-
-def grid_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """Grid: each column shard is a table-row-wise table of d columns (eq-cost-grid)."""
-    return table_row_wise_work(facts, size, topology)
 
 
 def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
@@ -333,11 +317,11 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
 WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
     ShardingType.DATA_PARALLEL: data_parallel_work,
     ShardingType.TABLE_WISE: table_wise_work,
-    ShardingType.COLUMN_WISE: column_wise_work,
+    ShardingType.COLUMN_WISE: table_wise_work,
     ShardingType.ROW_WISE: row_wise_work,
     ShardingType.TABLE_ROW_WISE: table_row_wise_work,
-    ShardingType.TABLE_COLUMN_WISE: column_wise_work,
-    ShardingType.GRID_SHARD: grid_work,
+    ShardingType.TABLE_COLUMN_WISE: table_wise_work,
+    ShardingType.GRID_SHARD: table_row_wise_work,
 }
 
 

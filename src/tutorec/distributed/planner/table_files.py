@@ -26,9 +26,8 @@ model. Without ``module`` the model is the collection. A ``pooling`` of ``NONE``
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutorec._check import did_you_mean
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.errors import bad_input
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -183,17 +183,15 @@ def _load(text: str) -> Any:
         ) from None
 
 
-def _mapping(value: object, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
+def _mapping(value: object, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_input(
             f"{what} is {value!r}, not a mapping: write keys and values, as 'name: item'"
         )
-    known = list(known)
-    for key in value if known else ():
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-            raise bad_input(f"{what} has the key {key!r}; {hint}")
+    for key in value:
+        if known and key not in known:
+            hint = did_you_mean(key, known) or f"; it takes {', '.join(known)}"
+            raise bad_input(f"{what} has the key {key!r}{hint}")
     return value
 
 
