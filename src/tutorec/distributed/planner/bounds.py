@@ -150,12 +150,7 @@ def _relaxation(
     at_most_slowest = program.rows(len(usable))
     program.put(at_most_slowest[table], share, longest / unit)
     program.put(at_most_slowest, slowest, -1.0)
-    uses = [[group in choice.groups for group in paid.tolist()] for choice in choices]
-    using, which = np.nonzero(np.reshape(uses, (len(choices), len(paid))))
-    pairs, row = np.unique(table[using] * len(paid) + which, return_inverse=True)
-    at_most_used = program.rows(len(pairs))
-    program.put(at_most_used[row], share[using], 1.0)
-    program.put(at_most_used, used[pairs % max(len(paid), 1)], -1.0)
+    _pay_for_groups(program, (share, used), choices, table, paid)
     program.put(program.rows(2, high=1.0)[:, None], share, memory.T)
 
     result = program.solve(node_limit=_NODES, mip_rel_gap=_TOLERANCE)
@@ -167,6 +162,23 @@ def _relaxation(
     full = bool((result.x[share] @ memory >= 1.0 - _TOLERANCE).any())
     opened = frozenset(paid[result.x[used] > 0.5].tolist())
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
+
+
+def _pay_for_groups(
+    program: LinearProgram,
+    variables: tuple[Ints, Ints],
+    choices: list[Choice],
+    table: Ints,
+    paid: Ints,
+) -> None:
+    """Constrain the shares of each table that use a group to what the group is paid for."""
+    share, used = variables
+    uses = [[group in choice.groups for group in paid.tolist()] for choice in choices]
+    using, which = np.nonzero(np.reshape(uses, (len(choices), len(paid))))
+    pairs, row = np.unique(table[using] * len(paid) + which, return_inverse=True)
+    at_most_used = program.rows(len(pairs))
+    program.put(at_most_used[row], share[using], 1.0)
+    program.put(at_most_used, used[pairs % max(len(paid), 1)], -1.0)
 
 
 class LinearProgram:
