@@ -24,7 +24,7 @@ from typing import Any
 
 from gpu import chapter_of, outcomes
 
-from tutorec._kernels.backend import _SERVED_MINORS, _fitting_minor, _torch_of
+from tutorec._kernels.wheels import _SERVED_MINORS, _fitting_minor, _torch_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "book/data/versions.json"

@@ -10,6 +10,7 @@ import tutorec
 from tutorec import _doctor, cli
 from tutorec._doctor import Report, doctor
 from tutorec._kernels import backend as backend_module
+from tutorec._kernels import wheels as wheels_module
 
 
 @pytest.fixture
@@ -20,10 +21,10 @@ def wheels(monkeypatch: pytest.MonkeyPatch):
 
     def pretend(torch_version: str, cpu: str | None, cuda: str | None) -> None:
         found = {"torch": torch_version, "fbgemm-gpu-cpu": cpu, "fbgemm-gpu": cuda}
-        monkeypatch.setattr(backend_module, "installed", lambda: found)
+        monkeypatch.setattr(wheels_module, "installed", lambda: found)
         monkeypatch.setattr(backend_module, "_state", backend_module._State())
-        monkeypatch.setattr(backend_module.sys, "platform", "linux")
-        monkeypatch.setattr(backend_module.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(wheels_module.sys, "platform", "linux")
+        monkeypatch.setattr(wheels_module.platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.version, "cuda", None)
         monkeypatch.delenv("TUTOREC_BACKEND", raising=False)
 

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tutorec._kernels.backend import backend, installed
+from tutorec._kernels.backend import backend
+from tutorec._kernels.wheels import installed
 from tutorec._whole_file import whole_file
 
 __all__ = ["Calibration", "Kept", "cache_folder", "fingerprint", "kept", "processor_name"]

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import get_args
 
 from tutorec._calibration import kept
-from tutorec._kernels.backend import BackendChoice, backend, choose
+from tutorec._kernels.backend import backend
+from tutorec._kernels.wheels import BackendChoice, choose
 from tutorec._validation import validation_enabled
 from tutorec.errors import BackendError
 
@@ -201,7 +202,7 @@ def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
     import torch
 
     from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
-    from tutorec._kernels.tbe import GroupSpec, TableSpec
+    from tutorec._kernels.table_specs import GroupSpec, TableSpec
     from tutorec._kernels.tbe_build import build_table_batch
 
     group = GroupSpec((TableSpec("probe", rows=1, columns=4),), feature_tables=(0,))

@@ -15,7 +15,7 @@ from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.packed_layout import PACKED_TYPES
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv

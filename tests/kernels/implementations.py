@@ -11,10 +11,13 @@ import torch
 from kernels import pretended_fbgemm
 from torch import Tensor
 
-from tutorec._kernels import scattered_tables, tbe, tbe_build, tbe_cuda, tbe_fbgemm
-from tutorec._kernels.backend import BackendChoice, BackendError, use_backend
+from tutorec._kernels import adagrad_stalls, tbe, tbe_build, tbe_cuda, tbe_fbgemm
+from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
+from tutorec._kernels.table_specs import GroupSpec
 from tutorec._kernels.tbe_layout import PooledBatch
+from tutorec._kernels.wheels import BackendChoice
+from tutorec.errors import BackendError
 
 _choose = tbe_build._implementation
 
@@ -46,7 +49,7 @@ def stalls() -> AbstractContextManager[object]:
     """As on a processor on which row-wise Adagrad stalls; batches of any size are
     updated in torch.
     """
-    return patch.multiple(scattered_tables, _FEW_IDS=0, _row_wise_adagrad_stalls=lambda: True)
+    return patch.multiple(adagrad_stalls, _FEW_IDS=0, _row_wise_adagrad_stalls=lambda: True)
 
 
 class _UpdatedInTorch(tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
@@ -60,14 +63,14 @@ class _UpdatedInTorch(tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
 
 
 def _updated_in_torch(
-    spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device
+    spec: GroupSpec, rule: OptimizerSpec | None, device: torch.device
 ) -> type[tbe.TableBatch]:
     chosen = _choose(spec, rule, device)
     return _UpdatedInTorch if chosen is tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen else chosen
 
 
 def _adapter_on_cpu(
-    spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device
+    spec: GroupSpec, rule: OptimizerSpec | None, device: torch.device
 ) -> type[tbe.TableBatch]:
     chosen = _choose(spec, rule, device)
     return (
@@ -76,7 +79,7 @@ def _adapter_on_cpu(
 
 
 def _cuda_form(
-    spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device
+    spec: GroupSpec, rule: OptimizerSpec | None, device: torch.device
 ) -> type[tbe.TableBatch]:
     with patch.object(BackendChoice, "serves", lambda choice, device_type: True):
         chosen = _choose(spec, rule, torch.device("cuda"))

@@ -17,13 +17,13 @@ from kernels.pretended_fbgemm import pretended_cache
 from torch import Tensor
 
 from tutorec._kernels import packed
-from tutorec._kernels.backend import BackendChoice
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.pooling import POOLINGS
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
+from tutorec._kernels.wheels import BackendChoice
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv

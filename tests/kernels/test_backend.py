@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from tutorec._kernels import backend as module
-from tutorec._kernels.backend import BackendChoice, backend, choose, use_backend
+from tutorec._kernels import wheels as wheels_module
+from tutorec._kernels.backend import backend, use_backend
+from tutorec._kernels.wheels import BackendChoice, choose
 from tutorec.errors import BackendError
 
 
@@ -31,7 +33,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.fixture
 def linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(wheels_module.platform, "machine", lambda: "x86_64")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_newer_wheel_that_does_not_load_is_offered_the_newest_pair_that_is_kno
         raise OSError("undefined symbol")
 
     fresh.setattr(module, "_load_libraries", fail)
-    fresh.setattr(module, "installed", lambda: wheels("2.15.0", cpu="1.10.0"))
+    fresh.setattr(wheels_module, "installed", lambda: wheels("2.15.0", cpu="1.10.0"))
     assert backend().remedy == NEWEST_PAIR
 
 
@@ -199,7 +201,7 @@ def test_a_cuda_torch_without_a_gpu_is_not_offered_the_cuda_wheel(linux, monkeyp
 
 def test_no_cuda_wheel_is_offered_where_none_is_published(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(wheels_module.platform, "machine", lambda: "aarch64")
     assert choose(wheels(), torch_cuda="13.0").remedy == 'pip install "fbgemm-gpu-cpu==1.8.*"'
 
 
@@ -271,7 +273,7 @@ def test_libraries_that_do_not_load_fall_back_and_say_why(
         raise error
 
     fresh.setattr(module, "_load_libraries", fail)
-    fresh.setattr(module, "installed", lambda: wheels(cpu="1.8.0"))
+    fresh.setattr(wheels_module, "installed", lambda: wheels(cpu="1.8.0"))
     choice = backend()
     assert (choice.name, choice.broken) == ("torch", True)
     assert f"its libraries do not load: {str(error) or 'RuntimeError'}" in choice.reason
@@ -285,13 +287,13 @@ def test_cuda_wheel_that_does_not_load_offers_the_cpu_wheel(fresh: pytest.Monkey
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
     fresh.setattr(module, "_load_libraries", fail)
-    fresh.setattr(module, "installed", lambda: wheels(cuda="1.8.0"))
+    fresh.setattr(wheels_module, "installed", lambda: wheels(cuda="1.8.0"))
     fresh.setattr(torch.version, "cuda", "13.0")
     assert backend().remedy == 'pip uninstall -y fbgemm-gpu && pip install "fbgemm-gpu-cpu==1.8.*"'
 
 
 def test_package_folder_that_is_missing_falls_back(fresh: pytest.MonkeyPatch):
-    fresh.setattr(module, "installed", lambda: wheels(cpu="1.8.0"))
+    fresh.setattr(wheels_module, "installed", lambda: wheels(cpu="1.8.0"))
     fresh.setattr(torch.version, "cuda", None)
     fresh.setattr("importlib.util.find_spec", lambda name: None)
     assert "'fbgemm_gpu' is missing" in backend().reason
@@ -325,7 +327,7 @@ theirs = SplitTableBatchedEmbeddingBagsCodegen([(5, 4, EmbeddingLocation.HOST, C
 theirs(torch.tensor([1]), torch.tensor([0, 1])).sum().backward()
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 ours = build_table_batch(GroupSpec((TableSpec("item", 5, 4),), (0,)), optimizer=OptimizerSpec("sgd"),
                          device=torch.device("cpu"))

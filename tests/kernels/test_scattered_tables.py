@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec._kernels import reference, scattered_tables
+from tutorec._kernels import adagrad_stalls, reference
+from tutorec._kernels.adagrad_stalls import updates_in_torch
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
-from tutorec._kernels.scattered_tables import address_tables, updates_in_torch
+from tutorec._kernels.scattered_tables import address_tables
 from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_layout import PooledBatch
 
@@ -127,7 +128,7 @@ def test_where_row_wise_adagrad_stalls_large_batches_move_in_torch() -> None:
     for slow in (False, True):
         own, states = [table.clone() for table in before], [[torch.zeros(50)], [torch.zeros(60)]]
         batch = PooledBatch(ids, offsets, None, False, features)
-        with patch.object(scattered_tables, "_row_wise_adagrad_stalls", lambda slow=slow: slow):
+        with patch.object(adagrad_stalls, "_row_wise_adagrad_stalls", lambda slow=slow: slow):
             assert updates_in_torch("rowwise_adagrad", batch) is slow
             assert not updates_in_torch("sgd", batch)
             assert not updates_in_torch("rowwise_adagrad", replace(batch, values=ids[1:]))

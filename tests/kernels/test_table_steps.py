@@ -12,8 +12,9 @@ from torch.testing import assert_close
 from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.table_steps import step_tables, touched_rows
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_layout import PooledBatch
 

@@ -24,7 +24,9 @@ from torch.testing import assert_close
 
 from tutorec._kernels import reference
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec
+from tutorec._kernels.pooling import PoolingKind
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 
 CPU = torch.device("cpu")

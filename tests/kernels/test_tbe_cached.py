@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.row_file import CacheSpec, ask_for_pages, zeros_in_file
-from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_cached import CachedTableBatch
 

@@ -18,12 +18,14 @@ from kernels.test_tbe_cached import RULES, batch, group, step
 from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels import tbe_cuda
-from tutorec._kernels.backend import BackendChoice, fbgemm_module, use_backend
+from tutorec._kernels.backend import fbgemm_module, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_managed import ManagedCachingTableBatch, ManagedTableBatch
+from tutorec._kernels.wheels import BackendChoice
 
 pytestmark = needs_fbgemm
 CPU = torch.device("cpu")

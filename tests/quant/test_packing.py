@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorec._kernels.backend import BackendError, use_backend
+from tutorec._kernels.backend import use_backend
 from tutorec._kernels.packed_layout import row_layout
+from tutorec.errors import BackendError
 from tutorec.quant import packing
 from tutorec.quant.packing import pack_rows, round_trip_bound, unpack_rows
 from tutorec.types import DataType

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from tutorec._kernels import reference
-from tutorec._kernels.backend import BackendChoice, backend
+from tutorec._kernels.backend import backend
+from tutorec._kernels.wheels import BackendChoice
 
 __all__ = ["Bucketized", "bucketize", "jagged_to_padded_dense", "lengths_to_offsets"]
 

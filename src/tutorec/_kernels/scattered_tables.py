@@ -15,20 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
+from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.tbe_layout import PooledBatch
 
-__all__ = ["ScatteredTables", "address_tables", "updates_in_torch"]
+__all__ = ["ScatteredTables", "address_tables"]
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
@@ -36,8 +35,6 @@ _PLAIN = {Tensor, nn.Parameter}
 _DTYPES = {torch.float32, torch.float16}
 # Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
 _facts = attrgetter("is_cpu", "dtype", "shape")
-_FEW_IDS = 400  # of a table: with fewer, what torch's update costs each table exceeds what it saves
-_SLOW = 10.0  # measured: 18 where instructions stall; 6 remain without the time of the stalls
 _is_contiguous = Tensor.is_contiguous
 
 
@@ -121,11 +118,9 @@ class ScatteredTables:
             step: The optimizer and its rate.
 
         Returns:
-            Whether it was done: not for other rules, and not where torch's update is faster.
+            Whether it was done: not for other rules.
         """
         if step.rule.kind not in ("sgd", "rowwise_adagrad") or not self.geometry.grouped:
-            return False
-        if updates_in_torch(step.rule.kind, batch):
             return False
         self.update(grad, batch, states, step)
         return True
@@ -133,7 +128,7 @@ class ScatteredTables:
     def update(
         self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep
     ) -> None:
-        """As ``step``, which asks first whether fbgemm can and should."""
+        """As ``step``, which asks first whether fbgemm can."""
         geometry, rate = self.geometry, torch.tensor(step.rate)
         arguments = (
             *(
@@ -232,51 +227,6 @@ def _geometry(
         grouped=1 + sum(differ) == len({addresses[table] for table in used}),
         placements=torch.zeros(len(features), dtype=torch.int32),
     )
-
-
-def updates_in_torch(kind: str, batch: PooledBatch) -> bool:
-    """Whether the update of a batch is faster in torch than by fbgemm's CPU operator.
-
-    It is for row-wise Adagrad, on processors where that operator stalls, unless the tables get few
-    ids. The answer depends on the processor and the sizes of the batch alone, so that ranks of one
-    host round alike.
-
-    Args:
-        kind: `OptimizerKind`.
-        batch: What was looked up.
-    """
-    tables = len(set(batch.feature_tables))
-    return (
-        kind == "rowwise_adagrad"
-        and batch.values.numel() >= _FEW_IDS * tables
-        and _row_wise_adagrad_stalls()
-    )
-
-
-@cache
-def _row_wise_adagrad_stalls() -> bool:
-    """Whether fbgemm's row-wise Adagrad is far slower than its SGD; 15 ms, once a process.
-
-    For each row it changes six times between AVX and SSE instructions. Where each change stalls (50
-    ns on an Intel Xeon of 2024), a row takes 430 ns instead of 140. CPUID does not tell: virtual
-    machines hide the processor's model.
-    """
-    rows, columns = 2048, 8
-    table, state, grad = (
-        torch.zeros(shape) for shape in ((rows, columns), (rows,), (rows, columns))
-    )
-    batch = PooledBatch(torch.arange(rows), torch.arange(rows + 1), None, False, (0,))
-    scattered = address_tables([table], batch.feature_tables)
-    assert scattered is not None, "a contiguous table in float32 can be addressed"
-
-    def seconds(kind: OptimizerKind) -> float:
-        start = perf_counter()
-        scattered.update(grad, batch, [state], UpdateStep(OptimizerSpec(kind), rate=0.0))
-        return perf_counter() - start
-
-    # The least of several: what else the machine does only ever adds.
-    sgd, adagrad = (min(seconds(kind) for _ in range(7)) for kind in ("sgd", "rowwise_adagrad"))
-    return adagrad > _SLOW * sgd
 
 
 def _ids_of(batch: PooledBatch) -> tuple[Tensor, Tensor]:

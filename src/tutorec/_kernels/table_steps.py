@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tutorec._kernels.adagrad_stalls import updates_in_torch
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.scattered_tables import address_tables
 from tutorec._kernels.tbe_layout import PooledBatch
@@ -143,10 +144,11 @@ def step_tables(
     """
     if not batch.values.numel():
         return
-    scattered = address_tables(tables, batch.feature_tables)
-    if scattered is not None and all(step == steps[0] for step in steps):
+    scattered, step = address_tables(tables, batch.feature_tables), steps[0]
+    same = all(other == step for other in steps)
+    if scattered is not None and same and not updates_in_torch(step.rule.kind, batch):
         of_features = [state for table in batch.feature_tables for state in states[table]]
-        if scattered.step(grad, batch, of_features, steps[0]):
+        if scattered.step(grad, batch, of_features, step):
             return
     for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):
         table = tables[touched.table]

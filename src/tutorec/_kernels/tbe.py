@@ -30,135 +30,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.gradient_listener import GradientListener, report_batch, report_rows
+from tutorec._kernels.gradient_listener import GradientListener
+from tutorec._kernels.lookup_nodes import reported_lookup, with_weights_gradient
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep, check_rate
-from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
-from tutorec._kernels.table_steps import TouchedRows
+from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.table_specs import GroupSpec
 from tutorec._kernels.tbe_layout import PooledBatch
 
-__all__ = [
-    "Cut",
-    "FirstRows",
-    "GroupSpec",
-    "PoolingKind",
-    "TableBatch",
-    "TableSpec",
-    "as_one_buffer",
-]
-
-# Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they
-# exist once.
-FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
-# of a table in a buffer: first element, rows, elements from row to row, columns
-Cut = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """One table: its name, R rows and D columns.
-
-    Raises:
-        ValueError: A negative number of rows, no columns, or a dtype that the kernels do not train.
-
-    Example:
-        >>> from tutorec._kernels.tbe import TableSpec
-        >>> TableSpec("item", rows=100, columns=8).columns
-        8
-    """
-
-    name: str
-    rows: int
-    columns: int
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        if self.rows < 0 or self.columns < 1:
-            raise ValueError(
-                f"table {self.name!r} has {self.rows} rows and {self.columns} columns: "
-                "rows must be at least 0 and columns at least 1"
-            )
-        if self.dtype != torch.float32:
-            raise ValueError(
-                f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32"
-            )
-
-
-@dataclass(frozen=True)
-class GroupSpec:
-    """Tables that are looked up in one call, and which feature reads which table.
-
-    Args:
-        tables: The tables of the group.
-        feature_tables: For each input feature, in input order, the index of its table; a table may
-            serve several.
-        pooling: ``"sum"``, ``"mean"`` or ``"sqrtn"`` (see ``pooling.py``) of a bag's rows, or
-            ``"none"``: one row for each id.
-        weighted: Whether each id carries a weight.
-
-    Raises:
-        ValueError: No features, an index without a table, or ``"none"`` with weights or with
-            unequal widths.
-
-    Example:
-        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
-        >>> group = GroupSpec(
-        ...     (TableSpec("user", 10, 4), TableSpec("item", 20, 8)), feature_tables=(0, 1, 1)
-        ... )
-        >>> group.feature_columns
-        (4, 8, 8)
-    """
-
-    tables: tuple[TableSpec, ...]
-    feature_tables: tuple[int, ...]
-    pooling: PoolingKind = "sum"
-    weighted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            raise ValueError(
-                f"pooling {self.pooling!r} is unknown: use one of {', '.join(POOLINGS)}"
-            )
-        if not self.feature_tables:
-            raise ValueError(
-                f"the group of {len(self.tables)} tables reads no feature: leave such a group out"
-            )
-        for feature, table in enumerate(self.feature_tables):
-            if not 0 <= table < len(self.tables):
-                raise ValueError(
-                    f"feature {feature} reads table {table}, and the group has "
-                    f"{len(self.tables)} tables"
-                )
-        if self.pooling == "none" and self.weighted:
-            raise ValueError(
-                "pooling 'none' takes no weights: nothing is summed; multiply the rows yourself"
-            )
-        if self.pooling == "none" and len(set(self.feature_columns)) > 1:
-            raise ValueError(
-                "pooling 'none' needs tables of one width, got "
-                f"{sorted(set(self.feature_columns))}: build one group for each width"
-            )
-
-    @property
-    def feature_columns(self) -> tuple[int, ...]:
-        """Width D of each input feature's table, in input order."""
-        return tuple(self.tables[table].columns for table in self.feature_tables)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tables."""
-        return [table.name for table in self.tables]
-
-    def check_count(self, given: Sequence[object], what: str) -> None:
-        """Refuse another number of things than tables."""
-        if len(given) != len(self.tables):
-            raise ValueError(f"got {len(given)} {what} for {len(self.tables)} tables {self.names}")
+__all__ = ["TableBatch"]
 
 
 class TableBatch(nn.Module, ABC):
@@ -251,7 +136,7 @@ class TableBatch(nn.Module, ABC):
         pooled = self._reported(
             self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach()
         )
-        return cast(Tensor, _WeightsGradient.apply(pooled, weights, self, values, offsets))
+        return with_weights_gradient(pooled, weights, self, values, offsets)
 
     def _reported(
         self, result: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None
@@ -262,7 +147,7 @@ class TableBatch(nn.Module, ABC):
         batch = PooledBatch(
             values, offsets, weights, self._pooling == "mean", self.spec.feature_tables
         )
-        return cast(Tensor, _Reported.apply(result, self, batch))
+        return reported_lookup(result, self, batch)
 
     def flush(self) -> None:
         """Write rows that are stored elsewhere into the tables; here none are."""
@@ -415,104 +300,6 @@ class TableBatch(nn.Module, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._bind()
-
-
-def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -> Tensor:
-    """Parameters [R, D] that are views of one buffer, seen by autograd as the buffer [elements].
-
-    Args:
-        flat: The buffer.
-        cuts: Where each table lies in it: (first element, rows, elements from row to row, columns).
-        tables: The Parameters; the gradient of the buffer comes back to them as views of one
-            tensor.
-    """
-    return (
-        cast(Tensor, _AsOneBuffer.apply(flat, cuts, *tables)) if torch.is_grad_enabled() else flat
-    )
-
-
-class _AsOneBuffer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, cuts: Sequence[Cut], *tables: Tensor) -> Tensor:
-        ctx.cuts = cuts
-        return flat.view(-1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        return (
-            None,
-            None,
-            *(
-                grad[start : start + rows * stride].view(rows, stride)[:, :columns]
-                for start, rows, stride, columns in ctx.cuts
-            ),
-        )
-
-
-class _WeightsGradient(torch.autograd.Function):
-    """The gradient of the ids' weights beside a lookup: identity on its output.
-
-    Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU
-    kernels give this gradient too, but from rows that the fused update has already moved.)
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, pooled: Tensor, weights: Tensor, op: TableBatch, values: Tensor, offsets: Tensor
-    ) -> Tensor:
-        ctx.op, ctx.values, ctx.offsets = op, values, offsets
-        return pooled.view_as(pooled)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        spec: GroupSpec = ctx.op.spec
-        lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
-        bounds = [0, *lengths.sum(1).cumsum(0).tolist()]
-        pieces = []
-        column = 0
-        for feature, table in enumerate(spec.feature_tables):
-            ids = ctx.values[bounds[feature] : bounds[feature + 1]]
-            own = grad[:, column : column + spec.tables[table].columns]
-            rows = ctx.op.rows_at(table, ids)
-            pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
-            column += spec.tables[table].columns
-        return grad, torch.cat(pieces), None, None, None
-
-
-class _Reported(torch.autograd.Function):
-    """Reports the gradient of a lookup to the op's listener: identity on its output.
-
-    Its backward runs before the lookup's, hence before any row moves.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, result: Tensor, op: TableBatch, batch: PooledBatch) -> Tensor:
-        ctx.op, ctx.batch = op, batch
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        op: TableBatch = ctx.op
-        if op.gradient_listener is not None and op.optimizer is not None:
-            with torch.no_grad():
-                _report(op.gradient_listener, op.spec, ctx.batch, op.optimizer.limited(grads[0]))
-        return grads[0], None, None
-
-
-def _report(listener: GradientListener, spec: GroupSpec, batch: PooledBatch, grad: Tensor) -> None:
-    """Report what the gradient of a result means for each table."""
-    rows = [table.rows for table in spec.tables]
-    if spec.pooling != "none":
-        report_batch(listener, batch, grad, [table.columns for table in spec.tables], rows)
-        return
-    counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
-    of_features = zip(
-        spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True
-    )
-    for table, ids, of_ids in of_features:
-        report_rows(listener, TouchedRows(table, ids, None, None, of_ids), rows[table])
 
 
 def _describe_bad_input(spec: GroupSpec, values: Tensor, offsets: Tensor) -> str:

@@ -11,7 +11,8 @@ import torch
 from tutorec._kernels.backend import backend
 from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec, zeros_in_file
-from tutorec._kernels.tbe import FirstRows, GroupSpec, TableBatch
+from tutorec._kernels.table_specs import FirstRows, GroupSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.unwritten import unwritten_zeros
 
 __all__ = ["build_table_batch", "runs_in_fbgemm"]
@@ -55,7 +56,7 @@ def build_table_batch(
     Example:
         >>> import torch
         >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
+        >>> from tutorec._kernels.table_specs import GroupSpec, TableSpec
         >>> from tutorec._kernels.tbe_build import build_table_batch
         >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
         >>> op = build_table_batch(

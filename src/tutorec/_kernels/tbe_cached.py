@@ -31,7 +31,8 @@ except ImportError:  # Windows
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_cache import CacheCounts, RowCache, Rows
 from tutorec._kernels.row_file import CacheSpec, ask_for_pages, keep_in_memory
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 
 __all__ = ["CachedTableBatch"]
 

@@ -17,10 +17,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tutorec._kernels.adagrad_stalls import updates_in_torch
+from tutorec._kernels.lookup_nodes import as_one_buffer
 from tutorec._kernels.optimizer_spec import UpdateStep
-from tutorec._kernels.scattered_tables import updates_in_torch
+from tutorec._kernels.table_specs import GroupSpec
 from tutorec._kernels.table_steps import step_tables
-from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_layout import PooledBatch, column_slices, pick_columns, select_features
 
 __all__ = [
@@ -90,7 +92,7 @@ class FbgemmTableBatch(TableBatch):
         found = self._call(*self._arranged(values, offsets, weights))
         if self.spec.pooling == "none":
             return found[:, : self.spec.feature_columns[0]]
-        return pick_columns(found, self._slices)
+        return pick_columns(found, self._slices) if self._slices else found
 
     def _arranged(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None
@@ -184,9 +186,6 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
             *(limit is not None, limit or 0.0, False),
         )
         ops, rate = torch.ops.fbgemm, self._learning_rate
-        batch = self._batch(values, offsets, weights)
-        if self._flat.is_cpu and updates_in_torch(self.optimizer.kind, batch):
-            return cast(Tensor, _UpdatedInTorch.apply(self._flat, self, batch, self.next_steps()))
         if self.optimizer.kind == "sgd":
             return ops.split_embedding_codegen_lookup_sgd_function_cpu(*head, rate, _FP32_OUTPUT)
         if self.optimizer.kind == "adagrad":
@@ -195,6 +194,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
             return ops.split_embedding_codegen_lookup_adagrad_function_cpu(
                 *head, *state, self.optimizer.eps, rate, _FP32_OUTPUT
             )
+        batch = self._batch(values, offsets, weights)
+        if self._flat.is_cpu and updates_in_torch(self.optimizer.kind, batch):
+            return cast(Tensor, _UpdatedInTorch.apply(self._flat, self, batch, self.next_steps()))
         state = (self._kept[0], self._placements, self._row_offsets)
         # All arguments are passed: one of the operator's default values has the wrong type. After
         # the rate: weight decay and its mode (both ignored on the CPU), maximum norm, output type.

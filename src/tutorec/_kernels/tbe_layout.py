@@ -111,7 +111,8 @@ def column_slices(
         strides: Width with padding of each feature, in input order.
 
     Returns:
-        (start, stop) for each feature in input order; neighbours that touch are merged.
+        (start, stop) for each feature in input order; neighbours that touch are merged. Nothing
+        where the output is as it should be.
 
     Example:
         >>> from tutorec._kernels.tbe_layout import column_slices
@@ -132,11 +133,11 @@ def column_slices(
             merged[-1] = (merged[-1][0], start + width)
         else:
             merged.append((start, start + width))
-    return tuple(merged)
+    return () if merged == [(0, sum(strides))] else tuple(merged)
 
 
 def pick_columns(pooled: Tensor, slices: Slices) -> Tensor:
-    """Cut the columns that ``column_slices`` found; the tensor itself where they are all of it."""
-    if len(slices) == 1 and slices[0] == (0, pooled.shape[1]):
+    """Cut the columns that ``column_slices`` found; the tensor itself where it found nothing to cut."""  # noqa: E501
+    if not slices:
         return pooled
     return torch.cat([pooled[:, start:stop] for start, stop in slices], dim=1)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.tbe import GroupSpec, TableBatch
+from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_cuda import Place, SplitTableBatchedEmbeddingBagsCodegen
 
 __all__ = ["ManagedCachingTableBatch", "ManagedTableBatch"]

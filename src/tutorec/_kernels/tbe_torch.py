@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tutorec._kernels.lookup_nodes import Cut, as_one_buffer
 from tutorec._kernels.optimizer_spec import UpdateStep
-from tutorec._kernels.tbe import Cut, TableBatch, as_one_buffer
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 from tutorec._kernels.tbe_update import RowGroups, apply_update, pick_rows, sort_rows
 

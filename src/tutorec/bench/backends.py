@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.bench.harness import Bar, Report, Sample, compare, interleave, machine, time_call
 from tutorec.bench.runner import Options

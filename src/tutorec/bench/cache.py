@@ -30,7 +30,8 @@ from torch import Tensor
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.row_file import CacheAlgorithm, CacheSpec
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.bench.harness import (

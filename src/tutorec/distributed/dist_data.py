@@ -1,10 +1,12 @@
 """TorchRec's import path ``torchrec.distributed.dist_data``."""
 
 from tutorec.distributed.collectives.kjt import KJTAllToAll
-from tutorec.distributed.collectives.rows import (
+from tutorec.distributed.collectives.row_sums import (
     PooledEmbeddingsAllGather,
-    PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
+)
+from tutorec.distributed.collectives.rows import (
+    PooledEmbeddingsAllToAll,
     SequenceEmbeddingsAllToAll,
 )
 

@@ -20,12 +20,14 @@ from torch import Tensor
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import host_groups
+from tutorec.distributed.collectives.row_sums import (
+    HostPooledEmbeddings,
+    PooledEmbeddingsReduceScatter,
+)
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
-    HostPooledEmbeddings,
     PooledEmbeddingsAllToAll,
-    PooledEmbeddingsReduceScatter,
     SequenceEmbeddingsAllToAll,
 )
 from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs

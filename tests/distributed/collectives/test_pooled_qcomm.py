@@ -8,12 +8,14 @@ import torch.distributed as dist
 
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import host_groups
+from tutorec.distributed.collectives.row_sums import (
+    HostPooledEmbeddings,
+    PooledEmbeddingsReduceScatter,
+)
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
-    HostPooledEmbeddings,
     PooledEmbeddingsAllToAll,
-    PooledEmbeddingsReduceScatter,
 )
 from tutorec.distributed.fbgemm_qcomm_codec import (
     CommType,

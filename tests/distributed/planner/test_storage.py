@@ -14,7 +14,8 @@ from torch import nn
 from tutorec._kernels.id_index import IdIndex
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder

@@ -17,7 +17,7 @@ from distributed.cases import KINDS, OPTIMIZERS, batch, coefficients, samples_of
 from distributed.pairwise import pairwise_cover
 from torch import Tensor
 
-from tutorec._kernels.backend import BackendError, use_backend
+from tutorec._kernels.backend import use_backend
 from tutorec._kernels.row_cache import RowCache
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
@@ -26,6 +26,7 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.errors import BackendError
 from tutorec.spmd import device
 from tutorec.types import DataType
 

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable, map_awaitable
-from tutorec.distributed.collectives.rows import (
+from tutorec.distributed.collectives.row_sums import (
     PooledEmbeddingsAllGather,
-    PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
+)
+from tutorec.distributed.collectives.rows import (
+    PooledEmbeddingsAllToAll,
     SequenceEmbeddingsAllToAll,
 )
 from tutorec.distributed.qcomm import QuantizedCommCodecs

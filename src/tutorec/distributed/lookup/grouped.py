@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import FirstRows, GroupSpec
+from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, grouped_config
 from tutorec.distributed.grouping import TableGroup

@@ -16,7 +16,7 @@ from itertools import accumulate, chain, pairwise
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import FirstRows, GroupSpec
+from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.grouping import TableGroup
 from tutorec.distributed.lookup.grouped import (

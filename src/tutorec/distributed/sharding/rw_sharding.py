@@ -33,7 +33,7 @@ from typing import final
 import torch
 
 from tutorec.awaitable import Awaitable
-from tutorec.distributed.collectives.rows import PooledEmbeddingsReduceScatter
+from tutorec.distributed.collectives.row_sums import PooledEmbeddingsReduceScatter
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (

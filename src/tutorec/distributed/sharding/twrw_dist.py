@@ -16,7 +16,7 @@ import torch
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.host_groups import host_groups
-from tutorec.distributed.collectives.rows import HostPooledEmbeddings
+from tutorec.distributed.collectives.row_sums import HostPooledEmbeddings
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs

@@ -1,0 +1,147 @@
+"""The nodes that stand beside a lookup in the graph of autograd.
+
+All are identities of the lookup's input or output. Those of the output run in backward before the
+lookup's own backward, hence before the rows of a fused op move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.gradient_listener import GradientListener, report_batch, report_rows
+from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.table_steps import TouchedRows
+from tutorec._kernels.tbe_layout import PooledBatch
+
+__all__ = ["Cut", "as_one_buffer", "reported_lookup", "with_weights_gradient"]
+
+# of a table in a buffer: first element, rows, elements from row to row, columns
+Cut = tuple[int, int, int, int]
+
+
+def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -> Tensor:
+    """Parameters [R, D] that are views of one buffer, seen by autograd as the buffer [elements].
+
+    Args:
+        flat: The buffer.
+        cuts: Where each table lies in it: (first element, rows, elements from row to row, columns).
+        tables: The Parameters; the gradient of the buffer comes back to them as views of one
+            tensor.
+    """
+    return (
+        cast(Tensor, _AsOneBuffer.apply(flat, cuts, *tables)) if torch.is_grad_enabled() else flat
+    )
+
+
+class _AsOneBuffer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, cuts: Sequence[Cut], *tables: Tensor) -> Tensor:
+        ctx.cuts = cuts
+        return flat.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        return (
+            None,
+            None,
+            *(
+                grad[start : start + rows * stride].view(rows, stride)[:, :columns]
+                for start, rows, stride, columns in ctx.cuts
+            ),
+        )
+
+
+def with_weights_gradient(
+    pooled: Tensor, weights: Tensor, op: Any, values: Tensor, offsets: Tensor
+) -> Tensor:
+    """A lookup's result, with the gradient of the ids' weights.
+
+    Args:
+        pooled: The result [B, D], of detached weights.
+        weights: One weight for each id [N], which requires a gradient.
+        op: The ``TableBatch`` that made the lookup.
+        values: Ids [N].
+        offsets: Bag bounds [F * B + 1].
+    """
+    return cast(Tensor, _WeightsGradient.apply(pooled, weights, op, values, offsets))
+
+
+class _WeightsGradient(torch.autograd.Function):
+    """The gradient of the ids' weights beside a lookup: identity on its output.
+
+    Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU
+    kernels give this gradient too, but from rows that the fused update has already moved.)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, pooled: Tensor, weights: Tensor, op: Any, values: Tensor, offsets: Tensor
+    ) -> Tensor:
+        ctx.op, ctx.values, ctx.offsets = op, values, offsets
+        return pooled.view_as(pooled)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        spec: GroupSpec = ctx.op.spec
+        lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
+        bounds = [0, *lengths.sum(1).cumsum(0).tolist()]
+        pieces = []
+        column = 0
+        for feature, table in enumerate(spec.feature_tables):
+            ids = ctx.values[bounds[feature] : bounds[feature + 1]]
+            own = grad[:, column : column + spec.tables[table].columns]
+            rows = ctx.op.rows_at(table, ids)
+            pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
+            column += spec.tables[table].columns
+        return grad, torch.cat(pieces), None, None, None
+
+
+def reported_lookup(result: Tensor, op: Any, batch: PooledBatch) -> Tensor:
+    """A lookup's result, with a node that reports its gradient to the listener of the op.
+
+    Args:
+        result: Of the lookup.
+        op: The ``TableBatch`` that made it.
+        batch: What was looked up.
+    """
+    return cast(Tensor, _Reported.apply(result, op, batch))
+
+
+class _Reported(torch.autograd.Function):
+    """Reports the gradient of a lookup to the op's listener: identity on its output.
+
+    Its backward runs before the lookup's, hence before any row moves.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, op: Any, batch: PooledBatch) -> Tensor:
+        ctx.op, ctx.batch = op, batch
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        op = ctx.op
+        if op.gradient_listener is not None and op.optimizer is not None:
+            with torch.no_grad():
+                _report(op.gradient_listener, op.spec, ctx.batch, op.optimizer.limited(grads[0]))
+        return grads[0], None, None
+
+
+def _report(listener: GradientListener, spec: GroupSpec, batch: PooledBatch, grad: Tensor) -> None:
+    """Report what the gradient of a result means for each table."""
+    rows = [table.rows for table in spec.tables]
+    if spec.pooling != "none":
+        report_batch(listener, batch, grad, [table.columns for table in spec.tables], rows)
+        return
+    counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
+    of_features = zip(
+        spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True
+    )
+    for table, ids, of_ids in of_features:
+        report_rows(listener, TouchedRows(table, ids, None, None, of_ids), rows[table])

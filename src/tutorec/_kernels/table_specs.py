@@ -1,0 +1,118 @@
+"""What a table-batched operator looks up: its tables, and which feature reads which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.pooling import POOLINGS, PoolingKind
+
+__all__ = ["FirstRows", "GroupSpec", "TableSpec"]
+
+# Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they
+# exist once.
+FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table: its name, R rows and D columns.
+
+    Raises:
+        ValueError: A negative number of rows, no columns, or a dtype that the kernels do not train.
+
+    Example:
+        >>> from tutorec._kernels.table_specs import TableSpec
+        >>> TableSpec("item", rows=100, columns=8).columns
+        8
+    """
+
+    name: str
+    rows: int
+    columns: int
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.rows < 0 or self.columns < 1:
+            raise ValueError(
+                f"table {self.name!r} has {self.rows} rows and {self.columns} columns: "
+                "rows must be at least 0 and columns at least 1"
+            )
+        if self.dtype != torch.float32:
+            raise ValueError(
+                f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32"
+            )
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Tables that are looked up in one call, and which feature reads which table.
+
+    Args:
+        tables: The tables of the group.
+        feature_tables: For each input feature, in input order, the index of its table; a table may
+            serve several.
+        pooling: ``"sum"``, ``"mean"`` or ``"sqrtn"`` (see ``pooling.py``) of a bag's rows, or
+            ``"none"``: one row for each id.
+        weighted: Whether each id carries a weight.
+
+    Raises:
+        ValueError: No features, an index without a table, or ``"none"`` with weights or with
+            unequal widths.
+
+    Example:
+        >>> from tutorec._kernels.table_specs import GroupSpec, TableSpec
+        >>> group = GroupSpec(
+        ...     (TableSpec("user", 10, 4), TableSpec("item", 20, 8)), feature_tables=(0, 1, 1)
+        ... )
+        >>> group.feature_columns
+        (4, 8, 8)
+    """
+
+    tables: tuple[TableSpec, ...]
+    feature_tables: tuple[int, ...]
+    pooling: PoolingKind = "sum"
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise ValueError(
+                f"pooling {self.pooling!r} is unknown: use one of {', '.join(POOLINGS)}"
+            )
+        if not self.feature_tables:
+            raise ValueError(
+                f"the group of {len(self.tables)} tables reads no feature: leave such a group out"
+            )
+        for feature, table in enumerate(self.feature_tables):
+            if not 0 <= table < len(self.tables):
+                raise ValueError(
+                    f"feature {feature} reads table {table}, and the group has "
+                    f"{len(self.tables)} tables"
+                )
+        if self.pooling == "none" and self.weighted:
+            raise ValueError(
+                "pooling 'none' takes no weights: nothing is summed; multiply the rows yourself"
+            )
+        if self.pooling == "none" and len(set(self.feature_columns)) > 1:
+            raise ValueError(
+                "pooling 'none' needs tables of one width, got "
+                f"{sorted(set(self.feature_columns))}: build one group for each width"
+            )
+
+    @property
+    def feature_columns(self) -> tuple[int, ...]:
+        """Width D of each input feature's table, in input order."""
+        return tuple(self.tables[table].columns for table in self.feature_tables)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tables."""
+        return [table.name for table in self.tables]
+
+    def check_count(self, given: Sequence[object], what: str) -> None:
+        """Refuse another number of things than tables."""
+        if len(given) != len(self.tables):
+            raise ValueError(f"got {len(given)} {what} for {len(self.tables)} tables {self.names}")
