@@ -1,11 +1,9 @@
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 
-from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
@@ -81,8 +79,7 @@ def test_a_feature_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("count", [1, 64, 65, 300])
 def test_few_and_many_ids_are_looked_at_alike(count: int, dtype: torch.dtype) -> None:
-    rows = FeatureRows([("item", "items", 9), ("user", "users", 6)])
-    assert (rows.features, rows.fewest) == (["item", "user"], 6)
+    rows = [("item", "items", 9), ("user", "users", 6)]
     for place in (0, count - 1):
         for wrong in (-1, 9):
             ids = torch.zeros(count, dtype=dtype)
@@ -94,9 +91,3 @@ def test_few_and_many_ids_are_looked_at_alike(count: int, dtype: torch.dtype) ->
                 match=rf"'items' has 9 rows.*feature 'item', sample 0, holds id {wrong}; 1 of",
             ):
                 check_ids(batch, rows)
-
-
-def test_prepared_rows_survive_copies() -> None:
-    rows = FeatureRows(TABLES)
-    for one in (copy.deepcopy(rows), pickle.loads(pickle.dumps(rows))):
-        assert one == rows and (one.features, one.fewest) == (["item", "user"], 6)

@@ -294,7 +294,7 @@ def test_validation_can_be_switched_off_and_comes_back() -> None:
 def test_a_batch_that_was_not_checked_when_built_is_checked_at_its_first_sync_point() -> None:
     # As a batch on a GPU, where looking at the numbers at once would stop the device.
     late = KeyedJaggedTensor._from_parts(["item", "user"], ints(7, 8), None, ints(1, 2), None, 1)
-    late._unchecked = [(2, 2)]
+    late._unchecked = True
     assert late.lengths().tolist() == [1, 2]
     for ask in (late.length_per_key, late.sync, late.to_dict, late.to(torch.device("cpu")).to_dict):
         with pytest.raises(ValueError, match="add up to 3, and there are 2 values"):

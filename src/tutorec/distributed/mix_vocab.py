@@ -32,7 +32,7 @@ from tutorec.distributed.shard_geometry import parameter_sharding, row_wise_piec
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd.devices import device as own_device
 
@@ -92,7 +92,7 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         rows = [int(each) for each in embeddings_per_feat]
         _check(rows, mode, weight)
         self._mode, self._features = mode, [f"feature_{number}" for number in range(len(rows))]
-        self._feature_rows = FeatureRows(zip(self._features, self._features, rows, strict=True))
+        self._feature_rows = [*zip(self._features, self._features, rows, strict=True)]
         device = torch.device(device) if device is not None else own_device()
         self.register_buffer(
             "starts", torch.tensor([0, *accumulate(rows[:-1])], device=device), persistent=False

@@ -43,7 +43,7 @@ from tutorec.quant.packed_tables import (
     parts_of_rows,
     write_parts,
 )
-from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.spmd.devices import device as own_device
@@ -145,9 +145,9 @@ class ShardedQuantModule(
             for feature in table.features:
                 tables_of.setdefault(feature, []).append(table.name)
         self._feature_names = list(tables_of)
-        self._feature_rows = FeatureRows(
+        self._feature_rows = [
             (feature, t.name, t.table.rows) for t in self._tables for feature in t.features
-        )
+        ]
         order = [feature for sharding in asked for feature in sharding.features]
         self._order = FeatureOrder(order, tables_of)
         self._show_tables()

@@ -23,7 +23,7 @@ from tutorec.modules.embedding_configs import (
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, check_pooling
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import join_samples
-from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -153,13 +153,11 @@ class CompressedEmbeddingBagCollection(nn.Module):
             for table in tables
             for index, feature in enumerate(table.feature_names)
         ]
-        self._checked = FeatureRows(
-            [
-                (r.feature, r.table.name, r.table.num_embeddings)
-                for r in self._results
-                if r.compression.bounded
-            ]
-        )
+        self._checked = [
+            (r.feature, r.table.name, r.table.num_embeddings)
+            for r in self._results
+            if r.compression.bounded
+        ]
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._widths = [result.table.embedding_dim for result in self._results]
         self._keys = list(dict.fromkeys(result.feature for result in self._results))

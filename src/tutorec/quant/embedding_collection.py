@@ -16,7 +16,7 @@ from tutorec.quant.behind_mappings import mappings_for, quantized_behind_mapping
 from tutorec.quant.feature_order import features_in_order
 from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
 from tutorec.quant.table_formats import output_type, packed_type
-from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -108,11 +108,11 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         ]
         self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
-        self._feature_rows = FeatureRows(
+        self._feature_rows = [
             (feature, table.name, rows_of(table))
             for table in tables
             for feature in table.feature_names
-        )
+        ]
         named = dict(
             zip((table.name for table in tables), self._embedding_names_by_table, strict=True)
         )

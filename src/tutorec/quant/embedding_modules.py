@@ -33,7 +33,7 @@ from tutorec.quant.preparing import (
     quant_prep_enable_register_tbes as quant_prep_enable_register_tbes,
 )
 from tutorec.quant.table_formats import output_type
-from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import ComputeKJTToJTDict, KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -122,11 +122,11 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         ]
         self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
         names = get_embedding_names_by_table(tables)
-        self._feature_rows = FeatureRows(
+        self._feature_rows = [
             (feature, table.name, rows_of(table))
             for table in tables
             for feature in table.feature_names
-        )
+        ]
         self._result_features = [feature for feature, _, _ in self._feature_rows]
         self._embedding_names = [name for of_table in names for name in of_table]
         self._length_per_name = [

@@ -7,14 +7,14 @@ itself on the CPU (aten's ``embedding_bag``).
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import bad_id, checkable, defer, report
+from tutorec.sparse.validate import FeatureRows, checkable, defer, report
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
@@ -22,29 +22,9 @@ _FEW_IDS = 64
 _warned: WeakSet[nn.Module] = WeakSet()
 
 
-class FeatureRows(list[tuple[str, str, int]]):
-    """Feature, table and rows of each lookup of a collection, as every check needs them.
-
-    It is not changed after it was made.
-
-    Args:
-        rows: One entry for each table of each feature.
-
-    Example:
-        >>> rows = FeatureRows([("item", "items", 8), ("user", "users", 5)])
-        >>> rows.features, rows.fewest
-        (['item', 'user'], 5)
-    """
-
-    def __init__(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        super().__init__(rows)
-        self.features = [feature for feature, _, _ in self]
-        self.fewest = min([count for _, _, count in self], default=0)
-
-
 def check_ids(
     features: KeyedJaggedTensor,
-    feature_rows: Sequence[tuple[str, str, int]],
+    feature_rows: FeatureRows,
     weighted: bool | None = None,
     tables: nn.Module | None = None,
 ) -> None:
@@ -57,7 +37,6 @@ def check_ids(
     Args:
         features: The batch.
         feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
-            Who checks every batch makes ``FeatureRows`` of them, once.
         weighted: Whether the tables want a weight for each id; None where nothing is pooled, so
             that weights, if there are any, are the caller's own.
         tables: The collection that asks.
@@ -88,16 +67,12 @@ def check_ids(
         raise TypeError(
             f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}"
         )
-    prepared = feature_rows if isinstance(feature_rows, FeatureRows) else None
-    keys = features.keys()
-    asked = [name for name, _, _ in feature_rows] if prepared is None else prepared.features
-    if keys != asked:  # where they are equal, as in most batches, none is missing
-        known = features.index_per_key()
-        for feature, table, _ in feature_rows:
-            if feature not in known:
-                raise KeyError(
-                    f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}"
-                )
+    keys, known = features.keys(), features.index_per_key()
+    for feature, table, _ in feature_rows:
+        if feature not in known:
+            raise KeyError(
+                f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}"
+            )
     if weighted and features.weights_or_none() is None:
         raise ValueError(
             f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no "
@@ -135,9 +110,7 @@ def check_ids(
     if values.numel() == 0:
         return
     low, high = _ends(values)
-    if low < 0 or high >= (
-        min([rows for _, _, rows in feature_rows]) if prepared is None else prepared.fewest
-    ):
+    if low < 0 or high >= min([rows for _, _, rows in feature_rows]):
         _check_each(features, feature_rows, low < 0)
 
 
@@ -182,28 +155,13 @@ def _ends(values: Tensor) -> tuple[float, float]:
     return low.item(), high.item()
 
 
-def _check_each(
-    features: KeyedJaggedTensor, feature_rows: Sequence[tuple[str, str, int]], any_negative: bool
-) -> None:
+def _check_each(features: KeyedJaggedTensor, feature_rows: FeatureRows, any_negative: bool) -> None:
     """Check feature by feature: the largest id, and the smallest if any is negative."""
-    index = features.index_per_key()
-    pieces = features.values().split_with_sizes(features.length_per_key())
-    bounds: dict[str, tuple[int, int]] = {}
-    for feature, table, rows in feature_rows:
-        ids = pieces[index[feature]]
-        if ids.numel() == 0:
-            continue
-        if feature not in bounds:
-            bounds[feature] = int(ids.min()) if any_negative else 0, int(ids.max())
-        if bounds[feature][0] < 0 or bounds[feature][1] >= rows:
-            raise ValueError(_bad_id(features, feature, table, rows))
-
-
-def _bad_id(features: KeyedJaggedTensor, feature: str, table: str, rows: int) -> str:
-    """Find the first id outside ``[0, rows)`` and say where it is."""
-    bag = features[feature]
-    ids = bag.values()
-    outside = ((ids < 0) | (ids >= rows)).nonzero().view(-1)
-    position = int(outside[0])
-    sample = int((bag.offsets() <= position).sum()) - 1
-    return bad_id(table, rows, feature, sample, int(ids[position]), outside.numel(), ids.numel())
+    index, values = features.index_per_key(), features.values()
+    of_keys = values.split_with_sizes(features.length_per_key())
+    for feature, _, rows in feature_rows:
+        ids = of_keys[index[feature]]
+        if ids.numel() and (int(ids.max()) >= rows or (any_negative and int(ids.min()) < 0)):
+            samples = features.stride_per_key()
+            defer(values, features.offsets(), features.keys(), samples, feature_rows)
+            report()  # finds the first such id, and raises

@@ -317,13 +317,7 @@ class JaggedTensor:
         if values.is_cpu:
             lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
             if count_ids(values.shape[0], lengths, offsets, [lists]) is None:
-                refuse_lists(
-                    "JaggedTensor",
-                    values.shape[0],
-                    lengths,
-                    offsets,
-                    lambda index: f"sample {index}",
-                )
+                refuse_lists("JaggedTensor", values.shape[0], lengths, offsets)
 
 
 def jagged_from_parts(

@@ -45,8 +45,8 @@ from tutorec.sparse.validate import (
     checkable,
     count_ids,
     key_list,
-    refuse_batch,
     refuse_list_count,
+    refuse_lists,
     refuse_wrapping,
     report,
 )
@@ -59,9 +59,6 @@ _HOST_FACTS = (
     "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key "
     "_offset_per_key _index_per_key _unchecked"
 ).split()
-
-# The keys that were last found to be distinct: most batches of a program have the same ones.
-_distinct: list[str] = []
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
@@ -114,7 +111,7 @@ class KeyedJaggedTensor:
         ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs
             twice. The numbers of many lists, or of lists on another device than the CPU, are
             checked where they are first used: by ``sync``, ``length_per_key``, ``split``,
-            ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
+            ``permute``, ``concat``, ``to_dict``, ``[]``, printing, and every lookup.
 
     Example:
         >>> import torch
@@ -175,12 +172,9 @@ class KeyedJaggedTensor:
         self._index_per_key: dict[str, int] | None = index_per_key
         self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
         self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
-        # None once lengths and offsets are known to describe the ids. Until the first use that
-        # checks that: how many keys and ids each batch has that this one was joined from; empty for
-        # any other batch. Sums that are wrong in two of them may be right for both.
-        # of its own, for TorchScript takes an attribute's for NoneType
-        unchecked: list[tuple[int, int]] | None = None
-        self._unchecked: list[tuple[int, int]] | None = unchecked
+        # True until the first use that checks that lengths and offsets describe the ids, then None.
+        unchecked: bool | None = None  # named for TorchScript, which else takes it for a NoneType
+        self._unchecked: bool | None = unchecked
         if not is_scripting():
             self._normalize()
             if checkable(self._values):
@@ -925,9 +919,7 @@ class KeyedJaggedTensor:
             self._offsets,
             self._stride_per_key_per_rank,
         )
-        if keys != _distinct:
-            check_keys(_BATCH, keys)
-            _distinct[:] = keys
+        check_keys(_BATCH, keys)
         check_form(_BATCH, self._values, self._weights, lengths, offsets)
         if strides is not None:
             check_strides(keys, strides)
@@ -935,7 +927,7 @@ class KeyedJaggedTensor:
         even = strides is None and self._stride_per_key is None
         if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
             refuse_list_count(keys, lists, self.stride(), self.stride_per_key(), strides is None)
-        self._unchecked = []
+        self._unchecked = True
         if not self._values.is_cpu:
             return
         given: dict[str, Any] = {}
@@ -972,20 +964,13 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def _check_numbers(self) -> None:
         """Check an unchecked batch; the ids per key are known afterwards. A sync point."""
-        groups = self._unchecked
-        if groups is None:
+        if self._unchecked is None:
             return
         total = self._values.shape[0]
         counts = count_ids(total, self._lengths, self._offsets, self.stride_per_key())
-        if groups and counts is not None:
-            of_groups = segment_sums(counts, [keys for keys, _ in groups])
-            counts = counts if of_groups == [ids for _, ids in groups] else None
         if counts is None:
-            groups = groups or [(len(self._keys), total)]
-            refuse_batch(
-                self._keys, self.lengths_offset_per_key(), self._lengths, self._offsets, groups
-            )
-            return
+            bounds = self.lengths_offset_per_key()
+            refuse_lists(_BATCH, total, self._lengths, self._offsets, self._keys, bounds)
         if self._inverse_indices is not None:
             check_inverse(self._keys, self.stride_per_key(), self._inverse_indices)
         self._length_per_key, self._unchecked = counts, None
@@ -1060,8 +1045,10 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     inverse_keys: list[str] = []
     samples: list[int] = []
     counts: list[int] = []
-    counted, checked = True, True
+    counted = True
     for batch in batches:
+        if not is_scripting():
+            batch._check_numbers()  # sums that are wrong in two batches may be right for both
         keys += batch._keys
         values.append(batch._values)
         lengths.append(batch.lengths())
@@ -1083,7 +1070,6 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
             counted = False
         else:
             counts += known
-        checked = checked and batch._unchecked is None
     check_joined(keys, samples, len(weights), [ranks.size(1) for ranks in strides], len(inverse))
     joined = batches[0]._derive(
         keys,
@@ -1098,21 +1084,8 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     if len(inverse) > 0:
         joined._inverse_indices = (inverse_keys, torch.cat(inverse))
     if not is_scripting():
-        if not checked:
-            joined._unchecked = _unchecked_groups(batches)
         refuse_wrapping("KeyedJaggedTensor.concat", joined._values, joined.lengths())
     return joined
-
-
-def _unchecked_groups(batches: list[KeyedJaggedTensor]) -> list[tuple[int, int]]:
-    """What is to be checked of a batch that is joined from some that are not checked."""
-    groups: list[tuple[int, int]] = []
-    for batch in batches:
-        # the joined batch has no offsets that could be compared with the lengths
-        if batch._offsets is not None:
-            batch._check_numbers()
-        groups += batch._unchecked or [(len(batch._keys), batch._values.shape[0])]
-    return groups
 
 
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:

@@ -24,9 +24,8 @@ rank 0, then those of rank 1. Before an exchange there is one column.
 No function here knows a class, so that TorchScript compiles them as they stand.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -84,12 +83,6 @@ def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
     return starts
 
 
-def sums_of_next(numbers: Iterable[int], sizes: list[int]) -> list[int]:
-    """Sums of the next ``sizes[i]`` numbers."""
-    rest = iter(numbers)
-    return [sum(islice(rest, size)) for size in sizes]
-
-
 def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[int]:
     """Ids of each key. A sync point.
 
@@ -102,7 +95,7 @@ def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[i
         F numbers.
     """
     if lengths.numel() <= FEW_LISTS and lengths.is_cpu:
-        return sums_of_next(lengths.tolist(), stride_per_key)
+        return segment_sums(lengths.tolist(), stride_per_key)
     if len(set(stride_per_key)) != 1 or lengths.numel() == 0:
         return differences(
             offsets_at(offsets_of_lengths(lengths.long()), running_sum(stride_per_key))
@@ -134,14 +127,12 @@ def running_sum(counts: list[int]) -> list[int]:
 
 def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
     """Sums over consecutive runs of ``counts``; segment i has ``segments[i]`` of them."""
-    if segments.count(1) == len(segments):
-        return counts[: len(segments)]
-    starts = running_sum(counts)
     out: list[int] = []
-    position = 0
+    start = 0
     for segment in segments:
-        out.append(starts[position + segment] - starts[position])
-        position += segment
+        end = start + segment
+        out.append(sum(counts[start:end]))
+        start = end
     return out
 
 

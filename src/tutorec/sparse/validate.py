@@ -3,7 +3,7 @@
 The form of a batch (shapes, dtypes, devices, keys) is checked where the batch is built, and so are
 the numbers of few lists on the CPU. Those of many lists, and on another device, where reading a
 number would stop the device, are checked at their first use (``KeyedJaggedTensor.sync`` is one): a
-batch that is only passed on, copied or joined costs nothing. While a model is traced, scripted,
+batch that is only passed on or copied costs nothing. While a model is traced, scripted,
 exported or compiled there are no numbers to look at, and no check runs.
 
 **Ids on a device that runs behind the program** are checked there, and the error is raised later.
@@ -20,9 +20,9 @@ come by::
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from tutorec.sparse.layout import (
     offsets_at,
     positions,
     running_sum,
-    sums_of_next,
+    segment_sums,
 )
 
 _BATCH = "KeyedJaggedTensor"
@@ -171,7 +171,7 @@ def count_ids(
             if first != 0 or (lengths is not None and lengths.tolist() != numbers):
                 return None
         fits = sum(numbers) == total and min(numbers, default=0) >= 0
-        return sums_of_next(numbers, stride_per_key) if fits else None
+        return segment_sums(numbers, stride_per_key) if fits else None
     if offsets is None:
         assert lengths is not None, "lengths or offsets are given"
         low, high = torch.stack(torch.aminmax(lengths)).tolist() if lengths.numel() else (0, 0)
@@ -194,21 +194,31 @@ def refuse_lists(
     total: int,
     lengths: Tensor | None,
     offsets: Tensor | None,
-    place: Callable[[int], str],
-) -> None:
-    """Say why lengths and offsets do not describe the ids; nothing where they do.
+    keys: Sequence[str] = (),
+    bounds: Sequence[int] = (),
+) -> NoReturn:
+    """Say why lengths and offsets do not describe the ids.
 
     Args:
         owner: Name of the class, for the message.
         total: N.
         lengths: ``[L]`` or None.
         offsets: ``[L + 1]`` or None; at least one of the two is given.
-        place: The name of list i, such as ``feature 'user', sample 3``.
+        keys: F feature names, if lists belong to features.
+        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
 
     Raises:
+        AssertionError: They do.
         ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N,
             or the two disagree.
     """
+
+    def place(index: int) -> str:
+        if not keys:
+            return f"sample {index}"
+        key = bisect_right(bounds, index) - 1
+        return f"feature {keys[key]!r}, sample {index - bounds[key]}"
+
     if offsets is None:
         assert lengths is not None, "lengths or offsets are given"
         if lengths.numel() and int(lengths.min()) < 0:
@@ -223,7 +233,7 @@ def refuse_lists(
                 f"{owner}: lengths add up to {ids}, and there are {total} values; "
                 f"every id belongs to exactly one of the {lengths.numel()} lists"
             )
-        return
+        raise AssertionError("lengths do not fit, and no reason was found")
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
@@ -248,44 +258,7 @@ def refuse_lists(
             f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the "
             "other is derived"
         )
-
-
-def refuse_batch(
-    keys: list[str],
-    bounds: list[int],
-    lengths: Tensor | None,
-    offsets: Tensor | None,
-    groups: list[tuple[int, int]],
-) -> None:
-    """Say why the numbers of a batch do not fit.
-
-    Args:
-        keys: F feature names.
-        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
-        lengths: ``[L]`` or None.
-        offsets: ``[L + 1]`` or None; at least one of the two is given.
-        groups: How many keys and ids each batch has that this one was joined from; one group for
-            any other batch.
-
-    Raises:
-        AssertionError: All groups fit.
-        ValueError: As ``refuse_lists``, of the first group that does not fit.
-    """
-
-    def place(index: int) -> str:
-        key = bisect_right(bounds, index) - 1
-        return f"feature {keys[key]!r}, sample {index - bounds[key]}"
-
-    key = 0
-    for count, ids in groups:
-        part, starts, first = lengths, offsets, 0
-        if len(groups) > 1:
-            assert lengths is not None, "a batch that was joined has lengths"
-            first = bounds[key]
-            part, starts = lengths[first : bounds[key + count]], None
-        refuse_lists(_BATCH, ids, part, starts, lambda index, first=first: place(first + index))
-        key += count
-    raise AssertionError(f"a batch of the keys {keys} does not fit, and no reason was found")
+    raise AssertionError("offsets do not fit, and no reason was found")
 
 
 def refuse_list_count(
