@@ -21,7 +21,7 @@ from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lis
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
-    "first_entries kept lengths_of_offsets lists_of longest masked offsets_of_lengths padded_rows"
+    "first_entries lengths_of_offsets lists_of longest offsets_of_lengths padded_rows"
 ).split():
     torch.fx.wrap(_name)
 
@@ -141,8 +141,9 @@ class JaggedTensor:
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and weights."""
         if not is_scripting():
             _check_dense_lengths(values, lengths, weights)
-        mask = first_entries(values, lengths)
-        return JaggedTensor(kept(values, mask), masked(weights, mask), lengths, None)
+        if weights is not None:
+            weights = first_entries(weights, lengths)
+        return JaggedTensor(first_entries(values, lengths), weights, lengths, None)
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
@@ -440,22 +441,8 @@ def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -
 
 
 def first_entries(values: Tensor, lengths: Tensor) -> Tensor:
-    """A mask [B, longest] of the first ``lengths[b]`` entries of each row of ``values``."""
-    return torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(1)
-
-
-def kept(values: Tensor, mask: Tensor) -> Tensor:
-    """The entries that a mask [B, longest] keeps of values [B, longest, ...], end to end."""
-    if values.dim() == mask.dim():
-        return torch.masked_select(values, mask)
-    return values[mask]
-
-
-def masked(values: Tensor | None, mask: Tensor) -> Tensor | None:
-    """``kept`` for values that may be None."""
-    if values is None:
-        return None
-    return kept(values, mask)
+    """The first ``lengths[b]`` entries of each row of ``values`` [B, longest, ...], end to end."""
+    return values[torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(1)]
 
 
 def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:

@@ -9,7 +9,6 @@ from torch.compiler import is_compiling
 from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.sparse.jagged import JaggedTensor, copy_numbers, jagged_from_parts, lists_text
 from tutorec.sparse.layout import (
     FEW_LISTS,
@@ -472,26 +471,8 @@ class KeyedJaggedTensor:
         """
         check_segments("KeyedJaggedTensor.split", segments, self._keys)
         counts, stride, count = self.length_per_key(), self.stride(), len(segments)
-        sizes = segment_sums(counts, segments)
-        values = self._values.split_with_sizes(sizes)
-        # Views that autograd does not track: it does not need those of integers, except of ids,
-        # which lookups save.
-        lengths = self.lengths().unsafe_split_with_sizes(
-            segment_sums(self.stride_per_key(), segments)
-        )
-        weights = split_optional(self._weights, sizes, count)
+        values, weights, lengths, offsets = self._cut(segments, True)
         strides = split_optional(self._stride_per_key_per_rank, segments, count)
-        # The offsets of many single keys in one operation; fewer are faster one by one, when they
-        # are asked for.
-        together = (
-            count > 3
-            and segments.count(1) == len(self._keys) == count
-            and not self.variable_stride_per_key()
-        )
-        offsets: Tensor | None = None
-        if together:
-            offsets = offsets_by_key(self.lengths(), count, stride)
-        starts = split_optional(offsets, [stride + 1] * count, count)
         out: list[KeyedJaggedTensor] = []
         start = 0
         for part, segment in enumerate(segments):
@@ -506,7 +487,7 @@ class KeyedJaggedTensor:
                         values[part],
                         weights[part],
                         lengths[part],
-                        starts[part],
+                        offsets[part],
                         stride,
                         known,
                         strides[part],
@@ -514,6 +495,33 @@ class KeyedJaggedTensor:
                 )
             start = end
         return out
+
+    def _cut(
+        self, segments: list[int], with_offsets: bool
+    ) -> tuple[list[Tensor], list[Tensor | None], list[Tensor], list[Tensor | None]]:
+        """Values, weights, lengths and offsets of the next ``segments[i]`` keys each: views.
+
+        Offsets are found for many single keys in one operation. For fewer, which are faster one by
+        one when they are asked for, each is None.
+        """
+        count, stride = len(segments), self.stride()
+        sizes = segment_sums(self.length_per_key(), segments)
+        # Views that autograd does not track: it does not need those of integers, except of ids,
+        # which lookups save.
+        lengths = self.lengths().unsafe_split_with_sizes(
+            segment_sums(self.stride_per_key(), segments)
+        )
+        offsets: Tensor | None = None
+        single = segments.count(1) == len(self._keys) == count
+        if with_offsets and single and count > 3 and not self.variable_stride_per_key():
+            offsets = offsets_by_key(self.lengths(), count, stride)
+        # TorchScript's operator returns a list, Python's a tuple.
+        return (  # pyright: ignore[reportReturnType]
+            self._values.split_with_sizes(sizes),
+            split_optional(self._weights, sizes, count),
+            lengths,
+            split_optional(offsets, [stride + 1] * count, count),
+        )
 
     def permute(
         self, indices: list[int], indices_tensor: Tensor | None = None
@@ -550,29 +558,19 @@ class KeyedJaggedTensor:
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views. Kept: a second call returns the same."""
-        counts = self.length_per_key()
+        self.length_per_key()  # checks an unchecked batch
         known = self._jt_dict
         if known is not None:
             return known
         out: dict[str, JaggedTensor] = {}
-        count = len(self._keys)
-        if count > 0:
-            values, weights = (
-                self._values.split_with_sizes(counts),
-                split_optional(self._weights, counts, count),
-            )
-            lengths = self.lengths().split_with_sizes(self.stride_per_key())
-            # as in split
-            together = compute_offsets and count > 3 and not self.variable_stride_per_key()
-            offsets: Tensor | None = None
-            if together:
-                offsets = offsets_by_key(self.lengths(), count, self.stride())
-            starts = split_optional(offsets, [self.stride() + 1] * count, count)
+        if len(self._keys) > 0:
+            values, weights, lengths, offsets = self._cut([1] * len(self._keys), compute_offsets)
             for position, key in enumerate(self._keys):
-                if compute_offsets and not together:
-                    starts[position] = offsets_of_lengths(lengths[position])
+                starts = offsets[position]
+                if compute_offsets and starts is None:
+                    starts = offsets_of_lengths(lengths[position])
                 out[key] = jagged_from_parts(
-                    values[position], weights[position], lengths[position], starts[position]
+                    values[position], weights[position], lengths[position], starts
                 )
         self._jt_dict = out
         return out
@@ -749,9 +747,11 @@ class KeyedJaggedTensor:
             if len(set(stride_per_rank)) == 1:
                 sizes = lengths.new_full([len(keys) * num_workers], stride_per_rank[0])
         if recat is not None and lengths.numel():
-            ids = lengths_to_offsets(lengths.long())[lengths_to_offsets(sizes.long())].diff()
-            lengths, values = _reorder(lengths, sizes, recat), _reorder(values, ids, recat)
-            weights = None if weights is None else _reorder(weights, ids, recat)
+            lists, order = sizes.tolist(), recat.tolist()
+            ids = segment_sums(lengths.tolist(), lists)
+            lengths = permute_segments(lengths, lists, order)
+            values = permute_segments(values, ids, order)
+            weights = None if weights is None else permute_segments(weights, ids, order)
         return KeyedJaggedTensor._from_parts(
             keys, values, weights, lengths, None, stride, None, strides
         ).sync()
@@ -996,17 +996,6 @@ class KeyedJaggedTensor:
         if lengths is None or self._offsets is not None or not values.is_cpu:
             return None
         return ids_per_key(lengths, self.stride_per_key(), values.shape[0])
-
-
-def _reorder(tensor: Tensor, sizes: Tensor, order: Tensor) -> Tensor:
-    """The segments of a tensor, of ``sizes[i]`` elements, with ``order[i]`` at position i."""
-    sizes, order = sizes.long(), order.long()
-    moved, count = sizes[order], tensor.numel()
-    distance = lengths_to_offsets(sizes)[:-1][order] - lengths_to_offsets(moved)[:-1]
-    return tensor[
-        torch.arange(count, device=tensor.device)
-        + distance.repeat_interleave(moved, output_size=count)
-    ]
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript
