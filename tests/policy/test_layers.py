@@ -58,10 +58,11 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharded_tensor state_dict optimizer_state sharders embedding_base "
-                    "embeddingbag embedding fused_embeddingbag fused_embedding mc_modules "
-                    "mc_resharding mc_embedding_modules mc_embedding mc_embeddingbag quant_state "
-                    "quant_embeddingbag quant_embedding mix_vocab"
+                    "sharded_tensor state_dict optimizer_state sharders source_tables "
+                    "embedding_base embeddingbag embedding fused_embeddingbag "
+                    "fused_embedding mc_modules mc_resharding mc_embedding_modules "
+                    "mc_embedding mc_embeddingbag quant_state quant_embeddingbag "
+                    "quant_embedding mix_vocab"
                 ).split()
             ),
             ("distributed.planner",),

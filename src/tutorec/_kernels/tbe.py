@@ -73,6 +73,8 @@ class TableBatch(nn.Module, ABC):
         super().__init__()
         self.spec = spec
         self.optimizer = optimizer
+        # What the kernel is asked for: sqrtn and the mean of weighted rows reach it as a sum.
+        self._pooling: PoolingKind = kernel_pooling(spec.pooling, spec.weighted)
         self.gradient_listener: GradientListener | None = None
         self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
         elements, rows = self._place()
@@ -130,7 +132,8 @@ class TableBatch(nn.Module, ABC):
         # What a kernel's sum or mean is not, enters the weights: sqrtn, and the divisor of a
         # weighted mean. That is the bag's length, not the sum of the weights, and fbgemm's backward
         # forgets it.
-        weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
+        if self._pooling != self.spec.pooling:
+            weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
         if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
             return self._reported(self._lookup(values, offsets, weights), values, offsets, weights)
         pooled = self._reported(
@@ -232,11 +235,6 @@ class TableBatch(nn.Module, ABC):
         self._learning_rate = float(value)
 
     # --- how the buffers stay one piece of memory
-
-    @property
-    def _pooling(self) -> PoolingKind:
-        """The pooling that the kernels run: sqrtn and the weighted mean are sums for them."""
-        return kernel_pooling(self.spec.pooling, self.spec.weighted)
 
     def _bind(self) -> None:
         """Point every view into the buffers, after these moved or were copied or unpickled."""

@@ -8,8 +8,7 @@ from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.awaitable import Awaitable, NoWait
-    from tutorec.distributed.comm import get_local_rank, get_local_size
-    from tutorec.distributed.env import ShardingEnv
+    from tutorec.distributed.env import ShardingEnv, get_local_rank, get_local_size
     from tutorec.distributed.model_parallel import DistributedModelParallel
     from tutorec.distributed.plan import ParameterSharding
     from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
@@ -39,8 +38,8 @@ _DEFINED_IN = {
     "TrainPipelineBase": ".train_pipeline.base",
     "TrainPipelineSparseDist": ".train_pipeline.sparse_dist",
     "count_traffic": ".traffic",
-    "get_local_rank": ".comm",
-    "get_local_size": ".comm",
+    "get_local_rank": ".env",
+    "get_local_size": ".env",
     "get_unsharded_module_names": ".utils",
 }
 

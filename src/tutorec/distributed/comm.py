@@ -8,10 +8,8 @@ traces) see every issue before it happens.
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
-from tutorec.distributed.env import hosts_differ
+from tutorec.distributed.env import get_local_rank as get_local_rank
+from tutorec.distributed.env import get_local_size as get_local_size
 from tutorec.distributed.qcomm import CommCodec
 from tutorec.spmd.devices import backend_for, give_threads_time
 from tutorec.spmd.progress import note
@@ -305,86 +304,6 @@ def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, value, group)
     return gathered
-
-
-def get_local_size(world_size: int | None = None) -> int:
-    """L, the ranks of a host: ``LOCAL_WORLD_SIZE``, as torchrun and `Ranks` set it, or MPI's.
-
-    If it is not set, all ranks share one host; TorchRec assumes 8 ranks per host. If it does not
-    divide the number of ranks, or torchrun runs on hosts of different sizes, a warning is issued
-    and all ranks share one host.
-
-    Args:
-        world_size: W; by default that of the default process group.
-
-    Example:
-        >>> get_local_size(world_size=2)
-        2
-
-    Source:
-        TorchRec's ``torchrec.distributed.comm.get_local_size``.
-    """
-    world_size = dist.get_world_size() if world_size is None else world_size
-    names = (
-        "LOCAL_WORLD_SIZE",
-        "MPI_LOCALNRANKS",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-    )
-    local_size = _number_in_environment(names)
-    if local_size is None:
-        return world_size
-    differ = hosts_differ(local_size)
-    if local_size < 1 or world_size % local_size or differ:
-        why = "is not that of every host" if differ else f"does not divide {world_size} ranks"
-        warnings.warn(
-            f"LOCAL_WORLD_SIZE={local_size} {why}: all ranks are assumed to share one host",
-            stacklevel=2,
-        )
-        return world_size
-    return local_size
-
-
-def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
-    """This rank's number on its host: ``LOCAL_RANK`` (or MPI's variable), else rank modulo L.
-
-    Args:
-        world_size: W; by default that of the default process group.
-        rank: This rank; by default that in the default process group. Used if ``LOCAL_RANK`` is not
-            set or not less than L.
-
-    Example:
-        >>> get_local_rank(world_size=2, rank=1)
-        1
-
-    Source:
-        TorchRec's ``torchrec.distributed.comm.get_local_rank``.
-    """
-    local_size = get_local_size(world_size)
-    names = (
-        "LOCAL_RANK",
-        "MPI_LOCALRANKID",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-    )
-    local_rank = _number_in_environment(names)
-    if local_rank is None or local_rank >= local_size:
-        return (dist.get_rank() if rank is None else rank) % local_size
-    return local_rank
-
-
-def _number_in_environment(names: Sequence[str]) -> int | None:
-    """The value of the first set variable, a number from 0; launchers set one of them."""
-    for name in names:
-        text = os.environ.get(name, "-1")
-        if not text.lstrip("-").isdigit():
-            raise ValueError(
-                f"{name}={text!r} is not a number of ranks: unset it, or let torchrun or Ranks "
-                "set it"
-            )
-        if int(text) >= 0:
-            return int(text)
-    return None
 
 
 def number_of_next_exchange(group: dist.ProcessGroup) -> int:

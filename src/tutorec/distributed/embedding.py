@@ -19,7 +19,6 @@ from tutorec.distributed.embedding_base import (
     BatchContext,
     ResultAwaitable,
     ShardedEmbeddingModule,
-    Unsharded,
 )
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ParameterSharding, ShardingType
@@ -31,6 +30,7 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingSharding,
     SequenceShardingContext,
 )
+from tutorec.distributed.source_tables import Unsharded
 from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig

@@ -25,28 +25,23 @@ from tutorec.distributed.collectives.kjt import KJTArrival
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.initial_rows import InitialRows
 from tutorec.distributed.layout import FeatureOrder
-from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS, EmbeddingLookup
+from tutorec.distributed.lookup.grouped import EmbeddingLookup
 from tutorec.distributed.optimizer_state import ShardedStates
 from tutorec.distributed.plan import ParameterSharding, ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import CompIn, DistOut, Out, ShardedModule
 from tutorec.distributed.sharding.base import (
     EmbeddingSharding,
     EmbeddingShardingContext,
     SparseFeaturesDist,
 )
+from tutorec.distributed.source_tables import Unsharded, agreed_tables
 from tutorec.distributed.state_dict import copy_when_loading, register_state_hooks
 from tutorec.distributed.tables import (
     IN_FILE,
     HeldTable,
     PlacedTable,
-    PlacementRules,
-    check_plan_covers,
-    place_table,
     usable_device,
 )
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 from tutorec.sparse.id_check import check_ids, warn_of_weights
@@ -55,27 +50,6 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.sparse.validate import report
 
 S = TypeVar("S", bound=EmbeddingSharding)
-
-
-@dataclass(frozen=True)
-class Unsharded:
-    """An unsharded collection and what is needed to shard it.
-
-    Args:
-        kind: Its class name, for messages.
-        path: Path of its tables in the module: parameters are named ``<path>.<table>.weight``.
-        configs: Configuration of each table.
-        weights: Table name -> weights ``[R, D]``; they may be on the meta device.
-        weighted: Whether each id must carry a weight.
-        codecs: Name of an exchange -> data type in which rows are sent in it.
-    """
-
-    kind: str
-    path: str
-    configs: Sequence[BaseEmbeddingConfig]
-    weights: Mapping[str, torch.Tensor]
-    weighted: bool
-    codecs: Mapping[str, QuantizedCommCodecs]
 
 
 @dataclass
@@ -183,7 +157,7 @@ class ShardedEmbeddingModule(
         self._env = env
         self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
         self._device = usable_device(device, plan)
-        self._tables = self._agreed_tables(source, plan, fused_params, sharding_types)
+        self._tables = agreed_tables(source, plan, env, fused_params, sharding_types)
         by_type: dict[ShardingType, list[PlacedTable]] = {}
         for table in self._tables:
             by_type.setdefault(table.sharding_type, []).append(table)
@@ -440,54 +414,6 @@ class ShardedEmbeddingModule(
 
     # --- construction
 
-    def _agreed_tables(
-        self,
-        source: Unsharded,
-        plan: Mapping[str, ParameterSharding],
-        fused_params: Mapping[str, Any] | None,
-        sharding_types: Sequence[ShardingType],
-    ) -> list[PlacedTable]:
-        """Read the plan, check it, and compare it with the other ranks' plans."""
-        tables: list[PlacedTable] = []
-        problem: Exception | None = None
-        env = self._env
-        rules = PlacementRules(
-            env.world_size,
-            self._is_weighted,
-            sharding_types,
-            SUPPORTED_KERNELS,
-            fused_params,
-            env.local_size,
-        )
-        names = [config.name for config in source.configs]
-        try:
-            check_plan_covers(names, plan)
-            for config, keys in zip(
-                source.configs, get_embedding_names_by_table(source.configs), strict=True
-            ):
-                tables.append(
-                    place_table(config, keys, source.weights[config.name], plan[config.name], rules)
-                )
-        except (ValueError, KeyError, TypeError) as error:
-            problem = error
-        facts = {
-            "tables": ", ".join(names),
-            "qcomm_codecs_registry": str(sorted(source.codecs.items())),
-        }
-        facts |= {"ranks per host": str(env.local_size), **division_fact()}
-        facts |= {
-            f"table {t.name!r}: {fact}": value
-            for t in tables
-            for fact, value in t.describe().items()
-        }
-        facts |= {
-            f"table {name!r}: requires_grad": str(rows.requires_grad)
-            for name, rows in source.weights.items()
-        }
-        article = "an" if source.kind[0] in "AEIOU" else "a"
-        check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
-        return tables
-
     def _prepare_features(self) -> None:
         """Compute what depends on names only: the features of each sharding and their tables."""
         tables_of: dict[str, list[str]] = {}
@@ -555,7 +481,7 @@ class ShardedEmbeddingModule(
                 return arranged
             if self._kind == "EmbeddingBagCollection":
                 warn_of_weights(self, features.keys())
-            return _with_weights(arranged, None)
+            return arranged._with_weights(None)
         if weights is None:
             raise ValueError(
                 "the collection is weighted (is_weighted=True), and the batch has no weights: "
@@ -567,24 +493,8 @@ class ShardedEmbeddingModule(
                 "ranks: detach them, weights.detach()"
             )
         return (
-            arranged if weights.dtype == torch.float32 else _with_weights(arranged, weights.float())
+            arranged if weights.dtype == torch.float32 else arranged._with_weights(weights.float())
         )
-
-
-def _with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> KeyedJaggedTensor:
-    """A copy of the batch with other weights ``[N]``, or with none."""
-    variable = batch.variable_stride_per_key()
-    # Not checked: a feature that several tables read may appear several times.
-    return KeyedJaggedTensor._from_parts(
-        batch.keys(),
-        batch.values(),
-        weights,
-        batch.lengths_or_none(),
-        batch.offsets_or_none(),
-        None if variable else batch.stride(),
-        None,
-        torch.tensor(batch.stride_per_key_per_rank(), dtype=torch.int32) if variable else None,
-    )
 
 
 def _check_device(features: KeyedJaggedTensor, tables: torch.device) -> None:

@@ -18,7 +18,6 @@ from tutorec.distributed.embedding_base import (
     BatchContext,
     ResultAwaitable,
     ShardedEmbeddingModule,
-    Unsharded,
 )
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
@@ -28,6 +27,7 @@ from tutorec.distributed.sharded_module import KJTList
 from tutorec.distributed.sharders import BaseEmbeddingSharder
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
+from tutorec.distributed.source_tables import Unsharded
 from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

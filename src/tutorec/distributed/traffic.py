@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tutorec.distributed import comm
+from tutorec.distributed.env import get_local_size
 
 
 @dataclass
@@ -132,7 +133,7 @@ def count_traffic() -> Iterator[Traffic]:
         0
     """
     group = comm.default_group()
-    traffic = Traffic(local_size=comm.get_local_size(group.size()) if group is not None else None)
+    traffic = Traffic(local_size=get_local_size(group.size()) if group is not None else None)
     comm.observers.append(traffic.record)
     try:
         yield traffic

@@ -838,6 +838,11 @@ class KeyedJaggedTensor:
             return batch
 
     @torch.jit.unused
+    def _with_weights(self, weights: Tensor | None) -> "KeyedJaggedTensor":
+        """This batch with other weights [N], or with none; no inverse indices."""
+        return self._with_tensors(self._values, weights, self._lengths, self._offsets, None)
+
+    @torch.jit.unused
     def _map(self, change: Any) -> "KeyedJaggedTensor":
         """The batch with every tensor changed the same way; strides stay on the host."""
         weights, lengths, offsets, inverse = (

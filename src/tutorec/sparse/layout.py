@@ -127,6 +127,8 @@ def running_sum(counts: list[int]) -> list[int]:
 
 def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
     """Sums over consecutive runs of ``counts``; segment i has ``segments[i]`` of them."""
+    if segments.count(1) == len(segments):
+        return counts[: len(segments)]
     out: list[int] = []
     start = 0
     for segment in segments:
