@@ -199,7 +199,7 @@ USES: dict[str, Callable[[KeyedJaggedTensor], object]] = {
     "pickle": lambda batch: pickle.loads(pickle.dumps(batch)).sync(),
     "save": lambda batch: saved(batch).sync(),
     "copy_": lambda batch: KeyedJaggedTensor.empty_like(batch, CPU).copy_(batch).sync(),
-    "concat": lambda batch: KeyedJaggedTensor.concat([batch]),
+    "concat": lambda batch: KeyedJaggedTensor.concat([batch]).sync(),
     "unsync": lambda batch: batch.unsync().sync(),
     "twice": used_twice,
     "with validation off since": validated_late,

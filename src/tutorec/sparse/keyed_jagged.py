@@ -110,7 +110,7 @@ class KeyedJaggedTensor:
         ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs
             twice. The numbers of many lists, or of lists on another device than the CPU, are
             checked where they are first used: by ``sync``, ``length_per_key``, ``split``,
-            ``permute``, ``concat``, ``to_dict``, ``[]``, printing, and every lookup.
+            ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
 
     Example:
         >>> import torch
@@ -981,6 +981,20 @@ class KeyedJaggedTensor:
         self._length_per_key, self._unchecked = counts, None
 
     @torch.jit.unused
+    def _can_be_joined(self) -> bool:
+        """Check what cannot be seen once the batch is part of another; whether all is checked.
+
+        Sums that are wrong in two batches may be right for both, and a joined batch has no offsets
+        that could be compared with its lengths.
+        """
+        if self._unchecked is None:
+            return True
+        if self._offsets is None and int(self.lengths().sum()) == self._values.shape[0]:
+            return False
+        self._check_numbers()
+        return True
+
+    @torch.jit.unused
     def _count(self) -> list[int] | None:
         """Ids per key, if something cheaper than the offsets gives them; else None."""
         values, lengths = self._values, self._lengths
@@ -1039,10 +1053,10 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     inverse_keys: list[str] = []
     samples: list[int] = []
     counts: list[int] = []
-    counted = True
+    counted, checked = True, True
     for batch in batches:
         if not is_scripting():
-            batch._check_numbers()  # sums that are wrong in two batches may be right for both
+            checked = batch._can_be_joined() and checked
         keys += batch._keys
         values.append(batch._values)
         lengths.append(batch.lengths())
@@ -1078,6 +1092,7 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     if len(inverse) > 0:
         joined._inverse_indices = (inverse_keys, torch.cat(inverse))
     if not is_scripting():
+        joined._unchecked = None if checked else True
         refuse_wrapping("KeyedJaggedTensor.concat", joined._values, joined.lengths())
     return joined
 
