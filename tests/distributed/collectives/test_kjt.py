@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches
 
-from tutorec.distributed.collectives.kjt import KJTAllToAll, Slots
+from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -344,20 +344,3 @@ def test_what_does_not_fit_is_refused(
 ):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("splits", "order", "pieces"),
-    [
-        ([2, 2], None, [[0], [1]]),
-        ([2, 2], [0, 1, 2, 3], [[0], [1]]),
-        ([2, 2], [0, 1, 0, 1], [[0], [0]]),
-        ([1, 2], [3, 1, 2], [[2], [1]]),
-        ([2, 0, 2], [1, 2, 2, 3], [[1, 2], [], [2, 3]]),
-    ],
-    ids=["as they stand", "identity", "all to both", "part of the keys", "overlapping"],
-)
-def test_neighbouring_keys_travel_as_one_piece(
-    splits: list[int], order: list[int] | None, pieces: list[list[int]]
-):
-    assert Slots(splits, order).pieces == pieces

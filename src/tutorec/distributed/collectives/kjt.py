@@ -32,7 +32,7 @@ from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed import comm
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import ints_on_device, offsets_at, running_sum
+from tutorec.sparse.layout import differences, ints_on_device, offsets_at, running_sum
 from tutorec.sparse.validate import report
 
 SIZES_STAGE = "input sizes"
@@ -388,14 +388,13 @@ def _check_weights(forms: Sequence[int]) -> None:
 class Slots:
     """The slots of every rank as positions in the batch to send, packed with one copy.
 
-    The batch is cut at every key where a run of consecutive slots begins or ends, and the segments
-    are concatenated::
+    The batch is cut at every key, and the segments are concatenated in the order of the slots::
 
-        keys of the batch      a b c d          order     [2, 3 | 0, 1, 2]       splits [2, 3]
-        cut at                 0   2   3 4      segments  rank 0: cd, rank 1: ab, c
+        keys of the batch   a b c d    order  [2, 3 | 0, 1, 2]    splits  [2, 3]
+        sent to rank 0      c d
+        sent to rank 1      a b c
 
-    Consecutive keys are copied as one segment, and a batch whose keys are in rank order is cut only
-    between ranks. No permuted copy of the batch is made.
+    No permuted copy of the batch is made.
 
     Args:
         splits: Number of slots of each rank: W numbers.
@@ -407,8 +406,8 @@ class Slots:
 
     Example:
         >>> slots = Slots([2, 3], order=[2, 3, 0, 1, 2])
-        >>> slots.positions_of(rank=1), slots.pieces
-        ([0, 1, 2], [[1, 2], [0, 1]])
+        >>> slots.positions_of(rank=1), slots.sums([0, 1, 1, 4, 6])
+        ([0, 1, 2], [5, 4])
     """
 
     def __init__(self, splits: Sequence[int], order: Sequence[int] | None = None) -> None:
@@ -427,14 +426,6 @@ class Slots:
         self._exact = order is None
         self.needs = 1 + max(positions, default=-1)
         self.is_identity = positions == list(range(total))
-        runs = [_runs(of_rank) for of_rank in self._positions]
-        self._cuts = sorted({0, *chain.from_iterable(chain.from_iterable(runs))})
-        number = {cut: index for index, cut in enumerate(self._cuts)}
-        # Segments of each rank, as indices of the parts between two cuts.
-        self.pieces = [
-            [piece for first, end in of_rank for piece in range(number[first], number[end])]
-            for of_rank in runs
-        ]
 
     def positions_of(self, rank: int) -> list[int]:
         """Positions of the keys of one rank's slots."""
@@ -450,8 +441,7 @@ class Slots:
 
     def sums(self, starts: Sequence[int]) -> list[int]:
         """Elements sent to each rank, ``[W]``; key f begins at ``starts[f]``."""
-        sizes = self._sizes(starts)
-        return [sum([sizes[piece] for piece in of_rank]) for of_rank in self.pieces]
+        return [sum(of_rank) for of_rank in self.per_slot(starts)]
 
     def per_slot(self, starts: Sequence[int]) -> list[list[int]]:
         """Elements sent to each rank, slot by slot; key f begins at ``starts[f]``."""
@@ -459,8 +449,8 @@ class Slots:
 
     def cut(self, tensor: torch.Tensor, starts: Sequence[int]) -> list[list[torch.Tensor]]:
         """The segments of each rank: views of a tensor in which key f begins at ``starts[f]``."""
-        parts = tensor.split_with_sizes(self._sizes(starts))
-        return [[parts[piece] for piece in of_rank] for of_rank in self.pieces]
+        parts = tensor.split_with_sizes(differences([*starts]))
+        return [[parts[position] for position in of_rank] for of_rank in self._positions]
 
     def gather(self, tensor: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
         """The segments of all ranks, concatenated."""
@@ -481,23 +471,6 @@ class Slots:
             piece for heads, ids in zip(lengths, values, strict=True) for piece in (*heads, *ids)
         ]
         return torch.cat(pieces) if pieces else features.values()[:0].to(dtype)
-
-    def _sizes(self, starts: Sequence[int]) -> list[int]:
-        """Sizes of all parts of the batch, including the one after the last cut."""
-        bounds = [starts[cut] for cut in self._cuts]
-        bounds.append(starts[-1])
-        return [end - first for first, end in pairwise(bounds)]
-
-
-def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive positions as (first, end): ``[3, 4, 0]`` gives ``[(3, 5), (0, 1)]``."""
-    runs: list[tuple[int, int]] = []
-    for position in positions:
-        if runs and runs[-1][1] == position:
-            runs[-1] = (runs[-1][0], position + 1)
-        else:
-            runs.append((position, position + 1))
-    return runs
 
 
 def feature_major(
