@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tutorec.distributed.mix_vocab import Mode, ParallelMixVocabEmbeddingBag
-from tutorec.sparse.validate import report
+from tutorec.sparse.deferred import report
 from tutorec.spmd import device
 
 ROWS = [5, 26, 1, 9]

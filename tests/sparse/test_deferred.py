@@ -5,17 +5,17 @@ import torch
 from hypothesis import given
 from strategies import DrawnBatch, jagged_batches
 
-from tutorec.sparse import validate
+from tutorec.sparse import deferred
+from tutorec.sparse.deferred import report
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import report
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_over() -> Iterator[None]:
-    validate._under_way.clear()
+    deferred._under_way.clear()
     yield
-    assert not validate._under_way, "a test left a check behind"
+    assert not deferred._under_way, "a test left a check behind"
 
 
 def batch(*ids: int) -> KeyedJaggedTensor:
@@ -27,7 +27,7 @@ def batch(*ids: int) -> KeyedJaggedTensor:
 
 def defer(features: KeyedJaggedTensor, tables: list[tuple[str, str, int]]) -> None:
     ids, offsets, samples = features.values(), features.offsets(), features.stride_per_key()
-    validate.defer(ids, offsets, features.keys(), samples, tables)
+    deferred.defer(ids, offsets, features.keys(), samples, tables)
 
 
 TABLES = [("item", "items", 9), ("user", "users", 6), ("item", "few_items", 8)]
@@ -101,7 +101,7 @@ def test_an_empty_batch_starts_no_check() -> None:
         KeyedJaggedTensor(["item"], torch.tensor([]).long(), lengths=torch.tensor([0, 0])),
         TABLES[:1],
     )
-    assert not validate._under_way
+    assert not deferred._under_way
 
 
 class Behind:
@@ -122,9 +122,9 @@ class Behind:
 
 def test_a_later_check_does_not_wait_for_one_that_has_not_run() -> None:
     defer(batch(7, 8, 9, 4, 5), TABLES[:2])
-    validate._under_way[0]._arrived = Behind(False, True, True)
+    deferred._under_way[0]._arrived = Behind(False, True, True)
     report(wait=False)
-    assert len(validate._under_way) == 1
+    assert len(deferred._under_way) == 1
     with pytest.raises(ValueError, match="holds id 9"):
         report(wait=False)
 
@@ -132,15 +132,15 @@ def test_a_later_check_does_not_wait_for_one_that_has_not_run() -> None:
 def test_what_was_found_is_told_after_the_device_has_failed() -> None:
     for wait in (True, False):
         defer(batch(7, 8, 9, 4, 5), TABLES[:2])
-        validate._under_way[0]._arrived = Behind()
+        deferred._under_way[0]._arrived = Behind()
         with pytest.raises(ValueError, match="holds id 9"):
             report(wait)
 
 
 def test_the_oldest_check_is_waited_for_when_many_are_under_way() -> None:
-    for _ in range(validate._MOST + 1):
+    for _ in range(deferred._MOST + 1):
         defer(batch(0, 0, 0, 0, 0), TABLES)
-        validate._under_way[-1]._arrived = Behind(False, False, False)
+        deferred._under_way[-1]._arrived = Behind(False, False, False)
     report(wait=False)
-    assert len(validate._under_way) == validate._MOST
+    assert len(deferred._under_way) == deferred._MOST
     report()

@@ -44,10 +44,10 @@ from tutorec.distributed.tables import (
 )
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
+from tutorec.sparse.deferred import report
 from tutorec.sparse.id_check import check_ids, warn_of_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-from tutorec.sparse.validate import report
 
 S = TypeVar("S", bound=EmbeddingSharding)
 

@@ -1,7 +1,7 @@
 """Checks of ids against table rows: one fused pass, and a search only after it fails.
 
 On another device than the CPU nothing is read here: the check runs there, and what it finds is
-raised later (see ``validate.py``). While a model is traced, scripted, exported or compiled there
+raised later (see ``deferred.py``). While a model is traced, scripted, exported or compiled there
 are no ids to look at and no check runs; the graph keeps the lookup, whose operator checks bounds
 itself on the CPU (aten's ``embedding_bag``).
 """
@@ -13,8 +13,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from tutorec.sparse.deferred import FeatureRows, defer, report
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import FeatureRows, checkable, defer, report
+from tutorec.sparse.validate import checkable
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64

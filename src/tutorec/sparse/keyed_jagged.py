@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged import JaggedTensor, copy_numbers, jagged_from_parts, lists_text
 from tutorec.sparse.layout import (
     FEW_LISTS,
@@ -47,7 +48,6 @@ from tutorec.sparse.validate import (
     refuse_list_count,
     refuse_lists,
     refuse_wrapping,
-    report,
 )
 
 _BATCH = "KeyedJaggedTensor"

@@ -5,24 +5,11 @@ the numbers of few lists on the CPU. Those of many lists, and on another device,
 number would stop the device, are checked at their first use (``KeyedJaggedTensor.sync`` is one): a
 batch that is only passed on or copied costs nothing. While a model is traced, scripted,
 exported or compiled there are no numbers to look at, and no check runs.
-
-**Ids on a device that runs behind the program** are checked there, and the error is raised later.
-Reading a number from a GPU makes the program wait for it. So the check is a few operators on the
-device that leave five integers, copied to page-locked memory *before* the lookup is issued: a
-lookup that reads outside its table may end the device's context, and the five integers are there
-all the same. They are read at the next named sync point, or at a later check when the device has
-come by::
-
-    check_ids(batch 1)   operators, copy of five integers        the program goes on
-    lookup(batch 1)      ...
-    check_ids(batch 2)   report(wait=False): has batch 1's check run?  raise if it found something
-    batch 2 .sync()      report(): wait for all checks, raise
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -35,7 +22,6 @@ from tutorec.sparse.layout import (
     LARGEST_INT32,
     differences,
     ids_per_key,
-    ints_on_device,
     lengths_of_offsets,
     offsets_at,
     positions,
@@ -45,11 +31,6 @@ from tutorec.sparse.layout import (
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int32, torch.int64)
-_INT64 = torch.iinfo(torch.int64)
-# So many deferred checks may be under way before the oldest is waited for.
-_MOST = 8
-
-FeatureRows = Sequence[tuple[str, str, int]]
 
 
 def checkable(values: Tensor) -> bool:
@@ -455,166 +436,3 @@ def check_segments(where: str, segments: list[int], keys: list[str]) -> None:
         raise ValueError(
             f"{where}: segments {segments} hold a negative number of keys; each is 0 or more"
         )
-
-
-class _Check:
-    """One check under way: where its five integers arrive, and what they mean."""
-
-    __slots__ = ("_arrived", "_feature_rows", "_keys", "_result", "_samples")
-
-    def __init__(
-        self, result: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
-    ) -> None:
-        self._keys, self._samples, self._feature_rows = keys, samples, feature_rows
-        self._result, self._arrived = result, None
-        if result.device.type == "cuda":
-            self._result = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-            self._result.copy_(result, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            # Of the ids' device, which need not be the current one.
-            self._arrived.record(torch.cuda.current_stream(result.device))
-
-    def ready(self) -> bool:
-        """Whether the integers can be read without waiting."""
-        if self._arrived is None:
-            return self._result.device.type == "cpu"
-        try:
-            return self._arrived.query()
-        except RuntimeError:  # The device has failed since; what was copied before is there.
-            return True
-
-    def read(self) -> ValueError | None:
-        """Wait for the integers; the error if they tell of one."""
-        if self._arrived is not None:
-            with suppress(RuntimeError):  # As above.
-                self._arrived.synchronize()
-        outside, total, place, number, feature = self._result.tolist()
-        if outside == 0:
-            return None
-        key = self._keys[feature]
-        sample = place - sum(self._samples[:feature])
-        for name, table, rows in self._feature_rows:
-            if name == key and not 0 <= number < rows:
-                return ValueError(bad_id(table, rows, key, sample, number, outside, total))
-        raise AssertionError(
-            f"id {number} of feature {key!r} is outside of no table of {self._feature_rows}"
-        )
-
-
-_under_way: list[_Check] = []
-_bounds: dict[Any, tuple[Tensor, Tensor]] = {}
-
-
-def bad_id(
-    table: str, rows: int, feature: str, sample: int, number: int, outside: int, total: int
-) -> str:
-    """The message for an id that is no row of its table.
-
-    Args:
-        table: Name of the table.
-        rows: R, its rows.
-        feature: The feature that holds the id.
-        sample: The sample that holds it.
-        number: The id.
-        outside: How many of the feature's ids are outside.
-        total: How many ids the feature has.
-
-    Returns:
-        What is wrong, where, the numbers, and what would work.
-
-    Example:
-        >>> bad_id("items", 8, "item", 1, 9, 1, 2)[:65]
-        "table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample"
-    """
-    return (
-        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample "
-        f"{sample}, holds id {number}; {outside} of the feature's {total} ids are outside: hash or "
-        "clamp them to rows, or give the table more rows"
-    )
-
-
-def defer(
-    ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
-) -> None:
-    """Check a batch's ids where they are, without waiting for the result: ``report`` raises it.
-
-    Args:
-        ids: ``[N]``, on any device.
-        offsets: ``[L + 1]``.
-        keys: F feature names.
-        samples: Samples of each key.
-        feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
-
-    Example:
-        >>> import torch
-        >>> defer(torch.tensor([3, 9]), torch.tensor([0, 1, 2]), ["item"], [2], [("item", "t", 8)])
-        >>> report()
-        Traceback (most recent call last):
-            ...
-        ValueError: table 't' has 8 rows (ids 0 to 7), and feature 'item', sample 1, holds id 9; ...
-
-    See Also:
-        ``id_check.check_ids``, which calls this for a batch that is not on the CPU.
-    """
-    if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return
-    result = _search(ids, offsets, samples, *_bounds_of(keys, feature_rows, ids.device))
-    _under_way.append(_Check(result, list(keys), samples, feature_rows))
-
-
-def report(wait: bool = True) -> None:
-    """Raise what a deferred check found; costs next to nothing when none is pending.
-
-    Args:
-        wait: Whether to wait for checks that have not run yet, as a named sync point does anyway.
-
-    Raises:
-        ValueError: An id is no row of its table. All other checks are forgotten then.
-    """
-    while _under_way:
-        if not (wait or len(_under_way) > _MOST or _under_way[0].ready()):
-            return
-        error = _under_way.pop(0).read()
-        if error is not None:
-            _under_way.clear()
-            raise error
-
-
-def _bounds_of(
-    keys: list[str], feature_rows: FeatureRows, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Smallest id and one past the largest that fit each key's tables [F]."""
-    cached = (tuple(keys), tuple(feature_rows), device)
-    known = _bounds.get(cached)
-    if known is None:
-        low, high = dict.fromkeys(keys, _INT64.min), dict.fromkeys(keys, _INT64.max)
-        for feature, _, rows in feature_rows:
-            low[feature], high[feature] = 0, min(rows, high[feature])
-        known = (
-            ints_on_device(list(low.values()), torch.int64, device),
-            ints_on_device(list(high.values()), torch.int64, device),
-        )
-        if len(_bounds) >= _MOST:
-            _bounds.clear()
-        _bounds[cached] = known
-    return known
-
-
-def _search(ids: Tensor, offsets: Tensor, samples: list[int], low: Tensor, high: Tensor) -> Tensor:
-    """Five integers: the first bad feature's bad ids and ids, the list, the id, the key.
-
-    Only operators that neither wait for the device nor read outside a tensor, whatever the offsets
-    hold.
-    """
-    count = ids.numel()
-    place = torch.arange(count, device=ids.device)
-    ends = ints_on_device(running_sum(samples), torch.int64, ids.device)
-    starts = offsets.index_select(0, ends).long()
-    feature = torch.bucketize(place, starts[1:], right=True).clamp_(max=len(samples) - 1)
-    bad = (ids < low[feature]) | (ids >= high[feature])
-    first = torch.where(bad, place, count).min()
-    at = first.clamp(max=count - 1)
-    key = feature[at]
-    listed = torch.bucketize(at, offsets.long(), right=True) - 1
-    outside = (bad & (feature == key)).sum()
-    return torch.stack([outside, starts[key + 1] - starts[key], listed, ids[at].long(), key])
