@@ -45,10 +45,9 @@ from tutorec.distributed.lookup.grouped import (
     GroupedLookup,
     GroupedPooledEmbeddingsLookup,
     ShardRows,
-    flatten_by_rank,
-    pad_bags,
 )
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
+from tutorec.distributed.lookup.variable_batch import flatten_by_rank, pad_bags
 from tutorec.optim.fused import EmbeddingFusedOptimizer
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
