@@ -145,9 +145,8 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 bag = bags[feature]
                 weights = self._weights_of(bag, index)
                 pooled.append(table(bag.values(), bag.offsets(), weights).float())
-        return KeyedTensor(
-            self._embedding_names, self._length_per_name, self._side_by_side(features, pooled)
-        )
+        columns = self._side_by_side(features, pooled)
+        return KeyedTensor(self._embedding_names, self._length_per_name, columns)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configuration of each table, in order."""
