@@ -100,6 +100,56 @@ def all_to_all(
     return _InFlight(work, send, received)
 
 
+def all_to_all_slices(
+    send: torch.Tensor,
+    send_counts: Sequence[int],
+    receive_counts: Sequence[int],
+    group: dist.ProcessGroup,
+    stage: str,
+    codec: CommCodec | None = None,
+) -> Awaitable[list[torch.Tensor]]:
+    """`all_to_all` that returns separate slices, without a copy of this rank's own slice.
+
+    Use it for slices that are concatenated or added anyway.
+
+    Args:
+        send: As for `all_to_all`; must not be written to while a slice of the result is in use.
+        send_counts: As for `all_to_all`.
+        receive_counts: As for `all_to_all`.
+        group: The ranks.
+        stage: The name under which the bytes are counted.
+        codec: Data type in which they are sent; None keeps it.
+
+    Returns:
+        An awaitable of W slices, slice ``r`` from rank ``r``. This rank's own slice is a view of
+        ``send`` on the first and the last rank, where the other slices are contiguous.
+    """
+    if len(send_counts) == 1:
+        return NoWait([send])
+    if codec is not None:
+        arriving = all_to_all_slices(codec.encode(send), send_counts, receive_counts, group, stage)
+        return map_awaitable(
+            lambda slices: [codec.decode(part, send.dtype) for part in slices], arriving
+        )
+    out, into, me = list(send_counts), list(receive_counts), group.rank()
+    if 0 < me < len(out) - 1:
+        arriving = all_to_all(send, out, into, group, stage)
+        return map_awaitable(lambda arrived: list(arrived.split(into)), arriving)
+    own, others = (
+        (send[: out[0]], send[out[0] :])
+        if me == 0
+        else (send[sum(out[:-1]) :], send[: sum(out[:-1])])
+    )
+    out[me] = into[me] = 0
+
+    def with_mine(arrived: torch.Tensor) -> list[torch.Tensor]:
+        slices = list(arrived.split(into))
+        slices[me] = own
+        return slices
+
+    return map_awaitable(with_mine, all_to_all(others, out, into, group, stage))
+
+
 def reduce_scatter(
     send: torch.Tensor,
     counts: Sequence[int],
@@ -128,10 +178,8 @@ def reduce_scatter(
     if len(counts) == 1:
         return NoWait(send)
 
-    sent, mine = send if codec is None else codec.encode(send), counts[group.rank()]
-
-    def total(arrived: torch.Tensor) -> torch.Tensor:
-        first, *others = arrived.view(len(counts), mine).unbind()
+    def total(slices: list[torch.Tensor]) -> torch.Tensor:
+        first, *others = slices
         if first.is_floating_point() and first.element_size() < 4:
             first = first.float()
         summed = first + others[0]
@@ -139,7 +187,8 @@ def reduce_scatter(
             summed += other
         return summed.to(send.dtype) if codec is None else codec.decode(summed, send.dtype)
 
-    return map_awaitable(total, all_to_all(sent, counts, [mine] * len(counts), group, stage))
+    sent, mine = send if codec is None else codec.encode(send), counts[group.rank()]
+    return map_awaitable(total, all_to_all_slices(sent, counts, [mine] * len(counts), group, stage))
 
 
 def all_gather(

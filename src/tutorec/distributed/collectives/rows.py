@@ -33,12 +33,12 @@ class RowMoves(NamedTuple):
     """The exchange of flat rows, and the reverse exchange of their gradients.
 
     Args:
-        rows: ``[N]`` -> awaitable of the received elements.
+        rows: ``[N]`` -> awaitable of the received elements, flat or one slice per source.
         gradients: Gradients of the received elements ``[M]`` -> awaitable of those of the sent
             elements ``[N]``.
     """
 
-    rows: Callable[[torch.Tensor], Awaitable[torch.Tensor]]
+    rows: Callable[[torch.Tensor], Awaitable[Any]]
     gradients: Callable[[torch.Tensor], Awaitable[torch.Tensor]]
 
 
@@ -137,11 +137,13 @@ def _to_ranks(
     counts_out: list[int],
     counts_in: list[int],
     codecs: QuantizedCommCodecs | None,
+    slices: bool = True,
 ) -> RowMoves:
-    """All-to-all: slice r goes to rank r."""
+    """All-to-all; received slices stay separate if that saves a copy of this rank's own slice."""
     forward, backward = codecs_of(codecs)
+    exchange = comm.all_to_all_slices if slices else comm.all_to_all
     return RowMoves(
-        lambda flat: comm.all_to_all(flat, counts_out, counts_in, group, ROWS_STAGE, forward),
+        lambda flat: exchange(flat, counts_out, counts_in, group, ROWS_STAGE, forward),
         lambda flat: comm.all_to_all(flat, counts_in, counts_out, group, GRADIENTS_STAGE, backward),
     )
 
@@ -155,7 +157,7 @@ def _rows_to_ranks(
 ) -> Awaitable[torch.Tensor]:
     if group is None or group.size() == 1:
         return NoWait(rows)
-    moves = _to_ranks(group, list(counts_out), list(counts_in), codecs)
+    moves = _to_ranks(group, list(counts_out), list(counts_in), codecs, slices=False)
     return exchange_flat(moves, rows, len(counts_out))
 
 
@@ -185,8 +187,8 @@ def exchange_matrix(
     def blocks(slices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [part.view(samples, width) for part, width in zip(slices, columns, strict=True)]
 
-    def side_by_side(arrived: torch.Tensor) -> torch.Tensor:
-        parts = blocks(arrived.split(counts))
+    def side_by_side(arrived: Any) -> torch.Tensor:
+        parts = blocks(arrived.split(counts) if isinstance(arrived, torch.Tensor) else arrived)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def gradients(gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
