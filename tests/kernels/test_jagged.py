@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tutorec._kernels import jagged, reference
+from tutorec._kernels import bucketize, jagged, reference
 from tutorec._kernels.backend import use_backend
 
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
@@ -124,7 +124,7 @@ def dealt_bags(draw: st.DrawFn) -> Dealt:
     return Dealt(bags, bounds)
 
 
-@pytest.mark.parametrize("run", [jagged.bucketize, reference.bucketize])
+@pytest.mark.parametrize("run", [bucketize.bucketize, reference.bucketize])
 @given(
     dealt=dealt_bags(),
     lengths_dtype=INTEGERS,
@@ -144,7 +144,7 @@ def test_bucketize_deals_ids_out_by_row_range(
     weights = torch.arange(ids.numel()).float() if weighted else None
     segments = [len(of_feature) for of_feature in dealt.bags]
     result = run(lengths, ids, weights, segments, dealt.bounds, places)
-    found = result if isinstance(result, jagged.Bucketized) else jagged.Bucketized(*result)
+    found = result if isinstance(result, bucketize.Bucketized) else bucketize.Bucketized(*result)
     due_lengths, due_ids, source = dealt.due()
     assert (found.lengths.dtype, found.lengths.tolist()) == (lengths_dtype, due_lengths)
     assert (found.values.dtype, found.values.tolist()) == (ids_dtype, due_ids)
@@ -169,7 +169,7 @@ def test_bucketize_of_a_large_batch_equals_the_reference(buckets: int):
         [0, *[700] * (buckets - 1), 1000],
     ]
     weights = torch.rand(ids.numel())
-    found = jagged.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
+    found = bucketize.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
     due = reference.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
     for mine, wanted in zip(
         (found.lengths, found.values, found.weights, found.places), due, strict=True
@@ -180,7 +180,7 @@ def test_bucketize_of_a_large_batch_equals_the_reference(buckets: int):
 
 def test_bucketize_without_features_gives_nothing():
     nothing = torch.empty(0, dtype=torch.int64)
-    found = jagged.bucketize(nothing, nothing, None, [], [], keep_places=True)
+    found = bucketize.bucketize(nothing, nothing, None, [], [], keep_places=True)
     assert found.lengths.numel() == found.values.numel() == 0
     assert found.places is not None and found.places.numel() == 0
 
@@ -190,6 +190,6 @@ def test_bucketize_refuses_ranges_that_do_not_match_the_features():
     with pytest.raises(
         ValueError, match=r"features have \[1, 2\] row ranges; give each the same number"
     ):
-        jagged.bucketize(one, one, None, [1, 1], [[0, 5], [0, 2, 5]])
+        bucketize.bucketize(one, one, None, [1, 1], [[0, 5], [0, 2, 5]])
     with pytest.raises(ValueError, match="1 features have bags and 2 row ranges"):
-        jagged.bucketize(one, one, None, [2], [[0, 5], [0, 5]])
+        bucketize.bucketize(one, one, None, [2], [[0, 5], [0, 5]])

@@ -74,7 +74,7 @@ def bucketize(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Bucketize ids by row range: lengths [S], values [N] -> [buckets * S], and three [N].
 
-    See ``jagged.bucketize`` for the arguments.
+    See ``bucketize.py`` for the arguments.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
 """Bucketize a batch before an exchange by hand, under TorchRec's name.
 
-tutorec's own row-wise sharding uses `tutorec._kernels.jagged.bucketize`, which takes row ranges.
+tutorec's own row-wise sharding uses `tutorec._kernels.bucketize`, which takes row ranges.
 """
 
 from __future__ import annotations

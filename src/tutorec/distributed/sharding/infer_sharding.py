@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.jagged import bucketize
+from tutorec._kernels.bucketize import bucketize
 from tutorec._kernels.packed import PackedTable
 from tutorec._kernels.pooling import PoolingKind, bag_weights
 from tutorec.distributed.layout import ColumnPiece

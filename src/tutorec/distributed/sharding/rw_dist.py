@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from tutorec._kernels.jagged import bucketize
+from tutorec._kernels.bucketize import bucketize
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, SparseFeaturesDist
