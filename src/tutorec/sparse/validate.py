@@ -214,7 +214,7 @@ def refuse_lists(
                 f"{owner}: lengths add up to {ids}, and there are {total} values; "
                 f"every id belongs to exactly one of the {lengths.numel()} lists"
             )
-        raise AssertionError("lengths do not fit, and no reason was found")
+        raise AssertionError(f"{owner}: lengths describe the {total} values, and were refused")
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
@@ -239,7 +239,7 @@ def refuse_lists(
             f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the "
             "other is derived"
         )
-    raise AssertionError("offsets do not fit, and no reason was found")
+    raise AssertionError(f"{owner}: offsets describe the {total} values, and were refused")
 
 
 def refuse_list_count(
