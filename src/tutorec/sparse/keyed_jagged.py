@@ -59,6 +59,9 @@ _HOST_FACTS = (
     "_offset_per_key _index_per_key _unchecked"
 ).split()
 
+# The keys that were last found to be distinct: most batches of a program have the same ones.
+_distinct: list[str] = []
+
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
 for _name in (
@@ -924,7 +927,9 @@ class KeyedJaggedTensor:
             self._offsets,
             self._stride_per_key_per_rank,
         )
-        check_keys(_BATCH, keys)
+        if keys != _distinct:
+            check_keys(_BATCH, keys)
+            _distinct[:] = keys
         check_form(_BATCH, self._values, self._weights, lengths, offsets)
         if strides is not None:
             check_strides(keys, strides)
