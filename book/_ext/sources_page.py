@@ -59,8 +59,9 @@ def rows() -> list[dict[str, Any]]:
 
 
 def chapter_key(name: str) -> int | str:
-    """How a row names a notebook: a chapter by its number, a page by its file's name."""
-    return int(name[:2]) if name[:2].isdigit() else name
+    """How a row names a notebook: a chapter by its number (9, "09b"), a page by its file's name."""
+    number = name.partition("_")[0]
+    return int(number) if number.isdigit() else number if number[0].isdigit() else name
 
 
 def notebooks() -> dict[int | str, Path]:

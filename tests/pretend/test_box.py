@@ -27,7 +27,7 @@ SHORTER = {
         "shop(seed=seed)": "shop(seed=seed, rows=9000)",
     },
     "06_anatomy.ipynb": {"range(80)": "range(10)"},
-    "09_planner.ipynb": {"(25, 50, 100), (1, 64)": "(25,), (1, 64)"},
+    "09b_planner_at_work.ipynb": {"(25, 100), (1, 64)": "(25,), (1, 64)"},
     "10_dmp.ipynb": {
         "store = shop()": "store = shop(rows=24 * 256, test_rows=4_000)",
         "= 1_024, 200 ": "= 256, 24 ",

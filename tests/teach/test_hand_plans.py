@@ -1,14 +1,12 @@
 import pytest
 
-from tutorec.distributed.planner import OptimalPlanner, Topology
+from tutorec.distributed.planner import OptimalPlanner
 from tutorec.errors import PlannerError
-from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.teach import hand_plans
 from tutorec.teach.exercises.ch09 import EXERCISES
 from tutorec.teach.hand_plans import (
     DOES_NOT_FIT,
     GOOD,
-    TABLES,
     TOO_MANY_TYPES,
     TOO_MUCH,
     UNEVEN,
@@ -16,7 +14,7 @@ from tutorec.teach.hand_plans import (
     judge,
 )
 
-EXERCISE = EXERCISES[1]
+EXERCISE = EXERCISES[2]
 SOLUTION = EXERCISE.solution
 
 
@@ -37,14 +35,7 @@ def test_each_misconception_is_seen_by_its_kind():
 
 
 def test_plan_that_is_judged_good_is_near_the_optimum():
-    best = OptimalPlanner(
-        Topology.preset("4xH100"),
-        hand_plans.SAMPLES,
-        {table: hand_plans._free(table) for table in TABLES},
-        time_limit=20,
-        stats=[],
-    )
-    optimum = best.plan(_tables(), [hand_plans.sharder()]).report
+    optimum = hand_plans.shop_plan(planner=OptimalPlanner, time_limit=20).report
     mine = hand_plan(SOLUTION).report
     assert optimum is not None
     assert mine is not None
@@ -74,7 +65,3 @@ def test_plan_that_does_not_fit_is_the_planners_error():
 def test_words_that_are_no_plan_are_named(words, said):
     with pytest.raises(ValueError, match=said):
         judge(words)
-
-
-def _tables():
-    return EmbeddingBagCollection(hand_plans.tables(), device=hand_plans.META)

@@ -8,6 +8,7 @@ from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_
 from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
 from tutorec.teach.cuts import cuts
 from tutorec.teach.diagram import Diagram
+from tutorec.teach.dots import dots
 from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.hosts import hosts
 from tutorec.teach.levels import levels
@@ -15,6 +16,7 @@ from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup
 from tutorec.teach.parts import parts
+from tutorec.teach.placing import placing
 from tutorec.teach.remapping import RemappedBatch, remapping
 from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
@@ -40,6 +42,7 @@ __all__ = [
     "curves",
     "cuts",
     "dlrm",
+    "dots",
     "gantt",
     "here",
     "histogram",
@@ -50,6 +53,7 @@ __all__ = [
     "lines",
     "lookup",
     "parts",
+    "placing",
     "rank_color",
     "rank_frequency",
     "remapping",

@@ -1,7 +1,8 @@
 """Eight tables of the shop on four GPUs, and what a plan that a person wrote for them comes to.
 
-Chapter 09 asks its reader to find a plan. Many are good, so that the answer is not compared with a
-plan: it is planned with constraints that leave nothing open, and judged by its cost.
+Chapters 09 and 09b plan them. Chapter 09 also asks its reader to find a plan. Many are good, so
+that the answer is not compared with a plan: it is planned with constraints that leave nothing open,
+and judged by its cost.
 """
 
 from __future__ import annotations
@@ -52,14 +53,20 @@ _UNEVEN = 1.25
 Words = Mapping[str, Any]
 
 
-def tables() -> list[EmbeddingBagConfig]:
-    """The eight tables."""
-    return [
+def collection(tables: Mapping[str, tuple[int, ...]] = TABLES) -> EmbeddingBagCollection:
+    """Tables without memory: name -> rows, columns, and whatever else; each has a feature of its own name.
+
+    Example:
+        >>> collection({"cities": (100_000, 64)}).embedding_bag_configs()[0].num_embeddings
+        100000
+    """  # noqa: E501
+    configs = [
         EmbeddingBagConfig(
             num_embeddings=rows, embedding_dim=columns, name=name, feature_names=[name]
         )
-        for name, (rows, columns, _) in TABLES.items()
+        for name, (rows, columns, *_) in tables.items()
     ]
+    return EmbeddingBagCollection(configs, device=META)
 
 
 def sharder() -> EmbeddingBagCollectionSharder:
@@ -67,6 +74,68 @@ def sharder() -> EmbeddingBagCollectionSharder:
     return EmbeddingBagCollectionSharder(
         fused_params={"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
     )
+
+
+def constraints(
+    words: Words | None = None, *, narrowest: int | None = 32, bags: Mapping[str, int] | None = None
+) -> dict[str, ParameterConstraints]:
+    """What a planner is told of the eight tables.
+
+    Args:
+        words: For some tables their type, or their type and ranks, as for `hand_plan`; the others
+            are free.
+        narrowest: Columns that a slice has at least; None for the planner's default of 128.
+        bags: Lengths of bags that differ from those in `TABLES`.
+
+    Example:
+        >>> constraints({"cities": "data_parallel"})["cities"].sharding_types
+        ['data_parallel']
+    """
+    found = {}
+    for table, (_, columns, bag) in TABLES.items():
+        kind, ranks = _parts((words or {}).get(table, "free"))
+        cut = columns > 32 and kind in ("free", "column_wise")
+        found[table] = ParameterConstraints(
+            sharding_types=list(TYPES) if kind == "free" else [kind],
+            pin=ranks or None,
+            min_partition=narrowest if cut else None,
+            pooling_factors=[float((bags or {}).get(table, bag))],
+        )
+    return found
+
+
+def shop_plan(
+    words: Words | None = None,
+    *,
+    machine: str | Topology = f"{GPUS}xH100",
+    samples: int = SAMPLES,
+    narrowest: int | None = 32,
+    bags: Mapping[str, int] | None = None,
+    planner: type[EmbeddingShardingPlanner] = EmbeddingShardingPlanner,
+    **more: Any,
+) -> PlannedSharding:
+    """A plan for the eight tables.
+
+    Args:
+        words: See `constraints`.
+        machine: A preset's name, or a topology.
+        samples: In the batch of one GPU.
+        narrowest: See `constraints`.
+        bags: See `constraints`.
+        planner: The class that plans.
+        more: Arguments of the planner.
+
+    Raises:
+        PlannerError: No plan fits.
+
+    Example:
+        >>> shop_plan({"pages": "row_wise"}).plan[""]["pages"].ranks
+        [0, 1, 2, 3]
+    """
+    topology = Topology.preset(machine) if isinstance(machine, str) else machine
+    laid_down = constraints(words, narrowest=narrowest, bags=bags)
+    made = planner(topology, batch_size=samples, constraints=laid_down, stats=[], **more)
+    return made.plan(collection(), [sharder()])
 
 
 def hand_plan(words: Words) -> PlannedSharding:
@@ -85,7 +154,7 @@ def hand_plan(words: Words) -> PlannedSharding:
         >>> plan.plan[""]["cities"].ranks
         [0, 1, 2, 3]
     """
-    return _planned({table: _constraint(table, words) for table in _checked(words)})
+    return shop_plan(_checked(words))
 
 
 def judge(words: Words) -> str:
@@ -119,34 +188,9 @@ def judge(words: Words) -> str:
 @functools.cache
 def _best() -> tuple[float, float]:
     """Milliseconds of a step under the planner's own plan, and those of its exchanges."""
-    report = _planned({table: _free(table) for table in TABLES}).report
+    report = shop_plan().report
     assert report is not None, "a plan that was just made has its report"
     return report.cost, fixed_time(report.problem, report.placement)
-
-
-def _planned(constraints: Mapping[str, ParameterConstraints]) -> PlannedSharding:
-    planner = EmbeddingShardingPlanner(
-        Topology.preset(f"{GPUS}xH100"), batch_size=SAMPLES, constraints=constraints, stats=[]
-    )
-    return planner.plan(EmbeddingBagCollection(tables(), device=META), [sharder()])
-
-
-def _free(table: str) -> ParameterConstraints:
-    _, columns, bag = TABLES[table]
-    least = 32 if columns > 32 else None
-    return ParameterConstraints(
-        sharding_types=list(TYPES), min_partition=least, pooling_factors=[float(bag)]
-    )
-
-
-def _constraint(table: str, words: Words) -> ParameterConstraints:
-    kind, ranks = _parts(words[table])
-    constraint = _free(table)
-    constraint.sharding_types = [kind]
-    constraint.pin = ranks or None
-    if kind != "column_wise":
-        constraint.min_partition = None
-    return constraint
 
 
 def _checked(words: Words) -> Words:

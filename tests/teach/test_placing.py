@@ -1,0 +1,46 @@
+"""Figures of chapters 09 and 09b: tables placed step by step, estimates beside a clock."""
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from tutorec.teach import draw
+
+MS = {"a": 3, "b": 2}
+STEPS = [("a first", {"a": 0}), ("then b", {"a": 0, "b": 1}), ("b moves", {"a": 0, "b": 0})]
+
+
+def test_placing_draws_each_table_as_long_as_it_takes_and_frames_what_moved():
+    chart = draw.placing(STEPS, MS, claim="{first:g} to {last:g} ms in {steps} steps")
+    assert chart.claim == "3 to 5 ms in 3 steps"
+    boxes = [patch for patch in chart.figure.axes[0].patches if isinstance(patch, Rectangle)]
+    widths = [box.get_width() for box in boxes]
+    assert [round(3 * width / widths[0], 3) for width in widths] == [3, 3, 2, 3, 2]
+    framed = [box.get_linewidth() > 1 for box in boxes]
+    assert framed == [False, False, True, False, True]
+    texts = [text.get_text() for text in chart.figure.axes[0].texts]
+    assert [text for text in texts if text.endswith(" ms")] == [
+        "3 ms",
+        "0 ms",
+        "3 ms",
+        "2 ms",
+        "5 ms",
+        "0 ms",
+    ]
+
+
+def test_dots_names_the_row_that_is_farthest_off():
+    rows = {"whole": {"clock": 2.0, "estimate": 3.0}, "rows": {"clock": 4.0, "estimate": 4.0}}
+    chart = draw.dots(rows, unit="ms")
+    assert chart.claim == "whole: estimate is 1.5 times clock"
+    marks = [
+        line for line in chart.figure.axes[0].lines if line.get_marker() not in ("None", None, "")
+    ]
+    assert [list(line.get_xdata()) for line in marks] == [[2.0, 4.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, {"a": {"x": 1.0}}, {"a": {"x": 1.0, "y": 1.0}, "b": {"x": 1.0, "z": 1.0}}]
+)
+def test_dots_without_common_names_are_refused(rows):
+    with pytest.raises(ValueError, match="the same two or three names"):
+        draw.dots(rows, unit="ms")
