@@ -110,3 +110,22 @@ def test_a_plan_without_tables_is_refused(plans):
 def test_a_table_is_as_wide_in_every_panel():
     chart = draw.cuts({"rows": plan(row_wise()), "copies": plan(data_parallel())})
     assert len({axes.get_xlim() for axes in chart.figure.axes}) == 1
+
+
+def test_one_table_has_a_panel_for_each_plan_and_copies_stand_apart():
+    words = {"rows": row_wise(), "columns": column_wise(), "copies": data_parallel()}
+    entries = {name: plan(word)["t8"] for name, word in words.items()}
+    chart = draw.one_table(entries, mark=3, claim="row 3: {rows}, {columns}, {copies}")
+    assert chart.claim == "row 3: 0, 0 and 1, 0 and 1"
+    assert [axes.get_title(loc="left") for axes in chart.figure.axes] == [
+        "rows: row 3 on rank 0",
+        "columns: row 3 on rank 0 and 1",
+        "copies: row 3 on rank 0 and 1",
+    ]
+    places = [[box[1:] for box in panel] for panel in drawn(chart)]
+    assert places == [
+        [(0, 0, 4, 4), (0, 4, 4, 4)],
+        [(0, 0, 2, 8), (2, 0, 2, 8)],
+        [(0, 0, 4, 8), (4.24, 0, 4, 8)],
+    ]
+    assert [len(axes.lines) for axes in chart.figure.axes] == [1, 2, 2]

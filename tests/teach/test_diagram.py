@@ -117,3 +117,58 @@ def test_an_all_to_all_counts_the_messages_that_are_where_they_belong() -> None:
     )
     after[0][1], after[0][2] = after[0][2], after[0][1]
     assert draw.all_to_all(before, after, mark=0, claim="{right}").claim == "7"
+
+
+def test_partial_sums_divide_the_ids_of_bags_and_write_both_parts_of_each_sum():
+    bags = [[[7, 2, 6], [1]], [[5], [3, 4]]]
+    partial = [[[20.0, 10.0], [0.0, 30.0]], [[130.0, 0.0], [50.0, 40.0]]]
+    chart = draw.partial_sums(
+        bags, 4, partial, [[150.0, 10.0], [50.0, 70.0]], mark=7, claim="{split} of {bags}"
+    )
+    assert chart.claim == "2 of 4"
+    written = texts(chart)
+    assert [written.count(text) for text in ("7", "3", "130", "30", "150", "70")] == [
+        2,
+        2,
+        2,
+        2,
+        1,
+        1,
+    ]
+    assert {"rank 0: rows 0 to 3", "rank 1: rows 4 to 7"} <= set(written)
+
+
+def test_a_training_step_writes_what_each_rank_sends():
+    held = [{"user_table": (20, 16)}, {"item_table": (10, 16)}]
+    sent = [
+        {"input ids": 5, "output rows": 6, "output gradients": 7},
+        {"input ids": 1, "output rows": 2, "output gradients": 3},
+    ]
+    chart = draw.training_step(held, sent, 1000, 8, claim="{bytes} and {dense}")
+    assert chart.claim == "24 and 4000"
+    written = texts(chart)
+    assert {
+        "ids: 5 B",
+        "ids: 1 B",
+        "pooled rows: 2 B",
+        "their gradients: 7 B",
+        "20 x 16; MLPs: 1,000",
+    } <= set(written)
+    assert written.count("dense gradients: 4,000 B") == 2
+
+
+def test_sums_are_added_inside_the_host_before_they_cross():
+    chart = draw.host_sums(
+        [[12, 3, 9, 20], [8, 5, 11, 17]], 256, 128, claim="{parts} parts, {sums} sums"
+    )
+    assert chart.claim == "4 parts, 2 sums"
+    written = texts(chart)
+    assert {
+        "12 + 8",
+        "9 + 11",
+        "3 + 5",
+        "20 + 17",
+        "37",
+        "inside the host:\n256 B each way",
+    } <= set(written)
+    assert written.count("20") == 3

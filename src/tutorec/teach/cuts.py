@@ -7,10 +7,10 @@ from typing import Any
 
 from matplotlib.patches import Patch, Rectangle
 
-from tutorec.teach.canvas import Chart, canvas, finish, rank_color, style
+from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
 from tutorec.teach.units import size
 
-__all__ = ["cuts"]
+__all__ = ["cuts", "one_table"]
 
 _BYTES = 4  # of a weight
 _GAP = 0.35  # between tables, in units of the widest
@@ -83,6 +83,62 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
         keys = [Patch(color=rank_color(rank), label=f"rank {rank}") for rank in ranks]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(ranks))
         return finish(figure, claim, "a rank holds between {least} and {most}", facts)
+
+
+def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
+    """One table under several plans, a large panel for each: rows down, columns across, and the row of an id.
+
+    Copies stand side by side.
+
+    Args:
+        plans: Name of a plan to its entry for the table, with `shards()`, `table_shape()` and
+            `ranks`.
+        mark: The id whose row has a thick line, near the top where it is small.
+        claim: Title; may use the names of the plans, for the ranks that read the row, such as ``0``
+            or ``0 and 1``.
+    """  # noqa: E501
+    with style():
+        lines = -(-len(plans) // 2)
+        figure = canvas(2.5 * lines)
+        grid = figure.subplots(lines, 2, squeeze=False).flatten()
+        readers = {}
+        for axes, (name, entry) in zip(grid, plans.items(), strict=False):
+            boxes, (_, columns) = _boxes(entry), entry.table_shape()
+            held = [str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high]
+            readers[name] = " and ".join(held)
+            copies = not entry.shards()
+            axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
+            for place, box in enumerate(boxes):
+                _shard(axes, box, 1.06 * columns * place if copies else 0, mark)
+            ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
+            axes.set_xticks(ticks if not copies else [])
+            axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
+            axes.set_xlabel("column" if not copies else f"{len(boxes)} copies of {columns} columns")
+            axes.set_ylabel("row")
+            axes.autoscale_view()
+            axes.invert_yaxis()
+        for axes in grid[len(plans) :]:
+            axes.remove()
+        return finish(figure, claim, "", readers)
+
+
+def _shard(axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int) -> None:
+    """A shard in the colour of its rank, what it holds written in it, and the line of a row."""
+    rank, row, column, high, wide = box
+    left = column + shift
+    axes.add_patch(
+        Rectangle(
+            (left, row), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=2
+        )
+    )
+    text = (
+        f"rank {rank}\nrows {row:,} to {row + high - 1:,}\ncolumns {column} to {column + wide - 1}"
+    )
+    axes.text(
+        left + wide / 2, row + high / 2, text, color="white", fontsize=9, ha="center", va="center"
+    )
+    if row <= mark < row + high:
+        axes.plot([left, left + wide], [mark, mark], color=INK, linewidth=5, solid_capstyle="butt")
 
 
 def _boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:

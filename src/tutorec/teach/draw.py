@@ -6,22 +6,23 @@ the chapter's checks.
 
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
 from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
-from tutorec.teach.cuts import cuts
+from tutorec.teach.cuts import cuts, one_table
 from tutorec.teach.diagram import Diagram
 from tutorec.teach.dots import dots
 from tutorec.teach.gantt import Gantt, gantt
+from tutorec.teach.host_sums import host_sums
 from tutorec.teach.hosts import hosts
 from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
-from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup
+from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup, training_step
 from tutorec.teach.parts import parts
 from tutorec.teach.placing import placing
 from tutorec.teach.remapping import RemappedBatch, remapping
 from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
-from tutorec.teach.swim_lanes import swim_lanes
+from tutorec.teach.swim_lanes import partial_sums, swim_lanes
 from tutorec.teach.tiers import CachedBatch, tiers
 from tutorec.teach.tradeoff import tradeoff
 
@@ -46,12 +47,15 @@ __all__ = [
     "gantt",
     "here",
     "histogram",
+    "host_sums",
     "hosts",
     "jagged",
     "levels",
     "life",
     "lines",
     "lookup",
+    "one_table",
+    "partial_sums",
     "parts",
     "placing",
     "rank_color",
@@ -67,4 +71,5 @@ __all__ = [
     "timeline",
     "tradeoff",
     "traffic",
+    "training_step",
 ]

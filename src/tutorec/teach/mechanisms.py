@@ -1,4 +1,4 @@
-"""Diagrams of single mechanisms: a lookup in a table, a DLRM, the bytes of a row, an all-to-all."""
+"""Diagrams of single mechanisms: a lookup, a DLRM, the bytes of a row, an all-to-all, a training step on two ranks."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tutorec.models.dlrm import DLRM, DLRMTrain
 from tutorec.teach.canvas import ACCENT, Chart
 from tutorec.teach.diagram import WIDTH, Diagram
 
-__all__ = ["all_to_all", "byte_row", "dlrm", "lookup"]
+__all__ = ["all_to_all", "byte_row", "dlrm", "lookup", "training_step"]
 
 _CELL = 6.5
 
@@ -87,10 +87,10 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
     diagram.text(WIDTH, middle - 2.8, "logit", align="right")
     for position, (name, box) in enumerate(zip(names, boxes, strict=True)):
         y = 0.4 + 3.2 * position
-        node = diagram.box(16, y, box, width=17, lines=2.4)
+        node = diagram.box(18, y, box, width=16, lines=2.4)
         diagram.text(0, y + 1.2, name)
-        diagram.arrow((13, y + 1.2), node.left)
-        diagram.text(34, y + (0.6 if 2 * position < vectors else 1.9), f"[{dim}]")
+        diagram.arrow((15.6, y + 1.2), node.left)
+        diagram.text(35, y + (0.6 if 2 * position < vectors else 1.9), f"[{dim}]")
         diagram.arrow(node.right, (43, middle - 1.5 + 3 * position / max(1, vectors - 1)))
     return diagram.chart(claim, vectors=vectors, pairs=pairs)
 
@@ -146,6 +146,50 @@ def all_to_all(
         )
     right = sum(before[source][rank] == after[rank][source] for source in ranks for rank in ranks)
     return diagram.chart(claim, right=right, ranks=len(ranks))
+
+
+def training_step(
+    held: Sequence[Mapping[str, tuple[int, ...]]],
+    sent: Sequence[Mapping[str, int]],
+    dense: int,
+    samples: int,
+    *,
+    claim: str,
+) -> Chart:
+    """What two ranks have and what they send each other in one step of tables that are whole on a rank.
+
+    Args:
+        held: For each rank its tables, name to shape.
+        sent: For each rank its counted bytes: "input ids", "output rows" and "output gradients".
+        dense: Numbers in the dense layers, which are on both ranks.
+        samples: In the batch of each rank.
+        claim: The title; ``{bytes}`` is what both ranks send for the tables, ``{dense}`` the bytes
+            of dense gradients.
+    """  # noqa: E501
+    tables = [", ".join(of) for of in held]
+    shapes = [", ".join(f"{rows:,} x {columns}" for rows, columns in of.values()) for of in held]
+    steps = (
+        ("input ids", "ids", "ids of its own\n{samples} samples"),
+        ("output rows", "pooled rows", "look up {table}\nfor {all} samples"),
+        ("output gradients", "their gradients", "MLPs: scores, loss\nof {samples} samples"),
+        ("", "dense gradients", "update rows of\n{table}"),
+    )
+    diagram = Diagram(lines=3.6 * len(steps) + 2.4)
+    left, right = 1, 52
+    for rank, (x, own, shape) in enumerate(zip((left, right), tables, shapes, strict=True)):
+        diagram.text(x, 0.5, f"rank {rank}: {own}", bold=True)
+        diagram.text(x, 1.5, f"{shape}; MLPs: {dense:,}")
+        for place, (stage, name, what) in enumerate(steps):
+            y = 2.6 + 3.6 * place
+            text = what.format(samples=samples, all=2 * samples, table=own)
+            diagram.box(x, y, text, rank=rank, width=25, lines=2.8)
+            count = sent[rank][stage] if stage else 4 * dense
+            ends = (left + 26, y + 1.1), (right - 1, y + 1.1)
+            if rank == 1:
+                ends = (right - 1, y + 2.5), (left + 26, y + 2.5)
+            diagram.text(39, ends[0][1] - 0.55, f"{name}: {count:,} B", align="center")
+            diagram.arrow(*ends, rank=rank)
+    return diagram.chart(claim, bytes=sum(sum(of.values()) for of in sent), dense=4 * dense)
 
 
 def _sizes(mlp: nn.Module) -> list[int]:

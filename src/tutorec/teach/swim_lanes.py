@@ -1,4 +1,4 @@
-"""One batch of a table-wise collection on two ranks: ids, pooled rows, gradients."""
+"""One batch on two ranks: ids, pooled rows and gradients table-wise, partial sums row-wise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tutorec.teach.canvas import Chart
 from tutorec.teach.diagram import Diagram, Node
 
-__all__ = ["swim_lanes"]
+__all__ = ["partial_sums", "swim_lanes"]
 
 _LANES, _RIGHT, _CELL = (13, 47), 17, 2.5
 _STAGES = (
@@ -91,6 +91,87 @@ def swim_lanes(
             diagram.box(x, 22.2, updated, rank=rank, width=26, lines=2.4)
             arrows("gradients", rank, output[rank], _boxes(rank), (0, 1))
     return diagram.chart(claim, **{name: sum(counts) for name, counts in sent.items()})
+
+
+def partial_sums(
+    bags: Sequence[Sequence[Sequence[int]]],
+    height: int,
+    partial: Sequence[Sequence[Sequence[float]]],
+    sums: Sequence[Sequence[float]],
+    *,
+    mark: int,
+    claim: str,
+) -> Chart:
+    """Bags over a table that is cut by rows, on two ranks: ids divided, parts added up, reduce-scatter.
+
+    Args:
+        bags: For each rank the ids of its bags, two or three.
+        height: Rows of a rank.
+        partial: For each rank its partial sums, for the bags of rank 0 and for those of rank 1.
+        sums: For each rank the sums of its bags.
+        mark: An id whose cells get a thick frame.
+        claim: The title; ``{split}`` counts the bags with ids on both ranks, ``{bags}`` all bags.
+    """  # noqa: E501
+    diagram = Diagram(lines=23.2)
+    _titles(
+        diagram,
+        (
+            ("bags", 2.5),
+            ("all-to-all", 5.2),
+            ("read, add up", 10.6),
+            ("reduce-", 15.4),
+            ("scatter", 16.3),
+        ),
+    )
+    split = sum(len({one // height for one in bag}) > 1 for own in bags for bag in own)
+    every = [bag for own in bags for bag in own]
+    for rank, x in enumerate(_LANES):
+        first = rank * height
+        diagram.text(x, 0.4, f"rank {rank}: rows {first} to {first + height - 1}", bold=True)
+        owners = [[one // height for one in bag] for bag in bags[rank]]
+        start = _colored(diagram, x, 1.9, bags[rank], owners, mark)
+        mine = [[one for one in bag if one // height == rank] for bag in every]
+        here = _bags(diagram, x, 7.9, mine, rank, mark, "its ids of all bags")
+        diagram.arrow((x + 3, start.bottom[1]), (x + 3, 6.7))
+        diagram.arrow(
+            (start.right[0] - 3, start.bottom[1]),
+            (_LANES[1 - rank] + (10 if rank == 0 else 14), 6.7),
+        )
+        diagram.arrow(here.bottom, (here.bottom[0], 11.6), rank=rank)
+        for half in (0, 1):
+            left = x + 15 * half
+            cells = [f"{one:g}" for one in partial[rank][half]]
+            node = diagram.strip(left, 12.8, cells, rank=rank, title=f"for rank {half}", cell=5)
+            end = node.bottom[0] if half == rank else _LANES[half] + (5 if rank == 0 else 9)
+            diagram.arrow(node.bottom, (end, 17.4), rank=rank)
+        for source in (0, 1):
+            diagram.strip(
+                x,
+                17.6 + 1.3 * source,
+                [f"{one:g}" for one in partial[source][rank]],
+                rank=source,
+                cell=5,
+            )
+            diagram.text(x + 5 * len(sums[rank]) + 1, 18.2 + 1.3 * source, f"from rank {source}")
+        diagram.strip(x, 20.8, [f"{one:g}" for one in sums[rank]], cell=5)
+        diagram.text(x + 5 * len(sums[rank]) + 1, 21.4, "sums of its bags")
+    return diagram.chart(claim, split=split, bags=len(every))
+
+
+def _colored(
+    diagram: Diagram,
+    x: float,
+    y: float,
+    bags: Sequence[Sequence[int]],
+    owners: Sequence[Sequence[int]],
+    mark: int,
+) -> Node:
+    """Bags with a gap between them, each id in the colour of the rank that holds its row."""
+    start = x
+    for bag, ranks in zip(bags, owners, strict=True):
+        marked = [position for position, one in enumerate(bag) if one == mark]
+        start += diagram.strip(start, y, bag, rank=ranks, marked=marked, cell=_CELL).width + 0.8
+    return Node(x, y, start - 0.8 - x, 1.2)
 
 
 def _lists(batch: Any) -> dict[str, list[list[int]]]:

@@ -1,6 +1,8 @@
-"""Exercises of chapter 07: columns against rows, where an id goes, a mean made of parts."""
+"""Exercises of chapter 07: columns against rows, where an id goes, a mean made of parts, column-wise by hand."""  # noqa: E501
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tutorec.teach.grading import Exercise, Mistake
 
@@ -22,6 +24,47 @@ def _dealt_in_turn(identity: int, rows: int, world_size: int) -> tuple[int, int]
 
 def _not_renumbered(identity: int, rows: int, world_size: int) -> tuple[int, int]:
     return identity // -(-rows // world_size), identity
+
+
+_Rows = Sequence[Sequence[float]]
+_Batches = Sequence[Sequence[Sequence[int]]]
+
+
+def _pooled(mine: _Rows, bag: Sequence[int]) -> list[float]:
+    """The sum of a bag's rows, over the columns of one rank."""
+    return [sum(mine[i][column] for i in bag) for column in range(len(mine[0]))]
+
+
+def _column_wise(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
+    """Every rank adds up its columns of all bags; the parts of a bag stand side by side."""
+    return [
+        [[n for mine in slices for n in _pooled(mine, bag)] for bag in bags] for bags in batches
+    ]
+
+
+def _parts_added(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
+    return [
+        [
+            [sum(parts) for parts in zip(*(_pooled(mine, bag) for mine in slices), strict=True)]
+            for bag in bags
+        ]
+        for bags in batches
+    ]
+
+
+def _own_columns_only(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
+    return [
+        [_pooled(mine, bag) for bag in bags] for mine, bags in zip(slices, batches, strict=True)
+    ]
+
+
+def _own_columns_first(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
+    world = len(slices)
+    orders = [[rank, *(other for other in range(world) if other != rank)] for rank in range(world)]
+    return [
+        [[n for owner in order for n in _pooled(slices[owner], bag)] for bag in bags]
+        for order, bags in zip(orders, batches, strict=True)
+    ]
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -108,5 +151,42 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
         ),
         shape="one number",
+    ),
+    Exercise(
+        id="07.4",
+        compared="the pooled sums of every rank's bags, in three worlds",
+        solution=_column_wise,
+        mistakes=(
+            Mistake(
+                misconception="adds the parts up as row-wise does",
+                answer=_parts_added,
+                hint=(
+                    "Your rows are too narrow: partial sums are added, but these parts are "
+                    "different columns."
+                ),
+            ),
+            Mistake(
+                misconception="reads only the rank's own columns",
+                answer=_own_columns_only,
+                hint=(
+                    "A bag's rank has some of the columns. Which ranks have the others, and what "
+                    "must they be sent?"
+                ),
+            ),
+            Mistake(
+                misconception="puts the rank's own columns first",
+                answer=_own_columns_first,
+                hint="All parts are there. In which order stand the columns of the table?",
+            ),
+        ),
+        cases=(
+            ([[[1], [2]], [[10], [20]]], [[[0, 1]], [[1]]]),
+            (
+                [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 1], [2, 3]]],
+                [[[0, 2], []], [[1, 1, 2], [0]]],
+            ),
+            ([[[1], [2]], [[3], [4]], [[5], [6]]], [[[0]], [[1]], [[0, 1]]]),
+        ),
+        shape="for each rank a list of rows, each a list of all columns",
     ),
 )
