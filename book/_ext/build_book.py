@@ -63,7 +63,11 @@ def sources(*roots: str) -> list[Path]:
             if path.is_file()
             else [p for p in path.rglob("*") if p.suffix in SOURCE_SUFFIXES]
         )
-    return [p for p in found if not {"_build", "__pycache__", ".ipynb_checkpoints"} & set(p.parts)]
+    return [
+        p
+        for p in found
+        if not {"_build", "__pycache__", ".ipynb_checkpoints", "reference"} & set(p.parts)
+    ]
 
 
 def execution_key() -> str:

@@ -42,6 +42,8 @@ _NAMES = (
         re.compile(r'<summary>(?=<span class="toctree-toggle")'),
         '<summary aria-label="Pages of this section">',
     ),
+    (re.compile(r'(?<=<div) role="list"(?= class="citation-list">)'), ""),
+    (re.compile(r' role="doc-biblioentry"'), ""),
 )
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
