@@ -1,13 +1,13 @@
 """What the seven cuts of one table cost, with sliders: the directive ``{cuts}``.
 
 The page shows the library's numbers for `START`, as a table with bars. Where scripts run,
-_static/cuts.js puts sliders above the table and computes its lines anew with the same formulas.
+_static/cuts.js puts sliders above the table and computes its lines anew with the same formulas. An
+empty ``<div class="cuts"></div>`` in a notebook becomes the same table there.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -167,11 +167,10 @@ def page(case: Case = START) -> str:
         f"one table of {case.rows:,} rows x {case.columns} columns, {case.batch:,} samples a rank "
         f"with {case.bag} ids each, on {case.ranks} {case.machine} in {case.hosts} hosts"
     )
-    start = json.dumps(asdict(case)).replace('"', "&quot;")
     note = f"<p>The page starts with {caption}.</p>"
     body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
     table = f'<table class="no-scroll" aria-label="Costs of the seven cuts">{body}</table>'
-    return f'<div class="cuts" data-start="{start}">{table}{note}</div>'
+    return f'<div class="cuts">{table}{note}</div>'
 
 
 class Cuts(SphinxDirective):

@@ -75,7 +75,10 @@
     });
   }
 
-  if (typeof module !== "undefined") { module.exports = { costs, MACHINES, CUTS }; return; }
+  const START = { machine: "H100", ranks: 64, hosts: 8, batch: 4096, bag: 10, rows: 1e7, columns: 128 };
+  const HEADER = ["cut", "bytes, all ranks", "exchanges", "time, busiest rank", "weights, fullest rank"];
+
+  if (typeof module !== "undefined") { module.exports = { costs, START, HEADER }; return; }
 
   const steps = (first, last) => Array.from({ length: last - first + 1 }, (_, k) => 2 ** (first + k));
   const decades = (last) => Array.from({ length: last * 3 + 1 }, (_, k) => [1, 2, 5][k % 3] * 10 ** Math.floor(k / 3));
@@ -94,7 +97,11 @@
   ];
 
   function start(place) {
-    const x = JSON.parse(place.dataset.start), body = place.querySelector("tbody"), form = document.createElement("form");
+    if (!place.querySelector("tbody")) {
+      const head = HEADER.map((words) => `<th scope="col">${words}</th>`).join("");
+      place.innerHTML = `<table class="no-scroll" aria-label="Costs of the seven cuts"><thead><tr>${head}</tr></thead><tbody></tbody></table>`;
+    }
+    const x = { ...START }, body = place.querySelector("tbody"), form = document.createElement("form");
     const pick = document.createElement("label"), machine = document.createElement("select"), inputs = {};
     for (const name of Object.keys(MACHINES)) machine.add(new Option(name, name));
     machine.value = x.machine;
@@ -134,5 +141,5 @@
     place.prepend(form);
     draw();
   }
-  addEventListener("DOMContentLoaded", () => document.querySelectorAll(".cuts[data-start]").forEach(start));
+  addEventListener("DOMContentLoaded", () => document.querySelectorAll("div.cuts").forEach(start));
 })();

@@ -72,6 +72,16 @@ def test_the_script_computes_what_the_library_computes():
             assert line == pytest.approx(wanted, rel=1e-9), (cut, case)
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node, which runs the page's script")
+def test_the_script_starts_with_what_the_page_shows():
+    words = f"const {{START, HEADER}} = require({json.dumps(str(SCRIPT))});"
+    words += "console.log(JSON.stringify([START, HEADER]))"
+    done = subprocess.run(
+        [str(NODE), "-e", words], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout) == [asdict(cuts.START), list(cuts.HEADER)]
+
+
 def traffic(cut: str, case: cuts.Case) -> tuple[float, float]:
     """Bytes of a step, all and between hosts, by the tests' formulas, without sizes, which the
     library neglects.
