@@ -23,7 +23,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity gpu versions wheel bare clean clean-venv format
+.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity ratios gpu versions wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -101,8 +101,11 @@ bench: venv ## the benchmarks, as JSON under _build/bench
 	@for name in import backends validation kjt ebc quant; do $(PY) -m tutorec bench $$name --json _build/bench/$$name.json || exit 1; done
 	@for w in 1 2 4; do $(PY) -m tutorec bench sharded --world $$w --json _build/bench/sharded-$$w.json || exit 1; done
 
-parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parity/golden
+parity: venv ## run against torchrec 1.8.0 in .venv-parity and write golden results and chapter 20's data
 	@.ci/parity
+
+ratios: venv ## benchmarks beside torchrec 1.8.0 for chapter 20, about 6 minutes on an idle machine
+	@.ci/parity ratios
 
 # No venv: its kernels are those of a CPU; the script makes an environment with the CUDA wheels, after it has seen a GPU.
 gpu: ## on a machine with NVIDIA GPUs: tests/gpu, every chapter, `bench gpu`; writes book/data/gpu.json

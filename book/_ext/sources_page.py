@@ -45,8 +45,7 @@ lines are dropped. What else the cell prints is not compared.
 
 A row that *differs* is not compared with the document. Where it says *checked*, pieces of the text that the chapter
 shows instead were listed by hand, and test and build look for them in the same output. A row of prose has nothing to be
-compared with. Where it says *checked*, words that the chapter uses for the matter are looked for in its cell. A row
-whose chapter is *coming* is not compared yet, and says what is planned.
+compared with. Where it says *checked*, words that the chapter uses for the matter are looked for in its cell.
 
 | kind | what agrees | rows |
 |---|---|---|

@@ -32,6 +32,21 @@ def run(root: str, script: Path = CASES, **environment: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def distance(theirs: Any, ours: Any) -> tuple[int, int, float]:
+    """How many floats two results of one form hold, how many are equal, and the largest difference.
+
+    Of numbers above 1 it is the relative difference, so that a sum of squares counts like a weight.
+    """
+    if isinstance(theirs, dict | list):
+        keys = theirs if isinstance(theirs, dict) else range(len(theirs))
+        parts = [distance(theirs[key], ours[key]) for key in keys]
+        counts, equals, apart = zip(*parts, strict=True) if parts else ((), (), ())
+        return sum(counts), sum(equals), max(apart, default=0.0)
+    if not isinstance(theirs, float):
+        return 0, 0, 0.0
+    return 1, int(theirs == ours), abs(theirs - ours) / max(1.0, abs(theirs), abs(ours))
+
+
 def differences(where: str, theirs: Any, ours: Any) -> list[str]:
     """Where two results differ: structure and text exactly, numbers within the tolerance."""
     if isinstance(theirs, dict) and isinstance(ours, dict):

@@ -190,10 +190,10 @@ def batch(root: str, case: RankCase, rank: int, step: int) -> Any:
 
 
 def short(tensor: Any) -> Any:
-    """Seven digits, which is what float32 has."""
+    """Nine digits, which are as many as tell one float32 from the next."""
     if tensor.ndim > 1:
         return [short(row) for row in tensor]
-    return [float(f"{number:.7g}") for number in tensor.double().tolist()]
+    return [float(f"{number:.9g}") for number in tensor.double().tolist()]
 
 
 def found(root: str, case: RankCase, rank: int) -> dict[str, Any]:

@@ -800,8 +800,9 @@ def _accelerator_functions() -> dict[str, Any]:
 
 def set_count(count: int) -> None:
     """Make it so many GPUs, of which a launcher may show this process some."""
-    if shown := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        count = min(count, len(shown.split(",")))
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:  # an empty list hides all of them
+        count = min(count, len([one for one in shown.split(",") if one]))
     _Devices.count = count
 
 

@@ -18,6 +18,7 @@ from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup, training_step
 from tutorec.teach.parts import parts
 from tutorec.teach.placing import placing
+from tutorec.teach.ratios import ratios
 from tutorec.teach.remapping import RemappedBatch, remapping
 from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
@@ -60,6 +61,7 @@ __all__ = [
     "placing",
     "rank_color",
     "rank_frequency",
+    "ratios",
     "remapping",
     "resharding",
     "roofline",
