@@ -126,8 +126,8 @@ def test_time_of_a_table_on_one_rank_is_that_of_the_hand():
     assert step.step_parts == pytest.approx(
         {"memory": 4 * moved, "inside hosts": 0, "across hosts": 600 + 960, "latency": 400}
     )
-    assert step.sent(ROWS, crossing=True).tolist() == [0, 48]
-    assert step.received(ROWS, crossing=True).tolist() == [48, 0]
+    assert step.host_sent(ROWS).tolist() == [0, 48]
+    assert step.host_received(ROWS).tolist() == [48, 0]
 
 
 def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
@@ -325,6 +325,7 @@ def test_thousands_of_ranks_are_simulated_whole():
         assert step.sent(stage, crossing=True).sum() == pytest.approx(
             step.received(stage, crossing=True).sum()
         )
+        assert step.host_sent(stage).shape == (512,)
     assert step.total(SIZES) == 24 * 6 * 4096 * 4095
     with pytest.raises(ValueError, match="4096 x 4096"):
         step.matrix(ROWS)
@@ -337,6 +338,9 @@ def test_more_hosts_send_more_across_and_sums_by_rank_are_those_of_the_matrix():
     assert step.received() == pytest.approx(matrix.sum(axis=0))
     host = np.arange(64) // 8
     assert step.sent(crossing=True) == pytest.approx((matrix * (host[:, None] != host)).sum(axis=1))
+    assert step.host_sent() == pytest.approx(
+        (matrix * (host[:, None] != host)).sum(axis=1).reshape(8, 8).sum(axis=1)
+    )
     assert step.by_stage(crossing=True)[ROWS] == pytest.approx(
         (step.matrix(ROWS) * (host[:, None] != host)).sum()
     )
@@ -409,3 +413,15 @@ def test_the_report_says_what_the_numbers_say():
     assert "54.5%" in page
     alone = str(one_table(ShardingType.ROW_WISE, Topology(2, "cpu"), Load(1)))
     assert "host" in alone and "leave a host" not in alone
+
+
+def test_the_figure_draws_every_phase_and_both_links():
+    figure = one_table(ShardingType.ROW_WISE, Topology.hosts(2, 2), Load(11)).plot()
+    above, below = figure.axes
+    assert [text.get_text() for text in above.get_legend().get_texts()] == list(PHASES)
+    assert [text.get_text() for text in below.get_legend().get_texts()] == [
+        "sent inside the host",
+        "sent to other hosts",
+    ]
+    assert below.get_xlabel() == "rank"
+    figure.canvas.draw()  # pyright: ignore[reportAttributeAccessIssue]

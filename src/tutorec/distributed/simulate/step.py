@@ -1,22 +1,36 @@
-"""The result of a simulation by rank, link and phase, as numbers or text."""
+"""The result of a simulation by rank, link and phase, as numbers, text or figure."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
+from tutorec._style import ACCENT, RANK_COLORS, STYLE
+from tutorec._text import TextTable, byte_unit, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.simulate.exchanges import Exchange, of_links
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PHASES = ("ids", "lookup", "rows", "gradients", "update")
 PARTS = ("memory", "inside hosts", "across hosts", "latency")
+# A grey that is legible on white and on dark pages; phases in time order, exchanges in their own
+# hues.
+_COLORS = {
+    "ids": RANK_COLORS[0],
+    "lookup": RANK_COLORS[2],
+    "rows": ACCENT,
+    "gradients": RANK_COLORS[1],
+    "update": RANK_COLORS[5],
+}
 _HOT_ROWS = 5
 
 
@@ -170,7 +184,7 @@ class Simulation:
         ms = float(self.rank_ms[rank])
         return Straggler(rank, ms, ms / mean - 1, phase, reason)
 
-    # --- as text and HTML
+    # --- as text, HTML and figure
 
     def __str__(self) -> str:
         return "\n\n".join([_headline(self), *map(str, _tables(self).values()), _waiting(self)])
@@ -179,6 +193,10 @@ class Simulation:
         """The text, with HTML tables."""
         tables = "".join(table.html(caption) for caption, table in _tables(self).items())
         return f"<p>{_headline(self)}</p>{tables}<p>{_waiting(self)}</p>"
+
+    def plot(self) -> Figure:
+        """Plot the milliseconds of each rank by phase, and the bytes on its two links."""
+        return _figure(self)
 
     # --- bytes; arguments as in `traffic.Traffic`
 
@@ -194,6 +212,14 @@ class Simulation:
     def received(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
         """Bytes that each rank receives; arguments as in `sent`."""
         return self._by_rank("received", stage, crossing)
+
+    def host_sent(self, stage: str | None = None) -> Floats:
+        """Bytes that leave each host, one number per host."""
+        return self.sent(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
+
+    def host_received(self, stage: str | None = None) -> Floats:
+        """Bytes that each host receives from others, one number per host."""
+        return self.received(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
 
     def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
         """Bytes that all ranks send; arguments as in `sent`."""
@@ -263,15 +289,10 @@ def _by_rank(step: Simulation) -> TextTable:
         ("bytes got inside the host", step.received(crossing=False), bytes_text),
     ]
     if step.world_size > step.local_size:
-        across = step.sent(crossing=True)
         lines += [
-            ("bytes sent to other hosts", across, bytes_text),
+            ("bytes sent to other hosts", step.sent(crossing=True), bytes_text),
             ("bytes got from other hosts", step.received(crossing=True), bytes_text),
-            (
-                "bytes that leave a host",
-                across.reshape(-1, step.local_size).sum(axis=1),
-                bytes_text,
-            ),
+            ("bytes that leave a host", step.host_sent(), bytes_text),
         ]
     lines += [(f"ms, {phase}", times, ms_text) for phase, times in step.phases.items()]
     lines.append(("ms, all of them", step.rank_ms, ms_text))
@@ -334,3 +355,48 @@ def _waiting(step: Simulation) -> str:
             f"{slow[0].reason}"
         )
     return text
+
+
+def _figure(step: Simulation) -> Figure:
+    """Figure of the milliseconds of each rank by phase, and the bytes on its two links."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {**STYLE, "font.size": 11.0, "axes.labelsize": 11.0}
+    with matplotlib.rc_context(style):
+        drawn = Figure(figsize=(7.0, 5.0), layout="constrained")
+        FigureCanvasAgg(drawn)
+        above, below = drawn.subplots(2, 1, sharex=True)
+        _stack(above, step.phases, _COLORS)
+        above.set_ylabel("ms")
+        unit, name = byte_unit(max(float(step.sent().max()), float(step.received().max())))
+        links = {
+            "sent inside the host": step.sent(crossing=False) / unit,
+            "sent to other hosts": step.sent(crossing=True) / unit,
+        }
+        _stack(
+            below,
+            links,
+            {"sent inside the host": RANK_COLORS[4], "sent to other hosts": RANK_COLORS[3]},
+        )
+        below.set_ylabel(name)
+        below.set_xlabel("rank")
+        drawn.suptitle(
+            "\n".join(textwrap.wrap(_headline(step), 85)), x=0.012, ha="left", fontsize=11
+        )
+    return drawn
+
+
+def _stack(axes: Any, parts: Mapping[str, Floats], colors: Mapping[str, str]) -> None:
+    """Stacked step plot over ranks, which is one shape for any number of ranks."""
+    base = np.zeros(len(next(iter(parts.values()))))
+    edges = np.arange(len(base) + 1) - 0.5
+    for label, values in parts.items():
+        axes.stairs(
+            base + values, edges, baseline=base, fill=True, color=colors[label], label=label
+        )
+        base = base + values
+    axes.set_xlim(edges[0], edges[-1])
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
