@@ -7,7 +7,7 @@ from tutorec.teach.grading import Exercise, Mistake
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="04.1",
-        compared="the two parcels that rank 1 holds, and their order",
+        compared="the two messages that rank 1 holds, and their order",
         solution=["a1", "b1"],
         mistakes=(
             Mistake(
@@ -15,14 +15,14 @@ EXERCISES: tuple[Exercise, ...] = (
                 answer=["a0", "a1", "b0", "b1"],
                 hint=(
                     "That is what an all-gather delivers: everything to everybody. Here every "
-                    "parcel has one address."
+                    "message has one address."
                 ),
             ),
             Mistake(
-                misconception="keeps its own parcels",
+                misconception="keeps its own messages",
                 answer=["b0", "b1"],
                 hint=(
-                    "These are the parcels that rank 1 sent. To whom is parcel 0 of rank 1 "
+                    "These are the messages that rank 1 sent. To whom is message 0 of rank 1 "
                     "addressed?"
                 ),
             ),
@@ -30,12 +30,12 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="swaps the lists",
                 answer=["a0", "a1"],
                 hint=(
-                    "That would be a swap of whole lists. A parcel is addressed by its place in "
+                    "That would be a swap of whole lists. A message is addressed by its place in "
                     "the sender's list."
                 ),
             ),
         ),
-        shape='a list of parcels, such as ["a0", "b0"]',
+        shape='a list of messages, such as ["a0", "b0"]',
     ),
     Exercise(
         id="04.2",
@@ -47,7 +47,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 answer=lambda world_size, tensor_bytes: (world_size - 1) * tensor_bytes,
                 hint="That is what rank 0 sends in the version written by hand, which no rank does "
                 "when the tensor is "
-                "divided into pieces.",
+                "divided into parts.",
             ),
             Mistake(
                 misconception="counts one of the two phases",
@@ -55,12 +55,12 @@ EXERCISES: tuple[Exercise, ...] = (
                     (world_size - 1) / world_size * tensor_bytes
                 ),
                 hint=(
-                    "After that every rank has the finished sum of one piece. How do the pieces "
+                    "After that every rank has the finished sum of one part. How do the parts "
                     "get to the others?"
                 ),
             ),
             Mistake(
-                misconception="counts its own piece as sent",
+                misconception="counts its own part as sent",
                 answer=lambda world_size, tensor_bytes: 2 * tensor_bytes,
                 hint="Both phases are there, but a rank need not send anything to itself.",
             ),

@@ -18,37 +18,37 @@ def _lists(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return lists
 
 
-def _unpack(parcel: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
+def _unpack(message: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
     """Lengths first, feature after feature, then ids."""
     count = features * samples
-    lists = _lists(parcel[count:], parcel[:count])
+    lists = _lists(message[count:], message[:count])
     return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
 
 
-def _samples_first(parcel: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
+def _samples_first(message: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
     """Lists dealt out to features in turn, as if a sample's lists stood together."""
     count = features * samples
-    lists = _lists(parcel[count:], parcel[:count])
+    lists = _lists(message[count:], message[:count])
     return [lists[feature::features] for feature in range(features)]
 
 
 def _each_length_before_its_list(
-    parcel: Sequence[int], features: int, samples: int
+    message: Sequence[int], features: int, samples: int
 ) -> list[list[list[int]]]:
     """A length, its ids, the next length: another format than this one."""
     lists, at = [], 0
     for _ in range(features * samples):
-        length = parcel[at] if at < len(parcel) else 0
-        lists.append(list(parcel[at + 1 : at + 1 + length]))
+        length = message[at] if at < len(message) else 0
+        lists.append(list(message[at + 1 : at + 1 + length]))
         at += 1 + length
     return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
 
 
 def _lengths_of_one_feature(
-    parcel: Sequence[int], features: int, samples: int
+    message: Sequence[int], features: int, samples: int
 ) -> list[list[list[int]]]:
     """Reads as many lengths as there are samples."""
-    lists = _lists(parcel[samples:], list(parcel[:samples]) * features)
+    lists = _lists(message[samples:], list(message[:samples]) * features)
     return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
 
 
@@ -84,7 +84,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="06.2",
-        compared="the lists of every feature and sample, in four parcels",
+        compared="the lists of every feature and sample, in four messages",
         solution=_unpack,
         mistakes=(
             Mistake(
@@ -132,7 +132,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="counts a message for each peer",
                 answer=28,
-                hint="A collective is one call, in which every rank has a parcel for every other.",
+                hint="A collective is one call, in which every rank has a message for every other.",
             ),
             Mistake(
                 misconception="forgets the way back",
