@@ -1,11 +1,11 @@
 """Thresholds on the page "Which cut for which table", from the planner's cost functions.
 
-``{choosing-table} copies``    from how many rows on a copy on every rank costs more than a table
-that is whole ``{choosing-table} memory``    how large a table may be that lies on one rank, or on
-one host ``{choosing-table} columns``   from which bag on rows are cheaper to split than columns
+``{choosing-table} copies``    rows from which replicas cost more than one whole table
+``{choosing-table} memory``    how large a table may be that lies on one rank, or on one host
+``{choosing-table} columns``   from which bag on rows are cheaper to split than columns
 ``{choosing-table} rows``      what a table that is cut by rows costs everybody, and spares one
-``{choosing-table} hosts``     what adding inside the host saves, on this network and on a faster
-one ``{choosing-table} types``     what one more sharding type costs before it carries anything
+``{choosing-table} hosts``     what adding inside the host saves, on this network and a faster one
+``{choosing-table} types``     what one more sharding type costs before it carries anything
 """
 
 from __future__ import annotations

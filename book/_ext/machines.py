@@ -1,8 +1,7 @@
 """Tables of the page "Many machines": a DLRM planned and simulated on 8 to 4,096 GPUs.
 
 ``{machines-table} one``       tables sharded over all ranks
-``{machines-table} replicas``  sharded over groups of 64, with replicas that are averaged every 100
-steps
+``{machines-table} replicas``  sharded over groups of 64; replicas are averaged every 100 steps
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Tables that the build fills in, so that no page can disagree with what was built.
 
 ``{versions-table}``  what executed this book: versions, backend, machine, date
-``{gpu-table}``       what `make gpu` last ran on a GPU, from data/gpu.json; without that file, that
-nothing was run ``{torch-table}``     what `make versions` last ran on which torch, from
-data/versions.json, where there is such a file ``{names-table}``     how many of the names that
-projects import from TorchRec are here, package by package ``{absent-table}``    the names of
-TorchRec that are not here, and what to use instead
+``{gpu-table}``       what `make gpu` last ran on a GPU (data/gpu.json), or that nothing was run
+``{torch-table}``     what `make versions` last ran on which torch (data/versions.json)
+``{names-table}``     names that projects import from TorchRec: how many are here, by package
+``{absent-table}``    the names of TorchRec that are not here, and what to use instead
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 F features have a table each. All their rows, one feature after the other, are divided among ranks::
 
     rows of all features    | 0 ........ | 1 | 2 ............................ | 3 .. |
-    fair, 3 ranks           | rank 0           | rank 1            | rank 2          |   equal ranges
-    whole features          | rank 1     | 2 | rank 0                         | 1    |   undivided
+    fair, 3 ranks           | rank 0           | rank 1            | rank 2          |  equal ranges
+    whole features          | rank 1     | 2 | rank 0                         | 1    |  undivided
 
 `LoadBalanceManager` is the class of the document *CachedEmbedding playground*, with its names. Its
 rules are corrected; with ``compat=True`` its numbers are the document's, defects included, which
 chapter 19 takes apart.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -7,27 +7,26 @@ id and D columns of a slot, rank r sends rank s in one step, for each sharding t
 collection on its own,
 
     input sizes        24
-    input strides      8 * (slots of s)                                     with variable batch only
+    input strides      8 * (slots of s)                            with variable batch only
     input ids          b * sum over slots f of s of (B_rf + N_rf)
-    input weights      4 * sum over slots f of s of N_rf                    of weighted collections
-    only output rows        4 * sum over slots f of r of B_sf * D                rows that are not
-    pooled: N_sf * D output gradients   what s sends r as output rows
+    input weights      4 * sum over slots f of s of N_rf           of weighted collections only
+    output rows        4 * sum over slots f of r of B_sf * D       not pooled: N_sf * D
+    output gradients   what s sends r as output rows
 
 b is 4, or 8 where a table of that sharding type has 2 ** 31 rows or more. Of the types that split
 rows inside a host, rank (h, l), which is number l on host h, sends pooled rows by way of the host:
 
-    output rows        inside the host, to (h, m)     what is for the ranks number m of all hosts:
-    it is added there
-                       across hosts, to (g, l)        the sums that are for that rank
+    output rows        inside the host, to (h, m)   what the ranks number m of all hosts get
+                       across hosts, to (g, l)      the sums that are for that rank
 
 Replicated tables send nothing forward. Backward they send gradients, with F features of all of
 them, and B_r the most samples that one of these has on rank r,
 
-    gradient sizes     8 * (1 + F)                                          rows that are not
-    pooled: 8 * F gradient ids       b * sum over f of (B_r + N_rf)                       not
-    pooled: without B_r gradient weights   4 * sum over f of N_rf                               of
-    weighted collections only gradient rows      4 * sum over f of B_r * D
-    not pooled: N_rf * D gradient sums      4 * (E_s + E_r)
+    gradient sizes     8 * (1 + F)                                 not pooled: 8 * F
+    gradient ids       b * sum over f of (B_r + N_rf)              not pooled: without B_r
+    gradient weights   4 * sum over f of N_rf                      of weighted collections only
+    gradient rows      4 * sum over f of B_r * D                   not pooled: N_rf * D
+    gradient sums      4 * (E_s + E_r)
 
 where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes
 leaves the sums over f, and adds its R * D numbers to E instead, of which rank r has E_r = E / W

@@ -2,18 +2,18 @@
 
 Per touched row with g, the sum of its gradients; m_r and v_r are one number for the whole row:
 
-====================  ========================================================
-==================================== kind                  what happens
-what is kept ====================  ========================================================
-==================================== sgd                   w -= lr * g
-nothing adagrad               m += g^2, w -= lr * g / (sqrt(m) + eps)                   momentum1
-[R, D] rowwise_adagrad       m_r += mean(g^2), w -= lr * g / (sqrt(m_r) + eps)         momentum1 [R]
-adam                  see ``row_rules``                                         momentum1,
-exp_avg_sq [R, D], step partial_rowwise_adam  the same with v_r, of mean(g^2)
-momentum1 [R, D], exp_avg_sq [R],
-                                                                                step
-====================  ========================================================
-====================================
+====================  ============================================  ==========================
+kind                  what happens                                  what is kept
+====================  ============================================  ==========================
+sgd                   w -= lr * g                                   nothing
+adagrad               m += g^2, w -= lr * g / (sqrt(m) + eps)       momentum1 [R, D]
+rowwise_adagrad       m_r += mean(g^2),                             momentum1 [R]
+                      w -= lr * g / (sqrt(m_r) + eps)
+adam                  see ``row_rules``                             momentum1, exp_avg_sq
+                                                                    [R, D], step
+partial_rowwise_adam  the same with v_r, of mean(g^2)               momentum1 [R, D],
+                                                                    exp_avg_sq [R], step
+====================  ============================================  ==========================
 """
 
 from __future__ import annotations

@@ -40,12 +40,11 @@ def bag_weights(
 
     Of a bag of n ids, with the weights w where there are any, id i gets:
 
-    =================
-    =================================================================================== ``sum``,
-    ``none``  ``w[i]`` ``mean``           ``w[i] / n``; None without weights, where the kernel
-    divides ``sqrtn``          ``1 / sqrt(n)``, or ``w[i] / sqrt(sum(w**2))``; 0 where all weights
-    of the bag are 0 =================
-    ===================================================================================
+    =================  ========================================================================
+    ``sum``, ``none``  ``w[i]``
+    ``mean``           ``w[i] / n``; None without weights, where the kernel divides
+    ``sqrtn``          ``1 / sqrt(n)``, or ``w[i] / sqrt(sum(w**2))``; 0 if all weights are 0
+    =================  ========================================================================
 
     Args:
         pooling: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"none"``.

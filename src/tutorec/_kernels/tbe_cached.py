@@ -1,7 +1,6 @@
 """Table-batched lookups in tables that are stored in a file, through a cache in memory.
 
-    ids [N]  --places-->  ids of places [N]  --an ordinary operator on rows and slots-->  pooled [B,
-    D]
+    ids [N]  --places-->  ids of places [N]  --operator on rows and slots-->  pooled [B, D]
                  |
         now and then: rows used often are copied into slots, rows that make room are copied back
 

@@ -8,8 +8,8 @@ A raw id is sent once, to the rank that may give it a row; there it is remapped 
       | remap         observe the ids, update the mapping when due; reassigned rows are reset
     every sample, my rows        KJT [F_mine x W*B]
       | lookup, output_dist      as of the collection of tables
-      | output_dist of rows      only with return_remapped_features=True: 4 bytes an id    (all-to-all)
-"""  # noqa: E501
+      | output_dist of rows      with return_remapped_features=True: 4 bytes an id      (all-to-all)
+"""
 
 from __future__ import annotations
 

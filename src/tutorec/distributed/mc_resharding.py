@@ -4,13 +4,13 @@ A stored mapping is cut by rows, as its table is. Under another number of ranks 
 may be another rank than the one that holds its row. The id then moves there, with its row, the
 row's optimizer state and the metadata of the mapping, and is given an open row::
 
-    2 ranks, ids below 4000    rank 0: ids 0 to 1999, rows 0 to 7;  rank 1: ids 2000 to 3999, rows 8 to 15
-    stored by one rank         id 2500 has row 3
-    loaded                     rank 0 sends id 2500 and row 3 to rank 1, where it gets row 8
+    ids below 4000    rank 0: ids 0 to 1999, rows 0 to 7; rank 1: ids 2000 to 3999, rows 8 to 15
+    stored by one     id 2500 has row 3
+    loaded by two     rank 0 sends id 2500 and row 3 to rank 1, where it gets row 8
 
 A rank sends 8 bytes for each state of a row's mapping, and 4 for each number of the row and of its
 optimizer state.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -10,16 +10,15 @@
       | over_arch
     logit [B, 1]
 
-===================  ============================================================
-===================== model                inter_arch gives
-D_inter ===================  ============================================================
-===================== ``DLRM``             the dense vector and all inner products of two vectors
-D + F(F+1)/2 ``DLRM_DCN``         all vectors, crossed by a `LowRankCrossNet`
-(F+1) D ``DLRM_Projection``  the dense vector and the inner products of two sets of         D + F1
-F2
-                     vectors, F1 and F2, that two MLPs make of all vectors
-===================  ============================================================
-=====================
+===================  =====================================================  =============
+model                inter_arch gives                                       D_inter
+===================  =====================================================  =============
+``DLRM``             the dense vector and all inner products of two         D + F(F+1)/2
+                     vectors
+``DLRM_DCN``         all vectors, crossed by a `LowRankCrossNet`            (F+1) D
+``DLRM_Projection``  the dense vector and the inner products of two sets    D + F1 F2
+                     of vectors, F1 and F2, that two MLPs make of all
+===================  =====================================================  =============
 
 Names and signatures are those of ``torchrec.models.dlrm``; a state_dict moves both ways. The
 collection of tables may be sharded or not: a sharded one answers with an awaitable, which waits

@@ -35,15 +35,14 @@ _HOUR = 3600
 class HashZchEvictionPolicyName(Enum):
     """How a hash mapping chooses the ids that it evicts.
 
-    ========================
-    =====================================================================================
-    SINGLE_TTL_EVICTION       Of the probed slots the first that is empty or whose time to live is
-    over. PER_FEATURE_TTL_EVICTION  The same, with a time to live for each feature. LRU_EVICTION
-    An empty slot, and where there is none, that of the least recently used id, to the hour,
-                              whose time to live is over; with a time to live of 0 hours, any that
-                              was not used in this hour.
-    ========================
-    =====================================================================================
+    ========================  ===============================================================
+    SINGLE_TTL_EVICTION       The first probed slot that is empty or whose time to live is
+                              over.
+    PER_FEATURE_TTL_EVICTION  The same, with a time to live for each feature.
+    LRU_EVICTION              An empty slot, else that of the least recently used id, to the
+                              hour, whose time to live is over; with a time to live of 0
+                              hours, any that was not used in this hour.
+    ========================  ===============================================================
 
     Source:
         TorchRec's ``torchrec.modules.hash_mc_evictions.HashZchEvictionPolicyName``.

@@ -15,17 +15,15 @@ lacks; ``import tutorec.sparse`` there is the cure.
 **Pytrees**: ``tree_map`` and ``torch.export`` see the tensors of an object. What is a leaf, and
 what is context (which two trees must share to be of the same structure):
 
-====================  =======================================================
-======================================== type                  leaves
-context ====================  =======================================================
-======================================== JaggedTensor          values ``[N]``, lengths ``[B]``,
-weights ``[N]``         whether there are weights KeyedJaggedTensor     values ``[N]``, lengths ``[F
-* B]``, weights ``[N]``,    keys, whether there are weights; for
-                      inverse indices                                          variable batch size
-                      samples of each key
-KeyedTensor           values ``[B, D]``                                        keys, sizes, the
-dimension they cut ====================  =======================================================
-========================================
+====================  ===========================================  ===========================
+type                  leaves                                       context
+====================  ===========================================  ===========================
+JaggedTensor          values ``[N]``, lengths ``[B]``, weights     whether there are weights
+KeyedJaggedTensor     values ``[N]``, lengths ``[F * B]``,         keys, whether there are
+                      weights, inverse indices                     weights; for variable batch
+                                                                   size samples of each key
+KeyedTensor           values ``[B, D]``                            keys, sizes, their dimension
+====================  ===========================================  ===========================
 
 Lengths are a leaf always and offsets never, so that two batches have one structure whichever of the
 two they were built from; a missing part is no leaf, so that ``tree_map`` meets tensors only. B is

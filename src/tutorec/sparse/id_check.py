@@ -33,7 +33,8 @@ def check_ids(
 
     One pass finds the smallest and the largest id of the batch; only where those do not fit the
     smallest table is each feature looked at, and only where one does not fit is the culprit
-    searched.
+    searched. A pooled collection that is not weighted ignores a batch's weights, and warns of it
+    once. On another device than the CPU the error may be about an earlier batch.
 
     Args:
         features: The batch.
@@ -48,11 +49,6 @@ def check_ids(
         ValueError: Ids are no integers, negative or not below R, weights are missing, lengths do
             not fit the ids, or the ids are on the meta device, where there are no numbers, and the
             tables are not.
-
-    A pooled collection that is not weighted does not look at a batch's weights, and warns of it
-    once.
-
-    On another device than the CPU the error may be about an earlier batch.
 
     Example:
         >>> import torch

@@ -4,8 +4,8 @@ A table whose ids are remapped (`mc_modules`) is looked up by raw ids, whose num
 far larger than the table. Where its rows are split, the raw ids are split too: into K buckets, of
 which each row range owns some::
 
-    input size 4000, K = 2         raw ids 0 to 1999    2000 to 3999     other ids, or an unbounded
-    a table of 16 rows             rows 0 to 7          8 to 15          input size (0): id modulo K
+    input size 4000, K = 2    raw ids 0 to 1999    2000 to 3999    any other id, and every id
+    a table of 16 rows        rows 0 to 7          8 to 15         without a size: id modulo K
 
 An id is remapped to a row of the range that owns its bucket, so that the ranks need not ask each
 other. What is sent is the raw id, eight bytes.
