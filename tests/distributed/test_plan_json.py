@@ -177,9 +177,9 @@ ROW = ("modules", "", "row_wise")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no whole JSON document: Expecting value: line 1.* save the plan again"),
-        (ShardingPlan({"": every_type()}).to_json()[:-200], "is no whole JSON document"),
-        ("[" * 100_000, "is no whole JSON document: maximum recursion depth"),
+        ("", "is not a whole JSON document: Expecting value: line 1.* save the plan again"),
+        (ShardingPlan({"": every_type()}).to_json()[:-200], "is not a whole JSON document"),
+        ("[" * 100_000, "is not a whole JSON document: maximum recursion depth"),
         ("[]", 'is JSON, but not a sharding plan: it lacks "format": "tutorec sharding plan"'),
         (changed("format", value="x"), "but not a sharding plan"),
         (changed("version", value=2), "of version 2, and this tutorec reads version 1"),
@@ -255,7 +255,7 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path, text, message):
 def test_bytes_that_are_no_text_are_refused_with_the_files_name(tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is no whole JSON document") as caught:
+    with pytest.raises(ValueError, match="is not a whole JSON document") as caught:
         ShardingPlan.load(path)
     assert str(caught.value).startswith(str(path))
 

@@ -143,7 +143,7 @@ def test_a_module_that_is_no_submodule_is_traced_through():
 def test_a_leaf_that_is_no_submodule_is_refused_by_name():
     with pytest.raises(
         ValueError,
-        match=r"a Inner is called that is no submodule of the traced Hidden.*leaf_modules",
+        match=r"a Inner is called that is not a submodule of the traced Hidden.*leaf_modules",
     ):
         symbolic_trace(Hidden(), leaf_modules=["Inner"])
 

@@ -139,7 +139,7 @@ def test_shards_hold_what_the_whole_mapping_holds(
 
 def test_cutting_a_bucket_names_the_rows_where_buckets_begin():
     with pytest.raises(
-        ValueError, match=r"rows 0 to 9 of a shard are no whole buckets; .* \[0, 6, 12, 18, 24\]"
+        ValueError, match=r"rows 0 to 9 of a shard are not whole buckets; .* \[0, 6, 12, 18, 24\]"
     ):
         mapping(24, 4).rebuild_with_output_id_range((0, 9))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tutorec._kernels.backend import backend
 
 _FREE, _GONE = -1, -2
-# turns the largest int64, which is no id, into the mark of a free slot
+# turns the largest int64, which is not an id, into the mark of a free slot
 _FLIP = torch.iinfo(torch.int64).min
 _SLOTS_PER_ID = 2
 BYTES_PER_ID = 16 * _SLOTS_PER_ID

@@ -266,7 +266,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             return self._in_torch(indices, offsets, weights)
         if not exporting:
             # The operator takes -1 for an id that was pruned and skips it; so the ids are checked
-            # against the last rows one lower, where -1 is no exception.
+            # against the last rows one lower, where -1 is not an exception.
             torch.ops.fbgemm.bounds_check_indices(
                 self._last_rows, indices - 1, offsets, self._on_wrong_id, self._warning, None
             )
@@ -311,7 +311,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         weighted = "" if weights is None else f", {list(weights.shape)} weights"
         return (
             f"tables {sorted(set(self._names))}: {list(indices.shape)} ids of {indices.dtype}, "
-            f"{list(offsets.shape)} offsets{weighted} are no batch of {len(self._names)} features: "
+            f"{list(offsets.shape)} offsets{weighted} are not a batch of {len(self._names)} "
+            "features: "
             "it has int32 or int64 ids [N], features * samples + 1 offsets, and no weights or [N]"
         )
 

@@ -186,7 +186,7 @@ def assert_rows(last_rows: Tensor, indices: Tensor, offsets: Tensor) -> None:
     # By index: to repeat each table's number B times would tell a graph that B is not 1.
     limits = last_rows.index_select(0, bags // (lengths.shape[0] // last_rows.shape[0]))
     inside = ((indices >= 0) & (indices <= limits)).all()
-    torch.ops.aten._assert_async(inside, "an id is no row of the table that its feature looks up")
+    torch.ops.aten._assert_async(inside, "an id is not a row of the table of its feature")
 
 
 def sqrtn_weights(indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:

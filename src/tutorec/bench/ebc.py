@@ -39,7 +39,7 @@ _FORWARD: dict[str, tuple[int, int, int, Literal["cpu", "wall"], float]] = {
     "forward-4096": (4096, 1, 1, "cpu", 1.1),
     "forward-4096-2threads": (4096, 2, 1, "wall", 0.95),
 }
-# with so few samples the checks are no small part, and the bar is for a run without them
+# with so few samples the checks are a large part, and the bar is for a run without them
 _UNCHECKED = ("forward-1",)
 # case -> optimizer, rows of a table, what peer / tutorec should be: against the peer's fused
 # collection, and against the same call on the peer's plain collection, whose dense gradient costs

@@ -45,7 +45,7 @@ class Case:
         calls: Timed one by one in each round.
         bar: What peer / tutorec should be at the median; None for what is only shown.
         checked: Whether calls with checks are judged by the bar, too; with one sample the checks
-            are no small part.
+            are a large part.
     """
 
     samples: int

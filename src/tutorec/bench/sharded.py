@@ -170,7 +170,7 @@ def _judged(
     for side in sides:
         bar = _bar(case, world)
         if case.samples == 1 and side != OURS:
-            bar = None  # with one sample the checks are no small part
+            bar = None  # with one sample the checks are a large part
         for clock in ("cpu", "wall"):
             judged = bar if clock == "cpu" else None
             comparison = compare(

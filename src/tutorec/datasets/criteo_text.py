@@ -120,7 +120,7 @@ def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
         Blocks in order.
 
     Raises:
-        ValueError: a line has another number of fields, or the file is no readable gzip file.
+        ValueError: a line has another number of fields, or the file is not a readable gzip file.
     """
     first_line, fields = 1, FIELDS - (not labelled)
     for data, position in _whole_lines(path):

@@ -107,7 +107,7 @@ class _Curve:
         return torch.exp(-self._exponent * x.log())
 
     def area(self, x: Tensor) -> Tensor:
-        # (x ** (1 - s) - 1) / (1 - s), written so that s = 1 is no special place: there it is log x
+        # (x ** (1 - s) - 1) / (1 - s), written so that s = 1 is not special: there it is log x
         log = x.log()
         return _ratio(torch.expm1, (1.0 - self._exponent) * log) * log
 

@@ -154,7 +154,7 @@ def shop(
         The shop; nothing is generated before it is asked for.
 
     Raises:
-        ValueError: a size is no whole number or not positive, ``seed`` none from 0, or ``exponent``
+        ValueError: a size is not a positive whole number, ``seed`` none from 0, or ``exponent``
             is negative or no number.
 
     Example:

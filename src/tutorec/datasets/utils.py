@@ -96,7 +96,7 @@ def step_slices(
         ``steps[s][r] == (start, stop)``.
 
     Raises:
-        ValueError: a size that is no whole number, a batch size or world size below 1, or too few
+        ValueError: a size is not a whole number, a batch size or world size below 1, or too few
             rows for every rank to get one.
 
     Example:

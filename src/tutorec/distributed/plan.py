@@ -345,7 +345,7 @@ class ShardingPlan:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{os.fspath(path)} is no whole JSON document: {error}; save the plan again"
+                f"{os.fspath(path)} is not a whole JSON document: {error}; save the plan again"
             ) from None
         return cls.from_json(text, source=os.fspath(path))
 

@@ -128,13 +128,13 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
         >>> from_text("{", "plan.json")
         Traceback (most recent call last):
             ...
-        ValueError: plan.json is no whole JSON document: Expecting property name ...
+        ValueError: plan.json is not a whole JSON document: Expecting property name ...
     """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{source} is no whole JSON document: {error}; it is damaged, save the plan again"
+            f"{source} is not a whole JSON document: {error}; it is damaged, save the plan again"
         ) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(

@@ -145,7 +145,7 @@ class Tracer(torch.fx.Tracer):
             name = type(mod).__name__
             if self.is_leaf_module(mod, name):
                 raise ValueError(
-                    f"a {name} is called that is no submodule of the traced "
+                    f"a {name} is called that is not a submodule of the traced "
                     f"{type(self.root).__name__}, so the graph cannot name it: assign it to an "
                     f"attribute, or leave {name!r} out of leaf_modules"
                 ) from None

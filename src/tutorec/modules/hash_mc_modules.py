@@ -453,7 +453,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         first, end = output_id_range
         if not {first, end} <= set(self._output_segments):
             raise ValueError(
-                f"table {self._name!r}: rows {first} to {end} of a shard are no whole buckets; "
+                f"table {self._name!r}: rows {first} to {end} of a shard are not whole buckets; "
                 f"these begin at rows {self._output_segments}: choose total_num_buckets as a "
                 "multiple of the number of ranks"
             )

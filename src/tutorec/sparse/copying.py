@@ -26,9 +26,9 @@ KeyedTensor           values ``[B, D]``                            keys, sizes, 
 ====================  ===========================================  ===========================
 
 Lengths are a leaf always and offsets never, so that two batches have one structure whichever of the
-two they were built from; a missing part is no leaf, so that ``tree_map`` meets tensors only. B is
-not context: an exported program takes batches of other sizes. Rebuilding checks nothing: leaves may
-be anything that a function made of them.
+two they were built from; a missing part is not a leaf, so that ``tree_map`` meets tensors only.
+B is not context: an exported program takes batches of other sizes. Rebuilding checks nothing:
+leaves may be anything that a function made of them.
 
 Importing this module registers the types; ``tutorec.sparse`` does.
 """

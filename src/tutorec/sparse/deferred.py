@@ -79,7 +79,7 @@ _bounds: dict[Any, tuple[Tensor, Tensor]] = {}
 def bad_id(
     table: str, rows: int, feature: str, sample: int, number: int, outside: int, total: int
 ) -> str:
-    """The message for an id that is no row of its table.
+    """The message for an id that is not a row of its table.
 
     Args:
         table: Name of the table.
@@ -140,7 +140,7 @@ def report(wait: bool = True) -> None:
         wait: Whether to wait for checks that have not run yet, as a named sync point does anyway.
 
     Raises:
-        ValueError: An id is no row of its table. All other checks are forgotten then.
+        ValueError: An id is not a row of its table. All other checks are forgotten then.
     """
     while _under_way:
         if not (wait or len(_under_way) > _MOST or _under_way[0].ready()):

@@ -46,9 +46,9 @@ def check_ids(
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is not a KeyedJaggedTensor.
-        ValueError: Ids are no integers, negative or not below R, weights are missing, lengths do
-            not fit the ids, or the ids are on the meta device, where there are no numbers, and the
-            tables are not.
+        ValueError: Ids are not integers, are negative or not below R, weights are missing, lengths
+            do not fit the ids, or the ids are on the meta device, where there are no numbers, and
+            the tables are not.
 
     Example:
         >>> import torch

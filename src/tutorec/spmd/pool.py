@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import torch
 
 _CLOSE_SECONDS = 2.0
-# Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
+# Importing torch W times on a busy machine is slow, and is not a fault of the caller's function.
 START_SECONDS = 120.0
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
 SAME_MOMENT_SECONDS = 0.1

@@ -63,7 +63,7 @@ class WorkerContext:
         kept: Objects kept by :meth:`RankWorld.keep`, by key.
         run: Number of the run in progress, from 1.
         places: How often each place in the code has called ``keep`` in this run.
-        process: This process's id; a fork of it is no rank.
+        process: This process's id; a fork of it is not a rank.
     """
 
     token: str

@@ -146,7 +146,7 @@ def hand_plan(words: Words) -> PlannedSharding:
             ``("table_wise", 2)``, ``("column_wise", 0, 1)``.
 
     Raises:
-        ValueError: A table is missing or unknown, or a word is no type or rank.
+        ValueError: A table is missing or unknown, or a word is neither a type nor a rank.
         PlannerError: It does not fit.
 
     Example:
@@ -164,7 +164,7 @@ def judge(words: Words) -> str:
         words: As for `hand_plan`.
 
     Raises:
-        ValueError: A table is missing or unknown, or a word is no type or rank.
+        ValueError: A table is missing or unknown, or a word is neither a type nor a rank.
 
     Example:
         >>> judge({table: ("table_wise", 0) for table in TABLES}) == DOES_NOT_FIT
