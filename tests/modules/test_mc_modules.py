@@ -23,6 +23,7 @@ from tutorec.modules.mc_modules import (
     dynamic_threshold_filter,
     probabilistic_threshold_filter,
 )
+from tutorec.modules.mc_report import CollisionReport, TableCollisions
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -220,6 +221,18 @@ def test_collection_remaps_each_table_by_its_own_mapping(keys: list[str]):
     assert collection.table_to_number_buckets() == {"item_table": 1, "user_table": 1}
     lines = str(collection.report()).splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["item_table", "user_table"]
+
+
+def test_figure_of_a_report_has_the_shares_and_the_evictions_of_each_table():
+    tables = [
+        TableCollisions("item", 1000, 750, 400, 100, 12),
+        TableCollisions("user", 8, 2, 0, 0, 0),
+    ]
+    rows, lookups = CollisionReport.of(tables).plot().axes
+    assert [bar.get_width() for bar in rows.patches] == [75, 25]
+    assert [bar.get_width() for bar in lookups.patches] == [75, 100, 25, 0]
+    names = [label.get_text() for label in rows.get_yticklabels()]
+    assert names == ["item\n12 evictions", "user\n0 evictions"]
 
 
 def test_collection_keeps_inverse_indices():

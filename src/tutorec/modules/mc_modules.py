@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._text import TextTable
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
 from tutorec.modules.hash_mc_joint import JointMappings
@@ -26,7 +25,7 @@ from tutorec.modules.mc_evictions import dynamic_threshold_filter as dynamic_thr
 from tutorec.modules.mc_evictions import (
     probabilistic_threshold_filter as probabilistic_threshold_filter,
 )
-from tutorec.modules.mc_report import collision_table
+from tutorec.modules.mc_report import CollisionReport
 from tutorec.modules.mch_module import MappingsTogether
 from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCollisionModule
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
@@ -194,9 +193,10 @@ class ManagedCollisionCollection(nn.Module):
         """Table name -> rows that no id has [1]."""
         return {table: module.open_slots() for table, module in self._modules_by_table()}
 
-    def report(self) -> TextTable:
+    def report(self) -> CollisionReport:
         """Per table: rows in use, lookups, ids with and without a row, evictions. A sync point."""
-        return collision_table([module.report(table) for table, module in self._modules_by_table()])
+        tables = [module.report(table) for table, module in self._modules_by_table()]
+        return CollisionReport.of(tables)
 
     def lookup_runtime_meta(
         self, features: KeyedJaggedTensor, remapped_ids: KeyedJaggedTensor

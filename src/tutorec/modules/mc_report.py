@@ -1,14 +1,19 @@
-"""Counters of managed collisions: lookups, hits, collisions, evictions; and their table."""
+"""Counters of managed collisions: lookups, hits, collisions, evictions; as a table and a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE
 from tutorec._text import TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass
@@ -63,26 +68,59 @@ class TableCollisions:
         return 1 - self.collisions / max(self.lookups, 1)
 
 
-def collision_table(tables: Sequence[TableCollisions]) -> TextTable:
-    """A row for each table.
+@dataclass(frozen=True, repr=False)
+class CollisionReport(TextTable):
+    """A row for each table whose ids are remapped, and a bar for each in a figure.
 
     Example:
-        >>> collision_table([TableCollisions("item", 1000, 750, 40_000, 3_000, 120)])
+        >>> CollisionReport.of([TableCollisions("item", 1000, 750, 40_000, 3_000, 120)])
         table   rows  occupied  lookups  admitted  collisions  evictions
         -----  -----  --------  -------  --------  ----------  ---------
         item   1,000    75.0 %   40,000    92.5 %       3,000        120
     """
-    head = ["table", "rows", "occupied", "lookups", "admitted", "collisions", "evictions"]
-    rows = [
-        [
-            one.table,
-            f"{one.rows:,}",
-            f"{one.occupied / one.rows:.1%}".replace("%", " %"),
-            f"{one.lookups:,}",
-            f"{one.admitted_share:.1%}".replace("%", " %"),
-            f"{one.collisions:,}",
-            f"{one.evictions:,}",
+
+    tables: Sequence[TableCollisions] = ()
+
+    @classmethod
+    def of(cls, tables: Sequence[TableCollisions]) -> CollisionReport:
+        """The report of some tables, in their order."""
+        head = ["table", "rows", "occupied", "lookups", "admitted", "collisions", "evictions"]
+        rows = [
+            [
+                one.table,
+                f"{one.rows:,}",
+                f"{one.occupied / one.rows:.1%}".replace("%", " %"),
+                f"{one.lookups:,}",
+                f"{one.admitted_share:.1%}".replace("%", " %"),
+                f"{one.collisions:,}",
+                f"{one.evictions:,}",
+            ]
+            for one in tables
         ]
-        for one in tables
-    ]
-    return TextTable(head, rows, right=range(1, len(head)))
+        return cls(head, rows, range(1, len(head)), tables=tables)
+
+    def plot(self) -> Figure:
+        """Two panels with a bar for each table: rows in use, and lookups by who has the row."""
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        places = range(len(self.tables))
+        names = [f"{one.table}\n{one.evictions:,} evictions" for one in self.tables]
+        occupied = [100 * one.occupied / one.rows for one in self.tables]
+        own = [100 * one.admitted_share for one in self.tables]
+        shared = [100 - share for share in own]
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(figsize=(7.0, 1.3 + 0.5 * len(names)), layout="constrained")
+            FigureCanvasAgg(figure)
+            rows, lookups = figure.subplots(1, 2, sharey=True)
+            rows.barh(places, occupied, color=ACCENT, height=0.62)
+            lookups.barh(places, own, color=RANK_COLORS[0], height=0.62, label="own row")
+            hatched = {"color": "none", "edgecolor": INK, "hatch": "///"}
+            lookups.barh(places, shared, left=own, height=0.62, label="shared row", **hatched)
+            rows.set_yticks(places, names)
+            rows.set(xlim=(0, 100), xlabel="% of the rows in use")
+            lookups.set(xlim=(0, 100), xlabel="% of the lookups")
+            lookups.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderpad=0.0)
+            rows.invert_yaxis()
+        return figure
