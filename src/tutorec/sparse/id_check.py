@@ -34,7 +34,8 @@ def check_ids(
     One pass finds the smallest and the largest id of the batch; only where those do not fit the
     smallest table is each feature looked at, and only where one does not fit is the culprit
     searched. A pooled collection that is not weighted ignores a batch's weights, and warns of it
-    once. On another device than the CPU the error may be about an earlier batch.
+    once. On another device than the CPU the error may be about an earlier batch. Ids on the meta
+    device are refused unless the tables are there too.
 
     Args:
         features: The batch.
@@ -46,9 +47,7 @@ def check_ids(
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is not a KeyedJaggedTensor.
-        ValueError: Ids are not integers, are negative or not below R, weights are missing, lengths
-            do not fit the ids, or the ids are on the meta device, where there are no numbers, and
-            the tables are not.
+        ValueError: An id is not an integer from 0 to R - 1, weights are missing, lengths are wrong.
 
     Example:
         >>> import torch
