@@ -311,7 +311,8 @@ def test_every_notebook_and_page_is_in_the_contents():
     pages = [
         p.relative_to(ROOT).with_suffix("")
         for p in (ROOT / "book").rglob("*.md")
-        if "_" not in p.parent.name[:1]
+        # the build writes a page for each module, which no menu lists
+        if "_" not in p.parent.name[:1] and p.parent.name != "reference"
     ]
     files = [str(page) for page in pages] + [f"notebooks/{chapter.name}" for chapter in chapters()]
     assert_none(
