@@ -19,7 +19,7 @@
       const whole = x.rows * x.columns, batch = id * N + FLOAT * S * x.columns;
       const summed = W * (batch + FLOAT * S) > 2 * FLOAT * whole;
       if (summed) return { reads: N, bags: S, updates: N, gradients: S, table: whole, legs: [toAll(2 * FLOAT * whole / W)] };
-      return { reads: N, bags: S, updates: W * N, gradients: W * S, table: 0, legs: [toAll(batch + id * S)] };
+      return { reads: N, bags: S, updates: W * N, gradients: W * S, table: 0, twice: 1, legs: [toAll(batch + id * S)] };
     }
     const n = N * r / x.rows, rows = FLOAT * S * d;
     const twice = cut === "table-row-wise" || cut === "grid" ? [[H * (L - 1) * rows, 0], [0, (H - 1) * rows]] : [toAll(rows)];
@@ -29,7 +29,7 @@
   function msOf(machine, work, r, d) {
     const row = ID + Math.max(FLOAT * d, LEAST_ROW);
     const forward = work.reads * row + FLOAT * work.bags * d;
-    const backward = machine.backward * (work.updates * row + FLOAT * work.gradients * d) + PASSES * FLOAT * work.table;
+    const backward = (machine.backward + (work.twice || 0)) * (work.updates * row + FLOAT * work.gradients * d) + PASSES * FLOAT * work.table;
     const distinct = r > 1 ? -r * Math.expm1(work.updates * Math.log1p(-1 / r)) : Math.min(work.updates, r);
     const wire = work.legs.reduce((sum, [inside, across]) => sum + Math.max(inside / machine.inside, across / machine.across), 0);
     return (forward + backward) / machine.memory + machine.row * distinct + wire;

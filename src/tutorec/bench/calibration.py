@@ -252,12 +252,19 @@ def _counts(number: int, world_size: int, device: str) -> Floats:
         "ddr_mem_bw": 1.0,
         "hbm_mem_bw": 1.0,
         "intra_host_bw": 1.0,
-        "bwd_compute_multiplier": 1.0,
     }
-    moved = loads(tables, plan, samples, Topology(world_size, device, row_ms=0.0, **ones))
-    with_rows = loads(tables, plan, samples, Topology(world_size, device, row_ms=1.0, **ones))
+    again, moved, with_rows = (
+        loads(
+            tables,
+            plan,
+            samples,
+            Topology(world_size, device, bwd_compute_multiplier=update, row_ms=row, **ones),
+        )
+        for update, row in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+    )
     counts = np.zeros((world_size, 2, 5))
-    counts[:, 0, 0], counts[:, 1, 1] = moved[:, 0], moved[:, 2]
+    counts[:, 0, 0], counts[:, 1, 0] = moved[:, 0], again[:, 2]
+    counts[:, 1, 1] = moved[:, 2] - again[:, 2]
     counts[:, 1, 2] = with_rows[:, 2] - moved[:, 2]
     counts[:, 0, 3], counts[:, 1, 3] = moved[:, 1] + moved[:, 4], moved[:, 3]
     for kind in {cut.kind for cut in plan.values()}:

@@ -270,7 +270,8 @@ def test_copies_send_their_batch_or_their_sums_whichever_is_less():
     large = one(facts(rows=10**6), ShardingType.DATA_PARALLEL, UNIT, pieces=[[10**6, 32]] * 2)[0]
     assert large[3] == 4 * (10 + 20) + 10 * 128
     assert large[:2].tolist() == [20 * 136 + 10 * 128, 0]
-    assert large[2] == 2 * (40 * 136 + 20 * 128)  # the update of both ranks' batches
+    # a second lookup, and the update, of both ranks' batches
+    assert large[2] == (1 + 2) * (40 * 136 + 20 * 128)
     small = one(facts(rows=4), ShardingType.DATA_PARALLEL, UNIT, pieces=[[4, 32]] * 2)[0]
     assert small[3] == 8 * 4 * 32 / 2
     assert small[2] == 2 * (20 * 136 + 10 * 128) + 5 * 4 * 4 * 32

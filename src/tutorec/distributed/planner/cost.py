@@ -227,6 +227,7 @@ class Work(NamedTuple):
         gradients: Elements of row gradients received in backward.
         lists: Lengths of bags received with the ids.
         table: Elements of table gradients that are summed over ranks (data-parallel).
+        twice: Whether backward looks the updated ids up again (data-parallel).
         ids_in: Bytes of received ids, lengths and weights, per exchange.
         rows_home: Bytes of rows sent back.
         gradients_back: Bytes of received gradients.
@@ -238,6 +239,7 @@ class Work(NamedTuple):
     gradients: float
     lists: float
     table: float = 0.0
+    twice: bool = False
     ids_in: tuple[Leg, ...] = ()
     rows_home: tuple[Leg, ...] = ()
     gradients_back: tuple[Leg, ...] = ()
@@ -290,9 +292,9 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
     """Data-parallel: a rank looks up its own ids and exchanges gradients in backward (eq-cost-dp).
 
     It sends each rank ``b_i * (S + N) + b_w * N + 4 * S * D`` bytes, its batch with the gradients
-    of its rows, and every rank applies the update of all batches. If all batches together exceed
-    ``8 * R * D`` bytes, gradients of the whole table are summed instead: ``8 * R * D / W`` bytes to
-    each rank, and every rank updates all rows with the sum.
+    of its rows, and every rank looks all batches up again and applies their update. If all batches
+    together exceed ``8 * R * D`` bytes, gradients of the whole table are summed instead:
+    ``8 * R * D / W`` bytes to each rank, and every rank updates all rows with the sum.
     """
     world_size, ids = topology.world_size, facts.total_ids
     whole = float(facts.rows * facts.columns)
@@ -310,7 +312,13 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
     sent = batch + _id_bytes(facts) * lists
     back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
     return Work(
-        ids, bags, world_size * ids, world_size * bags, world_size * lists, gradients_back=(back,)
+        ids,
+        bags,
+        world_size * ids,
+        world_size * bags,
+        world_size * lists,
+        twice=True,
+        gradients_back=(back,),
     )
 
 
@@ -371,10 +379,10 @@ def piece_perf(
 
     A lookup of i ids that returns s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 *
     d`` bytes at the bandwidth of the kernel (eq-cost-forward). The update moves the same bytes
-    times the topology's multiplier, plus five times the bytes of a dense gradient, plus ``row_ms``
-    per distinct row (eq-cost-backward). Exchanges take the time of their slower link
-    (eq-cost-wire). For a table in a file, each lookup that misses the cache reads a row with its
-    optimizer state, which is written back later.
+    times the topology's multiplier, once more where rows are looked up again (data-parallel), plus
+    five times the bytes of a dense gradient, plus ``row_ms`` per distinct row (eq-cost-backward).
+    Exchanges take the time of their slower link (eq-cost-wire). For a table in a file, each lookup
+    that misses the cache reads a row with its optimizer state, which is written back later.
 
     Args:
         facts: The table.
@@ -472,11 +480,12 @@ def _perf(
     bandwidth = kernel.row_bandwidth(topology)
     row_bytes = _ID + max(facts.row_bytes(columns), ROW_READ_BYTES)
     forward = work.lookups * row_bytes + _FLOAT * work.outputs * columns
-    backward = topology.bwd_compute_multiplier * (
+    multiplier = topology.bwd_compute_multiplier
+    if facts.weighted:
+        multiplier *= topology.weighted_feature_bwd_compute_multiplier
+    backward = (multiplier + work.twice) * (
         work.updates * row_bytes + _FLOAT * work.gradients * columns
     )
-    if facts.weighted:
-        backward *= topology.weighted_feature_bwd_compute_multiplier
     whole = work.table + (0 if kernel.updates else rows * columns)
     missed = 0.0 if facts.cache is None else facts.cache.miss_rate * work.lookups
     moved = facts.row_bytes(columns) + _state_bytes_of_a_row(facts, columns)

@@ -94,8 +94,9 @@ class RankWork:
         distinct: Distinct rows of shards that the update changes.
         read_bytes: Bytes of the rows that are looked up.
         lookup_ms: Milliseconds of lookups.
-        update_ms: Milliseconds of updates. For replicated tables every rank applies the gradients
-            of all ranks or, if whole tables are summed, that of the table.
+        update_ms: Milliseconds of updates. For replicated tables every rank looks the batches of
+            all ranks up again and applies their gradients or, if whole tables are summed, applies
+            that of the table.
     """
 
     lookups: Floats
@@ -233,13 +234,14 @@ def _replicated(
         )
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
+        lookup_ms = table.lookup_ms(ids, table.columns, numbers)
         update_ms = table.update_ms(ids, table.columns, numbers)
         whole_ms = table.whole_ms(end * table.columns)
         lookups = ids[loads.classes]
         distinct = loads.distinct(table.features, table.rows, first, end)
         work.lookups += lookups
         work.read_bytes += 4.0 * table.columns * lookups
-        work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
+        work.lookup_ms += lookup_ms[loads.classes]
         work.distinct += distinct
         work.update_ms += table.row_ms * distinct + table.leaves_gradient * whole_ms
         bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
@@ -247,7 +249,8 @@ def _replicated(
             summed += table.rows * (table.columns + _moves_all_rows(table))
             work.update_ms += update_ms[loads.classes] + whole_ms
         else:
-            work.update_ms += loads.members @ update_ms
+            # backward looks the batches of all ranks up again
+            work.update_ms += loads.members @ (update_ms + (world_size > 1) * lookup_ms)
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
     def to_all(
