@@ -188,7 +188,7 @@ class ChoosingTable(GeneratedTable):
 HEADERS = {
     "copies": ("machine", *(f"copy up to, {batch:,} samples a rank" for batch in BATCHES)),
     "memory": ("machine", "whole on a rank, up to", "split over a host, up to"),
-    "columns": ("machine", "the cut by rows", "is cheaper than two slices from"),
+    "columns": ("machine", "a cut by rows", "costs less than two slices of columns from"),
     "rows": ("machine", "row-wise pays from", "table-row-wise pays from"),
     "hosts": ("machine", "row-wise takes", "with a network as fast as the wires inside"),
     "types": ("machine", "table-, column- or row-wise", "table-row-wise, grid", "data-parallel"),
