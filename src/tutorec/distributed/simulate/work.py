@@ -235,7 +235,6 @@ def _replicated(
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
         lookup_ms = table.lookup_ms(ids, table.columns, numbers)
-        update_ms = table.update_ms(ids, table.columns, numbers)
         whole_ms = table.whole_ms(end * table.columns)
         lookups = ids[loads.classes]
         distinct = loads.distinct(table.features, table.rows, first, end)
@@ -247,10 +246,11 @@ def _replicated(
         bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
         if world_size > 1 and _is_summed(table, bag_bytes):
             summed += table.rows * (table.columns + _moves_all_rows(table))
-            work.update_ms += update_ms[loads.classes] + whole_ms
+            work.update_ms += table.update_factor * lookup_ms[loads.classes] + whole_ms
         else:
             # backward looks the batches of all ranks up again
-            work.update_ms += loads.members @ (update_ms + (world_size > 1) * lookup_ms)
+            times = table.update_factor + (world_size > 1)
+            work.update_ms += times * (loads.members @ lookup_ms)
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
     def to_all(
