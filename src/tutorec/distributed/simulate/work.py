@@ -224,7 +224,7 @@ def _replicated(
     samples = most_samples(loads, features)
     # Tables whose gradients are sent as bags: bytes of a rank of each class, for ids and lengths,
     # weights, rows.
-    as_bags: list[Floats] = []
+    as_bags = list[Floats]()
     summed, first = 0, np.array([0])
     for table in tables:
         end = np.array([table.rows])
@@ -236,10 +236,9 @@ def _replicated(
         numbers = (bags if pooled else ids) * table.columns
         lookup_ms = table.lookup_ms(ids, table.columns, numbers)
         whole_ms = table.whole_ms(end * table.columns)
-        lookups = ids[loads.classes]
         distinct = loads.distinct(table.features, table.rows, first, end)
-        work.lookups += lookups
-        work.read_bytes += 4.0 * table.columns * lookups
+        work.lookups += ids[loads.classes]
+        work.read_bytes += 4.0 * table.columns * ids[loads.classes]
         work.lookup_ms += lookup_ms[loads.classes]
         work.distinct += distinct
         work.update_ms += table.row_ms * distinct + table.leaves_gradient * whole_ms
@@ -249,8 +248,7 @@ def _replicated(
             work.update_ms += table.update_factor * lookup_ms[loads.classes] + whole_ms
         else:
             # backward looks the batches of all ranks up again
-            times = table.update_factor + (world_size > 1)
-            work.update_ms += times * (loads.members @ lookup_ms)
+            work.update_ms += loads.members @ lookup_ms * (table.update_factor + (world_size > 1))
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
     def to_all(
