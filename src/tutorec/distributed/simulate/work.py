@@ -236,13 +236,14 @@ def _replicated(
         numbers = (bags if pooled else ids) * table.columns
         lookup_ms = table.lookup_ms(ids, table.columns, numbers)
         whole_ms = table.whole_ms(end * table.columns)
+        lookups = ids[loads.classes]
         distinct = loads.distinct(table.features, table.rows, first, end)
-        work.lookups += ids[loads.classes]
-        work.read_bytes += 4.0 * table.columns * ids[loads.classes]
+        work.lookups += lookups
+        work.read_bytes += 4.0 * table.columns * lookups
         work.lookup_ms += lookup_ms[loads.classes]
         work.distinct += distinct
         work.update_ms += table.row_ms * distinct + table.leaves_gradient * whole_ms
-        bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
+        bag_bytes = loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers))
         if world_size > 1 and _is_summed(table, bag_bytes):
             summed += table.rows * (table.columns + _moves_all_rows(table))
             work.update_ms += table.update_factor * lookup_ms[loads.classes] + whole_ms
@@ -272,10 +273,10 @@ def _replicated(
     return exchanges
 
 
-def _is_summed(table: SimulatedTable, bag_bytes: float) -> bool:
+def _is_summed(table: SimulatedTable, bag_bytes: Floats) -> bool:
     """Whether a replica's gradient is sent as a whole table, since ids and bags are more bytes."""
     rule = table.optimizer
-    return bag_bytes > 8 * table.rows * table.columns and (
+    return bool(bag_bytes > 8 * table.rows * table.columns) and (
         rule is None or rule.max_gradient is None
     )
 
