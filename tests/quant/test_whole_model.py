@@ -251,6 +251,16 @@ def test_subclasses_are_quantized_to_the_class_that_is_named():
         quantize_embeddings(model, torch.int8, False, additional_qconfig_spec_keys=[Derived])
 
 
+def test_quantize_embeddings_leaves_a_sharded_model_as_it_is_and_warns():
+    """As the example of TorchRec does that saves a model after training it on several ranks."""
+    model = distributed()
+    with pytest.warns(UserWarning, match="DistributedModelParallel, .* stay as they are: load"):
+        assert quantize_embeddings(model, dtype=torch.qint8, inplace=True) is model
+    assert not model.training
+    with pytest.raises(ValueError, match="spread over devices: load"):
+        quantize_embeddings(model, dtype=torch.qint8, inplace=False)
+
+
 def test_torchrecs_two_functions_quantize_what_torchrecs_do():
     model = Two().train()
     only_bags = quantize_embeddings(

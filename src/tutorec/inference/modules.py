@@ -5,6 +5,7 @@ Corresponds to TorchRec's ``torchrec.inference.modules``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,13 @@ from tutorec.inference.table_rows import (
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.preparing import quant_prep_enable_register_tbes
-from tutorec.quant.whole_model import QUANTIZED, Swap, swap_collections
+from tutorec.quant.whole_model import (
+    QUANTIZE_FIRST,
+    QUANTIZED,
+    Swap,
+    spread_over_devices,
+    swap_collections,
+)
 
 __all__ = [
     "assign_weights_to_tbe",
@@ -51,7 +58,8 @@ def quantize_embeddings(
     Args:
         module: A collection, or a model with collections; it is in ``eval`` mode afterwards.
         dtype: Format of the tables.
-        inplace: Whether the model itself is changed.
+        inplace: Whether the model itself is changed. If it is sharded, its tables stay as they are,
+            with a warning; with ``inplace=False`` a sharded model is an error.
         additional_qconfig_spec_keys: Further classes to quantize.
         additional_mapping: The quantized class of each of them.
         output_dtype: Dtype of the collections' results.
@@ -78,6 +86,11 @@ def quantize_embeddings(
         TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes
         all collections.
     """
+    parts = module.named_modules()
+    spread = next(filter(None, (spread_over_devices(path, part) for path, part in parts)), None)
+    if inplace and spread is not None:
+        warnings.warn(f"{spread} and stay as they are: {QUANTIZE_FIRST}", stacklevel=2)
+        return module.eval()
     known = {
         EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection],
         **(additional_mapping or {}),

@@ -35,6 +35,10 @@ QUANTIZED: dict[type[nn.Module], type[Any]] = {
 # The largest float16, the type of scale and bias.
 _LARGEST = 65504.0
 _WORTH_RETURNING = 1 << 24  # bytes of float tables; returning memory takes a millisecond
+QUANTIZE_FIRST = (
+    "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and call "
+    "shard_quant_model"
+)
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -313,6 +317,14 @@ def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTab
     return quantized.train(collection.training)
 
 
+def spread_over_devices(path: str, module: nn.Module) -> str | None:
+    """The beginning of a message about a sharded module; None for another one."""
+    kind, where = type(module), f"{path!r}" if path else "the model"
+    if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
+        return f"{where} is a {kind.__name__}, whose tables are spread over devices"
+    return None
+
+
 def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Raise for a submodule that this function cannot quantize and must not skip."""
     kind, where = type(module), f"{path!r}" if path else "the model"
@@ -321,14 +333,9 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
             f"{where} is already quantized (tables {module.table_names()}); quantize the float "
             "model"
         )
-    if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
-        remedy = (
-            "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and "
-            "call shard_quant_model"
-        )
-        raise ValueError(
-            f"{where} is a {kind.__name__}, whose tables are spread over devices: {remedy}"
-        )
+    spread = spread_over_devices(path, module)
+    if spread is not None:
+        raise ValueError(f"{spread}: {QUANTIZE_FIRST}")
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise ValueError(
             f"{where} is wrapped in DistributedDataParallel, which is for training; quantize "
