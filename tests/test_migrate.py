@@ -92,6 +92,14 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
     assert str(report).endswith("7 places to change by hand\nnothing was changed; --write renames")
 
 
+def test_a_name_from_another_module_than_its_own_is_named_with_its_module(tmp_path: Path):
+    imports = "from torchrec.distributed.comm import JaggedTensor\n"
+    (found,) = migrate(write(tmp_path / "train.py", imports)).findings
+    assert found.problem == (
+        "there is no JaggedTensor in tutorec.distributed.comm: import it from tutorec."
+    )
+
+
 def test_a_call_with_too_many_arguments_is_named(tmp_path: Path):
     code = (
         "from torchrec import EmbeddingBagCollection as E\nE(1, 2, 3)\nE(1, 2, 3, 4, 5, 6, 7, "

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from parity.test_paths import importable
 
-from tutorec._torchrec_names import absent_names, instead_of
+from tutorec._torchrec_names import absent_names, elsewhere, instead_of
 
 USED_NAMES = Path(__file__).with_name("parity") / "used_names.txt"
 
@@ -90,6 +90,27 @@ def test_attributes_say_what_to_use_and_hasattr_answers():
             AttributeError, match=f"module '{module}' has no attribute '{name}'. TorchRec has it"
         ):
             getattr(holder, name)
+
+
+@pytest.mark.parametrize(
+    ("statement", "end"),
+    [
+        ("from tutorec.distributed.comm import JaggedTensor", "Import it from tutorec."),
+        (
+            "from tutorec.modules.mlp import append_prefix",
+            "Import it from tutorec.distributed.utils.",
+        ),
+        (
+            "from tutorec.distributed.embedding_types import EmbeddingTableConfig",
+            "Use EmbeddingBagConfig, or EmbeddingConfig for rows that are not pooled.",
+        ),
+    ],
+)
+def test_a_name_in_another_module_than_its_own_is_found(statement: str, end: str):
+    """TorchRec's modules import from one another, and programs import from any of them."""
+    with pytest.raises(ImportError) as caught:
+        exec(statement, {})
+    assert str(caught.value).endswith(f".py). {end}")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +229,13 @@ def test_sentences_are_sentences_and_name_what_there_is():
         )
         for path in re.findall(r"tutorec(?:\.\w+)+", sentence):
             assert there(path.removeprefix("tutorec."), "tutorec"), f"{name}: {path} is not here"
+
+
+def test_the_module_of_a_name_has_it():
+    for name in ("DataType", "EmbeddingCollectionInterface", "ShardedModule", "none_throws"):
+        sentence = elsewhere(f"modules.mlp.{name}")
+        assert sentence and hasattr(importlib.import_module(sentence.split()[-1][:-1]), name)
+    assert elsewhere("modules.mlp.nothing") is None
 
 
 def test_an_entry_for_a_module_stands_for_all_inside():

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, renamed, without_magics
 from tutorec._migrate_files import SourceText, read_source, source_paths
-from tutorec._torchrec_names import instead_of
+from tutorec._torchrec_names import elsewhere, instead_of
 
 __all__ = ["Finding", "Migration", "migrate"]
 
@@ -206,7 +206,8 @@ def _missing(path: str, report: Migration) -> str | None:
     try:
         _resolved(_in(path, report))
     except LookupError as error:
-        instead = instead_of(path.partition(".")[2]) if report.to == "tutorec" else None
+        below = path.partition(".")[2] if report.to == "tutorec" else ""
+        instead = below and (instead_of(below) or elsewhere(below))
         return f"{error.args[0]}: {instead}" if instead else str(error.args[0])
     return None
 

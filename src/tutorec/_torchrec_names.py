@@ -14,7 +14,7 @@ from functools import cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 
-__all__ = ["absent_names", "instead_of"]
+__all__ = ["absent_names", "elsewhere", "instead_of"]
 
 _ROOT = "tutorec"
 
@@ -43,6 +43,46 @@ def instead_of(name: str) -> str | None:
     table, parts = absent_names(), name.split(".")
     around = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((table[path] for path in around if path in table), None)
+
+
+@cache
+def _modules_of_names() -> dict[str, str]:
+    """The module with the shortest path that defines or lists a public name, by name."""
+    import re
+    from pathlib import Path
+
+    public = re.compile(
+        r"^(?:class|def) ([A-Za-z]\w*)|^__all__ = \[(.*?)\]", re.DOTALL | re.MULTILINE
+    )
+    root, modules = Path(__file__).parent, dict[str, str]()
+    for file in sorted(root.rglob("*.py"), key=lambda file: (len(file.parts), file)):
+        path = file.relative_to(root).with_suffix("").parts
+        module = ".".join((_ROOT, *path)).removesuffix(".__init__")
+        if "._" not in module:
+            for defined, listed in public.findall(file.read_text("utf-8")):
+                for name in [defined, *re.findall(r"\w+", listed)]:
+                    modules.setdefault(name, module)
+    modules.pop("", None)
+    return modules
+
+
+def elsewhere(name: str) -> str | None:
+    """Where a name is that a module of TorchRec imports from another one, or what to use instead.
+
+    Args:
+        name: Below the root, in a module that has it neither here nor in the table.
+
+    Example:
+        >>> elsewhere("distributed.comm.KeyedJaggedTensor")
+        'import it from tutorec.'
+        >>> elsewhere("distributed.comm.nothing") is None
+        True
+    """
+    last = name.rpartition(".")[2]
+    if last in _modules_of_names():
+        return f"import it from {_modules_of_names()[last]}."
+    sentences = {text for path, text in absent_names().items() if path.endswith(f".{last}")}
+    return sentences.pop() if len(sentences) == 1 else None
 
 
 def _sentence(fullname: str) -> str | None:
@@ -100,9 +140,13 @@ def _get(module: ModuleType, previous: Callable[[str], object] | None, name: str
         f"module {module.__name__!r} has no attribute {name!r}",
         _sentence(f"{module.__name__}.{name}"),
     )
+    imports = _imports_from(sys._getframe(1))
+    if text is None and imports and not name.startswith("__"):
+        text = elsewhere(f"{module.__name__}.{name}")
+        text = text and text[0].upper() + text[1:]
     if text is None:
         raise missing or AttributeError(message, name=name, obj=module)
-    if _imports_from(sys._getframe(1)):
+    if imports:
         file = getattr(module, "__file__", None)
         message = (
             f"cannot import name {name!r} from {module.__name__!r} ({file or 'unknown location'})"

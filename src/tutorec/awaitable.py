@@ -166,6 +166,11 @@ class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
+    @property
+    def _result(self) -> W | None:
+        """TorchRec's name for the value; None before it was waited for."""
+        return None if self._awaited is _UNSET else self._awaited
+
     def __getattr__(self, name: str) -> Any:
         # Reached only when normal look-up has failed. Special names never wait: copy, pickle and
         # IPython probe for them on objects that may be half built.

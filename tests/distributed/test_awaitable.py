@@ -113,5 +113,7 @@ def test_an_item_of_a_lazy_collection_is_lazy():
     one, two = lazy["one"], lazy["two"]
     assert isinstance(one, LazyAwaitable)
     assert lazy.waits == 0
+    assert lazy._result is one._result is None
     assert torch.add(one, two) == 3
+    assert one._result == 1
     assert lazy.waits == 1
