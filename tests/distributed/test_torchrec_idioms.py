@@ -64,6 +64,11 @@ def one_dense_table(
         parallel = DistributedModelParallel(
             model, plan=plan, sharders=[EmbeddingBagCollectionSharder()]
         )
+    tables = parallel.module[0]
+    assert tables.unsharded_module_type is EmbeddingBagCollection
+    held = {name for name, _ in tables.named_parameters("tables")}
+    replicated = {"tables.embedding_bags.t1.weight"}
+    assert set(tables.sharded_parameter_names("tables")) == held - replicated < held
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(parallel.module.named_parameters())),
         lambda params: RowWiseAdagrad(params, lr=RATE, eps=1e-8),

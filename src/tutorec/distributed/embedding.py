@@ -226,6 +226,11 @@ class ShardedEmbeddingCollection(
 
     # --- interface of the unsharded module
 
+    @property
+    def unsharded_module_type(self) -> type[EmbeddingCollection]:
+        """The class that was sharded."""
+        return EmbeddingCollection
+
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Configuration of every table, including those of other ranks."""
         return self._configs

@@ -8,7 +8,7 @@ exchanges.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -317,6 +317,13 @@ class ShardedEmbeddingModule(
         return self._shardings
 
     # --- interface of the unsharded module
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """Names of this rank's parameters, without those of replicated tables."""
+        kinds = {table.name: table.sharding_type for table in self._tables}
+        for name, _ in self.named_parameters(prefix):
+            if kinds[name.split(".")[-2]] is not ShardingType.DATA_PARALLEL:
+                yield name
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:

@@ -197,6 +197,11 @@ class ShardedEmbeddingBagCollection(
 
     # --- interface of the unsharded module
 
+    @property
+    def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
+        """The class that was sharded."""
+        return EmbeddingBagCollection
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configuration of every table, including those of other ranks."""
         return self._configs
