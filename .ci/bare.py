@@ -1,7 +1,7 @@
 """Run a notebook's first cell as a hosted notebook does: torch and a kernel, no tutorec.
 
 Builds the wheel, makes the environment in a temporary folder, then runs the named chapters there
-(default: all) with the address in the first cell replaced by the wheel. Run it with the project's
+(default: all) with what the first cell installs replaced by the wheel. Run it with the project's
 environment: `make bare`.
 """
 
@@ -48,12 +48,12 @@ def main(chapters: list[str]) -> None:
             if chapters and source.name[:2] not in chapters:
                 continue
             text, count = re.subn(
-                r"tutorec @ git\+https://[\w./-]+",
+                r"tutorec @ git\+https://[\w./-]+|(?<=%pip install -q )\.\.",
                 wheel.as_uri(),
                 source.read_text(encoding="utf-8"),
             )
             assert count == 1, (
-                f"{source.name}: expected one address in the first cell, found {count}"
+                f"{source.name}: expected one line that installs in the first cell, found {count}"
             )
             (here / source.name).write_text(text, encoding="utf-8")
             call(python, "-m", "pip", "uninstall", "-qq", "-y", "tutorec")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import defaultdict
 
 import pytest
+import yaml
 from policy.chapters import Cell, Chapter, chapter_of, chapters
-from policy.test_address import repository_url
 from policy.tree import ROOT, Tree, assert_none
+
+sys.path.insert(0, str(ROOT / ".ci"))
+from strip_notebooks import CONFIG, install
 
 VISIBLE_CELLS = 40
 FIRST_CELL = f"""import importlib.util
 if importlib.util.find_spec("tutorec") is None:
-    %pip install -q "tutorec @ git+{repository_url()}"
+{install(yaml.safe_load(CONFIG.read_text(encoding="utf-8")))}
 import tutorec
 tutorec.doctor()"""
 
@@ -57,7 +61,7 @@ def stored_violations(chapter: Chapter) -> list[str]:
     if not chapter.code or squeezed(chapter.code[0].text) != squeezed(FIRST_CELL):
         found.append(
             f"{chapter.name}: the first code cell differs from FIRST_CELL in "
-            "tests/policy/test_notebooks.py"
+            "tests/policy/test_notebooks.py; `make format` sets its line that installs"
         )
     return found
 
