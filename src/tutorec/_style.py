@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 #: Text and lines.
-INK = "#7a7a7a"
+INK = "#757575"
 #: For data that belong to no rank.
 ACCENT = "#6b7686"
 RANK_COLORS = (
-    "#3b7cc9",
-    "#cf6420",
-    "#2b9060",
-    "#c34f88",
-    "#1f8c9c",
-    "#a3742c",
+    "#3676c3",
+    "#b9591d",
+    "#278458",
+    "#c14984",
+    "#1c808e",
+    "#986c29",
     "#c0504a",
-    "#7f8a1e",
+    "#717b1b",
 )
 
 #: For ``matplotlib.rc_context``, so that nothing global is changed.

@@ -220,4 +220,5 @@ def test_the_card_of_an_exercise_has_the_colour_of_its_verdict(monkeypatch):
     assert (
         len({card.split("border-left")[1].split(";")[0] for card in (untouched, right, hint)}) == 3
     )
+    assert "Fill in the <code>...</code>" in untouched
     assert "Exercise 99.1" in right and "Where does the first list begin?" in hint

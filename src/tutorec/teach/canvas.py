@@ -68,7 +68,10 @@ class Picture:
     claim: str
 
     def _repr_html_(self) -> str:
-        caption = html.escape(self.claim)
+        # a claim that opens with a name from the code, such as item_table, keeps its first letter
+        name = "_" in self.claim.split(" ", 1)[0]
+        claim = self.claim if name else self.claim[:1].upper() + self.claim[1:]
+        caption = html.escape(claim)
         return f'<figure class="drawn">{self.svg}<figcaption>{caption}</figcaption></figure>'
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:

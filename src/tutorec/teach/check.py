@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import re
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def exercise(exercise_id: str, answer: Any) -> None:
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
     text = verdict.text.removeprefix(f"exercise {exercise_id}: ")
-    body = f"<div>{html.escape(text[:1].upper() + text[1:])}</div>"
+    shown = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text[:1].upper() + text[1:]))
+    body = f"<div>{shown}</div>"
     _show(Card(f"Exercise {exercise_id}", verdict.text, body, _COLORS.get(verdict.status, ACCENT)))
 
 
