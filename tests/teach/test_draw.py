@@ -102,6 +102,15 @@ def test_a_caption_that_opens_with_a_name_from_the_code_keeps_it():
     assert "<figcaption>item_table is read once<" in draw.show(chart)._repr_html_()
 
 
+def test_hatches_have_the_colour_of_the_page():
+    assert "fill: var(--pst-color-background" in draw.show(charts()["timeline"]).svg
+
+
+def test_large_numbers_stand_on_the_axis_in_full():
+    axes = draw.bars({"a": 3e6, "b": 20.0}, unit="rows").figure.axes[0]
+    assert axes.get_xticklabels()[1].get_text() == "1,000,000"
+
+
 def test_ids_of_two_figures_on_a_page_differ():
     one, other = (
         set(re.findall(r'\bid="([^"]+)"', draw.show(charts()[name]).svg))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE
+from tutorec._style import ACCENT, INK, STYLE
 from tutorec._text import TextTable
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class CollisionReport(TextTable):
             FigureCanvasAgg(figure)
             rows, lookups = figure.subplots(1, 2, sharey=True)
             rows.barh(places, occupied, color=ACCENT, height=0.62)
-            lookups.barh(places, own, color=RANK_COLORS[0], height=0.62, label="own row")
+            lookups.barh(places, own, color=ACCENT, height=0.62, label="own row")
             hatched = {"color": "none", "edgecolor": INK, "hatch": "///"}
             lookups.barh(places, shared, left=own, height=0.62, label="shared row", **hatched)
             rows.set_yticks(places, names)

@@ -149,6 +149,13 @@ def _inline(drawing: str, alt: str) -> str:
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", drawing)
     drawing = drawing.replace(INK, "currentColor")
+    # white hatches on the page's ink would vanish on a dark page
+    drawing = re.sub(
+        r"<pattern.*?</pattern>",
+        lambda pattern: pattern[0].replace("#ffffff", "var(--pst-color-background, #ffffff)"),
+        drawing,
+        flags=re.DOTALL,
+    )
     prefix = "f" + hashlib.sha256(drawing.encode()).hexdigest()[:8]
     drawing = re.sub(r'\bid="', f'id="{prefix}-', drawing)
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", drawing)

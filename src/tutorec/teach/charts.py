@@ -83,6 +83,9 @@ def bars(
         axes.invert_yaxis()
         axes.set_xscale("log" if log else "linear")
         axes.margins(x=0.18)
+        if not log and values[largest] / scale >= 1e5:
+            axes.xaxis.set_major_formatter("{x:,.0f}")  # in place of a lone 1e6
+            axes.locator_params(axis="x", nbins=5)
         axes.set_xlabel(f"{axis_unit}, logarithmic" if log else axis_unit)
         return finish(figure, claim, "{largest}: {most}, {ratio:.3g} times {smallest}", facts)
 

@@ -79,9 +79,9 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
     diagram = Diagram(lines=3.2 * vectors + 0.6)
     middle = 1.6 * vectors
     dots = diagram.box(
-        43, middle - 2, f"{pairs} dot products,\nand the MLP's vector", width=17, lines=4
+        42, middle - 2, f"{pairs} dot products,\nand the\nMLP's vector", width=15, lines=4
     )
-    over = diagram.box(62, middle - 2, "MLP\n" + _arrows(inner.over_arch), width=14, lines=4)
+    over = diagram.box(58.5, middle - 2, "MLP\n" + _arrows(inner.over_arch), width=17, lines=4)
     diagram.arrow(dots.right, over.left)
     diagram.arrow(over.right, (WIDTH, middle))
     diagram.text(WIDTH, middle - 2.8, "logit", align="right")
@@ -91,7 +91,7 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
         diagram.text(0, y + 1.2, name)
         diagram.arrow((15.6, y + 1.2), node.left)
         diagram.text(35, y + (0.6 if 2 * position < vectors else 1.9), f"[{dim}]")
-        diagram.arrow(node.right, (43, middle - 1.5 + 3 * position / max(1, vectors - 1)))
+        diagram.arrow(node.right, (42, middle - 1.5 + 3 * position / max(1, vectors - 1)))
     return diagram.chart(claim, vectors=vectors, pairs=pairs)
 
 

@@ -88,7 +88,7 @@ def tradeoff(
             y = {"above": max(values), "below": min(values)}.get(side, known[name, x])
             axes.annotate(text, (x, y), textcoords="offset points", fontsize=10, **_SIDES[side])
         every = sorted({x for sizes in methods.values() for x in sizes})
-        left = _logarithmic(axes, every, 1.9 if labels else 1.3)
+        left = _logarithmic(axes, every, 2.4 if labels else 1.3)
         for budget in budgets:
             axes.axvline(budget, ymax=0.6, color=INK, linestyle=":", linewidth=1)
         if optimum is not None:
