@@ -27,7 +27,7 @@ def install(config: dict) -> str:
     if config["sphinx"]["config"]["published"]:
         return f'    %pip install -q "tutorec @ git+{config["repository"]["url"]}"'
     return (
-        "    # from the clone that this notebook is in; from a wheel: its path in place of the dots\n"
+        "    # the clone that this notebook is in; for a wheel, its path in place of the dots\n"
         "    %pip install -q .."
     )
 

@@ -103,7 +103,8 @@ def test_a_caption_that_opens_with_a_name_from_the_code_keeps_it():
 
 
 def test_hatches_have_the_colour_of_the_page():
-    assert "fill: var(--pst-color-background" in draw.show(charts()["timeline"]).svg
+    chart = draw.parts({"": {"a step": {"x": 1.0, "y": 2.0, "hatched": 3.0}}}, unit="s")
+    assert "fill: var(--pst-color-background" in draw.show(chart).svg
 
 
 def test_large_numbers_stand_on_the_axis_in_full():
