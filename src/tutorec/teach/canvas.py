@@ -28,6 +28,7 @@ __all__ = [
     "Chart",
     "Picture",
     "canvas",
+    "caption",
     "finish",
     "rank_color",
     "show",
@@ -68,11 +69,7 @@ class Picture:
     claim: str
 
     def _repr_html_(self) -> str:
-        # a claim that opens with a name from the code, such as item_table, keeps its first letter
-        name = "_" in self.claim.split(" ", 1)[0]
-        claim = self.claim if name else self.claim[:1].upper() + self.claim[1:]
-        caption = html.escape(claim)
-        return f'<figure class="drawn">{self.svg}<figcaption>{caption}</figcaption></figure>'
+        return f'<figure class="drawn">{self.svg}<figcaption>{caption(self.claim)}</figcaption></figure>'
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """The bytes and what Jupyter needs to show them at reading width with alternative text."""
@@ -86,6 +83,17 @@ class Picture:
         """Write the PNG to a file."""
         with open(path, "wb") as out:
             out.write(self.png)
+
+
+def caption(claim: str) -> str:
+    """A claim as HTML with a capital; a name from the code that opens it keeps its first letter.
+
+    Example:
+        >>> caption("a < b"), caption("item_table is read once")
+        ('A &lt; b', 'item_table is read once')
+    """
+    name = "_" in claim.split(" ", 1)[0]
+    return html.escape(claim if name else claim[:1].upper() + claim[1:])
 
 
 def canvas(height: float) -> Figure:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tutorec.distributed.train_pipeline.timeline import Interval
-from tutorec.teach.canvas import rank_color
+from tutorec.teach.canvas import caption, rank_color
 from tutorec.teach.units import number
 
 __all__ = ["Gantt", "gantt"]
@@ -45,11 +45,11 @@ class Gantt:
 
     def _repr_html_(self) -> str:
         """What Jupyter and the book render."""
+        legend = (
+            f'<small style="display: block; font-style: normal">{html.escape(self.legend)}</small>'
+        )
         return (
-            '<figure style="margin: 1rem '
-            f'0"><figcaption><strong>{html.escape(self.claim)}</strong></figcaption>'
-            f'{self.svg}<figcaption style="font-size: 0.9em; color: '
-            f'inherit">{html.escape(self.legend)}</figcaption>'
+            f'<figure class="drawn">{self.svg}<figcaption>{caption(self.claim)}{legend}</figcaption>'
             "</figure>"
         )
 
