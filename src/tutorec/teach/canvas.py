@@ -69,7 +69,9 @@ class Picture:
     claim: str
 
     def _repr_html_(self) -> str:
-        return f'<figure class="drawn">{self.svg}<figcaption>{caption(self.claim)}</figcaption></figure>'
+        """What a page shows."""
+        words = f"<figcaption>{caption(self.claim)}</figcaption>"
+        return f'<figure class="drawn">{self.svg}{words}</figure>'
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """The bytes and what Jupyter needs to show them at reading width with alternative text."""

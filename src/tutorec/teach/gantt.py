@@ -45,13 +45,10 @@ class Gantt:
 
     def _repr_html_(self) -> str:
         """What Jupyter and the book render."""
-        legend = (
-            f'<small style="display: block; font-style: normal">{html.escape(self.legend)}</small>'
-        )
-        return (
-            f'<figure class="drawn">{self.svg}<figcaption>{caption(self.claim)}{legend}</figcaption>'
-            "</figure>"
-        )
+        style = "display: block; font-style: normal"
+        legend = f'<small style="{style}">{html.escape(self.legend)}</small>'
+        words = f"<figcaption>{caption(self.claim)}{legend}</figcaption>"
+        return f'<figure class="drawn">{self.svg}{words}</figure>'
 
     def __repr__(self) -> str:
         """What a reader without images sees."""
