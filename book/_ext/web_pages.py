@@ -42,6 +42,11 @@ _NAMES = (
         re.compile(r'<summary>(?=<span class="toctree-toggle")'),
         '<summary aria-label="Pages of this section">',
     ),
+    (
+        re.compile(r'(?<=<div)(?= class="sidebar-primary-item">\s*<a class="navbar-brand)'),
+        ' role="banner"',
+    ),
+    (re.compile(r'<th class="head"><p></p></th>'), "<td></td>"),
     (re.compile(r'(?<=<div) role="list"(?= class="citation-list">)'), ""),
     (re.compile(r' role="doc-biblioentry"'), ""),
 )
@@ -76,8 +81,12 @@ def describe(
     ]
     facts += [("property", "og:description", text), ("property", "og:type", "article")]
     facts += [("property", "og:site_name", app.config.project)]
-    if app.config.html_baseurl:
-        facts.append(("property", "og:image", f"{app.config.html_baseurl}_static/two_ranks.png"))
+    if base := app.config.html_baseurl:
+        facts += [
+            ("property", "og:url", f"{base}{page}.html"),
+            ("property", "og:image", f"{base}_static/card.png"),
+            ("name", "twitter:card", "summary_large_image"),
+        ]
     tags = [
         f'<meta {kind}="{name}" content="{html.escape(_plain(value))}" />'
         for kind, name, value in facts
@@ -128,6 +137,13 @@ def alphabet(page: str) -> str:
     return _TITLE.sub(lambda title: title[0] + bar, page, count=1)
 
 
+def sitemap(base: str, names: list[str]) -> str:
+    """The addresses of the pages, for search engines."""
+    lines = [f"<url><loc>{html.escape(base + name)}</loc></url>" for name in sorted(names)]
+    space = "http://www.sitemaps.org/schemas/sitemap/0.9"
+    return "\n".join([f'<urlset xmlns="{space}">', *lines, "</urlset>", ""])
+
+
 def finish(app: Sphinx, error: Exception | None) -> None:
     """Trim every page, and the icons to those that pages and scripts name."""
     if error is not None or app.builder.format != "html":
@@ -140,6 +156,10 @@ def finish(app: Sphinx, error: Exception | None) -> None:
             page = alphabet(page)
         path.write_text(page, encoding="utf-8")
         used.update(_ICON_CLASS.findall(page))
+    if base := app.config.html_baseurl:  # a sitemap holds whole addresses
+        own = [name for name in app.env.found_docs if not name.startswith("book/api/reference/")]
+        text = sitemap(base, [f"{name}.html" for name in own])
+        (folder / "sitemap.xml").write_text(text, encoding="utf-8")
     scripts = folder / "_static/scripts"
     for path in scripts.glob("*.js"):
         if path.name != "fontawesome.js":

@@ -1,8 +1,8 @@
 """Draw the first picture of README and book: a batch on two ranks, and its bytes.
 
-`python book/_static/readme_picture.py` starts two ranks, runs one step and writes two_ranks.png and
-two_ranks.html beside this file. The bytes are counted where tensors are handed to
-torch.distributed, and are the same everywhere.
+`python book/_static/readme_picture.py` starts two ranks, runs one step and writes two_ranks.png,
+two_ranks.html and card.png, which previews of a link show, beside this file. The bytes are counted
+where tensors are handed to torch.distributed, and are the same everywhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, Ranks
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -51,6 +53,18 @@ def one_step(rank: int, batches: list[KeyedJaggedTensor]) -> dict[str, int]:
     return traffic.by_stage()
 
 
+def card() -> None:
+    """The picture beside the book's title, 1200 x 630 pixels on white."""
+    figure = Figure(figsize=(12, 6.3), dpi=100, facecolor="white")
+    axes = figure.add_axes((0.38, 0.0, 0.62, 1.0))
+    axes.imshow(imread(HERE / "two_ranks.png"))
+    axes.axis("off")
+    figure.text(0.03, 0.68, "tutorec", fontsize=48, fontweight="bold", color="#333333")
+    title = "Distributed\nembedding tables,\nfrom a click to\nmany GPUs"
+    figure.text(0.03, 0.3, title, fontsize=26, color="#333333", linespacing=1.3)
+    figure.savefig(HERE / "card.png")
+
+
 def main() -> None:
     """Run the step, draw what was counted, save the picture."""
     batches = [kjt_from_lists(lists) for lists in VISITS]
@@ -68,6 +82,7 @@ def main() -> None:
     )
     picture.save(str(HERE / "two_ranks.png"))
     (HERE / "two_ranks.html").write_text(picture._repr_html_() + "\n", encoding="utf-8")
+    card()
     print(picture.alt)
 
 

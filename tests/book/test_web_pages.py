@@ -109,6 +109,18 @@ def test_a_page_keeps_what_it_uses():
     assert maths in web_pages.trimmed(with_maths, search=True)
 
 
+def test_headers_without_words_are_cells_and_the_mark_is_in_a_landmark():
+    page = f'{VIEWPORT}<th class="head"><p></p></th>'
+    page += '<div class="sidebar-primary-item">\n<a class="navbar-brand logo">x</a></div>'
+    trimmed = web_pages.trimmed(page, search=False)
+    assert "<td></td>" in trimmed and '<div role="banner" class="sidebar-primary-item">' in trimmed
+
+
+def test_a_sitemap_has_whole_addresses():
+    text = web_pages.sitemap("https://example.org/", ["b.html", "a.html"])
+    assert text.splitlines()[1] == "<url><loc>https://example.org/a.html</loc></url>"
+
+
 def test_icons_are_kept_by_name_and_by_alias():
     kept = 'sun:[1,1,[],"f1","M1"],"circle-half-stroke":[2,2,[9680,"adjust"],"f2",["M2","M3"]],'
     script = f'var p={{{kept}moon:[1,1,[],"f3","M4"]}};'

@@ -51,11 +51,11 @@ class Table:
 
     @staticmethod
     def _cells(tag: str, line: tuple[str, ...]) -> str:
-        sides = ["left", *["right"] * (len(line) - 1)]
-        cells = zip(sides, line, strict=True)
-        return "".join(
-            f'<{tag} style="text-align: {side}">{html.escape(text)}</{tag}>' for side, text in cells
-        )
+        shown = []
+        for side, text in zip(["left", *["right"] * (len(line) - 1)], line, strict=True):
+            kind = tag if text else "td"  # a header without words is none
+            shown.append(f'<{kind} style="text-align: {side}">{html.escape(text)}</{kind}>')
+        return "".join(shown)
 
     def __repr__(self) -> str:
         """What a terminal shows."""
