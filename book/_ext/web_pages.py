@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,16 @@ def alphabet(page: str) -> str:
     return _TITLE.sub(lambda title: title[0] + bar, page, count=1)
 
 
+def named(page: str, titles: Mapping[str, str]) -> str:
+    """The table of times with the titles of chapters and a word in place of a sign."""
+    page = re.sub(
+        r'(?<=<span class="doc">)[^<]+',
+        lambda name: html.escape(titles.get(name[0], name[0])),
+        page,
+    )
+    return page.replace("\N{WHITE HEAVY CHECK MARK}", "ran to its end")
+
+
 def sitemap(base: str, names: list[str]) -> str:
     """The addresses of the pages, for search engines."""
     lines = [f"<url><loc>{html.escape(base + name)}</loc></url>" for name in sorted(names)]
@@ -154,6 +165,8 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         page = trimmed(path.read_text(encoding="utf-8"), search=name == "search.html")
         if name == "book/glossary.html" and 'class="alphabet"' not in page:
             page = alphabet(page)
+        if name == "book/status.html":
+            page = named(page, {doc: title.astext() for doc, title in app.env.titles.items()})
         path.write_text(page, encoding="utf-8")
         used.update(_ICON_CLASS.findall(page))
     if base := app.config.html_baseurl:  # a sitemap holds whole addresses

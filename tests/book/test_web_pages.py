@@ -121,6 +121,12 @@ def test_a_sitemap_has_whole_addresses():
     assert text.splitlines()[1] == "<url><loc>https://example.org/a.html</loc></url>"
 
 
+def test_the_table_of_times_has_titles_and_words():
+    row = '<td><span class="doc">notebooks/00_setup</span></td><td>\N{WHITE HEAVY CHECK MARK}</td>'
+    named = web_pages.named(row, {"notebooks/00_setup": "00 Setup & doctor"})
+    assert named == '<td><span class="doc">00 Setup &amp; doctor</span></td><td>ran to its end</td>'
+
+
 def test_icons_are_kept_by_name_and_by_alias():
     kept = 'sun:[1,1,[],"f1","M1"],"circle-half-stroke":[2,2,[9680,"adjust"],"f2",["M2","M3"]],'
     script = f'var p={{{kept}moon:[1,1,[],"f3","M4"]}};'
