@@ -71,12 +71,19 @@ class TextTable:
         return f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
 
     def _html_row(self, row: Sequence[str], tag: str) -> str:
-        sides = ["right" if column in self.right else "left" for column in range(len(row))]
-        cells = [
-            f"<{tag} style='text-align:{side}'>{escape(cell)}</{tag}>"
-            for side, cell in zip(sides, row, strict=True)
-        ]
+        cells = []
+        for column, cell in enumerate(row):
+            side, kind = "right" if column in self.right else "left", tag if cell else "td"
+            cells.append(f"<{kind} style='text-align:{side}'>{_html_cell(cell)}</{kind}>")
         return f"<tr>{''.join(cells)}</tr>"
+
+
+def _html_cell(cell: str) -> str:
+    """Its words; a bar of ``#`` is drawn."""
+    if cell and not cell.strip("#"):
+        look = f"width:{0.5 * len(cell)}em;height:0.6em;background:#6b7686"
+        return f"<span style='display:inline-block;{look}'></span>"
+    return escape(cell)
 
 
 def byte_unit(count: float) -> tuple[float, str]:

@@ -112,6 +112,7 @@ def test_html_escapes_and_says_the_same(plan):
     html = plan.explain()._repr_html_()
     assert html.count("<table>") == 3
     assert "item" in html
+    assert "##" in str(plan.explain()) and "##" not in html and "height:0.6em" in html
     assert "<b>" not in Explanation(["<b>", Facts([("<i>", "<script>")])])._repr_html_()
     assert "&lt;script&gt;" in Explanation([Facts([("<i>", "<script>")])])._repr_html_()
 
