@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,16 @@ _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])'
 
 
 def switch(app: Sphinx, config: Config) -> None:
-    """Hide the buttons that lead to the repository until the address exists."""
+    """Hide the buttons that lead to the repository until it exists; say version and licence."""
     if not config.published:
         options = dict(config.html_theme_options or {})
         for name in ("use_edit_page_button", "use_issues_button", "use_repository_button"):
             options[name] = False
         options["launch_buttons"] = {}
         config.html_theme_options = options
+    facts = metadata("tutorec")
+    footer = f"<p>tutorec {facts['Version']}, licence {facts['License-Expression']}</p>"
+    config.html_theme_options = {**(config.html_theme_options or {}), "extra_footer": footer}
 
 
 def describe(

@@ -37,3 +37,8 @@ def test_bars_hold_all_bytes_of_the_rows_and_their_padding():
     widths = [bar.get_width() for bar in axes.patches]
     assert sum(widths) == 5 * 80
     assert [width for width in widths if width == 12] == [12] * 5, "the padding of each row"
+
+
+def test_numbers_on_a_pattern_stand_on_the_background_of_the_page():
+    picture = draw.show(draw.lines({"far": row_layout(64, DataType.INT8, 16)}))
+    assert "fill: var(--pst-color-background" in picture.svg

@@ -24,6 +24,7 @@ from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE, rank_color
 __all__ = [
     "ACCENT",
     "INK",
+    "PAPER",
     "RANK_COLORS",
     "Chart",
     "Picture",
@@ -35,6 +36,8 @@ __all__ = [
     "style",
 ]
 
+#: Behind letters on a pattern: the background of the page, white where there is none.
+PAPER = "#fffffe"
 _WIDTH_INCHES = 7.0
 _PIXELS = 700
 
@@ -160,12 +163,9 @@ def _inline(drawing: str, alt: str) -> str:
     drawing = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", drawing)
     drawing = drawing.replace(INK, "currentColor")
     # white hatches on the page's ink would vanish on a dark page
-    drawing = re.sub(
-        r"<pattern.*?</pattern>",
-        lambda pattern: pattern[0].replace("#ffffff", "var(--pst-color-background, #ffffff)"),
-        drawing,
-        flags=re.DOTALL,
-    )
+    hatches = re.compile(r"<pattern.*?</pattern>", re.DOTALL)
+    drawing = hatches.sub(lambda hatch: hatch[0].replace("#ffffff", PAPER), drawing)
+    drawing = drawing.replace(PAPER, "var(--pst-color-background, #ffffff)")
     prefix = "f" + hashlib.sha256(drawing.encode()).hexdigest()[:8]
     drawing = re.sub(r'\bid="', f'id="{prefix}-', drawing)
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", drawing)

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from tutorec._kernels.packed_layout import RowLayout, lines_of_row
-from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+from tutorec.teach.canvas import ACCENT, INK, PAPER, Chart, canvas, finish, style
 
 __all__ = ["lines"]
 
@@ -81,7 +81,7 @@ def _draw_row(axes: Any, height: int, row: RowLayout, number: int) -> None:
     left, right, look = max(parts, key=lambda part: part[1] - part[0])
     if right < _LINE * _SHOWN:
         plate = (
-            {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
             if look == "not prefetched"
             else None
         )
