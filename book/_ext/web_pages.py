@@ -46,7 +46,7 @@ _NAMES = (
     ),
     (
         re.compile(r'(?<=<div)(?= class="sidebar-primary-item">\s*<a class="navbar-brand)'),
-        ' role="banner"',
+        ' role="navigation" aria-label="Home"',
     ),
     (re.compile(r'<th class="head"><p></p></th>'), "<td></td>"),
     (re.compile(r'(?<=<div) role="list"(?= class="citation-list">)'), ""),

@@ -113,7 +113,10 @@ def test_headers_without_words_are_cells_and_the_mark_is_in_a_landmark():
     page = f'{VIEWPORT}<th class="head"><p></p></th>'
     page += '<div class="sidebar-primary-item">\n<a class="navbar-brand logo">x</a></div>'
     trimmed = web_pages.trimmed(page, search=False)
-    assert "<td></td>" in trimmed and '<div role="banner" class="sidebar-primary-item">' in trimmed
+    assert (
+        "<td></td>" in trimmed
+        and '<div role="navigation" aria-label="Home" class="sidebar-primary-item">' in trimmed
+    )
 
 
 def test_a_sitemap_has_whole_addresses():
