@@ -35,11 +35,14 @@ def machines(tmp_path: Path) -> Iterator[Network]:
         yield made
 
 
-def wait_for(agents: list[subprocess.Popen[str]], log: Path) -> str:
-    """Wait for agents to end; what was printed."""
+def wait_for(agents: list[subprocess.Popen[str]], log: Path, may_be_late: bool = False) -> str:
+    """Wait for agents to end; what was printed. On a busy machine the last one may come after the
+    end of the run, when torch closes the rendezvous.
+    """
     for agent in agents:
         status = agent.wait(PATIENCE_SECONDS * 2)
-        assert status == 0, log.read_text()
+        late = may_be_late and agent is agents[-1] and "RendezvousClosedError" in log.read_text()
+        assert status == 0 or late, log.read_text()
     return log.read_text()
 
 
@@ -108,7 +111,7 @@ def test_a_run_outlives_a_machine(
     agents = [agents[1 - killed]]
     if replaced:
         agents.append(machines.torchrun(killed, "1:2", 1, words, log))
-    said = wait_for(agents, log)
+    said = wait_for(agents, log, may_be_late=replaced)
     began = [
         int(samples.replace(",", "")) for samples in re.findall(r"after ([\d,]+) samples", said)
     ]
