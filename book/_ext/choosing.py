@@ -22,7 +22,7 @@ from tutorec.distributed.planner.cost import fixed_cost, piece_perf
 from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.shard_estimators import piece_storage
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import cut_arrays
+from tutorec.distributed.shard_sizes import cut_arrays
 
 MACHINES = {
     "two processes on a laptop": "laptop",

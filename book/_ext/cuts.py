@@ -20,7 +20,7 @@ from tutorec.distributed.planner.constants import HARDWARE
 from tutorec.distributed.planner.cost import WORK, fixed_cost, piece_perf
 from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import cut_arrays, slice_width
+from tutorec.distributed.shard_sizes import cut_arrays, slice_width
 
 CUTS = {
     "data-parallel": ShardingType.DATA_PARALLEL,

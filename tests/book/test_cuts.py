@@ -21,12 +21,8 @@ sys.path.insert(0, str(ROOT / "book/_ext"))
 import cuts
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.shard_geometry import (
-    ShardPiece,
-    cut_arrays,
-    parameter_sharding,
-    slice_width,
-)
+from tutorec.distributed.shard_geometry import ShardPiece, parameter_sharding
+from tutorec.distributed.shard_sizes import cut_arrays, slice_width
 from tutorec.distributed.tables import PlacementRules, place_table
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 

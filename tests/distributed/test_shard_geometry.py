@@ -15,7 +15,6 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.shard_geometry import (
     ShardPiece,
     column_wise_pieces,
-    cut_arrays,
     data_parallel_pieces,
     exact_cover,
     grid_pieces,
@@ -24,9 +23,9 @@ from tutorec.distributed.shard_geometry import (
     pieces_of,
     placement,
     row_wise_pieces,
-    slice_width,
     table_wise_pieces,
 )
+from tutorec.distributed.shard_sizes import cut_arrays, slice_width
 
 
 def cut(

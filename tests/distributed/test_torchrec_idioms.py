@@ -23,7 +23,7 @@ from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import (
     apply_to_all,
     column_wise,

@@ -44,8 +44,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "plan plan_diff plan_json env tables placed_pieces initial_rows "
-                    "sharded_module shard_geometry traffic layout grouping grouped_configs "
-                    "cache_params hit_rate fused_params comm qcomm agreement"
+                    "sharded_module sharders shard_sizes shard_geometry traffic layout grouping "
+                    "grouped_configs cache_params hit_rate fused_params comm qcomm agreement"
                 ).split()
             ),
         ),
@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharded_tensor state_dict optimizer_state sharders source_tables "
+                    "sharded_tensor state_dict optimizer_state source_tables "
                     "embedding_base embeddingbag embedding fused_embeddingbag "
                     "fused_embedding mc_modules mc_resharding mc_embedding_modules "
                     "mc_embedding mc_embeddingbag quant_state quant_embeddingbag "

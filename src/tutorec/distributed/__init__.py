@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from tutorec.distributed.env import ShardingEnv, get_local_rank, get_local_size
     from tutorec.distributed.model_parallel import DistributedModelParallel
     from tutorec.distributed.plan import ParameterSharding
-    from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+    from tutorec.distributed.sharded_module import ShardedModule
     from tutorec.distributed.sharded_tensor import ShardedTensor
+    from tutorec.distributed.sharders import ModuleSharder
     from tutorec.distributed.traffic import count_traffic
     from tutorec.distributed.train_pipeline.base import TrainPipelineBase
     from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
@@ -27,7 +28,7 @@ _DEFINED_IN = {
     "DataLoadingThread": ".train_pipeline.data_loading",
     "DistributedModelParallel": ".model_parallel",
     "EvalPipelineSparseDist": ".train_pipeline.evaluation",
-    "ModuleSharder": ".sharded_module",
+    "ModuleSharder": ".sharders",
     "NoWait": "tutorec.awaitable",
     "ParameterSharding": ".plan",
     "PrefetchTrainPipelineSparseDist": ".train_pipeline.prefetch",

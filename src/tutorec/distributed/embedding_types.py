@@ -4,8 +4,8 @@ from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder
-from tutorec.distributed.sharded_module import KJTList, ModuleSharder, ShardedModule
-from tutorec.distributed.sharders import BaseEmbeddingSharder
+from tutorec.distributed.sharded_module import KJTList, ShardedModule
+from tutorec.distributed.sharders import BaseEmbeddingSharder, ModuleSharder
 from tutorec.modules.embedding_configs import PoolingType
 from tutorec.modules.feature_processor import BaseGroupedFeatureProcessor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

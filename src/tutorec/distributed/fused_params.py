@@ -106,7 +106,7 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         for key, value in (fused_params or {}).items()
         if key not in (*CACHE_KEYS, *_WITHOUT_EFFECT)
     }
-    if not is_fp32(output := given.pop("output_dtype", None)):
+    if "output_dtype" in given and not is_fp32(output := given.pop("output_dtype")):
         raise ValueError(
             f"fused_params: output_dtype={output} is not what rows leave sharded tables in, "
             "DataType.FP32; leave it out: get_qcomm_codecs_registry narrows what travels between "

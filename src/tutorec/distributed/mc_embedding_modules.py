@@ -20,8 +20,8 @@ from tutorec.distributed.mc_modules import (
 from tutorec.distributed.mc_resharding import move_ids_to_owners
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding
 from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import M, ModuleSharder, ShardedModule
-from tutorec.distributed.sharders import BaseEmbeddingSharder
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.sharders import BaseEmbeddingSharder, M, ModuleSharder
 from tutorec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection, reset_rows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

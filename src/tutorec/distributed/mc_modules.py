@@ -30,8 +30,8 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharded_tensor import ShardedTensor
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext
 from tutorec.distributed.sharding.raw_ids import RawIds
 from tutorec.distributed.sharding.row_order import RowOrder

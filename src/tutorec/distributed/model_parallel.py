@@ -40,8 +40,8 @@ from tutorec.distributed.shard import (
     move_dense_parts,
     replaced,
 )
-from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharded_module import ShardedModule as ShardedModule
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
 from tutorec.distributed.tables import usable_device
 from tutorec.optim.fused import FusedOptimizerModule

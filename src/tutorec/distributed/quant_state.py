@@ -20,8 +20,8 @@ from tutorec._kernels.packed import PackedTable
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.sharded_module import M, ShardedModule
-from tutorec.distributed.sharders import CollectionSharder
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.sharders import CollectionSharder, M
 from tutorec.distributed.sharding.infer_sharding import (
     INFER_KERNELS,
     INFER_TYPES,

@@ -17,7 +17,8 @@ from torch import nn
 from tutorec.distributed import comm
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ModuleShardingPlan, ShardingPlan
-from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     apply_to_all,

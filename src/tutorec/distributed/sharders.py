@@ -1,20 +1,86 @@
-"""Base classes of the sharders of collections."""
+"""Module sharders: they list the tables of a module and build the sharded module from it.
+
+`ModuleSharder` is the interface, which planner and `shard` use. The sharders of collections derive
+from the other two classes.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
-from tutorec.distributed.plan import ParameterSharding, ShardingType
+from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import M, ModuleSharder
-from tutorec.distributed.tables import IN_FILE
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.tables import IN_FILE, SUPPORTED_KERNELS
+
+M = TypeVar("M", bound=nn.Module, contravariant=True)
+
+
+class ModuleSharder(ABC, Generic[M]):
+    """Base of sharders: lists the shardable parameters of a module and builds the sharded module.
+
+    A subclass implements `module_type` and `shard`. By default every parameter of the module is a
+    table, and its only sharding type is data-parallel.
+
+    Args:
+        qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
+            ``get_qcomm_codecs_registry``; float32 by default.
+
+    Source:
+        TorchRec's ``torchrec.distributed.types.ModuleSharder``.
+    """
+
+    def __init__(
+        self, qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None
+    ) -> None:
+        self._codecs = qcomm_codecs_registry
+
+    @property
+    def qcomm_codecs_registry(self) -> Mapping[str, QuantizedCommCodecs] | None:
+        """Data types in which rows and their gradients are sent, per exchange; None for float32."""
+        return self._codecs
+
+    @property
+    @abstractmethod
+    def module_type(self) -> type[nn.Module]:
+        """The class of modules that it shards."""
+
+    @abstractmethod
+    def shard(
+        self,
+        module: M,
+        params: Any,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedModule[Any, Any, Any, Any]:
+        """Return the sharded module; ``params`` is the plan of this module."""
+
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
+        """Table name -> weights ``[R, D]``."""
+        return dict(module.named_parameters())
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """The supported `ShardingType` values."""
+        return [ShardingType.DATA_PARALLEL.value]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The supported `EmbeddingComputeKernel` values."""
+        return [EmbeddingComputeKernel.DENSE.value]
+
+    def storage_usage(
+        self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
+        """Bytes of a table ``[R, D]`` per kind of memory: ``"ddr"`` on the CPU, else ``"hbm"``."""
+        memory = "ddr" if compute_device_type == "cpu" else "hbm"
+        return {memory: tensor.numel() * tensor.element_size()}
 
 
 class CollectionSharder(ModuleSharder[M]):

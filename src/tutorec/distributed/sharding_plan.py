@@ -46,7 +46,7 @@ from tutorec.distributed.shard_geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
 from tutorec.distributed.shard_geometry import placement as placement_of
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.spmd.devices import device as own_device
 
 

@@ -33,6 +33,7 @@ _POOLINGS: dict[PoolingType, PoolingKind] = {
 }
 _ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 IN_FILE = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
+SUPPORTED_KERNELS = (EmbeddingComputeKernel.FUSED, *IN_FILE, EmbeddingComputeKernel.DENSE)
 _E = TypeVar("_E", bound=Enum)
 
 _logger = logging.getLogger(__name__)

@@ -29,8 +29,9 @@ from tutorec.distributed.plan import (
     ShardingType,
 )
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
-from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.distributed.sharded_tensor import ShardedTensor
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.types import DataType
 
 __all__ = [

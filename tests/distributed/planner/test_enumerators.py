@@ -28,7 +28,7 @@ from tutorec.distributed.planner.interfaces import ShardEstimator
 from tutorec.distributed.planner.options import Pieces, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, sharding_spec
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

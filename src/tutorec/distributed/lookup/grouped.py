@@ -156,13 +156,6 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         self._optimizer.rebind()
 
 
-_KERNELS: dict[EmbeddingComputeKernel, type[BatchedEmbeddingBag]] = {
-    EmbeddingComputeKernel.FUSED: BatchedFusedEmbeddingBag,
-    EmbeddingComputeKernel.FUSED_UVM: BatchedFusedEmbeddingBag,
-    EmbeddingComputeKernel.FUSED_UVM_CACHING: BatchedFusedEmbeddingBag,
-    EmbeddingComputeKernel.DENSE: BatchedDenseEmbeddingBag,
-}
-SUPPORTED_KERNELS = tuple(_KERNELS)
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING
 # of a group: ids [N], offsets [F*B+1], weights [N]
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -241,9 +234,9 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         self._columns = [columns for group in groups for columns in group.columns]
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            self._emb_modules.append(
-                _KERNELS[group.kernel](group, first_rows(group, rows_of), device)
-            )
+            dense = group.kernel is EmbeddingComputeKernel.DENSE
+            lookup = BatchedDenseEmbeddingBag if dense else BatchedFusedEmbeddingBag
+            self._emb_modules.append(lookup(group, first_rows(group, rows_of), device))
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Local slots, sum of B samples, in group order -> ``[sum of B, D_local]``.

@@ -47,11 +47,17 @@ from tutorec.distributed.planner.shard_estimators import (
     EmbeddingStorageEstimator,
 )
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_width
 from tutorec.distributed.shard_geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.shard_sizes import (
+    COLUMN_CUTS,
+    HOST_ROW_CUTS,
+    MIN_CW_DIM,
+    cut_arrays,
+    slice_width,
+)
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.tables import IN_FILE
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
@@ -59,9 +65,7 @@ _DENSE, _FUSED = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSE
 _IN_FILE = [kernel.value for kernel in IN_FILE]
 # each is about half of the next, and so is its memory
 _LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
-_WHOLE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 # Kernels that a table has only if a constraint asks for them; none of them is implemented.
 GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
     EmbeddingComputeKernel.KEY_VALUE,
@@ -268,7 +272,7 @@ class EmbeddingEnumerator(Enumerator):
                     table.tensor,
                     table.module,
                     shards=Pieces(
-                        *cut(kind, facts.rows, facts.columns, width if kind in _COLUMN_CUTS else 0)
+                        *cut(kind, facts.rows, facts.columns, width if kind in COLUMN_CUTS else 0)
                     ),
                     is_pooled=facts.pooled,
                     feature_names=list(facts.features),
@@ -373,7 +377,7 @@ class EmbeddingEnumerator(Enumerator):
             ranks.issuperset(range(first, first + local_size))
             for first in range(0, world_size, local_size)
         )
-        if kind in _WHOLE_HOSTS and not whole:
+        if kind in HOST_ROW_CUTS and not whole:
             return (
                 f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no "
                 "whole host"
@@ -435,7 +439,7 @@ def get_partition_by_type(sharding_type: str) -> str:
 
 def _without_effect(columns: int, width: int, least: int | None, kinds: set[ShardingType]) -> str:
     """Why a width constraint, or the default width, has no effect; empty if it has."""
-    cuts = kinds.intersection(_COLUMN_CUTS)
+    cuts = kinds.intersection(COLUMN_CUTS)
     if least is not None and not cuts:
         return f"min_partition={least} has no effect: no remaining sharding type splits columns"
     if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):

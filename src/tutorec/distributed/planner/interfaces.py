@@ -15,7 +15,7 @@ from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.options import ShardingOption
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology

@@ -54,7 +54,7 @@ from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from tutorec.distributed.planner.topology import Topology, this_machine
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.errors import PlannerError, bad_input
 from tutorec.spmd.devices import device as own_device

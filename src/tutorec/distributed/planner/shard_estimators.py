@@ -33,7 +33,7 @@ from tutorec.distributed.planner.cost import (
 from tutorec.distributed.planner.interfaces import ShardEstimator
 from tutorec.distributed.planner.options import Ints, ShardingOption, TableFacts
 from tutorec.distributed.planner.topology import MOST_BYTES, Topology
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
 # 1 for the fields of `Perf` that belong to forward

@@ -23,7 +23,7 @@ from tutorec.distributed.planner.interfaces import (
 )
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 
 logger: logging.Logger = logging.getLogger(__name__)
 

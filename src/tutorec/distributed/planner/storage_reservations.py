@@ -20,7 +20,7 @@ from tutorec.distributed.planner.enumerators import model_tables, shardable_modu
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
 from tutorec.distributed.planner.options import Storage
 from tutorec.distributed.planner.topology import Topology, memory_of, own_memory
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 GIB = 1024**3

@@ -27,7 +27,7 @@ from tutorec.distributed.planner.topology import (
     GeneralizedCommsBandwidth,
     Topology,
 )
-from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
 __all__ = [
