@@ -179,7 +179,7 @@ def judge(words: Words) -> str:
     limit = _SLACK * best
     if report.cost <= limit:
         return GOOD
-    if report.cost - fixed_time(report.problem, report.placement) + fewest <= limit:
+    if report.cost - fixed_time(report.problem, report.taken) + fewest <= limit:
         return TOO_MANY_TYPES
     times = report.rank_parts.sum(axis=1)
     return UNEVEN if times.max() > _UNEVEN * times.mean() else TOO_MUCH
@@ -190,7 +190,7 @@ def _best() -> tuple[float, float]:
     """Milliseconds of a step under the planner's own plan, and those of its exchanges."""
     report = shop_plan().report
     assert report is not None, "a plan that was just made has its report"
-    return report.cost, fixed_time(report.problem, report.placement)
+    return report.cost, fixed_time(report.problem, report.taken)
 
 
 def _checked(words: Words) -> Words:

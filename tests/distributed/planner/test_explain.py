@@ -100,11 +100,11 @@ def test_a_single_piece_that_limits_the_step_is_named():
     plan = planned(
         inputs_of({"item": (1_000_000, 512), "day": (7, 16)}, Topology(2, "cuda"), constraints=only)
     )
-    assert "has a single piece, of table 'item': no other place" in " ".join(
+    assert "has a single shard, of table 'item': no other place" in " ".join(
         str(plan.explain()).split()
     )
     both = planned(inputs_of({"item": (1_000_000, 512)}, Topology(1, "cuda"), constraints=only))
-    assert "single piece" not in str(both.explain())
+    assert "single shard" not in str(both.explain())
 
 
 def test_html_escapes_and_says_the_same(plan):

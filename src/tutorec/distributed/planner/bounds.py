@@ -22,6 +22,7 @@ from tutorec.distributed.planner.problem import (
     Ints,
     PlanningProblem,
     Spread,
+    fixed_time,
     table_name,
 )
 
@@ -88,7 +89,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
             )
     if short := _shortage(problem, usable):
         return Bound(math.inf, f"the tables need {short}")
-    longest = [[longest_ms(c, fixed) for c in of_table] for of_table in usable]
+    longest = [[longest_ms(problem, c) for c in of_table] for of_table in usable]
     shortest = [min(of_table) for of_table in longest]
     floor = max(shortest)
     relaxed, groups, full = _relaxation(problem, usable, fixed)
@@ -239,10 +240,9 @@ class LinearProgram:
         )
 
 
-def longest_ms(choice: Choice, fixed: Floats) -> float:
+def longest_ms(problem: PlanningProblem, choice: Choice) -> float:
     """Milliseconds of a choice's longest shard, and of its groups."""
-    latency = float(fixed[list(choice.groups)].sum()) if len(fixed) else 0.0
-    return float(choice.time.max(initial=0.0)) + latency
+    return float(choice.time.max(initial=0.0)) + fixed_time(problem, [choice])
 
 
 def fits(problem: PlanningProblem, choice: Choice) -> bool:

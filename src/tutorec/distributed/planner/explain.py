@@ -222,7 +222,7 @@ def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
 
 
 def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
-    times, fixed = report.rank_parts.sum(axis=1), fixed_time(report.problem, report.placement)
+    times, fixed = report.rank_parts.sum(axis=1), fixed_time(report.problem, report.taken)
     slowest = int(times.argmax())
     groups = several(
         len({group for choice in report.taken for group in choice.groups}), "sharding type"
@@ -255,7 +255,7 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     shards, largest = _on_ranks(report)
     if shards[slowest] == 1 and report.problem.world_size > 1:
         text = (
-            f"rank {slowest} has a single piece, of table {largest[slowest][0]!r}: no other place "
+            f"rank {slowest} has a single shard, of table {largest[slowest][0]!r}: no other place "
             "for tables makes the step shorter, only another cut of this one."
         )
         yield "limit", text
@@ -333,7 +333,7 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
         "exchange",
         MEMORIES[kind],
         "full",
-        "pieces",
+        "shards",
         "largest part",
     ]
     yield TextTable(head, rows, right=[0, 1, 3, 4, 5, 6, 7], width=WIDTH)
@@ -397,7 +397,7 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in hidden.most_common())
     rest = f"{several(hidden.total(), 'table')} that take less time: {kinds}. " if hidden else ""
     yield (
-        f"{rest}ms: of the table's longest piece. otherwise: the best other way to shard the "
+        f"{rest}ms: of the table's longest shard. otherwise: the best other way to shard the "
         "table, and what the step would take if the other tables stayed where they are; "
         "explain('table') tells more."
     )
@@ -500,7 +500,7 @@ def _table_facts(
             "lies with",
             f"{', '.join(others)}, as colocate asks; times and bytes are of all of them",
         )
-    kernel = f"kernel {option.compute_kernel}, {several(len(ranks), 'piece')}"
+    kernel = f"kernel {option.compute_kernel}, {several(len(ranks), 'shard')}"
     yield "chosen", f"{type_of(choice)}, {kernel}, on {_where(report, ranks)}"
     longest = int(choice.time.argmax())
     busiest = int(ranks[longest])
@@ -521,7 +521,7 @@ def _table_facts(
     for kind, memory in enumerate(MEMORIES):
         held = choice.memory[:, kind]
         if held.any():
-            most = f", {bytes_text(held.max())} in the largest piece" if len(held) > 1 else ""
+            most = f", {bytes_text(held.max())} in the largest shard" if len(held) > 1 else ""
             yield memory, f"{bytes_text(held.sum())}{most}"
 
 
@@ -565,7 +565,7 @@ def _options_table(report: PlanReport, table: int) -> TextTable:
     head = [
         "option",
         *cached,
-        "pieces",
+        "shards",
         "ms largest",
         "ms all",
         f"{memory} largest",

@@ -211,7 +211,7 @@ class MilpModel:
     def _way(self, table: int, number: int, choice: Choice) -> _Way | None:
         """Add a choice and its variables; None if it fits nowhere, or takes too long even alone."""
         problem, program = self.problem, self.program
-        if longest_ms(choice, self.fixed) >= self.below:
+        if longest_ms(problem, choice) >= self.below:
             return None
         block = units(choice.spread, problem.world_size, problem.local_size).shape[2]
         places = np.arange(problem.world_size).reshape(-1, block)

@@ -45,9 +45,12 @@ from tutorec.distributed.planner.interfaces import (
     Stats,
     StorageReservation,
 )
+from tutorec.distributed.planner.milp import solve
 from tutorec.distributed.planner.options import ShardingOption, check_one_each
 from tutorec.distributed.planner.placements import in_rank_order, place_options
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
+from tutorec.distributed.planner.proposers import best_proposal, placement_of
+from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats
@@ -56,7 +59,7 @@ from tutorec.distributed.planner.topology import Topology, this_machine
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
-from tutorec.errors import PlannerError, bad_input
+from tutorec.errors import bad_input
 from tutorec.spmd.devices import device as own_device
 
 _STAGE = "plan"
@@ -179,8 +182,6 @@ class EmbeddingShardingPlanner:
             place_options(problem, placement), key=lambda option: model_order[option.fqn]
         )
         if self._callbacks:
-            from tutorec.distributed.planner.proposers import placement_of
-
             for callback in self._callbacks:
                 placed = callback(placed)
             placement = placement_of(problem, placed, "what the callbacks returned")
@@ -293,8 +294,6 @@ class EmbeddingShardingPlanner:
     def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The placement, how it was found, and its gap to a proven bound if there is one."""
         if self._proposers or self._partitioner or self._perf_model:
-            from tutorec.distributed.planner.proposers import best_proposal
-
             tried = best_proposal(
                 inputs,
                 self._enumerator,
@@ -311,7 +310,7 @@ class EmbeddingShardingPlanner:
             )
         placement = search(inputs.problem, self._timeout_seconds)
         if placement is None:
-            raise _no_plan(inputs)
+            raise why_infeasible(inputs)
         return placement, "local search over options and places", None
 
 
@@ -360,13 +359,11 @@ class OptimalPlanner(EmbeddingShardingPlanner):
 
     def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The best placement that the solver finds, and its gap."""
-        from tutorec.distributed.planner.milp import solve  # imports scipy
-
         first = search(inputs.problem)
         result = solve(inputs.problem, self._time_limit, first)
         placement = result.placement if result.placement is not None else first
         if placement is None:
-            raise _no_plan(inputs)
+            raise why_infeasible(inputs)
         return placement, f"mixed-integer program ({result.status})", result.gap
 
 
@@ -414,13 +411,6 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
         cache_params=option.cache_params and replace(option.cache_params, stats=None),
         shape=(int(rows), int(columns)),
     )
-
-
-def _no_plan(inputs: PlanInputs) -> PlannerError:
-    """What is short, and what would make it fit."""
-    from tutorec.distributed.planner.remedies import why_infeasible
-
-    return why_infeasible(inputs)
 
 
 def _topology_of_process_group() -> Topology:

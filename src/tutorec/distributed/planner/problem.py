@@ -11,7 +11,7 @@ paid once for any number of tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -216,15 +216,16 @@ def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
     return held
 
 
-def fixed_time(problem: PlanningProblem, placement: Placement) -> float:
-    """Milliseconds of the used groups."""
-    used = {group for choice in placement.taken(problem) for group in choice.groups}
+def fixed_time(problem: PlanningProblem, choices: Iterable[Choice]) -> float:
+    """Milliseconds of the groups that choices use."""
+    used = {group for choice in choices for group in choice.groups}
     return float(problem.fixed[sorted(used)].sum()) if problem.fixed is not None and used else 0.0
 
 
 def cost(problem: PlanningProblem, placement: Placement) -> float:
     """Milliseconds of a step: those of the slowest rank and of the used groups."""
-    return float(rank_time(problem, placement).max()) + fixed_time(problem, placement)
+    fixed = fixed_time(problem, placement.taken(problem))
+    return float(rank_time(problem, placement).max()) + fixed
 
 
 def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
@@ -241,7 +242,7 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
     ):
         if len(ranks) != len(choice.time):
             broken.append(
-                f"{table_name(choice, table)}: {len(ranks)} ranks for {len(choice.time)} pieces"
+                f"{table_name(choice, table)}: {len(ranks)} ranks for {len(choice.time)} shards"
             )
             continue
         if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
@@ -259,7 +260,7 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
         if not taken.any(axis=1).all(axis=1).any():
             broken.append(
-                f"{table_name(choice, table)}: ranks {ranks.tolist()} where pieces lie "
+                f"{table_name(choice, table)}: ranks {ranks.tolist()} where shards lie "
                 f"{choice.spread.value}"
             )
     if broken:
@@ -328,7 +329,7 @@ def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
             for fqn, of_table in zip(fqns, by_sharding, strict=True)
         )
         raise PlannerError(
-            f"tables that are to lie together can be cut alike in no way: {shardings} pieces; give "
+            f"tables that are to lie together can be cut alike in no way: {shardings} shards; give "
             "them the same sharding_types and min_partition, or another word for colocate",
             PlannerErrorType.STRICT_CONSTRAINTS,
         )

@@ -220,7 +220,7 @@ def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     )
     head = f"no sharding plan fits: {text}"
     if shortage.needed <= shortage.room:
-        head = f"no sharding plan was found: {text}, but no way was found to place all pieces"
+        head = f"no sharding plan was found: {text}, but no way was found to place all shards"
     largest = ", ".join(
         (
             f"{names_of(problem.choices[table][0])!r} "

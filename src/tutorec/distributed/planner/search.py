@@ -34,6 +34,7 @@ from dataclasses import replace
 import numpy as np
 
 from tutorec.distributed.planner.bounds import Bound, lower_bound
+from tutorec.distributed.planner.milp import solve
 from tutorec.distributed.planner.placements import Packing, Position
 from tutorec.distributed.planner.problem import (
     Choice,
@@ -43,6 +44,7 @@ from tutorec.distributed.planner.problem import (
     Spread,
     broken_rules,
     cost,
+    fixed_time,
 )
 
 # Sharpness b of the potential: for placing, and at the start and end of ruin and recreate. With b =
@@ -261,15 +263,9 @@ class _Search:
 
     def _latency(self, packing: Packing) -> float:
         """Milliseconds of the groups that the placed tables use."""
-        fixed = self.problem.fixed
         placed = zip(self.problem.choices, packing.positions, strict=True)
-        used = {
-            group
-            for of_table, position in placed
-            if position
-            for group in of_table[position.number].groups
-        }
-        return 0.0 if fixed is None else float(fixed[sorted(used)].sum())
+        used = (of_table[position.number] for of_table, position in placed if position)
+        return fixed_time(self.problem, used)
 
     def _missing(self, packing: Packing) -> float:
         """Size of the tables that are not placed."""
@@ -322,8 +318,6 @@ def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Pla
 
 def _solved(problem: PlanningProblem) -> Placement | None:
     """The integer program's solution of a small problem: it finds a placement if one fits."""
-    from tutorec.distributed.planner.milp import solve  # imports scipy
-
     if sum(map(len, problem.choices)) * problem.world_size > _SMALL_PROGRAM:
         return None
     return solve(problem, seconds=_PROGRAM_SECONDS).placement
