@@ -18,9 +18,9 @@ from tables import GeneratedTable
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.cost import fixed_cost, piece_perf
+from tutorec.distributed.planner.cost import fixed_cost, shard_perf
 from tutorec.distributed.planner.options import TableFacts
-from tutorec.distributed.planner.shard_estimators import piece_storage
+from tutorec.distributed.planner.shard_estimators import shard_storage
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_sizes import cut_arrays
 
@@ -65,7 +65,7 @@ def pieces(kind: ShardingType, facts: TableFacts, machine: Topology) -> np.ndarr
 def of_each_rank(kind: ShardingType, facts: TableFacts, machine: Topology) -> float:
     """Milliseconds per rank of one table among many such tables that are spread evenly."""
     return (
-        piece_perf(facts, kind, "fused", pieces(kind, facts, machine), machine).sum()
+        shard_perf(facts, kind, "fused", pieces(kind, facts, machine), machine).sum()
         / machine.world_size
     )
 
@@ -104,7 +104,7 @@ def largest(kind: ShardingType, machine: Topology) -> float:
     def too_large(rows: int) -> bool:
         facts = table(rows)
         return (
-            piece_storage(facts, kind, "fused", pieces(kind, facts, machine), machine)
+            shard_storage(facts, kind, "fused", pieces(kind, facts, machine), machine)
             .sum(axis=1)
             .max()
             > free

@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constants import HARDWARE
-from tutorec.distributed.planner.cost import WORK, fixed_cost, piece_perf
+from tutorec.distributed.planner.cost import WORK, fixed_cost, shard_perf
 from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_sizes import cut_arrays, slice_width
@@ -113,7 +113,7 @@ def cost(cut: str, case: Case) -> Cost:
     )[0]
     ranks = ranks_of(kind, len(sizes), case)
     ms = np.bincount(
-        ranks, piece_perf(facts, kind, "fused", sizes, machine).sum(axis=1), case.ranks
+        ranks, shard_perf(facts, kind, "fused", sizes, machine).sum(axis=1), case.ranks
     )
     held = np.bincount(ranks, 4.0 * sizes.prod(axis=1), case.ranks)
     works = [WORK[kind](facts, (rows, columns), machine) for rows, columns in sizes.tolist()]

@@ -28,7 +28,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingType
-from tutorec.distributed.planner.cost import exchanges, fixed_cost, piece_perf
+from tutorec.distributed.planner.cost import exchanges, fixed_cost, shard_perf
 from tutorec.distributed.planner.options import Floats, TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import (
@@ -168,7 +168,7 @@ def loads(
         )
         pieces = plan[table.name].pieces(table, topology.world_size)
         sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
-        perf = piece_perf(facts, ShardingType(plan[table.name].kind), "fused", sizes, topology)
+        perf = shard_perf(facts, ShardingType(plan[table.name].kind), "fused", sizes, topology)
         np.add.at(found, [piece.rank for piece in pieces], perf)
     return found
 

@@ -33,13 +33,13 @@ from tutorec.distributed.planner.cost import (
     WORK,
     KernelModel,
     Work,
-    distinct_sizes,
     exchanges,
     fixed_cost,
+    for_each_size,
     kernel_model,
-    piece_perf,
     register_kernel,
     registered_kernels,
+    shard_perf,
 )
 from tutorec.distributed.planner.options import Floats, TableFacts
 from tutorec.distributed.planner.topology import Topology
@@ -204,7 +204,7 @@ def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
 @given(cases(), st.sampled_from(["fused", "dense"]))
 def test_times_are_finite_and_none_is_negative(case, kernel):
     topology = Topology.hosts(case.hosts, case.local_size)
-    perf = piece_perf(case.table, case.kind, kernel, case.sizes(), topology)
+    perf = shard_perf(case.table, case.kind, kernel, case.sizes(), topology)
     assert perf.shape == (len(case.pieces), 6)
     assert np.isfinite(perf).all()
     assert (perf >= 0).all()
@@ -219,7 +219,7 @@ def one(
     pieces: Any = None,
 ) -> Floats:
     sizes = np.array([[table.rows, table.columns]]) if pieces is None else np.array(pieces)
-    return piece_perf(table, kind, kernel, sizes, topology)
+    return shard_perf(table, kind, kernel, sizes, topology)
 
 
 UNIT = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0)
@@ -317,16 +317,17 @@ def test_tables_without_ids_or_rows_have_a_time():
 
 def test_pieces_of_any_sizes_are_estimated_each_as_if_alone():
     sizes = np.array([[3, 4], [3, 4], [0, 4], [3, 8], [0, 4], [3, 4]])
-    few, places = distinct_sizes(sizes)
-    assert few == [(0, 4), (3, 4), (3, 8)]
-    assert [few[place] for place in places] == [tuple(size) for size in sizes.tolist()]
+    asked = []
+    lines = for_each_size(sizes, lambda size: asked.append(size) or size, 2, np.int64)
+    assert asked == [(0, 4), (3, 4), (3, 8)]
+    assert lines.tolist() == sizes.tolist()
     together = one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=sizes)
     alone = [
         one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=[size])[0].tolist()
         for size in sizes.tolist()
     ]
     assert together.tolist() == alone
-    assert piece_perf(
+    assert shard_perf(
         facts(), ShardingType.COLUMN_WISE, "fused", np.empty((0, 2), dtype=np.int64), UNIT
     ).shape == (
         0,

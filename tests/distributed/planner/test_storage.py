@@ -25,7 +25,7 @@ from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagColl
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner import cost
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.cost import KernelModel, piece_perf, register_kernel
+from tutorec.distributed.planner.cost import KernelModel, register_kernel, shard_perf
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import (
     CachedRows,
@@ -37,7 +37,7 @@ from tutorec.distributed.planner.options import (
 from tutorec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
-    piece_storage,
+    shard_storage,
     stored_bytes,
 )
 from tutorec.distributed.planner.topology import Topology
@@ -275,12 +275,12 @@ def test_copies_take_the_whole_table_on_every_rank():
 @pytest.mark.parametrize(("device", "column"), [("cuda", 0), ("cpu", 1)])
 def test_bytes_stand_in_the_memory_of_the_device(device, column):
     topology = Topology(2, device)
-    memory = piece_storage(
+    memory = shard_storage(
         facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, topology
     )
     assert memory.shape == (1, 3)
     assert memory[0, column] == memory.sum() == 128_000 + 4000 + 480 + 2560
-    inference = piece_storage(
+    inference = shard_storage(
         facts(optimizer=ADAGRAD), ShardingType.TABLE_WISE, "fused", WHOLE, topology, True
     )
     assert inference.sum() == 128_000
@@ -293,7 +293,7 @@ def test_a_kernel_may_keep_rows_elsewhere(monkeypatch):
         return np.stack([0 * stored, stored, 0 * stored], axis=1)
 
     register_kernel("fused_uvm", KernelModel(memory=on_host))
-    memory = piece_storage(
+    memory = shard_storage(
         facts(), ShardingType.TABLE_WISE, "fused_uvm", WHOLE, Topology(2, "cuda")
     )
     assert memory.tolist() == [[480 + 2560, 128_000, 0]]
@@ -315,7 +315,7 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
     cached = facts(optimizer=ADAGRAD, cache=CachedRows(load_factor=0.1, miss_rate=0.5))
     topology = Topology(1, "cpu")
     found = stored_bytes(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)
-    [memory] = piece_storage(
+    [memory] = shard_storage(
         cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology
     ).tolist()
     assert memory[2] == 128_000 + 4000
@@ -327,7 +327,7 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
     copied = sum(part.nbytes for of_table in tables._copied for part in of_table)
     index = sum(part.nbytes for part in tensors_in(tables._cache)) + copied
     assert found.cache[0] == pytest.approx(100 * (128 + 4) + index, rel=0.05)
-    slower = piece_perf(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)[0]
+    slower = shard_perf(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)[0]
     assert slower[5] == pytest.approx(2 * 0.5 * 20 * (128 + 4) / topology.ssd_mem_bw)
     none = facts(cache=CachedRows(load_factor=0.0, miss_rate=1.0))
     assert stored_bytes(none, ShardingType.TABLE_WISE, "fused_uvm", WHOLE, topology).cache[0] == 0

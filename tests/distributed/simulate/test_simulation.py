@@ -20,7 +20,7 @@ from tutorec.distributed.plan import (
     ShardingType,
 )
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.cost import fixed_cost, piece_perf
+from tutorec.distributed.planner.cost import fixed_cost, shard_perf
 from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.placements import place_options
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
@@ -178,7 +178,7 @@ def test_time_under_even_ids_is_what_the_planner_estimates(
         "", "item", config.num_embeddings, 64, 4, ("item",), True, False, (samples,), (ids,)
     )
     sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
-    perf = piece_perf(facts, kind, kernel, sizes, topology)
+    perf = shard_perf(facts, kind, kernel, sizes, topology)
     own = np.zeros((topology.world_size, 6))
     np.add.at(own, [piece.rank for piece in pieces], perf)
     fixed = fixed_cost(topology, kind.value, pooled=True)

@@ -1,7 +1,7 @@
 """Cost model: milliseconds of one training step that a shard takes on its rank.
 
 One short function per sharding type counts the work of each shard (`Work`): ids looked up, row
-elements returned, bytes received and sent, for expected batches. `piece_perf` divides them by the
+elements returned, bytes received and sent, for expected batches. `shard_perf` divides them by the
 speeds of the machine. Names in parentheses, such as (eq-cost-tw), are those of the equations in the
 book.
 
@@ -32,7 +32,7 @@ Register a model for a new kernel here, and the planner considers it::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ from tutorec.distributed.planner.constants import (
     DENSE_GRADIENT_PASSES,
     ROW_READ_BYTES,
 )
-from tutorec.distributed.planner.options import Floats, Ints, TableFacts
+from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, TableFacts
 from tutorec.distributed.planner.topology import CollectiveType, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -368,7 +368,7 @@ def work_of(
     return serving_work if kernel.serves else WORK[sharding_type]
 
 
-def piece_perf(
+def shard_perf(
     facts: TableFacts,
     sharding_type: ShardingType,
     compute_kernel: str,
@@ -400,16 +400,18 @@ def piece_perf(
     Example:
         >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
         >>> machine = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0)
-        >>> piece_perf(
+        >>> shard_perf(
         ...     facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine
         ... ).tolist()
         [[8000.0, 1280.0, 16000.0, 1280.0, 120.0, 0.0]]
     """
     kernel = kernel_model(compute_kernel)
     count = work_of(kernel, sharding_type)
-    few, places = distinct_sizes(sizes)
-    lines = [_perf(facts, kernel, size, count(facts, size, topology), topology) for size in few]
-    return spread_lines(np.array(lines).reshape(-1, 6), places)
+    return for_each_size(
+        sizes,
+        lambda size: _perf(facts, kernel, size, count(facts, size, topology), topology),
+        len(PERF_FIELDS),
+    )
 
 
 def fixed_cost(topology: Topology, sharding_type: str, pooled: bool) -> float:
@@ -448,28 +450,38 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
     return 4
 
 
-def distinct_sizes(sizes: Ints) -> tuple[list[Size], Ints]:
-    """The distinct sizes of shards, and for each shard the index of its size.
+def for_each_size(
+    sizes: Ints,
+    line: Callable[[Size], Sequence[float]],
+    count: int,
+    dtype: type[np.generic] = np.float64,
+) -> NDArray[Any]:
+    """``count`` numbers of each shard, ``[P, count]``, computed once for each distinct size.
 
     Thousands of shards have two or three distinct sizes.
 
+    Args:
+        sizes: ``[P, 2]`` rows and columns of the shards.
+        line: The numbers of a shard of this size.
+        count: How many they are.
+        dtype: Their type.
+
+    Returns:
+        The numbers; read-only, since shards of equal size share memory.
+
     Example:
-        >>> few, places = distinct_sizes(np.array([[3, 4], [3, 4], [1, 4]]))
-        >>> few, places.tolist()
-        ([(1, 4), (3, 4)], [1, 1, 0])
+        >>> for_each_size(np.array([[3, 4], [3, 4], [1, 4]]), lambda size: size, 2).tolist()
+        [[3.0, 4.0], [3.0, 4.0], [1.0, 4.0]]
     """
     if (sizes == sizes[:1]).all():  # np.unique takes 30 us, and there are thousands of options
-        few, places = sizes[:1], np.zeros(len(sizes), dtype=np.int64)
+        few, places = sizes[:1], np.zeros(len(sizes), np.int64)
     else:
         few, places = np.unique(sizes, axis=0, return_inverse=True)
-    return [(rows, columns) for rows, columns in few.tolist()], places.ravel()
-
-
-def spread_lines(lines: NDArray[Any], places: Ints) -> NDArray[Any]:
-    """For each shard the row of its size; a view if there is one size."""
-    if len(lines) == 1:
-        return np.broadcast_to(lines, (len(places), lines.shape[1]))
-    return lines[places]
+    lines = [line((rows, columns)) for rows, columns in few.tolist()]
+    numbers = np.array(lines, dtype).reshape(-1, count)
+    if len(few) == 1:
+        return np.broadcast_to(numbers, (len(sizes), count))
+    return numbers[places.ravel()]
 
 
 def _perf(

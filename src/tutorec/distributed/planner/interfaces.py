@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -15,10 +15,8 @@ from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharders import ModuleSharder
-
-if TYPE_CHECKING:
-    from tutorec.distributed.planner.topology import Topology
 
 Constraints = Mapping[str, ParameterConstraints]
 

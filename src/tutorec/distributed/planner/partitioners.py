@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,11 +27,8 @@ from tutorec.distributed.planner.options import (
     check_one_each,
 )
 from tutorec.distributed.planner.perf_models import NoopPerfModel
-from tutorec.distributed.planner.topology import memory_of
+from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.errors import PlannerError, PlannerErrorType
-
-if TYPE_CHECKING:
-    from tutorec.distributed.planner.topology import Topology
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,46 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.perf_models``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from abc import abstractmethod
 
 import numpy as np
 
 from tutorec.distributed.planner.interfaces import PerfModel
 from tutorec.distributed.planner.options import Floats, ShardingOption
-
-if TYPE_CHECKING:
-    from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import Topology
 
 
-class NoopPerfModel(PerfModel):
+class _LargestSum(PerfModel):
+    """Rates a plan by the rank with the largest sum of a number of its shards.
+
+    Args:
+        topology: The ranks.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._world_size = topology.world_size
+
+    def rate(self, plan: list[ShardingOption]) -> float:
+        """The largest sum.
+
+        Args:
+            plan: Options with placed and estimated shards.
+
+        Raises:
+            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
+                estimate.
+        """
+        sums = np.zeros(self._world_size)
+        for option in plan:
+            np.add.at(sums, option.placed_ranks(self._world_size), self._amounts(option))
+        return float(sums.max())
+
+    @abstractmethod
+    def _amounts(self, option: ShardingOption) -> Floats:
+        """The number of each shard, ``[P]``."""
+
+
+class NoopPerfModel(_LargestSum):
     """Rates a plan by its slowest rank: the milliseconds of the rank's shards.
 
     Args:
@@ -40,23 +67,11 @@ class NoopPerfModel(PerfModel):
         TorchRec's ``NoopPerfModel``.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology: Topology = topology
-
-    def rate(self, plan: list[ShardingOption]) -> float:
-        """Milliseconds of the slowest rank.
-
-        Args:
-            plan: Options with placed and estimated shards.
-
-        Raises:
-            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
-                estimate.
-        """
-        return _largest_sum(plan, self._topology.world_size, ShardingOption.times)
+    def _amounts(self, option: ShardingOption) -> Floats:
+        return option.times()
 
 
-class NoopStorageModel(PerfModel):
+class NoopStorageModel(_LargestSum):
     """Rates a plan by its fullest rank: the bytes of HBM of the rank's shards.
 
     Args:
@@ -66,29 +81,5 @@ class NoopStorageModel(PerfModel):
         TorchRec's ``NoopStorageModel``.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology: Topology = topology
-
-    def rate(self, plan: list[ShardingOption]) -> float:
-        """Bytes of HBM on the fullest rank.
-
-        Args:
-            plan: Options with placed and estimated shards.
-
-        Raises:
-            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
-                estimate.
-        """
-        return _largest_sum(
-            plan, self._topology.world_size, lambda option: option.memory()[:, 0].astype(float)
-        )
-
-
-def _largest_sum(
-    plan: list[ShardingOption], world_size: int, amounts: Callable[[ShardingOption], Floats]
-) -> float:
-    """The largest sum over ranks."""
-    sums = np.zeros(world_size)
-    for option in plan:
-        np.add.at(sums, option.placed_ranks(world_size), amounts(option))
-    return float(sums.max())
+    def _amounts(self, option: ShardingOption) -> Floats:
+        return option.memory()[:, 0].astype(float)

@@ -11,9 +11,10 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,8 @@ from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs
-from tutorec.distributed.planner.topology import memory_of
+from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
-
-if TYPE_CHECKING:
-    from tutorec.distributed.planner.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +143,42 @@ class GreedyProposer(Proposer):
             self._current[-max(movable)[1]] += 1
 
 
-class UniformProposer(Proposer):
+class _ListedProposer(Proposer):
+    """Proposes one plan after the other, whatever the feedback; a subclass lists them."""
+
+    def __init__(self) -> None:
+        self._proposals: Iterator[Sequence[ShardingOption]] = iter(())
+        self._current: Sequence[ShardingOption] | None = None
+
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        """Start with these options, which must have estimates."""
+        self._proposals = iter(self._listed(_by_table(search_space)))
+        self._current = next(self._proposals, None)
+
+    @abstractmethod
+    def _listed(
+        self, tables: Mapping[str, list[ShardingOption]]
+    ) -> Iterable[Sequence[ShardingOption]]:
+        """The proposals for the options of each table."""
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The current proposal; None at the end."""
+        return None if self._current is None else list(self._current)
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Go on to the next proposal."""
+        self._current = next(self._proposals, None)
+
+
+class UniformProposer(_ListedProposer):
     """Proposes plans in which all tables have the same sharding type, for each type that all allow.
 
     Args:
@@ -157,45 +190,26 @@ class UniformProposer(Proposer):
     """
 
     def __init__(self, use_depth: bool = True) -> None:
-        self._use_depth: bool = use_depth
-        self._proposals: list[list[ShardingOption]] = []
-        self._next: int = 0
+        super().__init__()
+        self._use_depth = use_depth
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start with these options, which must have estimates."""
-        tables = set(_by_table(search_space))
-        by_type: dict[str, list[ShardingOption]] = {}
-        for option in search_space:
-            by_type.setdefault(option.sharding_type, []).append(option)
-        grouped = [_by_table(options) for options in by_type.values()]
-        self._proposals = [
-            [
-                min(options, key=lambda option: _score(option, self._use_depth))
-                for options in of_type.values()
+    def _listed(
+        self, tables: Mapping[str, list[ShardingOption]]
+    ) -> Iterable[Sequence[ShardingOption]]:
+        kinds = dict.fromkeys(each.sharding_type for options in tables.values() for each in options)
+        for kind in kinds:
+            of_kind = [
+                [each for each in options if each.sharding_type == kind]
+                for options in tables.values()
             ]
-            for of_type in grouped
-            if of_type.keys() == tables
-        ]
-        self._next = 0
-
-    def propose(self) -> list[ShardingOption] | None:
-        """The proposal of the next type; None at the end."""
-        return self._proposals[self._next] if self._next < len(self._proposals) else None
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Go on to the next type."""
-        self._next += 1
+            if all(of_kind):
+                yield [
+                    min(options, key=lambda each: _score(each, self._use_depth))
+                    for options in of_kind
+                ]
 
 
-class GridSearchProposer(Proposer):
+class GridSearchProposer(_ListedProposer):
     """Proposes every combination of options, or none if there are more than `max_proposals`.
 
     Args:
@@ -206,45 +220,25 @@ class GridSearchProposer(Proposer):
     """
 
     def __init__(self, max_proposals: int = MAX_PROPOSALS) -> None:
-        self._max_proposals: int = max_proposals
-        self._combinations: Iterator[tuple[ShardingOption, ...]] = iter(())
-        self._current: tuple[ShardingOption, ...] | None = None
+        super().__init__()
+        self._max_proposals = max_proposals
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start with these options, which must have estimates."""
-        tables = [
-            sorted(each, key=lambda option: _score(option, True))
-            for each in _by_table(search_space).values()
-        ]
-        total = math.prod(len(options) for options in tables)
-        self._combinations = iter(())
+    def _listed(
+        self, tables: Mapping[str, list[ShardingOption]]
+    ) -> Iterable[Sequence[ShardingOption]]:
+        total = math.prod(len(options) for options in tables.values())
         if total > self._max_proposals:
-            shown = f"{total:,}" if total <= 10**6 else f"10**{len(str(total)) - 1}"
             logger.info(
                 "the grid of %s combinations of %d tables is not searched: max_proposals=%d",
-                shown,
+                f"{total:,}" if total <= 10**6 else f"10**{len(str(total)) - 1}",
                 len(tables),
                 self._max_proposals,
             )
-        elif tables:
-            self._combinations = itertools.product(*tables)
-        self._current = next(self._combinations, None)
-
-    def propose(self) -> list[ShardingOption] | None:
-        """The next combination; None at the end."""
-        return None if self._current is None else list(self._current)
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Go on to the next combination."""
-        self._current = next(self._combinations, None)
+            return ()
+        fastest_first = (
+            sorted(each, key=lambda option: _score(option, True)) for each in tables.values()
+        )
+        return itertools.product(*fastest_first) if tables else ()
 
 
 class DynamicProgrammingProposer(Proposer):

@@ -23,11 +23,10 @@ from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import (
     KernelModel,
     Size,
-    distinct_sizes,
+    for_each_size,
     kernel_model,
     on_device,
-    piece_perf,
-    spread_lines,
+    shard_perf,
     work_of,
 )
 from tutorec.distributed.planner.interfaces import ShardEstimator
@@ -72,7 +71,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
         """Write ``perf`` of every shard."""
         for option in sharding_options:
             kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
-            perf = piece_perf(option.facts, kind, option.compute_kernel, sizes, self._topology)
+            perf = shard_perf(option.facts, kind, option.compute_kernel, sizes, self._topology)
             option.set_estimates(perf=perf * _FORWARD if self._is_inference else perf)
 
 
@@ -107,7 +106,7 @@ class EmbeddingStorageEstimator(ShardEstimator):
         for option in sharding_options:
             kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
             option.set_estimates(
-                storage=piece_storage(
+                storage=shard_storage(
                     option.facts,
                     kind,
                     option.compute_kernel,
@@ -172,15 +171,17 @@ def stored_bytes(
         ... )
         ([128000], [0], [480], [2560])
     """
-    few, places = distinct_sizes(sizes)
     kernel = kernel_model(compute_kernel)
-    lines = [_stored(facts, sharding_type, kernel, size, topology) for size in few]
-    return StoredBytes(
-        *np.array(lines, dtype=np.int64).reshape(-1, len(StoredBytes._fields))[places].T
+    lines = for_each_size(
+        sizes,
+        lambda size: _stored(facts, sharding_type, kernel, size, topology),
+        len(StoredBytes._fields),
+        np.int64,
     )
+    return StoredBytes(*lines.T)
 
 
-def piece_storage(
+def shard_storage(
     facts: TableFacts,
     sharding_type: ShardingType,
     compute_kernel: str,
@@ -198,18 +199,13 @@ def piece_storage(
         topology: The machines.
         inference: Whether only rows are stored.
 
-    Returns:
-        The bytes; read-only, since shards of equal size share memory.
-
     Raises:
         PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
     """
-    few, places = distinct_sizes(sizes)
-    stored = stored_bytes(facts, sharding_type, compute_kernel, np.array(few), topology)
+    stored = stored_bytes(facts, sharding_type, compute_kernel, sizes, topology)
     rows = stored.weights if inference else stored.weights + stored.state
     buffers = stored.mapping if inference else np.sum(stored[2:], axis=0)
-    memory = kernel_model(compute_kernel).memory(topology, rows) + on_device(topology, buffers)
-    return spread_lines(memory, places)
+    return kernel_model(compute_kernel).memory(topology, rows) + on_device(topology, buffers)
 
 
 def _stored(

@@ -34,10 +34,24 @@ PARAMETER_MULTIPLIER = 6.0
 
 
 class _Reservation(StorageReservation):
-    """Stores the topology that it returned last."""
+    """Stores the topology that it returned last; a subclass says what is left of a memory."""
 
     last_reserved_topology: Topology | None = None
     """The last topology with its memory reduced; None before the first call."""
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        constraints: Constraints | None = None,
+    ) -> Topology:
+        """The topology with the memory that is left for tables; the model has no effect."""
+        return self._less(topology, self._left)
+
+    def _left(self, memory: int) -> int:
+        raise NotImplementedError
 
     def _less(self, topology: Topology, left: Callable[[int], int]) -> Topology:
         """The topology with reduced memory of the compute devices."""
@@ -75,16 +89,8 @@ class FixedPercentageStorageReservation(_Reservation):
     def __init__(self, percentage: float) -> None:
         self._percentage: float = _checked_percentage(percentage)
 
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[ModuleSharder[Any]],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """The topology without that fraction; the model has no effect."""
-        return self._less(topology, lambda memory: _after_margin(memory, self._percentage))
+    def _left(self, memory: int) -> int:
+        return _after_margin(memory, self._percentage)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(percentage={self._percentage})"
@@ -120,16 +126,8 @@ class FixedAbsoluteStorageReservation(_Reservation):
         """The same in units of 2 ** 30 bytes."""
         return cls(int(hbm_reserved_gb * GIB))
 
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[ModuleSharder[Any]],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """The topology without those bytes; the model has no effect."""
-        return self._less(topology, lambda memory: max(0, memory - self._bytes))
+    def _left(self, memory: int) -> int:
+        return max(0, memory - self._bytes)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hbm_reserved_bytes={self._bytes})"

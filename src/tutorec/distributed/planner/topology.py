@@ -233,20 +233,20 @@ class Topology:
         row_ms: float | None = None,
         source: str | None = None,
     ) -> None:
-        self.world_size: int = require_int("world_size", world_size, 1, MOST_RANKS, error=bad_input)
-        self.local_world_size: int = _ranks_of_a_host(self.world_size, local_world_size, pod_size)
+        self.world_size = require_int("world_size", world_size, 1, MOST_RANKS, error=bad_input)
+        self.local_world_size = _ranks_of_a_host(self.world_size, local_world_size, pod_size)
         if compute_device not in DEVICES:
             raise bad_input(
                 f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}"
             )
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
-        self.source: str = source or ("preset laptop" if compute_device == "cpu" else usual.source)
-        self.compute_device: str = compute_device
-        self.intra_group_size: int = (pod_size or 1) * self.local_world_size
-        self.hbm_mem_bw: float = hbm_mem_bw
-        self.ddr_mem_bw: float = _or(ddr_mem_bw, usual.ddr_mem_bw)
-        self.ssd_mem_bw: float = ssd_mem_bw
-        self.hbm_to_ddr_mem_bw: float = hbm_to_ddr_mem_bw
+        self.source = source or ("preset laptop" if compute_device == "cpu" else usual.source)
+        self.compute_device = compute_device
+        self.intra_group_size = (pod_size or 1) * self.local_world_size
+        self.hbm_mem_bw = hbm_mem_bw
+        self.ddr_mem_bw = _or(ddr_mem_bw, usual.ddr_mem_bw)
+        self.ssd_mem_bw = ssd_mem_bw
+        self.hbm_to_ddr_mem_bw = hbm_to_ddr_mem_bw
         self.comms_bandwidths: GeneralizedCommsBandwidth = (
             generalized_comms_bandwidths
             or BasicCommsBandwidths(
@@ -254,21 +254,17 @@ class Topology:
                 intra_host_bw=_or(intra_host_bw, usual.intra_host_bw),
             )
         )
-        self.bwd_compute_multiplier: float = _or(
-            bwd_compute_multiplier, usual.bwd_compute_multiplier
-        )
-        self.weighted_feature_bwd_compute_multiplier: float = (
-            weighted_feature_bwd_compute_multiplier
-        )
-        self.uneven_sharding_perf_multiplier: float = uneven_sharding_perf_multiplier
-        self.latency_ms: float = _or(latency_ms, usual.latency_ms)
-        self.row_ms: float = _or(row_ms, usual.row_ms)
+        self.bwd_compute_multiplier = _or(bwd_compute_multiplier, usual.bwd_compute_multiplier)
+        self.weighted_feature_bwd_compute_multiplier = weighted_feature_bwd_compute_multiplier
+        self.uneven_sharding_perf_multiplier = uneven_sharding_perf_multiplier
+        self.latency_ms = _or(latency_ms, usual.latency_ms)
+        self.row_ms = _or(row_ms, usual.row_ms)
         caps = {
             "hbm_cap": 0 if compute_device == "cpu" else _or(hbm_cap, constants.HBM_CAP),
             "ddr_cap": _or(ddr_cap, constants.DDR_CAP),
             "ssd_cap": _or(ssd_cap, constants.SSD_CAP),
         }
-        self.devices: list[DeviceHardware] = _devices(self.world_size, caps, custom_topology_data)
+        self.devices = _devices(_storages(self.world_size, caps, custom_topology_data))
         self._check_speeds()
 
     @classmethod
@@ -427,9 +423,7 @@ class Topology:
                 f"{len(storage)} storages for {self.world_size} ranks: give one per rank"
             )
         changed = copy(self)
-        changed.devices = [
-            DeviceHardware(rank, each, Perf(0, 0, 0, 0)) for rank, each in enumerate(storage)
-        ]
+        changed.devices = _devices(storage)
         return changed
 
     def part(self, ranks: Sequence[int], local_world_size: int | None = None) -> Topology:
@@ -515,10 +509,10 @@ def _ranks_of_a_host(world_size: int, local_world_size: int | None, pod_size: in
     return local_size
 
 
-def _devices(
+def _storages(
     world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None
-) -> list[DeviceHardware]:
-    """A device for each rank."""
+) -> list[Storage]:
+    """The memory of each rank."""
     memory = []
     for key, cap in caps.items():
         of_ranks = (
@@ -533,7 +527,11 @@ def _devices(
         for number in set(of_ranks):
             require_finite(key, number, 0, MOST_BYTES, error=bad_input)
         memory.append([int(number) for number in of_ranks])
-    storages = (Storage(*of_rank) for of_rank in zip(*memory, strict=True))
+    return [Storage(*of_rank) for of_rank in zip(*memory, strict=True)]
+
+
+def _devices(storages: Sequence[Storage]) -> list[DeviceHardware]:
+    """A device for each rank, with nothing placed on it."""
     return [
         DeviceHardware(rank, storage, Perf(0, 0, 0, 0)) for rank, storage in enumerate(storages)
     ]
