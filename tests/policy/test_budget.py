@@ -26,7 +26,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.datasets.test_utils.criteo_test_utils.CriteoTest._create_dataset_npys",
         "tutorec.distributed.collectives.functions.alltoall_sequence",
         "tutorec.distributed.model_parallel.DMPCollection.__init__",
-        "tutorec.distributed.planner.interfaces.Stats.log",
+        "tutorec.distributed.planner.types.Stats.log",
         "tutorec.distributed.planner.options.ShardingOption.__init__",
         "tutorec.distributed.planner.planners.EmbeddingShardingPlanner.__init__",
         "tutorec.distributed.planner.stats.EmbeddingStats.log",

@@ -107,7 +107,6 @@ FACADES = (
     "distributed.types",
     "distributed.embedding_types",
     "distributed.dist_data",
-    "distributed.planner.types",
 )
 FACADES += (
     "distributed.embedding_lookup",

@@ -24,9 +24,9 @@ from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.interfaces import ShardEstimator
 from tutorec.distributed.planner.options import Pieces, ShardingOption
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.types import ShardEstimator
 from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, sharding_spec
 from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType

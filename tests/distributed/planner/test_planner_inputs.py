@@ -12,11 +12,11 @@ import torch
 from distributed.planner.models import bags, only
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.interfaces import Partitioner
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from tutorec.distributed.planner.topology import CustomTopologyData, Topology
+from tutorec.distributed.planner.types import Partitioner
 from tutorec.errors import PlannerError, PlannerErrorType
 
 NAN = float("nan")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 import pytest
 from distributed.planner.hand_made import option, ranks
 
-from tutorec.distributed.planner.interfaces import Proposer
 from tutorec.distributed.planner.options import Shard, ShardingOption
 from tutorec.distributed.planner.proposers import (
     DynamicProgrammingProposer,
@@ -13,6 +12,7 @@ from tutorec.distributed.planner.proposers import (
     UniformProposer,
     proposers_to_proposals_list,
 )
+from tutorec.distributed.planner.types import Proposer
 
 ALL: list[Callable[[], Proposer]] = [
     GreedyProposer,

@@ -12,7 +12,6 @@ from torch import nn
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.interfaces import StorageReservation
 from tutorec.distributed.planner.options import Storage
 from tutorec.distributed.planner.storage_reservations import (
     FixedAbsoluteStorageReservation,
@@ -21,6 +20,7 @@ from tutorec.distributed.planner.storage_reservations import (
     InferenceStorageReservation,
 )
 from tutorec.distributed.planner.topology import CustomTopologyData, Topology
+from tutorec.distributed.planner.types import StorageReservation
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

@@ -95,6 +95,9 @@ class ParameterConstraints:
         return hash(repr(self))
 
 
+Constraints = Mapping[str, ParameterConstraints]  # table name -> its constraints
+
+
 def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str) -> tuple[_E, ...]:
     """The members of an enumeration that a constraint lists, as values or members.
 
@@ -142,7 +145,7 @@ def asked_kernels(
     return members(EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels", table)
 
 
-def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collection[str]) -> None:
+def check_names(constraints: Constraints, tables: Collection[str]) -> None:
     """Check that each constraint is for a table that exists.
 
     Raises:
@@ -213,9 +216,7 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         raise wrong("pin", "leaves it no rank: name one, or pin=None for all")
 
 
-def warn_without_effect(
-    constraints: Mapping[str, ParameterConstraints], effects: Mapping[str, Sequence[str]]
-) -> None:
+def warn_without_effect(constraints: Constraints, effects: Mapping[str, Sequence[str]]) -> None:
     """Warn about constraints without effect, and about a ``colocate`` value of a single table.
 
     Args:

@@ -24,6 +24,7 @@ from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_p
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import (
+    Constraints,
     ParameterConstraints,
     asked_kernels,
     asked_types,
@@ -33,7 +34,6 @@ from tutorec.distributed.planner.constraints import (
     warn_without_effect,
 )
 from tutorec.distributed.planner.cost import registered_kernels
-from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
 from tutorec.distributed.planner.options import (
     CachedRows,
     PartitionByType,
@@ -47,6 +47,7 @@ from tutorec.distributed.planner.shard_estimators import (
     EmbeddingStorageEstimator,
 )
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.types import Enumerator, ShardEstimator
 from tutorec.distributed.shard_geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
@@ -161,7 +162,7 @@ class EmbeddingEnumerator(Enumerator):
         self,
         topology: Topology,
         batch_size: int = BATCH_SIZE,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
+        constraints: Constraints | None = None,
         estimator: ShardEstimator | Sequence[ShardEstimator] | None = None,
         use_exact_enumerate_order: bool | None = False,
     ) -> None:
@@ -538,7 +539,7 @@ def model_tables(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
     batch_size: int,
-    constraints: Mapping[str, ParameterConstraints] | None = None,
+    constraints: Constraints | None = None,
     breadth_first: bool = False,
 ) -> list[ModelTable]:
     """Every table that a sharder of tutorec can shard, in model order.
@@ -581,7 +582,7 @@ def _tables_of(
     module: nn.Module,
     sharder: ModuleSharder[Any],
     batch_size: int,
-    constraints: Mapping[str, ParameterConstraints],
+    constraints: Constraints,
 ) -> Iterator[ModelTable]:
     """The tables of one collection."""
     configs, pooled = _configs_of(module)

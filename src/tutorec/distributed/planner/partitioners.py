@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.interfaces import Partitioner
 from tutorec.distributed.planner.options import (
     Floats,
     Ints,
@@ -28,6 +27,7 @@ from tutorec.distributed.planner.options import (
 )
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.topology import Topology, memory_of
+from tutorec.distributed.planner.types import Partitioner
 from tutorec.errors import PlannerError, PlannerErrorType
 
 logger = logging.getLogger(__name__)

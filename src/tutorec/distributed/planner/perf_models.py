@@ -9,9 +9,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from tutorec.distributed.planner.interfaces import PerfModel
 from tutorec.distributed.planner.options import Floats, ShardingOption
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.types import PerfModel
 
 
 class _LargestSum(PerfModel):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -33,18 +33,10 @@ from tutorec.distributed.plan import (
     ShardingType,
 )
 from tutorec.distributed.planner.constants import BATCH_SIZE
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
-from tutorec.distributed.planner.interfaces import (
-    Enumerator,
-    Partitioner,
-    PerfModel,
-    Proposer,
-    Stats,
-    StorageReservation,
-)
 from tutorec.distributed.planner.milp import solve
 from tutorec.distributed.planner.options import ShardingOption, check_one_each
 from tutorec.distributed.planner.placements import in_rank_order, place_options
@@ -56,6 +48,14 @@ from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from tutorec.distributed.planner.topology import Topology, this_machine
+from tutorec.distributed.planner.types import (
+    Enumerator,
+    Partitioner,
+    PerfModel,
+    Proposer,
+    Stats,
+    StorageReservation,
+)
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
@@ -123,7 +123,7 @@ class EmbeddingShardingPlanner:
         partitioner: Partitioner | None = None,
         performance_model: PerfModel | None = None,
         stats: Stats | list[Stats] | None = None,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
+        constraints: Constraints | None = None,
         debug: bool = True,
         callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
         timeout_seconds: float | None = None,
@@ -340,7 +340,7 @@ class OptimalPlanner(EmbeddingShardingPlanner):
         self,
         topology: Topology | None = None,
         batch_size: int | None = None,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
+        constraints: Constraints | None = None,
         time_limit: float = 30.0,
         enumerator: Enumerator | None = None,
         storage_reservation: StorageReservation | None = None,

@@ -11,14 +11,14 @@ paid once for any number of tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.options import Floats, Ints, ShardingOption
 from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
@@ -120,7 +120,7 @@ class PlanningProblem:
         cls,
         options: Sequence[ShardingOption],
         topology: Topology,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
+        constraints: Constraints | None = None,
         fixed: Callable[[str, bool], float] | None = None,
     ) -> PlanningProblem:
         """The problem of a list of estimated options.

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec._text import several
-from tutorec.distributed.planner.interfaces import Enumerator, Partitioner, PerfModel, Proposer
 from tutorec.distributed.planner.options import Floats, ShardingOption, check_one_each
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
@@ -28,6 +27,7 @@ from tutorec.distributed.planner.problem import Placement, PlanningProblem, brok
 from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs
 from tutorec.distributed.planner.topology import Topology, memory_of
+from tutorec.distributed.planner.types import Enumerator, Partitioner, PerfModel, Proposer
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from tutorec.distributed.planner.bounds import Bound, lower_bound
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.constraints import Constraints, ParameterConstraints
 from tutorec.distributed.planner.enumerators import Refusal
-from tutorec.distributed.planner.interfaces import Constraints
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
 from tutorec.distributed.planner.problem import (
     Choice,

@@ -19,7 +19,7 @@ import numpy as np
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.tbe_build import runs_in_fbgemm
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.cost import (
     KernelModel,
     Size,
@@ -29,9 +29,9 @@ from tutorec.distributed.planner.cost import (
     shard_perf,
     work_of,
 )
-from tutorec.distributed.planner.interfaces import ShardEstimator
 from tutorec.distributed.planner.options import Ints, ShardingOption, TableFacts
 from tutorec.distributed.planner.topology import MOST_BYTES, Topology
+from tutorec.distributed.planner.types import ShardEstimator
 from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -58,7 +58,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
     def __init__(
         self,
         topology: Topology,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
+        constraints: Constraints | None = None,
         is_inference: bool = False,
     ) -> None:
         self._topology, self._is_inference = topology, is_inference
@@ -91,7 +91,7 @@ class EmbeddingStorageEstimator(ShardEstimator):
     def __init__(
         self,
         topology: Topology,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
+        constraints: Constraints | None = None,
         *,
         is_inference: bool = False,
     ) -> None:
