@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import jagged_to_padded_dense
+from tutorec.awaitable import proxies_in
 from tutorec.sparse.layout import (
     as_int64,
     lengths_of_offsets,
@@ -16,7 +18,6 @@ from tutorec.sparse.layout import (
     optional_empty_like,
     optional_to,
 )
-from tutorec.sparse.traced import kind_of, object_text
 from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
@@ -297,14 +298,7 @@ class JaggedTensor:
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """In a traced graph, a jagged tensor that leaves the graph is a call of its constructor."""
-        parts = {
-            "values": self._values,
-            "weights": self._weights,
-            "lengths": self._lengths,
-            "offsets": self._offsets,
-        }
-        return tracer.create_node("call_function", JaggedTensor, (), tracer.create_arg(parts))
+        return constructor_call(self, "values weights lengths offsets", tracer)
 
     @torch.jit.unused
     def _check(self) -> None:
@@ -339,6 +333,69 @@ def jagged_from_parts(
         return JaggedTensor(values, weights, lengths, offsets)
     else:
         return JaggedTensor._from_parts(values, weights, lengths, offsets)
+
+
+# Jagged types that are made of proxies, as code makes them while torch.fx traces it, count as
+# proxies themselves: a function under `torch.fx.wrap` that is given one, or is given what a method
+# of one returns, is one call in the graph, and the object is a call of its constructor there.
+# TorchRec intercepts each construction for that (`ProxyableClassMeta`); here a construction in
+# eager code pays one comparison of types.
+
+
+class _SeenAsProxy:
+    """What torch.fx asks of a proxy."""
+
+    __slots__ = ()
+    __class__: Any = Proxy  # isinstance(jagged, Proxy) looks here
+
+    @property
+    def tracer(self) -> Any:
+        """The tracer of the first proxy among the parts."""
+        parts = [getattr(self, name) for name in type(self).__mro__[2].__slots__]  # type: ignore[attr-defined]
+        return proxies_in(parts)[0].tracer
+
+    @property
+    def node(self) -> Any:
+        """The call of the constructor in the graph."""
+        return self.__fx_create_arg__(self.tracer)  # type: ignore[attr-defined]
+
+
+_proxy_kinds: dict[type, type] = {}
+
+
+def kind_of(kind: type, values: Any) -> Any:
+    """The class of a jagged type that holds these values: ``kind``, or its proxy variant.
+
+    Args:
+        kind: One of the jagged types.
+        values: Its values: a tensor, or what stands for one.
+    """
+    if isinstance(values, Tensor) or not proxies_in(values):
+        return kind
+    if kind not in _proxy_kinds:
+        names = {"__slots__": (), "__module__": kind.__module__}
+        _proxy_kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), names)
+    return _proxy_kinds[kind]
+
+
+def constructor_call(jagged: Any, names: str, tracer: Any) -> Any:
+    """What stands for a jagged type that leaves a traced graph: a call of its constructor.
+
+    Args:
+        jagged: One of the jagged types.
+        names: The constructor's arguments, which the attributes are named after.
+        tracer: Of the graph.
+    """
+    kind = type(jagged)
+    if issubclass(kind, _SeenAsProxy):
+        kind = kind.__mro__[2]
+    parts = {name: getattr(jagged, f"_{name}") for name in names.split()}
+    return tracer.create_node("call_function", kind, (), tracer.create_arg(parts))
+
+
+def object_text(jagged: object) -> str:
+    """Python's default repr, with the class by its public path, and an address."""
+    return f"<tutorec.sparse.jagged_tensor.{type(jagged).__name__} object at {hex(id(jagged))}>"
 
 
 def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:

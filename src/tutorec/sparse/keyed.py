@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec.sparse.jagged import constructor_call, kind_of, object_text
 from tutorec.sparse.layout import positions, running_sum
-from tutorec.sparse.traced import kind_of, object_text
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list
 
 
@@ -231,14 +231,7 @@ class KeyedTensor:
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """In a traced graph, a keyed tensor that leaves the graph is a call of its constructor."""
-        parts = {
-            "keys": self._keys,
-            "length_per_key": self._length_per_key,
-            "values": self._values,
-            "key_dim": self._key_dim,
-        }
-        return tracer.create_node("call_function", KeyedTensor, (), tracer.create_arg(parts))
+        return constructor_call(self, "keys length_per_key values key_dim", tracer)
 
 
 def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:

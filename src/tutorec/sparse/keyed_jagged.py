@@ -10,7 +10,15 @@ from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.deferred import report
-from tutorec.sparse.jagged import JaggedTensor, copy_numbers, jagged_from_parts, lists_text
+from tutorec.sparse.jagged import (
+    JaggedTensor,
+    constructor_call,
+    copy_numbers,
+    jagged_from_parts,
+    kind_of,
+    lists_text,
+    object_text,
+)
 from tutorec.sparse.layout import (
     FEW_LISTS,
     differences,
@@ -33,7 +41,6 @@ from tutorec.sparse.layout import (
     strides_of_ranks,
     take_rows,
 )
-from tutorec.sparse.traced import eager_kind, kind_of, object_text
 from tutorec.sparse.validate import (
     check_form,
     check_inverse,
@@ -784,12 +791,8 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """In a traced graph, a batch that leaves the graph is a call of its constructor."""
-        names = (
-            "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
-        ).split()
-        parts = {name: getattr(self, f"_{name}") for name in names}
-        return tracer.create_node("call_function", eager_kind(self), (), tracer.create_arg(parts))
+        names = "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
+        return constructor_call(self, names, tracer)
 
     def _derive(
         self,
