@@ -6,7 +6,6 @@ Each function returns False, and raises nothing, when it is given something else
 tensors. Reading the results is a sync point.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-
-Parts = Callable[[Any], Any]
 
 # A graph that is traced keeps the comparison as one call.
 torch.fx.wrap("jt_is_equal")
@@ -44,13 +41,7 @@ def jt_is_equal(jt_1: object, jt_2: object) -> bool:
     See Also:
         TorchRec's ``torchrec.sparse.jagged_tensor.jt_is_equal``.
     """
-    return _agree(
-        jt_1,
-        jt_2,
-        JaggedTensor,
-        (),
-        (JaggedTensor.lengths, JaggedTensor.values, JaggedTensor.weights_or_none),
-    )
+    return _agree(jt_1, jt_2, JaggedTensor, "lengths values weights_or_none")
 
 
 def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
@@ -74,11 +65,11 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
     See Also:
         TorchRec's ``torchrec.sparse.jagged_tensor.kjt_is_equal``.
     """
-    kind = KeyedJaggedTensor
-    same = (kind.keys, kind.stride, kind.stride_per_key, kind.length_per_key, _inverse_keys)
-    return _agree(
-        kjt_1, kjt_2, kind, same, (kind.lengths, kind.values, kind.weights_or_none, _inverse_rows)
+    parts = (
+        "keys stride stride_per_key length_per_key lengths values weights_or_none "
+        "inverse_indices_or_none"
     )
+    return _agree(kjt_1, kjt_2, KeyedJaggedTensor, parts)
 
 
 def kt_is_equal(kt_1: object, kt_2: object) -> bool:
@@ -100,35 +91,23 @@ def kt_is_equal(kt_1: object, kt_2: object) -> bool:
     See Also:
         ``kjt_is_equal``; TorchRec has no such function for its ``KeyedTensor``.
     """
-    same = (KeyedTensor.keys, KeyedTensor.length_per_key, KeyedTensor.key_dim)
-    return _agree(kt_1, kt_2, KeyedTensor, same, (KeyedTensor.values,))
+    return _agree(kt_1, kt_2, KeyedTensor, "keys length_per_key key_dim values")
 
 
-def _agree(
-    one: object, two: object, kind: type, same: Sequence[Parts], close: Sequence[Parts]
-) -> bool:
-    """Whether both have one type, equal parts, and close values."""
+def _agree(one: object, two: object, kind: type, parts: str) -> bool:
+    """Whether both have one type and the same in each part."""
     return (
         isinstance(one, kind)
         and isinstance(two, kind)
-        and all(part(one) == part(two) for part in same)
-        and all(_close(part(one), part(two)) for part in close)
+        and all(_same(getattr(one, part)(), getattr(two, part)()) for part in parts.split())
     )
 
 
-def _close(one: Tensor | None, two: Tensor | None) -> bool:
-    """Whether both are missing, or both are there with the same shape and close numbers."""
-    if one is None or two is None or one.shape != two.shape:
-        return one is two
+def _same(one: Any, two: Any) -> bool:
+    """Whether two parts are equal; tensors have the same shape and close numbers."""
+    if isinstance(one, tuple) and isinstance(two, tuple):
+        return all(map(_same, one, two))
+    if not (isinstance(one, Tensor) and isinstance(two, Tensor)):
+        return type(one) is type(two) and one == two
     common = torch.promote_types(one.dtype, two.dtype)
-    return torch.allclose(one.to(common), two.to(common))
-
-
-def _inverse_keys(batch: KeyedJaggedTensor) -> list[str] | None:
-    inverse = batch.inverse_indices_or_none()
-    return None if inverse is None else list(inverse[0])
-
-
-def _inverse_rows(batch: KeyedJaggedTensor) -> Tensor | None:
-    inverse = batch.inverse_indices_or_none()
-    return None if inverse is None else inverse[1]
+    return one.shape == two.shape and torch.allclose(one.to(common), two.to(common))

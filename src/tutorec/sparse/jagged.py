@@ -68,10 +68,10 @@ class JaggedTensor:
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
-        self._values: Tensor = values
-        self._weights: Tensor | None = weights
-        self._lengths: Tensor | None = lengths
-        self._offsets: Tensor | None = offsets
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
         if lengths is None and offsets is None:
             raise ValueError(
                 "JaggedTensor: neither lengths nor offsets given; one of them says where "
@@ -119,11 +119,9 @@ class JaggedTensor:
         The second is what ``copy_`` fills; ``device=jt.device()`` makes it beside the first.
         """
         if device is None:
-            weights_dtype = None if jt._weights is None else jt._weights.dtype
-            lengths_dtype = jt.lengths().dtype
-            return JaggedTensor.empty(
-                jt._weights is not None, jt.device(), jt._values.dtype, weights_dtype, lengths_dtype
-            )
+            weights = None if jt._weights is None else jt._weights.new_empty(0)
+            values, lengths = jt._values.new_empty(0), jt.lengths().new_empty(0)
+            return JaggedTensor._from_parts(values, weights, lengths, None)
         parts = (
             optional_empty_like(part, device) for part in (jt._weights, jt._lengths, jt._offsets)
         )
@@ -214,9 +212,7 @@ class JaggedTensor:
         """Values per sample [B]."""
         lengths = self._lengths
         if lengths is None:
-            offsets = self._offsets
-            assert offsets is not None, "lengths or offsets are always there"
-            lengths = lengths_of_offsets(offsets)
+            lengths = lengths_of_offsets(self._offsets)
             self._lengths = lengths
         return lengths
 
@@ -228,9 +224,7 @@ class JaggedTensor:
         """Where each sample's values start [B + 1]."""
         offsets = self._offsets
         if offsets is None:
-            lengths = self._lengths
-            assert lengths is not None, "lengths or offsets are always there"
-            offsets = offsets_of_lengths(lengths)
+            offsets = offsets_of_lengths(self._lengths)
             self._offsets = offsets
         return offsets
 

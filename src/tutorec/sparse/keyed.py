@@ -59,12 +59,12 @@ class KeyedTensor:
         offset_per_key: list[int] | None = None,
         index_per_key: dict[str, int] | None = None,
     ) -> None:
-        self._keys: list[str] = keys
-        self._length_per_key: list[int] = length_per_key
-        self._values: Tensor = values
-        self._key_dim: int = key_dim
-        self._offset_per_key: list[int] | None = offset_per_key
-        self._index_per_key: dict[str, int] | None = index_per_key
+        self._keys = keys
+        self._length_per_key = length_per_key
+        self._values = values
+        self._key_dim = key_dim
+        self._offset_per_key = offset_per_key
+        self._index_per_key = index_per_key
         if not is_scripting():
             self._keys = key_list("KeyedTensor", keys)
             _check(self)
@@ -76,8 +76,6 @@ class KeyedTensor:
         length_per_key: list[int],
         values: Tensor,
         key_dim: int = 1,
-        offset_per_key: list[int] | None = None,
-        index_per_key: dict[str, int] | None = None,
     ) -> "KeyedTensor":
         """A keyed tensor from parts that fit, unchecked; lists are kept, not copied."""
         keyed = object.__new__(
@@ -87,8 +85,7 @@ class KeyedTensor:
         keyed._length_per_key = length_per_key
         keyed._values = values
         keyed._key_dim = key_dim
-        keyed._offset_per_key = offset_per_key
-        keyed._index_per_key = index_per_key
+        keyed._offset_per_key = keyed._index_per_key = None
         return keyed
 
     @staticmethod
@@ -165,11 +162,9 @@ class KeyedTensor:
         slices = self._values.split_with_sizes(self._length_per_key, self._key_dim)
         keys = [self._keys[index] for index in indices]
         sizes = [self._length_per_key[index] for index in indices]
-        if len(indices) == 0:
-            return KeyedTensor(
-                keys, sizes, self._values.narrow(self._key_dim, 0, 0), self._key_dim, None, None
-            )
-        values = torch.cat([slices[index] for index in indices], dim=self._key_dim)
+        values = self._values.narrow(self._key_dim, 0, 0)
+        if len(indices) > 0:
+            values = torch.cat([slices[index] for index in indices], dim=self._key_dim)
         return KeyedTensor(keys, sizes, values, self._key_dim, None, None)
 
     @staticmethod
@@ -198,14 +193,7 @@ class KeyedTensor:
         if is_scripting():
             return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
         else:
-            return KeyedTensor._from_parts(
-                self._keys,
-                self._length_per_key,
-                values,
-                self._key_dim,
-                self._offset_per_key,
-                self._index_per_key,
-            )
+            return KeyedTensor._from_parts(self._keys, self._length_per_key, values, self._key_dim)
 
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:

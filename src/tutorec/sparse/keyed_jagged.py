@@ -1,6 +1,7 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ from tutorec.sparse.validate import (
 
 _BATCH = "KeyedJaggedTensor"
 # What a caller may give although it follows from the other arguments.
-_DERIVED = ("length_per_key", "offset_per_key", "lengths_offset_per_key", "index_per_key")
+_DERIVED = ("_length_per_key", "_offset_per_key", "_lengths_offset_per_key", "_index_per_key")
+_derived = attrgetter(*_DERIVED)
 # What is known of a batch on the host, and is the same for a copy of it.
 _HOST_FACTS = (
     "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key "
@@ -164,26 +166,26 @@ class KeyedJaggedTensor:
         jt_dict: dict[str, JaggedTensor] | None = None,
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> None:
-        self._keys: list[str] = keys
-        self._values: Tensor = values
-        self._weights: Tensor | None = weights
-        self._lengths: Tensor | None = lengths
-        self._offsets: Tensor | None = offsets
-        self._stride: int | None = stride
+        self._keys = keys
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+        self._stride = stride
         ranks = stride_per_key_per_rank
         self._stride_per_key_per_rank: Tensor | None = (
             None if ranks is None else strides_of_ranks(ranks)
         )
-        self._stride_per_key: list[int] | None = stride_per_key
-        self._length_per_key: list[int] | None = length_per_key
-        self._lengths_offset_per_key: list[int] | None = lengths_offset_per_key
-        self._offset_per_key: list[int] | None = offset_per_key
-        self._index_per_key: dict[str, int] | None = index_per_key
-        self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
-        self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
+        self._stride_per_key = stride_per_key
+        self._length_per_key = length_per_key
+        self._lengths_offset_per_key = lengths_offset_per_key
+        self._offset_per_key = offset_per_key
+        self._index_per_key = index_per_key
+        self._jt_dict = jt_dict
+        self._inverse_indices = inverse_indices
         # True until the first use that checks that lengths and offsets describe the ids, then None.
         unchecked: bool | None = None  # named for TorchScript, which else takes it for a NoneType
-        self._unchecked: bool | None = unchecked
+        self._unchecked = unchecked
         if not is_scripting():
             self._normalize()
             if checkable(self._values):
@@ -253,20 +255,17 @@ class KeyedJaggedTensor:
         """One batch from a jagged tensor per feature, which may have different sample counts."""
         if not jt_dict:
             return KeyedJaggedTensor.empty()
-        values, lengths, weights = [], [], []
-        for feature in jt_dict.values():
-            values.append(feature.values())
-            lengths.append(feature.lengths())
-            weight = feature.weights_or_none()
-            if weight is not None:
-                weights.append(weight)
+        values = [feature.values() for feature in jt_dict.values()]
+        lengths = [feature.lengths() for feature in jt_dict.values()]
+        weights = {
+            key: weight
+            for key, feature in jt_dict.items()
+            if (weight := feature.weights_or_none()) is not None
+        }
         if weights and len(weights) < len(jt_dict):
-            having = [
-                key for key, feature in jt_dict.items() if feature.weights_or_none() is not None
-            ]
             raise ValueError(
-                f"{_BATCH}.from_jt_dict: weights differ: of {list(jt_dict)} only {having} have "
-                "weights"
+                f"{_BATCH}.from_jt_dict: weights differ: of {list(jt_dict)} only {list(weights)} "
+                "have weights"
             )
         counts = [value.shape[0] for value in values]
         samples = [length.shape[0] for length in lengths]
@@ -274,7 +273,7 @@ class KeyedJaggedTensor:
         batch = KeyedJaggedTensor._from_parts(
             list(jt_dict),
             torch.cat(values),
-            torch.cat(weights) if weights else None,
+            torch.cat(list(weights.values())) if weights else None,
             torch.cat(lengths),
             None,
             max(samples),
@@ -318,7 +317,6 @@ class KeyedJaggedTensor:
 
     def sync(self) -> "KeyedJaggedTensor":
         """Read the ids per key from the device, once; later calls then need no sync point."""
-        self.length_per_key()
         self.offset_per_key()
         return self
 
@@ -352,9 +350,7 @@ class KeyedJaggedTensor:
         """Ids per list [F * B]."""
         lengths = self._lengths
         if lengths is None:
-            offsets = self._offsets
-            assert offsets is not None, "lengths or offsets are always there"
-            lengths = lengths_of_offsets(offsets)
+            lengths = lengths_of_offsets(self._offsets)
             self._lengths = lengths
         return lengths
 
@@ -366,9 +362,7 @@ class KeyedJaggedTensor:
         """Where each list starts [F * B + 1]."""
         offsets = self._offsets
         if offsets is None:
-            lengths = self._lengths
-            assert lengths is not None, "lengths or offsets are always there"
-            offsets = offsets_of_lengths(lengths)
+            offsets = offsets_of_lengths(self._lengths)
             self._offsets = offsets
         return offsets
 
@@ -427,7 +421,11 @@ class KeyedJaggedTensor:
             if not is_scripting():
                 counts = self._count()
             if counts is None:
-                counts = differences(self.offset_per_key())
+                if self._stride_per_key_per_rank is None:
+                    starts = offset_per_key_of(self.offsets(), len(self._keys), self.stride())
+                else:
+                    starts = offsets_at(self.offsets(), self.lengths_offset_per_key())
+                counts = differences(starts)
             self._length_per_key = counts
         return counts
 
@@ -439,17 +437,7 @@ class KeyedJaggedTensor:
         """Where each key's ids start, and the last one's end. A sync point unless known."""
         starts = self._offset_per_key
         if starts is None:
-            counts = self._length_per_key
-            if counts is None:  # noqa: SIM102 (is_scripting stands alone, so that the rest is not compiled)
-                if not is_scripting():
-                    counts = self._count()
-                    self._length_per_key = counts
-            if counts is not None:
-                starts = running_sum(counts)
-            elif self._stride_per_key_per_rank is None:
-                starts = offset_per_key_of(self.offsets(), len(self._keys), self.stride())
-            else:
-                starts = offsets_at(self.offsets(), self.lengths_offset_per_key())
+            starts = running_sum(self.length_per_key())
             self._offset_per_key = starts
         return starts
 
@@ -553,18 +541,13 @@ class KeyedJaggedTensor:
         index = self.index_per_key()
         if key not in index:
             raise KeyError(f"KeyedJaggedTensor has no key '{key}'; its keys are {self._keys}")
-        position, stride = index[key], self.stride()
-        first = position * stride
-        if self._stride_per_key_per_rank is not None:
-            first, stride = self.lengths_offset_per_key()[position], self.stride_per_key()[position]
-        starts = self.offset_per_key()
+        position, starts, bounds = index[key], self.offset_per_key(), self.lengths_offset_per_key()
         low, high = starts[position], starts[position + 1]
         weights = self._weights
         if weights is not None:
             weights = weights[low:high]
-        return jagged_from_parts(
-            self._values[low:high], weights, self.lengths()[first : first + stride], None
-        )
+        lengths = self.lengths()[bounds[position] : bounds[position + 1]]
+        return jagged_from_parts(self._values[low:high], weights, lengths, None)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views. Kept: a second call returns the same."""
@@ -665,8 +648,7 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def dist_labels(self) -> list[str]:
         """What is sent, in the order in which it is sent."""
-        strides = ["strides"] if self.variable_stride_per_key() else []
-        return ["lengths", "values", *strides, *([] if self._weights is None else ["weights"])]
+        return self._for_labels("lengths", "values", "strides", "weights")
 
     @torch.jit.unused
     def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
@@ -681,16 +663,20 @@ class KeyedJaggedTensor:
         """
         check_segments("KeyedJaggedTensor.dist_splits", key_splits, self._keys)
         ids = segment_sums(self.length_per_key(), key_splits)
-        strides = [key_splits] if self.variable_stride_per_key() else []
         lists = segment_sums(self.stride_per_key(), key_splits)
-        return [lists, ids, *strides, *([] if self._weights is None else [ids])]
+        return self._for_labels(lists, ids, key_splits, ids)
 
     @torch.jit.unused
     def dist_tensors(self) -> list[Tensor]:
         """Of each label, the tensor: lengths ``[F * B]``, values ``[N]``, strides, weights."""
-        variable, weights = self.variable_stride_per_key(), self._weights
-        strides = [torch.tensor(self.stride_per_key(), device=self.device())] if variable else []
-        return [self.lengths(), self._values, *strides, *([] if weights is None else [weights])]
+        strides = torch.tensor(self.stride_per_key(), device=self.device())
+        return self._for_labels(self.lengths(), self._values, strides, self._weights)
+
+    @torch.jit.unused
+    def _for_labels(self, lengths: Any, values: Any, strides: Any, weights: Any) -> list[Any]:
+        """What belongs to each label that this batch sends."""
+        strides = [strides] if self.variable_stride_per_key() else []
+        return [lengths, values, *strides, *([] if self._weights is None else [weights])]
 
     @staticmethod
     @torch.jit.unused
@@ -728,19 +714,16 @@ class KeyedJaggedTensor:
             >>> batch["a"].values(), batch["b"].values()
             (tensor([7, 9]), tensor([8]))
         """
-        due = 3 if variable_stride_per_key else 2
+        labels = ["lengths", "values", "strides"][: 3 if variable_stride_per_key else 2]
+        due = len(labels)
         if len(tensors) not in (due, due + 1):
-            labels = "lengths, values, strides" if variable_stride_per_key else "lengths, values"
             raise ValueError(
-                f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({labels}), or "
+                f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({', '.join(labels)}), or "
                 f"{due + 1} with weights"
             )
-        lengths, values, weights = (
-            tensors[0],
-            tensors[1],
-            tensors[due] if len(tensors) > due else None,
-        )
-        stride, strides = None, None
+        lengths, values = tensors[:2]
+        weights = tensors[due] if len(tensors) > due else None
+        stride = strides = None
         if variable_stride_per_key:
             sizes = tensors[2]
             strides = sizes.cpu().view(num_workers, len(keys)).t()
@@ -943,29 +926,16 @@ class KeyedJaggedTensor:
         self._unchecked = True
         if not self._values.is_cpu:
             return
-        given: dict[str, Any] = {}
-        if not (
-            self._length_per_key
-            is self._offset_per_key
-            is self._lengths_offset_per_key
-            is self._index_per_key
-            is None
-        ):
-            given = {
-                name: getattr(self, f"_{name}")
-                for name in _DERIVED
-                if getattr(self, f"_{name}") is not None
-            }
-        for name in given:
-            setattr(self, f"_{name}", None)
-        if lists <= FEW_LISTS or given:
+        given = _derived(self)
+        self._length_per_key = self._offset_per_key = None
+        self._lengths_offset_per_key = self._index_per_key = None
+        if lists <= FEW_LISTS or any(given):
             self._check_numbers()
         # What follows from the other arguments: a wrong value would shift every later result.
-        for name, value in given.items():
-            derived = getattr(self, name)()
-            if value != derived:
+        for name, value in zip(_DERIVED, given, strict=True):
+            if value is not None and value != (derived := getattr(self, name[1:])()):
                 raise ValueError(
-                    f"{_BATCH}: {name} is {value}, and the other arguments say {derived}; "
+                    f"{_BATCH}: {name[1:]} is {value}, and the other arguments say {derived}; "
                     "leave it out"
                 )
         if self._jt_dict and list(self._jt_dict) != keys:
@@ -1006,10 +976,8 @@ class KeyedJaggedTensor:
     def _count(self) -> list[int] | None:
         """Ids per key, if something cheaper than the offsets gives them; else None."""
         values, lengths = self._values, self._lengths
-        if self._length_per_key is not None or not isinstance(values, Tensor):
-            return self._length_per_key
         # a stand-in where there are no numbers: as even as can be, more to the first
-        if values.is_meta:
+        if isinstance(values, Tensor) and values.is_meta:
             keys, total = len(self._keys), values.shape[0]
             return [total // keys + (total % keys if key == 0 else 0) for key in range(keys)]
         if type(values) is not Tensor or is_compiling() or is_tracing():

@@ -47,16 +47,18 @@ with suppress(BackendError, ValueError):
     backend()
 
 
-def offsets_of_lengths(lengths: Tensor) -> Tensor:
+def offsets_of_lengths(lengths: Tensor | None) -> Tensor:
     """Where each list starts: the running sum of lengths [L], with a 0 in front, [L + 1]."""
+    assert lengths is not None, "lengths or offsets are always there"
     if is_scripting():
         return torch.nn.functional.pad(lengths.cumsum(0, dtype=lengths.dtype), [1, 0])
     else:
         return lengths_to_offsets(lengths)
 
 
-def lengths_of_offsets(offsets: Tensor) -> Tensor:
+def lengths_of_offsets(offsets: Tensor | None) -> Tensor:
     """Ids per list [L] from offsets [L + 1]."""
+    assert offsets is not None, "lengths or offsets are always there"
     return offsets[1:] - offsets[:-1]
 
 

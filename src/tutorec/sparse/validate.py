@@ -143,8 +143,7 @@ def count_ids(
         >>> count_ids(3, lengths, None, [1, 1]), count_ids(4, lengths, None, [1, 1])
         ([2, 1], None)
     """
-    given = lengths if offsets is None else offsets
-    assert given is not None, "lengths or offsets are given"
+    given: Tensor = lengths if offsets is None else offsets  # type: ignore[assignment]
     if given.numel() <= FEW_LISTS and given.is_cpu:
         numbers: list[int] = given.tolist()
         if offsets is not None:
@@ -154,11 +153,10 @@ def count_ids(
         fits = sum(numbers) == total and min(numbers, default=0) >= 0
         return segment_sums(numbers, stride_per_key) if fits else None
     if offsets is None:
-        assert lengths is not None, "lengths or offsets are given"
-        low, high = torch.stack(torch.aminmax(lengths)).tolist() if lengths.numel() else (0, 0)
+        low, high = torch.stack(torch.aminmax(given)).tolist() if given.numel() else (0, 0)
         if low < 0 or high > total:  # the sum of longer lists may wrap
             return None
-        counts = ids_per_key(lengths, stride_per_key, high * lengths.numel())
+        counts = ids_per_key(given, stride_per_key, high * given.numel())
     else:
         # Compared and not subtracted: a difference may wrap.
         fits = (offsets[0] == 0) & (offsets[1:] >= offsets[:-1]).all()
