@@ -927,22 +927,28 @@ class KeyedJaggedTensor:
         if not self._values.is_cpu:
             return
         given = _derived(self)
-        self._length_per_key = self._offset_per_key = None
-        self._lengths_offset_per_key = self._index_per_key = None
-        if lists <= FEW_LISTS or any(given):
+        if given != (None, None, None, None):
+            self._check_derived(given)
+        elif lists <= FEW_LISTS:
             self._check_numbers()
-        # What follows from the other arguments: a wrong value would shift every later result.
+        if self._jt_dict and list(self._jt_dict) != keys:
+            raise ValueError(
+                f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch {keys}; "
+                "leave it out"
+            )
+
+    @torch.jit.unused
+    def _check_derived(self, given: tuple[Any, ...]) -> None:
+        """Check what follows from the other arguments: if wrong it would shift later results."""
+        for name in _DERIVED:
+            setattr(self, name, None)
+        self._check_numbers()
         for name, value in zip(_DERIVED, given, strict=True):
             if value is not None and value != (derived := getattr(self, name[1:])()):
                 raise ValueError(
                     f"{_BATCH}: {name[1:]} is {value}, and the other arguments say {derived}; "
                     "leave it out"
                 )
-        if self._jt_dict and list(self._jt_dict) != keys:
-            raise ValueError(
-                f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch {keys}; "
-                "leave it out"
-            )
 
     @torch.jit.unused
     def _check_numbers(self) -> None:
