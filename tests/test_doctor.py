@@ -22,7 +22,8 @@ def wheels(monkeypatch: pytest.MonkeyPatch):
     def pretend(torch_version: str, cpu: str | None, cuda: str | None) -> None:
         found = {"torch": torch_version, "fbgemm-gpu-cpu": cpu, "fbgemm-gpu": cuda}
         monkeypatch.setattr(wheels_module, "installed", lambda: found)
-        monkeypatch.setattr(backend_module, "_state", backend_module._State())
+        monkeypatch.setattr(backend_module.chosen, "current", None)
+        monkeypatch.setattr(backend_module.chosen, "loaded", False)
         monkeypatch.setattr(wheels_module.sys, "platform", "linux")
         monkeypatch.setattr(wheels_module.platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.version, "cuda", None)

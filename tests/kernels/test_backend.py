@@ -25,7 +25,8 @@ def wheels(
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process that has not chosen yet, whatever this one has loaded."""
-    monkeypatch.setattr(module, "_state", module._State())
+    monkeypatch.setattr(module.chosen, "current", None)
+    monkeypatch.setattr(module.chosen, "loaded", False)
     monkeypatch.delenv("TUTOREC_BACKEND", raising=False)
     return monkeypatch
 

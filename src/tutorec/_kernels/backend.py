@@ -31,6 +31,7 @@ from tutorec.errors import BackendError
 
 __all__ = [
     "backend",
+    "chosen",
     "fbgemm_module",
     "operator_libraries",
     "use_backend",
@@ -59,6 +60,16 @@ _OPERATORS = {
 }
 
 
+class Chosen:
+    """What this process has chosen and loaded so far."""
+
+    current: BackendChoice | None = None
+    loaded: bool = False
+
+
+chosen = Chosen()
+
+
 def backend() -> BackendChoice:
     """The backend of this process: chosen and loaded at the first call, then remembered.
 
@@ -70,11 +81,11 @@ def backend() -> BackendChoice:
         >>> backend().name in ("fbgemm", "torch")
         True
     """
-    if _state.current is None:
-        _state.current = _load(
+    if chosen.current is None:
+        chosen.current = _load(
             choose(override=os.environ.get(ENV_VARIABLE)), os.environ.get(ENV_VARIABLE)
         )
-    return _state.current
+    return chosen.current
 
 
 @contextmanager
@@ -93,12 +104,12 @@ def use_backend(name: str) -> Iterator[BackendChoice]:
         ...     backend().name
         'torch'
     """
-    before = _state.current
-    _state.current = _load(choose(override=name), name)
+    before = chosen.current
+    chosen.current = _load(choose(override=name), name)
     try:
-        yield _state.current
+        yield chosen.current
     finally:
-        _state.current = before
+        chosen.current = before
 
 
 @contextmanager
@@ -141,19 +152,9 @@ def operator_libraries() -> list[str]:
     return [os.path.join(folder, library) for library in _LIBRARIES]
 
 
-class _State:
-    """What this process has chosen and loaded so far."""
-
-    current: BackendChoice | None = None
-    loaded: bool = False
-
-
-_state = _State()
-
-
 def _load(choice: BackendChoice, override: str | None) -> BackendChoice:
     """Load the operator libraries of a choice; where that fails, fall back to torch and say why."""
-    if choice.name != "fbgemm" or _state.loaded:
+    if choice.name != "fbgemm" or chosen.loaded:
         return choice
     try:
         _load_libraries()
@@ -170,7 +171,7 @@ def _load(choice: BackendChoice, override: str | None) -> BackendChoice:
         if (override or "").strip().lower() == "fbgemm":
             raise BackendError(refusal(fallen)) from error
         return fallen
-    _state.loaded = True
+    chosen.loaded = True
     return choice
 
 

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from tutorec._kernels import reference
-from tutorec._kernels.backend import backend
-from tutorec._kernels.wheels import BackendChoice
+from tutorec._kernels.backend import backend, chosen
 
 __all__ = ["jagged_to_padded_dense", "lengths_to_offsets"]
 
 # The backend that was last asked for, and what it finds offsets with.
-_found: list[Any] = [None, None]
+_offsets_operator: list[Any] = [None, None]
 # What fbgemm's operator for the CPU is compiled for.
 _DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 
@@ -36,7 +35,7 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
     """
     if lengths.is_cpu:
         if not is_compiling():
-            return _running_sum(backend())(lengths)
+            return _running_sum()(lengths)
         if backend().name == "fbgemm":
             return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
     # writing into a view, as the reference does, makes a graph that refuses a batch of one sample
@@ -45,17 +44,18 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
     return reference.lengths_to_offsets(lengths)
 
 
-def _running_sum(choice: BackendChoice) -> Callable[[Tensor], Tensor]:
+def _running_sum() -> Callable[[Tensor], Tensor]:
     """The CPU operator for offsets: fbgemm's, without the two Python layers in front of it.
 
     They cost a third of a small call; so would asking every time what the backend is called.
     """
-    if choice is not _found[0]:
+    choice = chosen.current or backend()
+    if choice is not _offsets_operator[0]:
         operator: Any = reference.lengths_to_offsets
         if choice.name == "fbgemm":
             operator = torch.ops.fbgemm.asynchronous_complete_cumsum.default
-        _found[:] = choice, getattr(operator, "_op", operator)
-    return _found[1]
+        _offsets_operator[:] = choice, getattr(operator, "_op", operator)
+    return _offsets_operator[1]
 
 
 def jagged_to_padded_dense(

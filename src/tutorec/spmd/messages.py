@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._text import named_ranks
-from tutorec.spmd.progress import operations_begun
+from tutorec.spmd.progress import Progress, operations_begun
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -195,6 +195,39 @@ def death_message(rank: int, code: int | None, doing: str) -> str:
     else:
         how = f"its process ended with exit code {code} and no exception"
     return f"rank {rank} died in {doing}: {how}"
+
+
+def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
+    """What ranks did differently, in words, or empty; and who skipped a backward.
+
+    Example:
+        >>> went_on = Progress(4, ("input sizes", "input ids", "output rows", "output gradients"))
+        >>> skipped = Progress(4, ("input sizes", "input ids", "output rows", "input sizes"))
+        >>> uneven_exchanges({0: went_on, 1: skipped})
+        ("exchange 4 was 'output gradients' on rank 0 and 'input sizes' on rank 1: ...", [1])
+    """
+    last = max(progress.begun for progress in ranks.values())
+    for number in range(max(1, last - 8), last + 1):
+        stages = {
+            rank: stage
+            for rank, progress in ranks.items()
+            if (stage := progress.stage(number)) is not None
+        }
+        if len(set(stages.values())) > 1:
+            where = " and ".join(f"{stage!r} on rank {rank}" for rank, stage in stages.items())
+            skipped = [rank for rank, stage in stages.items() if not stage.endswith("gradients")]
+            if len(skipped) == len(stages):
+                return f"exchange {number} was {where}", []
+            who = ", ".join(map(str, skipped))
+            return f"exchange {number} was {where}: rank {who} skipped a backward", skipped
+    if len({progress.begun for progress in ranks.values()}) > 1:
+        counts = (
+            f"rank {rank} had begun {progress.begun} exchanges, the last for "
+            f"{(progress.latest or ('nothing',))[-1]!r}"
+            for rank, progress in ranks.items()
+        )
+        return ", ".join(counts), []
+    return "", []
 
 
 def uneven_message(rank: int, doing: str, uneven: str) -> str:

@@ -31,6 +31,7 @@ from tutorec.spmd.messages import (
     is_peer_loss,
     scrub,
     stall_message,
+    uneven_exchanges,
     uneven_message,
 )
 from tutorec.spmd.pickling import (
@@ -41,7 +42,7 @@ from tutorec.spmd.pickling import (
     load,
     name_of,
 )
-from tutorec.spmd.progress import read_progress, share_progress, uneven_exchanges
+from tutorec.spmd.progress import read_progress, share_progress
 from tutorec.spmd.start import RankProcess, start_rank
 from tutorec.spmd.worker import (
     GREETING,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,43 +84,3 @@ def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
         )
         progress[rank] = Progress(int(begun or 0), tuple(latest))
     return progress
-
-
-def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
-    """What ranks did differently, in words, or empty; and who skipped a backward.
-
-    Example:
-        >>> went_on = Progress(4, ("input sizes", "input ids", "output rows", "output gradients"))
-        >>> skipped = Progress(4, ("input sizes", "input ids", "output rows", "input sizes"))
-        >>> uneven_exchanges({0: went_on, 1: skipped})
-        ("exchange 4 was 'output gradients' on rank 0 and 'input sizes' on rank 1: ...", [1])
-    """
-    last = max(progress.begun for progress in ranks.values())
-    for number in range(max(1, last - 8), last + 1):
-        stages = {
-            rank: stage
-            for rank, progress in ranks.items()
-            if (stage := progress.stage(number)) is not None
-        }
-        if len(set(stages.values())) > 1:
-            where = " and ".join(f"{stage!r} on rank {rank}" for rank, stage in stages.items())
-            skipped = [rank for rank, stage in stages.items() if not stage.endswith("gradients")]
-            if len(skipped) == len(stages):
-                return f"exchange {number} was {where}", []
-            return (
-                (
-                    f"exchange {number} was {where}: rank {', '.join(map(str, skipped))} skipped a "
-                    "backward"
-                ),
-                skipped,
-            )
-    if len({progress.begun for progress in ranks.values()}) > 1:
-        counts = (
-            (
-                f"rank {rank} had begun {progress.begun} exchanges, the last for "
-                f"{(progress.latest or ('nothing',))[-1]!r}"
-            )
-            for rank, progress in ranks.items()
-        )
-        return ", ".join(counts), []
-    return "", []
