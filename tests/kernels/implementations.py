@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -31,6 +32,19 @@ def has_fbgemm() -> bool:
 
 
 needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
+
+
+@torch.no_grad()
+def copy_numbers(tables: Sequence[Any], new: Sequence[Any]) -> None:
+    """Copy weights, or states by name, into those of an operator, table by table."""
+    for own, given in zip(tables, new, strict=True):
+        if isinstance(own, dict):
+            assert own.keys() == given.keys()
+            copy_numbers([*own.values()], [given[name] for name in own])
+        else:
+            own.copy_(given)
+
+
 # The adapter of CUDA tables on CPU tensors: through fbgemm's CPU mode; and in the form that it has
 # on CUDA, with the formulas of the tests as kernels.
 CUDA_ADAPTER, CUDA_FORM = "fbgemm's module", "fbgemm's module for CUDA"

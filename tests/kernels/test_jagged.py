@@ -183,13 +183,3 @@ def test_bucketize_without_features_gives_nothing():
     found = bucketize.bucketize(nothing, nothing, None, [], [], keep_places=True)
     assert found.lengths.numel() == found.values.numel() == 0
     assert found.places is not None and found.places.numel() == 0
-
-
-def test_bucketize_refuses_ranges_that_do_not_match_the_features():
-    one = torch.tensor([1, 1])
-    with pytest.raises(
-        ValueError, match=r"features have \[1, 2\] row ranges; give each the same number"
-    ):
-        bucketize.bucketize(one, one, None, [1, 1], [[0, 5], [0, 2, 5]])
-    with pytest.raises(ValueError, match="1 features have bags and 2 row ranges"):
-        bucketize.bucketize(one, one, None, [2], [[0, 5], [0, 5]])

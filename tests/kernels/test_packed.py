@@ -404,30 +404,6 @@ ITEM = PackedTable("item", 3, 4, DataType.INT8)
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
-        (([ITEM], [1], "sum"), {}, r"tables \[1\], and there are 1: \['item'\]"),
-        (([ITEM], [-1], "sum"), {}, r"tables \[-1\]"),
-        (([ITEM], [], "sum"), {}, r"no feature reads tables \['item'\]"),
-        (([ITEM], [0], "max"), {}, r"\['item'\]: pooling 'max'"),
-        (
-            ([ITEM], [0], "sum"),
-            {"output_dtype": torch.int8},
-            r"\['item'\].*torch.int8.*torch.float16",
-        ),
-        (
-            ([ITEM, PackedTable("b", 3, 8, DataType.INT8)], [0, 1], "none"),
-            {},
-            r"one width, got \{'item': 4, 'b': 8\}",
-        ),
-        (
-            ([ITEM, PackedTable("b", 3, 4, DataType.INT8, 64)], [0, 1], "sum"),
-            {},
-            r"\{'item': 16, 'b': 64\}",
-        ),
-        (
-            ([ITEM], [0], "sum"),
-            {"storage": torch.empty(48, dtype=torch.uint8)},
-            "0 table_offsets for 1 tables",
-        ),
         (
             ([ITEM], [0], "sum"),
             {"storage": torch.empty(48), "table_offsets": [0]},

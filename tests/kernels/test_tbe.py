@@ -14,6 +14,7 @@ from kernels.implementations import (
     CUDA_ADAPTER,
     CUDA_FORM,
     IMPLEMENTATIONS,
+    copy_numbers,
     has_fbgemm,
     implementation,
     needs_fbgemm,
@@ -284,7 +285,8 @@ def test_tables_with_different_numbers_of_steps_move_as_each_alone(name: str, po
     one, two = (build(GroupSpec((table,), (0,), "none"), rule, name, [start]) for table in tables)
     state = {"momentum1": torch.rand(3, 4), "exp_avg_sq": torch.rand(3, 4)}
     for op, steps in ((both, [2, 7]), (one, [2]), (two, [7])):
-        op.load_optimizer_state([{**state, "step": torch.tensor(float(step))} for step in steps])
+        steps_of = [{**state, "step": torch.tensor(float(step))} for step in steps]
+        copy_numbers(op.optimizer_state(), steps_of)
     found = both(ids, offsets)
     rows = grad[[0, 1, 1, 3]]
     found.backward(rows if pooling == "none" else rows[[0, 1, 3]].view(1, -1))
@@ -343,8 +345,8 @@ def test_weights_and_state_round_trip_between_operators(name: str, rule: Optimiz
     ids, offsets = torch.tensor([1, 1, 3]), torch.tensor([0, 2, 3])
     source, target = build(spec, rule, name), build(spec, rule, name)
     source(ids, offsets).square().sum().backward()
-    target.load_table_weights(source.table_weights())
-    target.load_optimizer_state(source.optimizer_state())
+    copy_numbers(target.table_weights(), source.table_weights())
+    copy_numbers(target.optimizer_state(), source.optimizer_state())
     for op in (source, target):
         op(ids, offsets).square().sum().backward()
     assert_close(
@@ -445,7 +447,7 @@ def test_meta_operator_becomes_real_where_it_is_filled():
         op = build_table_batch(one_table(), optimizer=rule, device=torch.device("meta"))
         assert op.table_weights()[0].is_meta
         op.to_empty(device=CPU)
-        op.load_table_weights([torch.ones(5, 4)])
+        copy_numbers(op.table_weights(), [torch.ones(5, 4)])
         assert op(torch.tensor([1, 2]), torch.tensor([0, 2])).tolist() == [[2.0] * 4]
         assert not any(state.any() for state in op.table_states()[0])
 
@@ -475,23 +477,13 @@ def test_bad_batches_are_refused_with_names_and_numbers(name: str):
 
 
 @every
-def test_bad_weights_and_states_are_refused_with_names_and_numbers(name: str):
+def test_another_dtype_is_refused_with_the_names(name: str):
     op = build(one_table(), OptimizerSpec("rowwise_adagrad"), name)
-    with pytest.raises(ValueError, match=r"'item' is \[5, 4\], and the weights are \[5, 3\]"):
-        op.load_table_weights([torch.zeros(5, 3)])
-    with pytest.raises(ValueError, match=r"got 2 weights for 1 tables"):
-        op.load_table_weights([torch.zeros(5, 4)] * 2)
-    with pytest.raises(KeyError, match=r"momentum1"):
-        op.load_optimizer_state([{"momentum2": torch.zeros(5)}])
-    with pytest.raises(ValueError, match=r"'momentum1' of table 'item' is \[5\], got \[4\]"):
-        op.load_optimizer_state([{"momentum1": torch.zeros(4)}])
     with pytest.raises(ValueError, match=r"cannot become torch.float16"):
         op.half()
 
 
 def test_bad_specs_are_refused_with_names_and_numbers():
-    with pytest.raises(ValueError, match=r"'item' has 5 rows and 0 columns"):
-        TableSpec("item", 5, 0)
     with pytest.raises(ValueError, match=r"'item' has dtype torch.float16"):
         TableSpec("item", 5, 4, torch.float16)
     with pytest.raises(ValueError, match=r"'lamb' has no fused kernel"):
@@ -508,14 +500,5 @@ def test_bad_specs_are_refused_with_names_and_numbers():
         OptimizerSpec("sgd", -0.1)
     with pytest.raises(ValueError, match=r"weight_decay=0.5"):
         OptimizerSpec("sgd", weight_decay=0.5)
-    item = TableSpec("item", 5, 4)
-    with pytest.raises(ValueError, match=r"feature 1 reads table 2"):
-        GroupSpec((item,), (0, 2))
-    with pytest.raises(ValueError, match=r"reads no feature"):
-        GroupSpec((item,), ())
-    with pytest.raises(ValueError, match=r"one width, got \[4, 8\]"):
-        GroupSpec((item, TableSpec("user", 5, 8)), (0, 1), "none")
-    with pytest.raises(ValueError, match=r"takes no weights"):
-        GroupSpec((item,), (0,), "none", weighted=True)
     with pytest.raises(ValueError, match=r"got 2 weights for 1 tables"):
         build_table_batch(one_table(), optimizer=None, device=CPU, weights=[torch.zeros(5, 4)] * 2)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from kernels import pretended_fbgemm
-from kernels.implementations import needs_fbgemm
+from kernels.implementations import copy_numbers, needs_fbgemm
 from kernels.test_tbe_cached import RULES, batch, group, step
 from torch.utils._pytree import tree_leaves
 
@@ -51,7 +51,7 @@ def pair(
         )
     first = [torch.randn(table.rows, table.columns) for table in spec.tables]
     for tables in (plain, managed):
-        tables.load_table_weights(first)
+        copy_numbers(tables.table_weights(), first)
     return plain, managed
 
 

@@ -62,9 +62,6 @@ def bucketize(
     Returns:
         The buckets.
 
-    Raises:
-        ValueError: Features differ in their number of ranges, or some have bags or ranges only.
-
     Example:
         >>> import torch
         >>> from tutorec._kernels.bucketize import bucketize
@@ -77,16 +74,6 @@ def bucketize(
     Source:
         fbgemm's ``block_bucketize_sparse_features``.
     """
-    if len(segments) != len(bounds):
-        raise ValueError(
-            f"bucketize: {len(segments)} features have bags and {len(bounds)} row ranges; give "
-            "both for each"
-        )
-    if len({len(of_feature) for of_feature in bounds}) > 1:
-        raise ValueError(
-            f"bucketize: features have {[len(of_feature) - 1 for of_feature in bounds]} row "
-            "ranges; give each the same number, empty ones among them"
-        )
     if not bounds:
         return Bucketized(lengths, values, weights, torch.arange(0) if keep_places else None)
     if not values.is_cpu or backend().name != "fbgemm" or is_compiling():

@@ -25,7 +25,7 @@ from tutorec._kernels.backend import backend, fbgemm_module
 from tutorec._kernels.large_pages import ask_for_large_pages
 from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
-from tutorec._kernels.pooling import POOLINGS, PoolingKind, kernel_pooling
+from tutorec._kernels.pooling import PoolingKind, kernel_pooling
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
 from tutorec.types import DataType
 
@@ -168,7 +168,6 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         super().__init__()
         self.tables, self.feature_tables = tuple(tables), tuple(feature_tables)
         self.output_dtype, self._pooling = output_dtype, pooling
-        self._check()
         if storage is None:
             sizes = [table.rows * table.layout.row_bytes for table in self.tables]
             starts = [
@@ -388,48 +387,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             return [(0, shown[0])]
         return [*column_slices(range(len(shown)), shown, stored)]
 
-    def _check(self) -> None:
-        names = [table.name for table in self.tables]
-        if self._pooling not in POOLINGS:
-            raise ValueError(
-                f"tables {names}: pooling {self._pooling!r} is none of {list(POOLINGS)}"
-            )
-        if self.output_dtype not in _OUTPUT_CODES:
-            known = [str(dtype) for dtype in _OUTPUT_CODES]
-            raise ValueError(
-                f"tables {names}: quantized rows cannot be read as {self.output_dtype}; choose "
-                f"one of {known}"
-            )
-        if not self.feature_tables:
-            raise ValueError(
-                f"no feature reads tables {names}; make an operator of tables that are looked up"
-            )
-        wrong = [table for table in self.feature_tables if not 0 <= table < len(self.tables)]
-        if wrong:
-            raise ValueError(
-                f"features read tables {wrong}, and there are {len(self.tables)}: {names}; "
-                "count from 0"
-            )
-        alignments = {table.name: table.alignment for table in self.tables}
-        if len(set(alignments.values())) > 1:
-            raise ValueError(
-                f"tables of one operator have rows of one alignment, got {alignments}; make "
-                "one for each"
-            )
-        widths = {table.name: table.columns for table in self.tables}
-        if self._pooling == "none" and len(set(widths.values())) > 1:
-            raise ValueError(
-                f"rows that are not pooled need tables of one width, got {widths}; make an "
-                "operator for each"
-            )
-
     def _check_storage(self, storage: Tensor) -> None:
         names, size = [table.name for table in self.tables], storage.numel()
-        if len(self.table_offsets) != len(self.tables):
-            raise ValueError(
-                f"{len(self.table_offsets)} table_offsets for {len(self.tables)} tables "
-                f"{names}; give one each"
-            )
         if storage.dtype != torch.uint8 or storage.dim() != 1 or not storage.is_contiguous():
             raise ValueError(
                 f"tables {names}: storage must be a row of bytes, uint8 [n], got {storage.dtype} "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tutorec._kernels.pooling import POOLINGS, PoolingKind
+from tutorec._kernels.pooling import PoolingKind
 
 __all__ = ["FirstRows", "GroupSpec", "TableSpec"]
 
@@ -36,11 +36,6 @@ class TableSpec:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.rows < 0 or self.columns < 1:
-            raise ValueError(
-                f"table {self.name!r} has {self.rows} rows and {self.columns} columns: "
-                "rows must be at least 0 and columns at least 1"
-            )
         if self.dtype != torch.float32:
             raise ValueError(
                 f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32"
@@ -59,10 +54,6 @@ class GroupSpec:
             ``"none"``: one row for each id.
         weighted: Whether each id carries a weight.
 
-    Raises:
-        ValueError: No features, an index without a table, or ``"none"`` with weights or with
-            unequal widths.
-
     Example:
         >>> from tutorec._kernels.table_specs import GroupSpec, TableSpec
         >>> group = GroupSpec(
@@ -76,31 +67,6 @@ class GroupSpec:
     feature_tables: tuple[int, ...]
     pooling: PoolingKind = "sum"
     weighted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            raise ValueError(
-                f"pooling {self.pooling!r} is unknown: use one of {', '.join(POOLINGS)}"
-            )
-        if not self.feature_tables:
-            raise ValueError(
-                f"the group of {len(self.tables)} tables reads no feature: leave such a group out"
-            )
-        for feature, table in enumerate(self.feature_tables):
-            if not 0 <= table < len(self.tables):
-                raise ValueError(
-                    f"feature {feature} reads table {table}, and the group has "
-                    f"{len(self.tables)} tables"
-                )
-        if self.pooling == "none" and self.weighted:
-            raise ValueError(
-                "pooling 'none' takes no weights: nothing is summed; multiply the rows yourself"
-            )
-        if self.pooling == "none" and len(set(self.feature_columns)) > 1:
-            raise ValueError(
-                "pooling 'none' needs tables of one width, got "
-                f"{sorted(set(self.feature_columns))}: build one group for each width"
-            )
 
     @property
     def feature_columns(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ What stands behind the signature, now and later, and why it fits:
 | dense | ``optimizer=None``: ``table_weights()`` are Parameters, backward fills their ``.grad`` |
 | learning-rate change | ``op.learning_rate = x``: a Python float for each forward, so it is exact |
 | optimizer state by name | ``optimizer_state()``: one dict a table, TorchRec's names, live tensors |
-| weights in and out | ``table_weights()`` live views [R, D], ``load_table_weights()`` copies in |
+| weights in and out | ``table_weights()``: live views [R, D] |
 | int-n-bit rows (inference) | a build function more, same ``forward``; ``table_weights()``: packed rows |
 | cached rows | ``forward`` maps ids to slots first; ``table_weights()`` flushes, gives whole tables |
 | numba kernels | one more subclass with its own fused backward on the same flat buffers |
@@ -28,7 +28,7 @@ tables.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
@@ -162,18 +162,6 @@ class TableBatch(nn.Module, ABC):
         """Live weights of each table, [R, D], in the order of ``spec.tables``."""
         return list(self._tables)
 
-    @torch.no_grad()
-    def load_table_weights(self, weights: Sequence[Tensor]) -> None:
-        """Copy weights [R, D] into every table, in the order of ``spec.tables``."""
-        self.spec.check_count(weights, "weights")
-        for table, own, new in zip(self.spec.tables, self.table_weights(), weights, strict=True):
-            if new.shape != own.shape:
-                raise ValueError(
-                    f"table {table.name!r} is {list(own.shape)}, and the weights are "
-                    f"{list(new.shape)}"
-                )
-            own.copy_(new)
-
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Live state of each table by the names of ``OptimizerSpec.states``, and ``step``."""
         names = [] if self.optimizer is None else [state.name for state in self.optimizer.states]
@@ -206,23 +194,6 @@ class TableBatch(nn.Module, ABC):
         numbers = self._counts.tolist()
         steps = {number: UpdateStep(rule, rate, number) for number in set(numbers)}
         return [steps[number] for number in numbers]
-
-    @torch.no_grad()
-    def load_optimizer_state(self, states: Sequence[dict[str, Tensor]]) -> None:
-        """Copy optimizer state into every table, with the names of ``optimizer_state()``."""
-        self.spec.check_count(states, "optimizer states")
-        for table, own, new in zip(self.spec.tables, self.optimizer_state(), states, strict=True):
-            if own.keys() != new.keys():
-                raise KeyError(
-                    f"table {table.name!r} has optimizer state {sorted(own)}, got {sorted(new)}"
-                )
-            for name, state in own.items():
-                if state.shape != new[name].shape:
-                    raise ValueError(
-                        f"optimizer state {name!r} of table {table.name!r} is {list(state.shape)}, "
-                        f"got {list(new[name].shape)}"
-                    )
-                state.copy_(new[name])
 
     @property
     def learning_rate(self) -> float:

@@ -77,20 +77,16 @@ def build_table_batch(
         built = _implementation(spec, optimizer, device)(spec, optimizer, device, zeros)
     else:
         built = _in_slower_memory(spec, optimizer, device, cache)
+    if weights is not None and not callable(weights):
+        spec.check_count(weights, "weights")
     with torch.no_grad():
         for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
             if callable(weights):
                 weights(index, own.detach())
-            elif (weights is None or weights[index].is_meta) and table.rows:
+            elif weights is not None and not weights[index].is_meta:
+                own.copy_(weights[index])
+            elif table.rows:
                 own.uniform_(-1 / math.sqrt(table.rows), 1 / math.sqrt(table.rows))
-    if weights is not None and not callable(weights):
-        spec.check_count(weights, "weights")
-        built.load_table_weights(
-            [
-                own if new.is_meta else new
-                for own, new in zip(built.table_weights(), weights, strict=True)
-            ]
-        )
     return built
 
 

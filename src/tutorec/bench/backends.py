@@ -74,16 +74,14 @@ def _build(name: str) -> TableBatch:
         feature_tables=tuple(range(_TABLES)),
     )
     generator = torch.Generator().manual_seed(0)
+    weights = [torch.rand(_ROWS, _COLUMNS, generator=generator) - 0.5 for _ in range(_TABLES)]
     with use_backend(name):
-        op = build_table_batch(
+        return build_table_batch(
             spec,
             optimizer=OptimizerSpec("rowwise_adagrad", learning_rate=_RATE),
             device=torch.device("cpu"),
+            weights=weights,
         )
-    op.load_table_weights(
-        [torch.rand(_ROWS, _COLUMNS, generator=generator) - 0.5 for _ in range(_TABLES)]
-    )
-    return op
 
 
 def _ids(number: int) -> _Ids:

@@ -111,9 +111,7 @@ class ColumnOrder:
 
     def __init__(self, arriving: Sequence[ColumnPiece], wanted: Sequence[str]) -> None:
         place = {key: index for index, key in enumerate(wanted)}
-        assert {piece.key for piece in arriving} == set(wanted), (
-            f"{arriving} arrive, and {list(wanted)} are expected"
-        )
+        assert {piece.key for piece in arriving} == set(wanted), f"{arriving} for {list(wanted)}"
         width = Counter[str]()
         for piece in arriving:
             width[piece.key] += piece.columns

@@ -489,9 +489,7 @@ class DLRMWrapper(DLRM):
 
     def forward(self, model_input: Any) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A ``ModelInput`` of B samples to logits [B, 1], in training (mean log loss, logits)."""
-        assert model_input.idlist_features is not None, (
-            "ModelInput.generate() makes ids for every table of the model"
-        )
+        assert model_input.idlist_features is not None, "ModelInput.generate() makes ids"
         logits = super().forward(model_input.float_features, model_input.idlist_features)
         if not self.training:
             return logits

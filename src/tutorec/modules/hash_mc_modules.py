@@ -512,16 +512,12 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
     def lookup_custom_runtime_meta(self, remapped_ids: Tensor) -> Tensor:
         """The numbers that are kept for the ids of rows [N] -> [N, D]."""
-        assert self._hash_zch_runtime_meta is not None, (
-            "write_runtime_meta_dim or track_id_freq makes room for numbers"
-        )
+        assert self._hash_zch_runtime_meta is not None, "the options make room for numbers"
         return self._hash_zch_runtime_meta[remapped_ids]
 
     def update_runtime_meta(self, raw_ids: Tensor, remapped_ids: Tensor, weights: Tensor) -> None:
         """Store 8-byte values [N] or [N, D] for ids [N] with rows [N], except shared rows."""
-        assert self._hash_zch_runtime_meta is not None, (
-            "write_runtime_meta_dim makes room for numbers"
-        )
+        assert self._hash_zch_runtime_meta is not None, "the options make room for numbers"
         owned = self._owned(raw_ids, remapped_ids)
         numbers = weights.view(weights.shape[0], -1).view(torch.int64)
         self._hash_zch_runtime_meta.data[remapped_ids[owned]] = numbers[owned]

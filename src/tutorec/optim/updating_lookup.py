@@ -201,8 +201,6 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
 
 def _weights_gradient(one: PooledBatch, rows: Tensor, grad: Tensor) -> Tensor:
     """Gradient of each id's weight: its row times the gradient of its bag [N]."""
-    assert one.weights is not None and not one.mean, (
-        "the mean of weighted rows reaches this as a sum"
-    )
+    assert one.weights is not None and not one.mean, "a mean of weighted rows is a sum here"
     bags = torch.repeat_interleave(one.offsets.diff(), output_size=one.values.numel())
     return (rows.float() * grad[bags]).sum(1).to(one.weights.dtype)

@@ -179,9 +179,7 @@ def quantized_configs(
 def weight_of(table: nn.Module) -> Tensor:
     """The weight [R, D] of a table of a float collection: a parameter, or a computed tensor."""
     weight = table.weight
-    assert isinstance(weight, Tensor), (
-        f"the weight of a table is a tensor, got {type(weight).__name__}"
-    )
+    assert isinstance(weight, Tensor), f"a table's weight is a {type(weight).__name__}"
     return weight
 
 

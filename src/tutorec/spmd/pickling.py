@@ -269,9 +269,7 @@ class Constants:
             new, payload = self._payloads.pop(name)
             self._objects[name] = (new, load(payload, self))
         have, obj = self._objects[name]
-        assert key in ("", have), (
-            f"the caller sent constant {name} as {have} and another constant asks for {key}"
-        )
+        assert key in ("", have), f"constant {name} is {have}, and {key} is asked for"
         return obj
 
 

@@ -186,9 +186,7 @@ def _compare(case: Case, results: Sequence[_Result], world_size: int, steps: int
         whole = tables[table].detach()[row : row + rows.shape[0], column : column + rows.shape[1]]
         weights.append(_largest(rows - whole) / largest_change)
         expected = reference.states_of_piece(table, row, column, rows.shape)
-        assert kept.keys() == expected.keys(), (
-            f"{table} keeps {sorted(kept)}, and {sorted(expected)} are due"
-        )
+        assert kept.keys() == expected.keys(), f"{table}: {sorted(kept)}, not {sorted(expected)}"
         states += [
             _largest(state - expected[key]) / reference.largest(key) for key, state in kept.items()
         ]

@@ -162,9 +162,7 @@ def _load(
         except Exception as error:  # any error: the other ranks must not wait for this rank
             problem = error
         ranks.raise_if_any_failed(problem)
-        assert manifest is not None and metadata is not None, (
-            "raise_if_any_failed has raised if one is missing"
-        )
+        assert manifest is not None and metadata is not None, "both are there where none failed"
         facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
         ranks.require_equal(
             {**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)}

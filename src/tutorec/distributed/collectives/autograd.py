@@ -62,9 +62,7 @@ class _Issue(torch.autograd.Function):
         ctx: Any, *_: torch.Tensor
     ) -> tuple[None, torch.Tensor | None, None]:
         back = ctx.flight.back
-        assert back is not None, (
-            "collect's backward must issue the reverse exchange before this one waits for it"
-        )
+        assert back is not None, "collect's backward issues the exchange that this one waits for"
         ctx.flight.back = None
         # Wait even if nobody needs the gradient: the other ranks expect this rank to receive.
         gradient = back.wait()
@@ -77,9 +75,7 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, flight: _Flight) -> torch.Tensor:
         ctx.flight = flight
-        assert flight.there is not None, (
-            "an exchange is collected once; its awaitable remembers the value"
-        )
+        assert flight.there is not None, "an exchange is collected once"
         received = flight.there.wait()
         flight.there = None
         return received

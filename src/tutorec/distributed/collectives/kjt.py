@@ -284,9 +284,7 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         return ArrivedIds(torch.cat(values), self._counts(lengths))
 
     def _wait_impl(self) -> KeyedJaggedTensor:
-        assert self.packed is not None, (
-            "only a batch of one rank has no buffer, and it needs no wait"
-        )
+        assert self.packed is not None, "only a batch of one rank has no buffer"
         lengths, values = self._slices(self.packed.wait())
         weights = (
             list(self.weights.wait().split_with_sizes(self._ids))

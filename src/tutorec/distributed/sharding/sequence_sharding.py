@@ -123,9 +123,7 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
 
     def forward(self, rows: torch.Tensor, ctx: SequenceShardingContext) -> Awaitable[torch.Tensor]:
         """Flat rows of each rank and local slot -> awaitable of flat rows of each rank's slots."""
-        assert self._dist is not None, (
-            "the exchange is built at the first batch, before any output is sent"
-        )
+        assert self._dist is not None, "the first batch builds the exchange"
         mine = self._columns[self._slots.env.rank]
         out = [_elements(of_rank, mine) for of_rank in ctx.arrived_counts]
         into = [

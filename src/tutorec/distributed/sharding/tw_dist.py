@@ -76,9 +76,7 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
         self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
     ) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``."""
-        assert self._dist is not None, (
-            "the exchange is built at the first batch, before any output is sent"
-        )
+        assert self._dist is not None, "the first batch builds the exchange"
         if ctx.batch_size_per_rank_per_feature is None:
             return self._dist(pooled, ctx.batch_size_per_rank)
         ranks = range(self._slots.env.world_size)

@@ -59,9 +59,7 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         self, pooled: torch.Tensor, ctx: EmbeddingShardingContext
     ) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_host]`` -> awaitable of ``[B_local, sum of D_host]``."""
-        assert self._dist is not None, (
-            "the exchange is built at the first batch, before any output is sent"
-        )
+        assert self._dist is not None, "the first batch builds the exchange"
         if ctx.batch_size_per_rank_per_feature is None:
             arriving = self._dist(pooled, ctx.batch_size_per_rank)
         else:
