@@ -147,6 +147,32 @@ def lbmgr_fair_divide(
     return cuts, rows_per_rank
 
 
+def check_feature_rows(embeddings_per_feat: Sequence[int]) -> None:
+    """Check that every feature has rows.
+
+    Raises:
+        ValueError: One has none, or there is no feature.
+    """
+    empty = [feature for feature, rows in enumerate(embeddings_per_feat) if rows < 1]
+    if empty or not embeddings_per_feat:
+        raise ValueError(
+            f"features {empty} have no rows in embeddings_per_feat={list(embeddings_per_feat)}: "
+            "leave them out"
+        )
+
+
+def check_id_columns(x: Tensor, features: int) -> None:
+    """Check that ids ``[B, F]`` have a column for each feature.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if x.dim() != 2 or x.shape[1] != features:
+        raise ValueError(
+            f"ids have shape {tuple(x.shape)}: expected [B, {features}], a column for each feature"
+        )
+
+
 class LoadBalanceManager:
     """Divides the rows of F features among W ranks, and turns ids into rows of a rank.
 
@@ -287,12 +313,7 @@ class LoadBalanceManager:
         return math.ceil(math.sqrt(self.get_num_embeddings_on_rank(rank)))
 
     def _check_division(self) -> None:
-        empty = [feature for feature, rows in enumerate(self.embeddings_per_feat) if rows < 1]
-        if empty:
-            raise ValueError(
-                f"features {empty} have no rows in "
-                f"embeddings_per_feat={self.embeddings_per_feat}: leave them out"
-            )
+        check_feature_rows(self.embeddings_per_feat)
         if self._num_groups < 1:
             raise ValueError(
                 f"num_groups={self._num_groups}: rows are divided among at least one group"
@@ -305,11 +326,7 @@ class LoadBalanceManager:
 
     def _check_ids(self, x: Tensor) -> None:
         rows = torch.tensor(self.embeddings_per_feat, device=x.device)
-        if x.dim() != 2 or x.shape[1] != len(rows):
-            raise ValueError(
-                f"ids have shape {tuple(x.shape)}: expected [B, {len(rows)}], a column for "
-                "each feature"
-            )
+        check_id_columns(x, len(rows))
         outside = (x < 0) | (x >= rows)
         if outside.any():
             sample, feature = outside.nonzero()[0].tolist()

@@ -148,7 +148,7 @@ def first_batch(rank: int, world_size: int, trouble: str) -> tuple[tuple[str, st
         (
             "weights",
             "ValueError",
-            "the collection is weighted (is_weighted=True), and the batch has no weights",
+            "a weighted collection needs one weight per id, and the batch (keys",
         ),
     ],
 )

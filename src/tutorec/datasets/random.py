@@ -236,13 +236,7 @@ class Shop:
 
     def rows(self, start: int, stop: int, split: Split = "train") -> ShopRows:
         """Rows start..stop-1 of a split, as columns."""
-        count = self._count(split)
-        require_int("shop: start", start)
-        require_int("shop: stop", stop)
-        if not 0 <= start <= stop <= count:
-            raise ValueError(
-                f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}"
-            )
+        self._check_rows(start, stop, split)
         parts = []
         for block in range(start // _BLOCK_ROWS, max(start, stop - 1) // _BLOCK_ROWS + 1):
             base = block * _BLOCK_ROWS
@@ -379,16 +373,21 @@ class Shop:
         """
         count = self._count(split)
         stop = count if rows is None else start + rows
-        if not 0 <= start <= stop <= count:
-            raise ValueError(
-                f"write_criteo: rows={rows} from row {start}, and split '{split}' has "
-                f"{count:,} rows"
-            )
+        self._check_rows(start, stop, split)
         blocks = (
             self.rows(at, min(at + _BLOCK_ROWS, stop), split)
             for at in range(start, stop, _BLOCK_ROWS)
         )
         return write_rows(Path(path), (_criteo_columns(block) for block in blocks))
+
+    def _check_rows(self, start: int, stop: int, split: Split) -> None:
+        count = self._count(split)
+        require_int("shop: start", start)
+        require_int("shop: stop", stop)
+        if not 0 <= start <= stop <= count:
+            raise ValueError(
+                f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}"
+            )
 
     def _count(self, split: Split) -> int:
         if split not in self.counts:

@@ -45,7 +45,7 @@ from tutorec.distributed.tables import (
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 from tutorec.sparse.deferred import report
-from tutorec.sparse.id_check import check_ids, warn_of_weights
+from tutorec.sparse.id_check import check_ids, check_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
@@ -482,18 +482,13 @@ class ShardedEmbeddingModule(
             check_ids(features, self._feature_rows)
         else:
             arranged = self._prepare_raw_ids(arranged)
+        pooled = self._kind == "EmbeddingBagCollection"
+        check_weights(features, self._is_weighted if pooled else None, self)
         weights = arranged.weights_or_none()
-        if not self._is_weighted:
-            if weights is None:
-                return arranged
-            if self._kind == "EmbeddingBagCollection":
-                warn_of_weights(self, features.keys())
-            return arranged._with_weights(None)
         if weights is None:
-            raise ValueError(
-                "the collection is weighted (is_weighted=True), and the batch has no weights: "
-                "build it with weights=, one per id"
-            )
+            return arranged
+        if not self._is_weighted:
+            return arranged._with_weights(None)
         if weights.requires_grad and self._env.world_size > 1:
             raise ValueError(
                 "weights of the batch require a gradient, which does not travel back between "

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from tutorec.balance import check_feature_rows, check_id_columns
 from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -135,11 +136,7 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         Raises:
             ValueError: ``x`` does not have F columns, or an id is outside its feature's rows.
         """
-        if x.dim() != 2 or x.shape[1] != len(self._features):
-            raise ValueError(
-                f"ids have shape {tuple(x.shape)}: expected [B, {len(self._features)}], a "
-                "column for each feature"
-            )
+        check_id_columns(x, len(self._features))
         samples, features = x.shape
         # Checked before offsets are added: an id too large for its feature is a row of the next
         # feature.
@@ -165,11 +162,7 @@ def _env() -> ShardingEnv:
 def _check(rows: Sequence[int], mode: str, weight: Tensor | None) -> None:
     if mode not in get_args(Mode):
         raise ValueError(f"mode={mode!r}: a bag is pooled by one of {list(get_args(Mode))}")
-    empty = [feature for feature, count in enumerate(rows) if count < 1]
-    if empty or not rows:
-        raise ValueError(
-            f"features {empty} have no rows in embeddings_per_feat={list(rows)}: leave them out"
-        )
+    check_feature_rows(rows)
     if weight is not None and len(weight) != sum(rows):
         raise ValueError(
             f"weight has {len(weight)} rows, and the features have {sum(rows)} together: "

@@ -43,7 +43,8 @@ def placed_pieces(
         local_size: Ranks per host.
 
     Raises:
-        ValueError: The shards do not cover the table, or do not match the sharding type.
+        ValueError: The plan is for a table of another shape, or its shards do not cover the table
+            or do not match the sharding type.
 
     Example:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
@@ -52,6 +53,12 @@ def placed_pieces(
         ... )
         (ShardPiece(rank=1, row_offset=0, column_offset=0, rows=8, columns=4),)
     """
+    if sharding.shape is not None and sharding.shape != shape:
+        raise ValueError(
+            f"the plan was made for a table {table!r} of {sharding.shape[0]} x {sharding.shape[1]} "
+            f"rows and columns, and this one has {shape[0]} x {shape[1]}; make the plan from this "
+            "module"
+        )
     kind = ShardingType(sharding.sharding_type)
     if kind is ShardingType.DATA_PARALLEL:
         return _replicated(table, shape, sharding, world_size)

@@ -273,12 +273,6 @@ def _placed(
             "travels between ranks"
         )
     rows, columns = config.num_embeddings, config.embedding_dim
-    if sharding.shape is not None and sharding.shape != (rows, columns):
-        raise ValueError(
-            f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x "
-            f"{sharding.shape[1]} rows and columns, and this one has {rows} x {columns}; make the "
-            "plan from this module"
-        )
     pieces = placed_pieces(
         config.name,
         (rows, columns),

@@ -1,6 +1,6 @@
 """Configuration of tables: name, rows, columns, features, pooling, number format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from math import sqrt
@@ -71,6 +71,20 @@ def pooling_type_to_str(pooling_type: PoolingType) -> str:
             "EmbeddingCollection returns rows"
         )
     return pooling_type.value.lower()
+
+
+def common_width(tables: "Sequence[BaseEmbeddingConfig]") -> int:
+    """Number of columns D of every table; -1 without tables.
+
+    Raises:
+        ValueError: Tables differ in D.
+    """
+    widths = {table.name: table.embedding_dim for table in tables}
+    if len(set(widths.values())) > 1:
+        raise ValueError(
+            f"the tables have no common embedding_dim: {widths}; ask embedding_configs() for each"
+        )
+    return next(iter(widths.values()), -1)
 
 
 _FIXED_ROWS = "a table has num_embeddings rows from the first batch on: hash ids to them"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
-from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_configs import EmbeddingConfig, common_width
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.mc_modules import ManagedCollisionCollection
@@ -164,13 +164,7 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
 
     def embedding_dim(self) -> int:
         """Number of columns D of every table; -1 without tables, an error if they differ."""
-        widths = {table.name: table.embedding_dim for table in self._embedding_configs}
-        if len(set(widths.values())) > 1:
-            raise ValueError(
-                f"the tables have no common embedding_dim: {widths}; ask embedding_configs() "
-                "for each"
-            )
-        return next(iter(widths.values()), -1)
+        return common_width(self._embedding_configs)
 
     def need_indices(self) -> bool:
         """Whether results carry their ids, as weights."""

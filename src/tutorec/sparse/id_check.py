@@ -69,13 +69,7 @@ def check_ids(
             raise KeyError(
                 f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}"
             )
-    if weighted and features.weights_or_none() is None:
-        raise ValueError(
-            f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no "
-            "weights; build it with weights=, or make the collection with is_weighted=False"
-        )
-    if weighted is False and tables is not None and features.weights_or_none() is not None:
-        warn_of_weights(tables, keys)
+    check_weights(features, weighted, tables)
     values = features.values()
     if not checkable(values) or not feature_rows:
         if type(values) is Tensor and values.is_meta:
@@ -110,22 +104,33 @@ def check_ids(
         _check_each(features, feature_rows, low < 0)
 
 
-def warn_of_weights(tables: nn.Module, keys: Sequence[str]) -> None:
-    """Say, once for a collection, that it does not look at the weights of its batches.
+def check_weights(
+    features: KeyedJaggedTensor, weighted: bool | None, tables: nn.Module | None
+) -> None:
+    """Check that a batch has weights where they are needed; warn once where they are not used.
 
     Args:
-        tables: The collection, which is not weighted.
-        keys: Features of the batch, which has weights.
+        features: The batch.
+        weighted: As for ``check_ids``.
+        tables: The collection that asks.
+
+    Raises:
+        ValueError: Weights are missing.
     """
-    if tables in _warned:
-        return
-    _warned.add(tables)
-    warnings.warn(
-        f"{type(tables).__name__}: the batch (keys {list(keys)}) has weights, and the collection "
-        "is not weighted: it does not look at them. Make it with is_weighted=True, or the batch "
-        "without weights=; this is said once",
-        stacklevel=3,
-    )
+    given, keys = features.weights_or_none() is not None, list(features.keys())
+    if weighted and not given:
+        raise ValueError(
+            f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no "
+            "weights; build it with weights=, or make the collection with is_weighted=False"
+        )
+    if weighted is False and given and tables is not None and tables not in _warned:
+        _warned.add(tables)
+        warnings.warn(
+            f"{type(tables).__name__}: the batch (keys {keys}) has weights, and the collection is "
+            "not weighted: it does not look at them. Make it with is_weighted=True, or the batch "
+            "without weights=; this is said once",
+            stacklevel=4,
+        )
 
 
 def _check_meta(keys: Sequence[str], tables: nn.Module | None) -> None:

@@ -187,7 +187,6 @@ def refuse_lists(
         bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
 
     Raises:
-        AssertionError: They do.
         ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N,
             or the two disagree.
     """
@@ -207,12 +206,10 @@ def refuse_lists(
                 "a length counts ids, and an empty list has length 0"
             )
         ids = sum(lengths.tolist())  # in Python: a sum of int64 may wrap
-        if ids != total:
-            raise ValueError(
-                f"{owner}: lengths add up to {ids}, and there are {total} values; "
-                f"every id belongs to exactly one of the {lengths.numel()} lists"
-            )
-        raise AssertionError(f"{owner}: lengths describe the {total} values, and were refused")
+        raise ValueError(
+            f"{owner}: lengths add up to {ids}, and there are {total} values; every id belongs to "
+            f"exactly one of the {lengths.numel()} lists"
+        )
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
@@ -230,14 +227,13 @@ def refuse_lists(
             "the number of ids"
         )
     steps = lengths_of_offsets(offsets)
-    if lengths is not None and not torch.equal(lengths.to(steps.dtype), steps):
-        index = int((lengths != steps).nonzero()[0])
-        raise ValueError(
-            f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and "
-            f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the "
-            "other is derived"
-        )
-    raise AssertionError(f"{owner}: offsets describe the {total} values, and were refused")
+    assert lengths is not None, "offsets alone describe the ids"
+    index = int((lengths != steps).nonzero()[0])
+    raise ValueError(
+        f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and "
+        f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the other "
+        "is derived"
+    )
 
 
 def refuse_list_count(
@@ -344,24 +340,15 @@ def check_joined(
     where, count = "KeyedJaggedTensor.concat", len(samples)
     if len(positions(keys)) != len(keys):
         raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
-    if weighted != 0 and weighted != count:
-        raise ValueError(
-            f"{where}: weights differ: {weighted} of {count} batches have weights; all must, "
-            "or none"
-        )
-    if len(ranks) != 0 and len(ranks) != count:
-        raise ValueError(
-            f"{where}: variable batch differ: {len(ranks)} of {count} are of variable batch size"
-        )
-    if inverse != 0 and inverse != count:
-        raise ValueError(
-            f"{where}: inverse indices differ: {inverse} of {count} batches have them; all "
-            "must, or none"
-        )
-    if len(ranks) > 0 and min(ranks) != max(ranks):
-        raise ValueError(f"{where}: ranks differ: {ranks}; all batches must have the same")
-    if len(ranks) == 0 and min(samples) != max(samples):
-        raise ValueError(f"{where}: samples differ: {samples}; all batches must have the same")
+    parts = ["weights", "variable batch", "inverse indices"]
+    for part, have in zip(parts, [weighted, len(ranks), inverse]):  # noqa: B905 (TorchScript)
+        if have != 0 and have != count:
+            raise ValueError(
+                f"{where}: {part} differ: {have} of {count} batches have {part}; all must, or none"
+            )
+    name, sizes = ("samples", samples) if len(ranks) == 0 else ("ranks", ranks)
+    if min(sizes) != max(sizes):
+        raise ValueError(f"{where}: {name} differ: {sizes}; all batches must have the same")
 
 
 def key_list(owner: str, keys: Iterable[str]) -> list[str]:

@@ -195,7 +195,8 @@ def training_step(
 def _sizes(mlp: nn.Module) -> list[int]:
     """The widths of an MLP, from what goes in to what comes out."""
     linears = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
-    assert all(one.out_features == two.in_features for one, two in pairwise(linears)), "an MLP"
+    chained = all(one.out_features == two.in_features for one, two in pairwise(linears))
+    assert chained, "a layer takes what the one before it gives"
     return [linears[0].in_features, *(layer.out_features for layer in linears)]
 
 

@@ -102,12 +102,6 @@ def place_quant_table(
     plan_member(
         EmbeddingComputeKernel, sharding.compute_kernel, INFER_KERNELS, name, "compute kernel"
     )
-    if sharding.shape is not None and sharding.shape != shape:
-        raise ValueError(
-            f"the plan was made for a table {name!r} of {sharding.shape[0]} x {sharding.shape[1]} "
-            f"rows and columns, and this one has {shape[0]} x {shape[1]}; make the plan from this "
-            "module"
-        )
     pieces = placed_pieces(name, shape, sharding, devices, devices)
     return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, pieces)
 
