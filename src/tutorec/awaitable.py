@@ -198,20 +198,13 @@ class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
         return tracer.create_arg(self.wait())
 
 
-class LazyNoWait(LazyAwaitable[W]):
+class LazyNoWait(NoWait[W], LazyAwaitable[W]):
     """A lazy awaitable whose value is already here.
 
     Example:
         >>> LazyNoWait([1, 2])[0]
         1
     """
-
-    def __init__(self, obj: W) -> None:
-        super().__init__()
-        self._awaited = obj
-
-    def _wait_impl(self) -> W:
-        return self._awaited
 
 
 class LazyGetItemMixin(Generic[K, V]):
@@ -274,49 +267,16 @@ def _reflected(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 # Python looks operators up on the class, never through __getattr__, so each needs a method of its
 # own.
-for _name in (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-):
+for _name in "add sub mul truediv floordiv mod pow matmul and or xor".split():
     _operator = getattr(operator, f"__{_name}__")
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_operator))
     setattr(LazyAwaitable, f"__r{_name}__", _forwarding_method(_reflected(_operator)))
-for _name in (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "getitem",
-    "setitem",
-    "contains",
-):
+for _name in "neg pos abs invert eq ne lt le gt ge getitem setitem contains".split():
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(getattr(operator, f"__{_name}__")))
-for _name, _builtin in (
-    ("len", len),
-    ("iter", iter),
-    ("float", float),
-    ("int", int),
-    ("bool", bool),
-):
-    setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_builtin))
+for _builtin in (len, iter, float, int, bool):
+    setattr(LazyAwaitable, f"__{_builtin.__name__}__", _forwarding_method(_builtin))
 # A class that defines equality loses its hash; an awaitable is hashed as the object that it is.
 LazyAwaitable.__hash__ = object.__hash__  # pyright: ignore[reportAttributeAccessIssue]
-del _name, _operator, _builtin
 
 __all__ = [
     "Awaitable",

@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 for name in (
                     "plan plan_diff plan_json env tables placed_pieces initial_rows "
                     "sharded_module sharders shard_sizes shard_geometry traffic layout grouping "
-                    "grouped_configs cache_params hit_rate fused_params comm qcomm agreement"
+                    "grouped_configs cache_params hit_rate fused_params comm messages qcomm agreement"
                 ).split()
             ),
         ),
@@ -119,7 +119,12 @@ FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pip
 SHARDING_TYPES = tuple(
     f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split()
 )
-COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd")
+COLLECTIVE_MODULES = (
+    "distributed.collectives",
+    "distributed.comm",
+    "distributed.messages",
+    "spmd",
+)
 # they start groups as TorchRec's tests do
 COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")
 COLLECTIVES = frozenset(

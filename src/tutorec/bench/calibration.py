@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from tutorec._calibration import Calibration, fingerprint
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingType
@@ -287,7 +287,7 @@ def _measure(device_type: str, rank: int, world_size: int) -> tuple[Floats, floa
     found = np.zeros((ROUNDS + WARMUP, len(steps), 2))
     for turn in range(len(found)):
         for number, (step, batches) in enumerate(steps):
-            comm.all_gather_ints([number], default_group(), _STAGE)  # all ranks begin together
+            messages.all_gather_ints([number], default_group(), _STAGE)  # all ranks begin together
             found[turn, number] = step.seconds(batches[turn % _BATCHES])
     return np.percentile(found[WARMUP:], 25, axis=0), _copy_bandwidth(device)
 

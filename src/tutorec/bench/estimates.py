@@ -39,7 +39,7 @@ from tutorec.bench.harness import (
     time_call,
 )
 from tutorec.bench.runner import Options
-from tutorec.distributed import comm
+from tutorec.distributed import messages
 from tutorec.distributed.planner.topology import Topology
 from tutorec.spmd.pool import Ranks
 
@@ -119,7 +119,7 @@ def measure_plans(
         step = Step(tables, plan, samples, cpu)
 
         def sample(number: int) -> Sample:
-            comm.all_gather_ints([number], default_group(), NAME)  # all ranks begin together
+            messages.all_gather_ints([number], default_group(), NAME)  # all ranks begin together
             return time_call(lambda: step(batches[number % _BATCHES]))
 
         return sample

@@ -25,7 +25,7 @@ from tutorec.bench.peer import OURS, Library
 from tutorec.bench.sharded_rank import TOLERANCE, rank_group
 from tutorec.bench.train_rank import Shape, TrainCase, dense_and_fused, draw_batches, parallel_model
 from tutorec.datasets.ids import power_law_ids
-from tutorec.distributed import comm
+from tutorec.distributed import messages
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.spmd.devices import device
@@ -164,7 +164,7 @@ def measure_contenders(
     )
     if any(
         flag
-        for (flag,) in comm.all_gather_ints(
+        for (flag,) in messages.all_gather_ints(
             [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
         )
     ):
@@ -263,7 +263,7 @@ def steps_of(
         gc.disable()
         try:
             with validation(True):
-                comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                messages.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_call(lambda: read(pipeline.progress(feed)), steps)
         finally:
             gc.enable()

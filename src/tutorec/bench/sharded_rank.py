@@ -19,7 +19,7 @@ from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
 from tutorec.bench.memory import peak_during, resident
 from tutorec.bench.peer import OURS, Library, finish, time_each
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
@@ -134,7 +134,7 @@ def measure(
     measured = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
     if any(
         flag
-        for (flag,) in comm.all_gather_ints(
+        for (flag,) in messages.all_gather_ints(
             [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
         )
     ):
@@ -147,7 +147,7 @@ def measure(
         def sample(number: int) -> Sample:
             batches = _batches(sizes, case, rank, number, case.repeats)
             with validation(checks):
-                comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                messages.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_each(calls[root], batches)
 
         return sample

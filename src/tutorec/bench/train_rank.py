@@ -25,7 +25,7 @@ from tutorec.bench.sharded_rank import (
     table_pieces,
 )
 from tutorec.datasets.utils import Batch
-from tutorec.distributed import comm
+from tutorec.distributed import messages
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.models.dlrm import InteractionArch
@@ -122,7 +122,7 @@ def measure_training(
     measured = TrainFound(_distance(list(made.values()), shape, rank))
     if any(
         flag
-        for (flag,) in comm.all_gather_ints(
+        for (flag,) in messages.all_gather_ints(
             [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
         )
     ):
@@ -132,7 +132,7 @@ def measure_training(
         def sample(number: int) -> Sample:
             batches = draw_batches(shape, rank, number, shape.steps)
             with validation(True):
-                comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                messages.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_each(step, batches)
 
         return sample

@@ -8,7 +8,6 @@ traces) see every issue before it happens.
 
 from __future__ import annotations
 
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed.env import get_local_rank as get_local_rank
 from tutorec.distributed.env import get_local_size as get_local_size
 from tutorec.distributed.qcomm import CommCodec
-from tutorec.spmd.devices import backend_for, give_threads_time
+from tutorec.spmd.devices import give_threads_time
 from tutorec.spmd.progress import note
 
 
@@ -92,7 +91,7 @@ def all_to_all(
     if codec is not None:
         arriving = all_to_all(codec.encode(send), send_counts, receive_counts, group, stage)
         return map_awaitable(lambda arrived: codec.decode(arrived, send.dtype), arriving)
-    _announce(group, stage, [count * send.element_size() for count in send_counts])
+    announce(group, stage, [count * send.element_size() for count in send_counts])
     received = send.new_empty(sum(receive_counts))
     work = dist.all_to_all_single(
         received, send, list(receive_counts), list(send_counts), group, async_op=True
@@ -223,89 +222,6 @@ def all_gather(
     )
 
 
-def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:
-    """Overwrite a tensor on every rank with that of one rank. Blocks.
-
-    The source sends the tensor to each other rank.
-
-    Args:
-        tensor: Same shape and dtype on every rank; written in place.
-        source: The rank of ``group`` whose values are used.
-        group: The ranks.
-        stage: The name under which the bytes are counted.
-    """
-    world_size = group.size()
-    if world_size == 1:
-        return
-    size = tensor.numel() * tensor.element_size() if group.rank() == source else 0
-    _announce(group, stage, [size] * world_size)
-    dist.broadcast(tensor, dist.get_global_rank(group, source), group)
-
-
-def message_device(group: dist.ProcessGroup) -> torch.device:
-    """Device on which a message must be: the CPU, or the GPU if the group supports no other."""
-    if backend_for(group, "cpu") is not None:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: str) -> Any:
-    """Return a picklable object of one rank on every rank. Blocks; for rare, small messages.
-
-    Args:
-        value: The object; ignored on ranks other than ``source``.
-        source: A rank of ``group``.
-        group: The ranks.
-        stage: The name under which the bytes are counted.
-
-    Returns:
-        The source's object: the same object on the source, a copy elsewhere.
-    """
-    if group.size() == 1:
-        return value
-    mine = group.rank() == source
-    device = message_device(group)
-    pickled = (
-        torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        if mine
-        else torch.empty(0)
-    )
-    size = torch.tensor([pickled.numel()], device=device)
-    broadcast(size, source, group, stage)
-    content = (
-        pickled.to(device) if mine else torch.empty(int(size), dtype=torch.uint8, device=device)
-    )
-    broadcast(content, source, group, stage)
-    return value if mine else pickle.loads(content.cpu().numpy().tobytes())
-
-
-def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str) -> list[list[int]]:
-    """The 64-bit integers of every rank, in rank order; every rank passes the same number of them.
-
-    Blocks. Sends ``8 * len(values)`` bytes to each other rank.
-    """
-    world_size = group.size()
-    if world_size == 1:
-        return [list(values)]
-    _announce(group, stage, [8 * len(values)] * world_size)
-    device = message_device(group)
-    mine = torch.tensor(values, dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(gathered, mine, group)
-    return torch.stack(gathered).tolist()
-
-
-def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list[Any]:
-    """A picklable object of every rank, in rank order. Blocks; for rare, small messages."""
-    world_size = group.size()
-    if world_size == 1:
-        return [value]
-    _announce(group, stage, [0] * world_size)
-    gathered: list[Any] = [None] * world_size
-    dist.all_gather_object(gathered, value, group)
-    return gathered
-
-
 def number_of_next_exchange(group: dist.ProcessGroup) -> int:
     """Number the exchanges of a group 1, 2, 3, ..., the same on ranks that build them alike."""
     _exchanges[group] = number = _exchanges.get(group, 0) + 1
@@ -317,7 +233,14 @@ def default_group() -> dist.ProcessGroup | None:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-def _announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> None:
+def announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> None:
+    """Tell the observers of a collective that this rank is about to issue.
+
+    Args:
+        group: The ranks.
+        stage: The name under which the bytes are counted.
+        bytes_to: Bytes for each rank, W numbers; this rank's own are not counted.
+    """
     check_thread(group)
     note(stage)
     if observers:

@@ -182,12 +182,12 @@ class ShardedEmbeddingModule(
         for table in holder.values():
             copy_when_loading(table)
         self.add_module(source.path, holder)
-        fused = [optimizer for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
-        for optimizer in fused:
+        self._fused = [each for lookup in self._lookups for each in lookup.fused_optimizers()]
+        for optimizer in self._fused:
             optimizer.store_as(
                 ShardedStates(self.held_tables(), list(optimizer.params), env, self._device)
             )
-        self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in fused])
+        self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in self._fused])
         register_state_hooks(self)
 
     # --- one batch
@@ -336,17 +336,12 @@ class ShardedEmbeddingModule(
         State dicts and checkpoints call it. Call it before you read a parameter of a cached table
         directly.
         """
-        for lookup in self._lookups:
-            for optimizer in lookup.fused_optimizers():
-                optimizer.operator.flush()
+        for optimizer in self._fused:
+            optimizer.operator.flush()
 
     def cache_counts(self) -> list[CacheCounts]:
         """Counters of this rank's CPU caches: lookups, rows read and rows written so far."""
-        operators = [
-            optimizer.operator
-            for lookup in self._lookups
-            for optimizer in lookup.fused_optimizers()
-        ]
+        operators = [optimizer.operator for optimizer in self._fused]
         return [operator.counts for operator in operators if isinstance(operator, CachedTableBatch)]
 
     def held_tables(self) -> list[HeldTable]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, TableMapping
@@ -62,7 +62,7 @@ def move_ids_to_owners(
         arrived = rows.exchange()
         lost = rows.place(*arrived)
         dropped = sum(
-            of_rank[0] for of_rank in comm.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
+            of_rank[0] for of_rank in messages.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
         )
         if dropped and env.rank == 0:
             _logger.warning(
@@ -123,7 +123,7 @@ class _TableRows:
         rows = self._leaves.nonzero().view(-1)
         rows = rows[self._owners[rows].argsort(stable=True)]
         counts = self._owners[rows].bincount(minlength=self._env.world_size).tolist()
-        into = [of_rank[me] for of_rank in comm.all_gather_ints(counts, group, MOVED_IDS_STAGE)]
+        into = [of_rank[me] for of_rank in messages.all_gather_ints(counts, group, MOVED_IDS_STAGE)]
         states = torch.stack([state[rows] for state in self._state.values()], dim=1)
         values = torch.cat(
             [

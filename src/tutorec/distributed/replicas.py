@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import sharding_groups
@@ -122,7 +122,7 @@ class ReplicaMean:
         """Copy the weights of the first replica to all others."""
         for rows in self.weights():
             whole = rows.contiguous()
-            comm.broadcast(whole, 0, self._group, REPLICA_WEIGHTS)
+            messages.broadcast(whole, 0, self._group, REPLICA_WEIGHTS)
             rows.copy_(whole)
 
     def average(self, include_optimizer_state: bool, all_reduce: AllReduce | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tutorec._check import require_int
 from tutorec.datasets.utils import Batch, step_slices
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
 from tutorec.models.two_tower import Towers, one_id_each
@@ -195,7 +195,8 @@ def recall_at(
         ]
     if group is not None and group.size() > 1:
         counts = [
-            sum(column) for column in zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True)
+            sum(column)
+            for column in zip(*messages.all_gather_ints(counts, group, _STAGE), strict=True)
         ]
     if counts[-1] == 0:
         raise ValueError("recall_at: there are no clicks in the batches of any rank")

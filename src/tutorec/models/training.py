@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tutorec.datasets.utils import Batch
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.models.metrics import auc, base_entropy
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
@@ -299,7 +299,7 @@ def _agree_on_steps(
         return
     most, known = -1 if steps is None else steps, length_hint(batches, -1)
     planned = max(most, known) if min(most, known) < 0 else min(most, known)
-    counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
+    counts = [count for (count,) in messages.all_gather_ints([planned], group, _STAGE)]
     if len({count for count in counts if count >= 0}) > 1:
         numbers = ", ".join(
             f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts)
@@ -314,7 +314,7 @@ def _gathered(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Flat tensors of all ranks, rank 0's first."""
     if group is None or group.size() == 1:
         return local
-    counts = [count for (count,) in comm.all_gather_ints([local.numel()], group, _STAGE)]
+    counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
     return comm.all_gather(local.contiguous(), counts, group, _STAGE).wait()
 
 
@@ -326,7 +326,7 @@ def _summed(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """
     if group is None or group.size() == 1:
         return local
-    counts = [count for (count,) in comm.all_gather_ints([local.numel()], group, _STAGE)]
+    counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
     if len(set(counts)) > 1:
         raise ValueError(
             f"ranks made different numbers of steps: {counts}; give every rank as many batches"

@@ -190,10 +190,7 @@ class KeyedTensor:
     def to(self, device: torch.device, non_blocking: bool = False) -> "KeyedTensor":
         """A copy on ``device``; the values themselves where they are there already."""
         values = self._values.to(device, non_blocking=non_blocking)
-        if is_scripting():
-            return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
-        else:
-            return KeyedTensor._from_parts(self._keys, self._length_per_key, values, self._key_dim)
+        return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
 
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:

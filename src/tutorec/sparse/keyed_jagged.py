@@ -62,12 +62,6 @@ _BATCH = "KeyedJaggedTensor"
 # What a caller may give although it follows from the other arguments.
 _DERIVED = ("_length_per_key", "_offset_per_key", "_lengths_offset_per_key", "_index_per_key")
 _derived = attrgetter(*_DERIVED)
-# What is known of a batch on the host, and is the same for a copy of it.
-_HOST_FACTS = (
-    "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key "
-    "_offset_per_key _index_per_key _unchecked"
-).split()
-
 # The keys that were last found to be distinct: most batches of a program have the same ones.
 _distinct: list[str] = []
 
@@ -782,9 +776,9 @@ class KeyedJaggedTensor:
         keys: list[str],
         values: Tensor,
         weights: Tensor | None,
-        lengths: Tensor,
+        lengths: Tensor | None,
         offsets: Tensor | None,
-        stride: int,
+        stride: int | None,
         length_per_key: list[int] | None,
         strides: Tensor | None,
     ) -> "KeyedJaggedTensor":
@@ -810,21 +804,10 @@ class KeyedJaggedTensor:
         inverse: tuple[list[str], Tensor] | None,
     ) -> "KeyedJaggedTensor":
         """This batch with other tensors of the same shapes; host-side facts are kept."""
-        if is_scripting():
-            # fmt: off
-            return KeyedJaggedTensor(
-                self._keys, values, weights, lengths, offsets, self._stride, self._stride_per_key_per_rank,  # noqa: E501
-                self._stride_per_key, self._length_per_key, self._lengths_offset_per_key, self._offset_per_key,  # noqa: E501
-                self._index_per_key, None, inverse,
-            )
-            # fmt: on
-        else:
-            batch = KeyedJaggedTensor._from_parts(
-                self._keys, values, weights, lengths, offsets, None
-            )
-            batch._inverse_indices = inverse
-            batch._take_facts(self)
-            return batch
+        batch = self._derive(self._keys, values, weights, lengths, offsets, None, None, None)
+        batch._inverse_indices = inverse
+        batch._take_facts(self)
+        return batch
 
     @torch.jit.unused
     def _with_weights(self, weights: Tensor | None) -> "KeyedJaggedTensor":
@@ -848,14 +831,16 @@ class KeyedJaggedTensor:
             None if inverse is None else (inverse[0], change(inverse[1])),
         )
 
-    @torch.jit.unused
     def _take_facts(self, source: "KeyedJaggedTensor") -> None:
         """Take over what is known of a batch on the host, and what is still to be checked."""
-        for name in _HOST_FACTS:
-            setattr(self, name, getattr(source, name))
-        if self._unchecked is not None and self._values.is_cpu:
-            # a caller gave them: on the CPU they are counted
-            self._length_per_key = self._offset_per_key = None
+        self._stride, self._stride_per_key = source._stride, source._stride_per_key
+        self._stride_per_key_per_rank = source._stride_per_key_per_rank
+        self._lengths_offset_per_key = source._lengths_offset_per_key
+        self._index_per_key, self._unchecked = source._index_per_key, source._unchecked
+        # those of an unchecked batch were given by a caller: on the CPU they are counted
+        known = self._unchecked is None or not self._values.is_cpu
+        self._length_per_key = source._length_per_key if known else None
+        self._offset_per_key = source._offset_per_key if known else None
 
     @torch.jit.unused
     def _tensors(self) -> list[Tensor]:

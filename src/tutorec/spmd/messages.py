@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._text import named_ranks
-from tutorec.spmd.progress import Progress, operations_begun
+from tutorec.spmd.progress import Progress
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -195,6 +195,18 @@ def death_message(rank: int, code: int | None, doing: str) -> str:
     else:
         how = f"its process ended with exit code {code} and no exception"
     return f"rank {rank} died in {doing}: {how}"
+
+
+def operations_begun() -> int | None:
+    """Operations that the default group began on this rank; None without a counting group."""
+    try:
+        import torch.distributed as dist
+
+        # The counter is torch's own and may go: it only adds to a message.
+        group: Any = dist.group.WORLD
+        return None if group is None else int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError, ValueError):
+        return None
 
 
 def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:

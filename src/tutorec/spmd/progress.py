@@ -6,7 +6,6 @@ import mmap
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 _PROGRESS_BYTES = 512  # of each rank
 _FILE = "progress"
@@ -43,18 +42,6 @@ def note(stage: str) -> None:
     for memory, start in _memory:
         text = f"{_exchanges}|{'|'.join(_latest)}".encode()
         memory[start : start + _PROGRESS_BYTES] = text[:_PROGRESS_BYTES].ljust(_PROGRESS_BYTES)
-
-
-def operations_begun() -> int | None:
-    """Operations that the default group began on this rank; None without a counting group."""
-    try:
-        import torch.distributed as dist
-
-        # The counter is torch's own and may go: it only adds to a message.
-        group: Any = dist.group.WORLD
-        return None if group is None else int(group._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError, ValueError):
-        return None
 
 
 def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:

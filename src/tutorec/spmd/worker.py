@@ -36,9 +36,9 @@ from tutorec.spmd.devices import (
     pick_backend,
     under_torchrun,
 )
-from tutorec.spmd.messages import Watch, failure_traceback, whereabouts
+from tutorec.spmd.messages import Watch, failure_traceback, operations_begun, whereabouts
 from tutorec.spmd.pickling import Constants, call_arguments, dump_value, load, name_of
-from tutorec.spmd.progress import operations_begun, share_progress
+from tutorec.spmd.progress import share_progress
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, jagged_batches
 
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.collectives.row_sums import PooledEmbeddingsReduceScatter
 from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
@@ -152,11 +152,11 @@ def two_threads(rank: int, world_size: int) -> str:
     import threading
 
     errors: list[str] = []
-    comm.all_gather_ints([rank], group(), "test")
+    messages.all_gather_ints([rank], group(), "test")
 
     def other() -> None:
         try:
-            comm.all_gather_ints([rank], group(), "test")
+            messages.all_gather_ints([rank], group(), "test")
         except RuntimeError as error:
             errors.append(str(error))
 

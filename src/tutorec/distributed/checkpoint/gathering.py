@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.checkpoint.contents import contents_of
 from tutorec.distributed.checkpoint.entries import BLOCK_BYTES, Entry, Form
 from tutorec.distributed.plan import ShardingType
@@ -69,7 +69,7 @@ def _sent(
 ) -> torch.Tensor | None:
     """Send a block from its rank to rank 0; None on other ranks."""
     numbers, ranks = rows * piece.columns, group.size()
-    device = comm.message_device(group)
+    device = messages.message_device(group)
     send = block.reshape(-1).to(device) if block is not None else torch.empty(0, device=device)
     out, into = [0] * ranks, [0] * ranks
     if group.rank() == piece.rank:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tutorec._text import named_ranks
-from tutorec.distributed import comm
+from tutorec.distributed import messages
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
 from tutorec.errors import CheckpointError
@@ -69,7 +69,7 @@ class RankBarrier:
         return (
             [value]
             if group is None
-            else self._named(lambda: comm.all_gather_objects(value, group, _STAGE))
+            else self._named(lambda: messages.all_gather_objects(value, group, _STAGE))
         )
 
     def from_first(self, value: V) -> V:
@@ -82,7 +82,7 @@ class RankBarrier:
         return (
             value
             if group is None
-            else self._named(lambda: comm.broadcast_object(value, 0, group, _STAGE))
+            else self._named(lambda: messages.broadcast_object(value, 0, group, _STAGE))
         )
 
     def require_equal(self, facts: Mapping[str, str]) -> None:

@@ -11,7 +11,8 @@ from typing import cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tutorec.distributed.comm import all_gather_ints, check_thread, default_group
+from tutorec.distributed.comm import check_thread, default_group
+from tutorec.distributed.messages import all_gather_ints
 
 
 @dataclass(frozen=True)

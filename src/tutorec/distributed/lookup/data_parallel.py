@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from tutorec._kernels.pooling import bag_weights, kernel_pooling
 from tutorec._kernels.tbe import TableBatch
-from tutorec.distributed import comm
+from tutorec.distributed import messages
 from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import (
@@ -481,7 +481,7 @@ def broadcast_rows(lookup: EmbeddingLookup, env: ShardingEnv) -> None:
         parameter.detach() for _, parameter in lookup.named_weights() if parameter.numel()
     ):
         sent = rows.contiguous()
-        comm.broadcast(sent, 0, group, "initial rows")
+        messages.broadcast(sent, 0, group, "initial rows")
         if not rows.is_contiguous():
             rows.copy_(sent)
 

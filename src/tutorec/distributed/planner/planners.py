@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._check import require_finite
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.plan import (
     EmbeddingModuleShardingPlan,
@@ -234,7 +234,7 @@ class EmbeddingShardingPlanner:
                 result = self._with_measured_speeds().plan(module, sharders)
             except Exception as error:
                 result = error
-        result = comm.broadcast_object(result, 0, group, _STAGE)
+        result = messages.broadcast_object(result, 0, group, _STAGE)
         if isinstance(result, Exception):
             raise result
         assert result is not None, "rank 0 sends a plan or an error"

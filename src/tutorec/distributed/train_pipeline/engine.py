@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
@@ -289,7 +289,8 @@ class TrainPipeline(Generic[In, Out]):
         if env is None or env.process_group is None or env.world_size == 1:
             return [state]
         return [
-            of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")
+            of_rank
+            for (of_rank,) in messages.all_gather_ints([state], env.process_group, "pipeline")
         ]
 
     def _states(self, ctx: TrainPipelineContext) -> list[int]:
