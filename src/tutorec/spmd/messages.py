@@ -6,6 +6,7 @@ import contextlib
 import dis
 import json
 import linecache
+import mmap
 import os
 import re
 import signal
@@ -15,11 +16,12 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._text import named_ranks
-from tutorec.spmd.progress import Progress
+from tutorec.spmd.progress import PROGRESS_BYTES
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -207,6 +209,35 @@ def operations_begun() -> int | None:
         return None if group is None else int(group._get_sequence_number_for_group())
     except (AttributeError, RuntimeError, ValueError):
         return None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Exchanges of one rank.
+
+    Args:
+        begun: How many.
+        latest: What the last of them were for, the newest last.
+    """
+
+    begun: int
+    latest: tuple[str, ...]
+
+    def stage(self, number: int) -> str | None:
+        """What exchange ``number``, from 1, was for; None if not known any more or not yet."""
+        index = number - 1 - (self.begun - len(self.latest))
+        return self.latest[index] if 0 <= index < len(self.latest) else None
+
+
+def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
+    """How far each rank has come, by rank."""
+    progress = {}
+    for rank, start in enumerate(range(0, len(memory), PROGRESS_BYTES)):
+        begun, *latest = (
+            memory[start : start + PROGRESS_BYTES].decode(errors="replace").strip("\0 ").split("|")
+        )
+        progress[rank] = Progress(int(begun or 0), tuple(latest))
+    return progress
 
 
 def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:

@@ -29,6 +29,7 @@ from tutorec.spmd.devices import loopback, under_torchrun
 from tutorec.spmd.messages import (
     death_message,
     is_peer_loss,
+    read_progress,
     scrub,
     stall_message,
     uneven_exchanges,
@@ -42,7 +43,7 @@ from tutorec.spmd.pickling import (
     load,
     name_of,
 )
-from tutorec.spmd.progress import read_progress, share_progress
+from tutorec.spmd.progress import share_progress
 from tutorec.spmd.start import RankProcess, start_rank
 from tutorec.spmd.worker import (
     GREETING,
