@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import pytest
 import torch
 
@@ -90,10 +92,54 @@ def test_popularity_tells_the_planner_what_a_cache_misses():
     assert all(miss < 1 - factor for miss, factor in zip(misses, sorted(factors), strict=True))
 
 
+def test_miss_rates_are_of_the_distinct_rows_of_a_batch():
+    popularity = RowPopularity.power_law(1000, 1.05, ids=100)
+    distinct = popularity.expected_lookups
+    assert distinct == pytest.approx(100 * (1 - popularity.hit_rate(0.0)))
+    assert [popularity.expected_miss_rate(factor) for factor in (0.0, 1.0)] == [1.0, 0.0]
+    missed = popularity.expected_miss_rate(0.1) * distinct
+    assert missed == pytest.approx(100 * (1 - popularity.hit_rate(0.1)))
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("algorithm", ["lru", "lfu"])
+def test_the_planner_charges_the_rows_that_a_row_wise_shard_reads_and_writes(algorithm, known):
+    samples, exponent, factor, half = 400, 1.05 if known else 0.0, 0.3, ROWS // 2
+    stats = RowPopularity.power_law(ROWS, exponent, 2 * samples, algorithm) if known else None
+    wanted = ParameterConstraints(
+        sharding_types=["row_wise"],
+        compute_kernels=["fused_uvm_caching"],
+        cache_params=CacheParams(load_factor=factor, stats=stats),
+    )
+    table = EmbeddingBagConfig(ROWS, 16, "item", feature_names=["item"])
+    topology = Topology(2, "cpu")
+    [option] = EmbeddingEnumerator(
+        topology, batch_size=samples, constraints={"item": wanted}
+    ).enumerate(
+        EmbeddingBagCollection([table], device=torch.device("meta")),
+        [EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"})],
+    )
+    perf = option.shards[0].perf
+    assert perf is not None
+    charged = perf.prefetch_compute * topology.ssd_mem_bw
+
+    draw = torch.Generator().manual_seed(7)
+    dealt_out = torch.randperm(ROWS, generator=draw)
+    cache = RowCache([half], [ceil(factor * half)], algorithm)
+    for number in range(700):
+        if number == 400:
+            cache.counts.__init__()
+        ids = dealt_out[power_law_ids(2 * samples, ROWS, exponent, draw)]
+        _, _, in_file = cache.place(ids[ids < half])
+        cache.change(in_file)
+    moved = (cache.counts.read + cache.counts.written) / 300 * (4 * 16 + 4)
+    assert charged == pytest.approx(moved, rel=0.06)
+
+
 @pytest.mark.parametrize("algorithm", ["lru", "lfu"])
 def test_rows_in_groups_are_rows_one_by_one(algorithm):
     law = torch.arange(1, 5001, dtype=torch.float64) ** -1.05
     for factor in (0.01, 0.1, 0.5):
         one_by_one = hit_rate(law, round(5000 * factor), algorithm, ids=IDS)
         in_groups = RowPopularity.power_law(5000, 1.05, IDS, algorithm)
-        assert 1 - in_groups.expected_miss_rate(factor) == pytest.approx(one_by_one, abs=1e-3)
+        assert in_groups.hit_rate(factor) == pytest.approx(one_by_one, abs=1e-3)

@@ -61,12 +61,12 @@ class CacheStatistics(ABC):
 
     @property
     @abstractmethod
-    def expected_lookups(self) -> int:
+    def expected_lookups(self) -> float:
         """Number of distinct rows that a batch of all ranks looks up."""
 
     @abstractmethod
     def expected_miss_rate(self, clf: float) -> float:
-        """Fraction of lookups, 0 to 1, that miss a cache with load factor ``clf``."""
+        """Fraction of ``expected_lookups`` that miss a cache with load factor ``clf``; 1 for 0."""
 
     @property
     @abstractmethod

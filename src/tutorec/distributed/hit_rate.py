@@ -114,14 +114,16 @@ class RowPopularity(CacheStatistics):
     Args:
         counts: Number of lookups of each row ``[R]``, or its probability. A row that is not in the
             log counts as never looked up, so the log should be much longer than the table.
-        ids: Ids per batch.
+        ids: Ids in a batch of all ranks.
         algorithm: Eviction policy.
 
     Example:
         >>> import torch
         >>> popularity = RowPopularity(torch.tensor([4, 2, 1, 1]), ids=8)
-        >>> popularity.expected_lookups, round(popularity.expected_miss_rate(0.5), 2)
-        (3, 0.19)
+        >>> round(popularity.expected_lookups, 1), round(popularity.hit_rate(0.5), 2)
+        (3.1, 0.81)
+        >>> round(popularity.expected_miss_rate(0.5), 2)  # 1.5 of the 3.1 rows of a batch
+        0.48
     """
 
     def __init__(self, counts: Tensor, ids: int, algorithm: CacheAlgorithm = "lru") -> None:
@@ -136,14 +138,10 @@ class RowPopularity(CacheStatistics):
         """Statistics of a power law: the k-th row has a probability ~ ``k ** -exponent``.
 
         Example:
-            >>> round(
-            ...     RowPopularity.power_law(1000, 1.05, ids=100, algorithm="lfu").expected_miss_rate(
-            ...         0.1
-            ...     ),
-            ...     2,
-            ... )
-            0.26
-        """  # noqa: E501
+            >>> law = RowPopularity.power_law(1000, 1.05, ids=100, algorithm="lfu")
+            >>> round(law.hit_rate(0.1), 2)
+            0.74
+        """
         made = cls(torch.ones(1), ids, algorithm)
         # Rows whose ranks differ by less than one percent count as equally popular.
         edges = (
@@ -156,16 +154,22 @@ class RowPopularity(CacheStatistics):
         made._counts = ((edges[:-1] + edges[1:] - 1) / 2) ** -exponent
         return made
 
+    def hit_rate(self, clf: float) -> float:
+        """Fraction of the ids of a batch that hit a cache of the fraction ``clf`` of the rows.
+
+        It is `hit_rate` of this file: an id that is repeated in a batch hits.
+        """
+        slots = ceil(clf * int(self._rows.sum()))
+        return hit_rate(self._counts, slots, self._algorithm, ids=self._ids, copies=self._rows)
+
     @property
-    def expected_lookups(self) -> int:
+    def expected_lookups(self) -> float:
         """Number of distinct rows in a batch."""
-        uses = self._counts.double() * (self._ids / float((self._counts * self._rows).sum()))
-        return round(-float((self._rows * torch.expm1(-uses)).sum()))
+        return self._ids * (1 - self.hit_rate(0.0))
 
     def expected_miss_rate(self, clf: float) -> float:
-        """Fraction of lookups, 0 to 1, that miss a cache of the fraction ``clf`` of the rows."""
-        slots = max(1, ceil(clf * int(self._rows.sum())))
-        return 1 - hit_rate(self._counts, slots, self._algorithm, ids=self._ids, copies=self._rows)
+        """Fraction of the distinct rows of a batch that miss a cache of ``clf`` of the rows."""
+        return (1 - self.hit_rate(clf)) / (1 - self.hit_rate(0.0))
 
     @property
     def cacheability(self) -> float:

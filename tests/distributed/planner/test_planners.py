@@ -253,7 +253,7 @@ def test_tables_that_do_not_fit_get_caches_and_the_story_says_what_others_would_
     assert cached.load_factor is not None and cached.load_factor > 0.3
     name = next(name for name, entry in plan.plan[""].items() if entry.cache_params is not None)
     assert re.search(r"^table_wise +1 % ", str(plan.explain(name)), re.MULTILINE)
-    assert "24.4 MiB in files" in str(plan.explain())
+    assert "36.6 MiB in files" in str(plan.explain())
     assert ShardingPlan.from_json(plan.to_json()).plan[""][name].cache_params == cached
 
 

@@ -318,12 +318,18 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
     [memory] = shard_storage(
         cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology
     ).tolist()
-    assert memory[2] == 128_000 + 4000
     assert memory[1] == found.cache[0] + found.input[0] + found.output[0]
     group = GroupSpec((TableSpec("t", 1000, 32),), (0,))
     tables: Any = build_table_batch(
         group, optimizer=ADAGRAD, device=device(), cache=CacheSpec((100,))
     )
+    # the file has a spare row for each slot
+    assert memory[2] == sum(part.nbytes for part in (tables._flat, *tables._kept))
+    assert memory[2] == (1000 + 100) * (128 + 4)
+    [on_gpu] = piece_storage(
+        cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, Topology(1, "cuda")
+    ).tolist()
+    assert on_gpu[1:] == [1000 * (128 + 4), 0]
     copied = sum(part.nbytes for of_table in tables._copied for part in of_table)
     index = sum(part.nbytes for part in tensors_in(tables._cache)) + copied
     assert found.cache[0] == pytest.approx(100 * (128 + 4) + index, rel=0.05)

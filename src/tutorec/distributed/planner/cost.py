@@ -381,8 +381,8 @@ def shard_perf(
     d`` bytes at the bandwidth of the kernel (eq-cost-forward). The update moves the same bytes
     times the topology's multiplier, once more where rows are looked up again (data-parallel), plus
     five times the bytes of a dense gradient, plus ``row_ms`` per distinct row (eq-cost-backward).
-    Exchanges take the time of their slower link (eq-cost-wire). For a table in a file, each lookup
-    that misses the cache reads a row with its optimizer state, which is written back later.
+    Exchanges take the time of their slower link (eq-cost-wire). For a table in a file, each row
+    that misses the cache is read with its optimizer state, and written back later.
 
     Args:
         facts: The table.
@@ -505,15 +505,20 @@ def _perf(
         forward / bandwidth,
         sum(leg.ms(topology) for leg in work.rows_home),
         (backward + DENSE_GRADIENT_PASSES * _FLOAT * whole) / bandwidth
-        + topology.row_ms * _distinct(work.updates, rows),
+        + topology.row_ms * distinct_rows(work.updates, rows),
         sum(leg.ms(topology) for leg in work.gradients_back),
         sum(leg.ms(topology) for leg in work.ids_in),
         2 * missed * moved / slower_bandwidth(topology),  # read, and later written back
     ]
 
 
-def _distinct(ids: float, rows: int) -> float:
-    """Expected number of distinct rows of a shard among uniformly distributed ids."""
+def distinct_rows(ids: float, rows: int) -> float:
+    """Expected number of distinct rows among uniformly distributed ids.
+
+    Example:
+        >>> round(distinct_rows(1000, 1000))
+        632
+    """
     return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else min(ids, rows)
 
 

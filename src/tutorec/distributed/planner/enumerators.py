@@ -33,7 +33,7 @@ from tutorec.distributed.planner.constraints import (
     warn_of,
     warn_without_effect,
 )
-from tutorec.distributed.planner.cost import registered_kernels
+from tutorec.distributed.planner.cost import distinct_rows, registered_kernels
 from tutorec.distributed.planner.options import (
     CachedRows,
     PartitionByType,
@@ -267,7 +267,7 @@ class EmbeddingEnumerator(Enumerator):
         if effect and (constraint.min_partition or self._topology.world_size > 1):
             effects.setdefault(effect, []).append(facts.name)
         for kind, kernel in ways:
-            for params, cached_rows in _caches(kernel, table):
+            for params, cached_rows in _caches(kernel, table, self._topology.world_size):
                 yield ShardingOption(
                     facts.name,
                     table.tensor,
@@ -404,23 +404,27 @@ class EmbeddingEnumerator(Enumerator):
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))
 
 
-def _caches(kernel: str, table: ModelTable) -> list[tuple[CacheParams | None, CachedRows | None]]:
+def _caches(
+    kernel: str, table: ModelTable, world_size: int
+) -> list[tuple[CacheParams | None, CachedRows | None]]:
     """The caches that a table may have with a kernel; several sizes if the caller sets none."""
     if kernel not in _IN_FILE:
         return [(None, None)]
     asked_for = table.constraint.cache_params or sharder_cache(
         getattr(table.sharder, "fused_params", None)
     )
+    stats, ids = asked_for.stats, world_size * table.facts.total_ids
+    # Without statistics all rows are assumed to be equally popular.
+    rows = stats.expected_lookups if stats else distinct_rows(ids, table.facts.rows)
+
+    def cached_rows(factor: float) -> CachedRows:
+        missed = stats.expected_miss_rate(factor) if stats else 1 - factor
+        return CachedRows(factor, min(1.0, missed * rows / ids) if ids else 0.0)
+
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
-        return [(replace(asked_for, load_factor=None), CachedRows(0.0, 1.0))]
+        return [(replace(asked_for, load_factor=None), cached_rows(0.0))]
     return [
-        (
-            replace(asked_for, load_factor=factor),
-            CachedRows(
-                factor,
-                asked_for.stats.expected_miss_rate(factor) if asked_for.stats else 1 - factor,
-            ),
-        )
+        (replace(asked_for, load_factor=factor), cached_rows(factor))
         for factor in (_LOAD_FACTORS if asked_for.load_factor is None else [asked_for.load_factor])
     ]
 

@@ -214,7 +214,8 @@ class CachedRows:
 
     Args:
         load_factor: Fraction of its rows in memory, 0 to 1.
-        miss_rate: Fraction of lookups, 0 to 1, that miss the cache.
+        miss_rate: Fraction of all ids, 0 to 1, that miss the cache; a row that a batch looks up
+            several times misses once.
     """
 
     load_factor: float

@@ -128,6 +128,7 @@ class StoredBytes(NamedTuple):
         output: Rows of a batch.
         mapping: The mapping of raw ids to its rows.
         cache: Cached rows of a table in a file, with their state and an index.
+        spare: Spare rows behind the table in its file, one for each cached row.
     """
 
     weights: Ints
@@ -137,6 +138,7 @@ class StoredBytes(NamedTuple):
     output: Ints
     mapping: Ints
     cache: Ints
+    spare: Ints
 
 
 def stored_bytes(
@@ -203,8 +205,8 @@ def shard_storage(
         PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
     """
     stored = stored_bytes(facts, sharding_type, compute_kernel, sizes, topology)
-    rows = stored.weights if inference else stored.weights + stored.state
-    buffers = stored.mapping if inference else np.sum(stored[2:], axis=0)
+    rows = stored.weights if inference else stored.weights + stored.state + stored.spare
+    buffers = stored.mapping if inference else np.sum(stored[2:-1], axis=0)
     return kernel_model(compute_kernel).memory(topology, rows) + on_device(topology, buffers)
 
 
@@ -237,7 +239,7 @@ def _stored(
         ),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
         size[0] * facts.mapping_row_bytes,
-        _cache_bytes(facts, optimizer, rows, columns),
+        *_cache_bytes(facts, optimizer, rows, columns, topology),
     )
     if sum(parts) > MOST_BYTES:
         raise PlannerError(
@@ -259,14 +261,19 @@ def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> in
 
 
 def _cache_bytes(
-    facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int
-) -> int:
-    """Cached rows and their state; per row of the table its slot; per slot its row and last use."""
+    facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int, topology: Topology
+) -> tuple[int, int]:
+    """Bytes of a cache in memory, and of the spare rows behind the table in its file.
+
+    In memory are the cached rows with their state; per row of the table its slot; per slot its row
+    and last use. On CUDA the slower memory has no spare rows.
+    """
     if facts.cache is None or not facts.cache.load_factor:
-        return 0
+        return 0, 0
     slots = max(1, ceil(facts.cache.load_factor * rows))
     index = _ROW_INDEX * rows + _SLOT_INDEX * slots
-    return slots * facts.row_bytes(columns) + _state_bytes(optimizer, slots, columns) + index
+    in_slots = slots * facts.row_bytes(columns) + _state_bytes(optimizer, slots, columns)
+    return in_slots + index, in_slots if topology.compute_device == "cpu" else 0
 
 
 def _as_stored(size: Size, optimizer: OptimizerSpec | None, topology: Topology) -> Size:
