@@ -45,7 +45,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 for name in (
                     "plan plan_diff plan_json env tables placed_pieces initial_rows "
                     "sharded_module sharders shard_sizes shard_geometry traffic layout grouping "
-                    "grouped_configs cache_params hit_rate fused_params comm messages qcomm agreement"
+                    "grouped_configs cache_params hit_rate fused_params comm messages qcomm "
+                    "agreement"
                 ).split()
             ),
         ),

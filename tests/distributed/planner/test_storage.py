@@ -326,7 +326,7 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
     # the file has a spare row for each slot
     assert memory[2] == sum(part.nbytes for part in (tables._flat, *tables._kept))
     assert memory[2] == (1000 + 100) * (128 + 4)
-    [on_gpu] = piece_storage(
+    [on_gpu] = shard_storage(
         cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, Topology(1, "cuda")
     ).tolist()
     assert on_gpu[1:] == [1000 * (128 + 4), 0]
