@@ -98,6 +98,7 @@ class EmbeddingShardingPlanner:
 
     Example:
         >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        >>> from tutorec.distributed.planner.constraints import ParameterConstraints
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [
