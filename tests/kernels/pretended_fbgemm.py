@@ -201,7 +201,7 @@ def pretended_cache() -> Iterator[None]:
     with pretended_kernels(), ExitStack() as stack:
         for name, method in replaced.items():
             stack.enter_context(patch.object(module, name, method))
-        memory = SimpleNamespace(total_memory=2**40)
+        memory = SimpleNamespace(total_memory=2**40, warp_size=32)
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda device: memory))
         stack.enter_context(patch("torch.cuda.memory_reserved", lambda device: 0))
         if not torch.cuda.is_available():
