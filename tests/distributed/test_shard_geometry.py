@@ -279,7 +279,7 @@ def entry(kind: ShardingType, pieces: list[ShardPiece]):
         (
             ShardingType.COLUMN_WISE,
             column_wise_pieces(8, [2], [1]),
-            "do not cover its 8 x 4 rows and columns once",
+            "made for a table 't' of 8 x 2 rows and columns, and this one has 8 x 4",
         ),
         (
             ShardingType.DATA_PARALLEL,

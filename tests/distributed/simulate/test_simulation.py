@@ -374,7 +374,8 @@ def test_arguments_that_do_not_belong_together_are_refused():
     with pytest.raises(ValueError, match="says nothing about table 'user'"):
         simulate(plan, topology, [item(), item(name="user")], Load(1))
     with pytest.raises(
-        ValueError, match="shards of table 'item' do not cover its 9 x 4 rows and columns"
+        ValueError,
+        match="made for a table 'item' of 8 x 4 rows and columns, and this one has 9 x 4",
     ):
         simulate(plan, topology, [item(9)], Load(1))
     with pytest.raises(ValueError, match=r"on each of ranks 0 to 3"):
