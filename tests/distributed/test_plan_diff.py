@@ -121,11 +121,6 @@ def test_html_of_a_plan_escapes_names():
     assert "[8, 4]" in html
 
 
-def test_diff_with_something_else_is_refused():
-    with pytest.raises(TypeError, match=r"got dict: plan\.diff"):
-        plan(item=whole(0)).diff({})  # type: ignore[arg-type]
-
-
 ENTRIES = st.one_of(
     st.integers(0, 3).map(lambda rank: whole(rank, 6, 4)),
     st.sampled_from([1, 2, 4]).map(lambda ranks: rows_split(ranks, 6, 4)),
