@@ -47,6 +47,16 @@ def test_every_file_is_a_benchmark_with_a_name_and_a_first_line() -> None:
         assert module.ROUNDS >= 30 and module.__doc__ and callable(module.run)
 
 
+def test_a_benchmark_without_a_peer_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["backends", "--vs", "torchrec"])
+    assert "bench backends measures tutorec alone and takes no --vs" in capsys.readouterr().err
+    folder = Path(runner.__file__).parent
+    for module in runner.benchmarks().values():
+        uses = "options.vs" in (folder / f"{module.__name__.rpartition('.')[2]}.py").read_text()
+        assert uses == (module.NAME not in runner._WITHOUT_PEER), module.NAME
+
+
 def test_main_prints_writes_json_and_succeeds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ _NOT_BENCHMARKS = (
     "planner_peer",
     "train_rank",
 )
+_WITHOUT_PEER = ("backends", "cache", "estimates", "mc", "validation")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in ("sizes", "cases"):
         if getattr(options, part) and not hasattr(module, part.upper()):
             parser.error(f"bench {options.name} has no --{part} to choose from")
+    if options.vs and options.name in _WITHOUT_PEER:
+        parser.error(f"bench {options.name} measures tutorec alone and takes no --vs")
     if options.world is not None and not hasattr(module, "WORLDS"):
         parser.error(f"bench {options.name} runs in one process and takes no --world")
     if options.scale is not None and not hasattr(module, "SCALE"):
