@@ -224,7 +224,7 @@ def _replicated(
     samples = most_samples(loads, features)
     # Tables whose gradients are sent as bags: bytes of a rank of each class, for ids and lengths,
     # weights, rows.
-    as_bags = list[Floats]()
+    as_bags: list[Floats] = []
     summed, first = 0, np.array([0])
     for table in tables:
         end = np.array([table.rows])
@@ -234,22 +234,12 @@ def _replicated(
         )
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
-        lookup_ms = table.lookup_ms(ids, table.columns, numbers)
-        whole_ms = table.whole_ms(end * table.columns)
-        lookups = ids[loads.classes]
-        distinct = loads.distinct(table.features, table.rows, first, end)
-        work.lookups += lookups
-        work.read_bytes += 4.0 * table.columns * lookups
-        work.lookup_ms += lookup_ms[loads.classes]
-        work.distinct += distinct
-        work.update_ms += table.row_ms * distinct + table.leaves_gradient * whole_ms
-        bag_bytes = loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers))
-        if world_size > 1 and _is_summed(table, bag_bytes):
+        bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
+        in_sum = world_size > 1 and _is_summed(table, bag_bytes)
+        _add_replica(table, loads, ids, numbers, in_sum, work)
+        if in_sum:
             summed += table.rows * (table.columns + _moves_all_rows(table))
-            work.update_ms += table.update_factor * lookup_ms[loads.classes] + whole_ms
         else:
-            # backward looks the batches of all ranks up again
-            work.update_ms += loads.members @ lookup_ms * (table.update_factor + (world_size > 1))
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
     def to_all(
@@ -273,10 +263,36 @@ def _replicated(
     return exchanges
 
 
-def _is_summed(table: SimulatedTable, bag_bytes: Floats) -> bool:
+def _add_replica(
+    table: SimulatedTable,
+    loads: RankLoads,
+    ids: Floats,
+    numbers: Floats,
+    in_sum: bool,
+    work: RankWork,
+) -> None:
+    """Add the work of a replicated table with ``ids`` and ``numbers`` of rows of each class."""
+    end = np.array([table.rows])
+    lookup_ms = table.lookup_ms(ids, table.columns, numbers)
+    whole_ms = table.whole_ms(end * table.columns)
+    lookups = ids[loads.classes]
+    distinct = loads.distinct(table.features, table.rows, np.array([0]), end)
+    work.lookups += lookups
+    work.read_bytes += 4.0 * table.columns * lookups
+    work.lookup_ms += lookup_ms[loads.classes]
+    work.distinct += distinct
+    work.update_ms += table.row_ms * distinct + table.leaves_gradient * whole_ms
+    if in_sum:
+        work.update_ms += table.update_factor * lookup_ms[loads.classes] + whole_ms
+    else:  # backward looks the batches of all ranks up again
+        again = len(loads.classes) > 1
+        work.update_ms += loads.members @ lookup_ms * (table.update_factor + again)
+
+
+def _is_summed(table: SimulatedTable, bag_bytes: float) -> bool:
     """Whether a replica's gradient is sent as a whole table, since ids and bags are more bytes."""
     rule = table.optimizer
-    return bool(bag_bytes > 8 * table.rows * table.columns) and (
+    return bag_bytes > 8 * table.rows * table.columns and (
         rule is None or rule.max_gradient is None
     )
 
