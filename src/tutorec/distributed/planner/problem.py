@@ -260,8 +260,8 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
         if not taken.any(axis=1).all(axis=1).any():
             broken.append(
-                f"{table_name(choice, table)}: ranks {ranks.tolist()} where shards lie "
-                f"{choice.spread.value}"
+                f"{table_name(choice, table)}: ranks {ranks.tolist()} are not a placement "
+                f"{choice.spread.value!r}"
             )
     if broken:
         return broken
@@ -329,21 +329,22 @@ def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
             for fqn, of_table in zip(fqns, by_sharding, strict=True)
         )
         raise PlannerError(
-            f"tables that are to lie together can be cut alike in no way: {shardings} shards; give "
-            "them the same sharding_types and min_partition, or another word for colocate",
-            PlannerErrorType.STRICT_CONSTRAINTS,
-        )
-    masks = [choices[0].allowed for choices in tables if choices[0].allowed is not None]
-    allowed = np.logical_and.reduce(masks) if masks else None
-    if allowed is not None and not allowed.any():
-        raise PlannerError(
-            f"tables {', '.join(fqns)} are to lie together (colocate), and the ranks that they are "
-            "pinned to have none in common: give them the same pin, or another word for colocate",
+            f"colocated tables have no sharding type and number of shards in common: {shardings} "
+            "shards; give them the same sharding_types and min_partition, or different values of "
+            "colocate",
             PlannerErrorType.STRICT_CONSTRAINTS,
         )
     summed = []
     for key in common:
         members = [of_table[key] for of_table in by_sharding]
+        masks = [choice.allowed for choice in members if choice.allowed is not None]
+        allowed = np.logical_and.reduce(masks) if masks else None
+        if allowed is not None and not allowed.any():
+            raise PlannerError(
+                f"tables {', '.join(fqns)} are colocated, and their pins have no rank in common: "
+                "give them the same pin, or different values of colocate",
+                PlannerErrorType.STRICT_CONSTRAINTS,
+            )
         summed.append(
             replace(
                 members[0],

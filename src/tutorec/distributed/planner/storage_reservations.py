@@ -9,6 +9,7 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.storage_reservations``.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,24 +36,10 @@ PARAMETER_MULTIPLIER = 6.0
 
 
 class _Reservation(StorageReservation):
-    """Stores the topology that it returned last; a subclass says what is left of a memory."""
+    """Stores the topology that it returned last."""
 
     last_reserved_topology: Topology | None = None
     """The last topology with its memory reduced; None before the first call."""
-
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[ModuleSharder[Any]],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """The topology with the memory that is left for tables; the model has no effect."""
-        return self._less(topology, self._left)
-
-    def _left(self, memory: int) -> int:
-        raise NotImplementedError
 
     def _less(self, topology: Topology, left: Callable[[int], int]) -> Topology:
         """The topology with reduced memory of the compute devices."""
@@ -65,7 +52,26 @@ class _Reservation(StorageReservation):
         return reserved
 
 
-class FixedPercentageStorageReservation(_Reservation):
+class _FixedReservation(_Reservation):
+    """Reserves the same of every memory, whatever the model."""
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        constraints: Constraints | None = None,
+    ) -> Topology:
+        """The topology with the memory that is left for tables; the model has no effect."""
+        return self._less(topology, self._left)
+
+    @abstractmethod
+    def _left(self, memory: int) -> int:
+        """Bytes of a memory that are left for tables."""
+
+
+class FixedPercentageStorageReservation(_FixedReservation):
     """Reserves a fraction of every device's memory.
 
     Args:
@@ -97,7 +103,7 @@ class FixedPercentageStorageReservation(_Reservation):
         return f"{type(self).__name__}(percentage={self._percentage})"
 
 
-class FixedAbsoluteStorageReservation(_Reservation):
+class FixedAbsoluteStorageReservation(_FixedReservation):
     """Reserves a number of bytes of every device's memory.
 
     Args:
