@@ -154,8 +154,8 @@ def shop(
         The shop; nothing is generated before it is asked for.
 
     Raises:
-        ValueError: a size is not a positive whole number, ``seed`` none from 0, or ``exponent``
-            is negative or no number.
+        ValueError: a size is not a positive whole number, or ``seed`` or ``exponent`` is negative
+            or not a number.
 
     Example:
         >>> from tutorec.datasets.random import shop

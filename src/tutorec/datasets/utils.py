@@ -96,8 +96,8 @@ def step_slices(
         ``steps[s][r] == (start, stop)``.
 
     Raises:
-        ValueError: a size is not a whole number, a batch size or world size below 1, or too few
-            rows for every rank to get one.
+        ValueError: a size is not a whole number, a batch size or world size is below 1, or there
+            are fewer rows than ranks.
 
     Example:
         >>> from tutorec.datasets.utils import step_slices

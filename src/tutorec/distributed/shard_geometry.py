@@ -1,4 +1,4 @@
-"""Sizes, offsets and ranks of shards; `shard_sizes` cuts them, and nothing else computes any.
+"""Shards with their ranks, as plans list them; `shard_sizes` has their sizes and offsets alone.
 
 The planner estimates costs from these functions, hand-written plans use them, and sharded modules
 allocate what they return, so a module has exactly the shards that were planned.

@@ -89,9 +89,9 @@ class CollisionReport(TextTable):
             [
                 one.table,
                 f"{one.rows:,}",
-                f"{one.occupied / one.rows:.1%}".replace("%", " %"),
+                f"{100 * one.occupied / one.rows:.1f} %",
                 f"{one.lookups:,}",
-                f"{one.admitted_share:.1%}".replace("%", " %"),
+                f"{100 * one.admitted_share:.1f} %",
                 f"{one.collisions:,}",
                 f"{one.evictions:,}",
             ]
