@@ -181,7 +181,8 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("color", [INK, *RANK_COLORS, draw.ACCENT])
 def test_colours_stand_out_on_light_and_dark_pages(color):
-    assert contrast(color, "#14181e") >= 3.0
+    # pages give letters in INK their own colour; it stays where a PNG is shown
+    assert contrast(color, "#14181e") >= (3.8 if color == INK else 3.0)
     # as ink on a white page, and below the white letters in a cell
     assert contrast(color, "#ffffff") >= 4.5
 
