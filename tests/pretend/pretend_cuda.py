@@ -844,6 +844,7 @@ def install(count: int) -> None:
         finally:
             _map_location.pop()
 
+    load_to.__module__, load_to.__qualname__ = "torch", "load"  # pickled by its name, as torch's is
     torch.load = load_to
     torch.serialization.add_safe_globals([_rebuild])
     _enter_every_backward()
@@ -904,10 +905,16 @@ def _zeros_there(gradient: Any, where: torch.device | None) -> Any:
 def _enter_every_thread() -> None:
     """A mode belongs to a thread: enter it in this one and in all that are started later."""
     _PretendMode().__enter__()
-    run = threading.Thread.run
+    start = threading.Thread.start
 
-    def run_in_mode(self: threading.Thread) -> None:
-        with _PretendMode():
-            run(self)
+    def start_in_mode(self: threading.Thread) -> None:
+        run = self.run  # a subclass may have its own
 
-    threading.Thread.run = run_in_mode
+        def run_in_mode() -> None:
+            with _PretendMode():
+                run()
+
+        self.run = run_in_mode  # type: ignore[method-assign]
+        start(self)
+
+    threading.Thread.start = start_in_mode  # type: ignore[method-assign]

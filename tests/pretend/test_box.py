@@ -19,6 +19,16 @@ NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 DISTRIBUTED = ROOT / "tests/distributed"
 PARITY = "tests/distributed/sharding/test_parity.py"
 BY_DEFAULT = ("test_bad_inputs.py", "test_exchanges.py")
+# Tests of ranks that a pretended box cannot run: the file, which of its tests, and why.
+BEYOND = {
+    "checkpoint/test_faults.py": "kill_at_every_step",  # forks processes, which cannot use a GPU
+    "test_state_dict.py": "written_into_a_state_dict",  # torch.device(number) wants a real GPU
+    "train_pipeline/test_failures.py": "[id-",  # on a GPU an id is found with a later batch
+    # sizes of nested tensors belong to no pretended device
+    "train_pipeline/test_parity.py": "(tensor and dict)",
+    # the same; and rows in host memory want fbgemm's CUDA wheel
+    "train_pipeline/test_staged.py": "((tensor and dict) or tables_in_files)",
+}
 # What makes a chapter shorter and runs no other line of it: fewer samples, steps, seeds or tables.
 SHORTER = {
     "01_recommender.ipynb": {"store = shop()": "store = shop(rows=20_000, test_rows=4_000)"},
@@ -174,7 +184,8 @@ print(model.cpu()(batch.dense_features, batch.sparse_features).device)
 @pytest.mark.slow
 @pytest.mark.parametrize("file", files_of_ranks())
 def test_tests_of_ranks_pass(file):
-    pytest_on_box(2, DISTRIBUTED / file)
+    chosen = ["-k", f"not {BEYOND[file]}"] if file in BEYOND else []
+    pytest_on_box(2, DISTRIBUTED / file, *chosen)
 
 
 @pytest.mark.slow
