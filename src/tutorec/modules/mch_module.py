@@ -266,17 +266,19 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         if self._index is None:
             self._index, self._indexed = IdIndices([self._zch_size]).tables[0], None
         self._refresh()
-        return self._index.find(ids)
+        rows = self._index.find(ids)
+        return torch.where(rows < 0, rows, rows + self._rows.start) if self._rows.start else rows
 
     def _refresh(self) -> None:
         """Fill the index anew if the mapping was changed since."""
         if self._indexed != (version := self._mapping_version()):
             taken = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
-            # frequent ids come first, and get their first slots
+            # frequent ids come last, and get their first slots
             for metadata in [*self._metadata().values()][:1]:
-                taken = taken[metadata[taken].argsort(descending=True, stable=True)]
+                taken = taken[metadata[taken].argsort(stable=True)]
             assert self._index is not None, "an index is refreshed where there is one"
-            self._index.fill(self._mch_sorted_raw_ids[taken], self._mch_remapped_ids_mapping[taken])
+            rows = self._mch_remapped_ids_mapping[taken] - self._rows.start
+            self._index.fill(self._mch_sorted_raw_ids[taken], rows)
             self._indexed = version
 
     def _mapping_version(self) -> tuple[int, int, int]:
@@ -346,7 +348,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()
         )
         self._sort()
-        if index is not None and index.replace(before, ids, given):
+        if index is not None:
+            index.replace(before, ids, given - self._rows.start)
             self._indexed = self._mapping_version()
 
     def _sort(self) -> None:
@@ -368,7 +371,7 @@ def _with_values(lists: JaggedTensor, values: Tensor) -> JaggedTensor:
 
 
 class MappingsTogether:
-    """Mappings whose indices lie side by side, so that one operator looks the ids of all tables up.
+    """Mappings whose indices lie side by side, so that the ids of all tables are looked up at once.
 
     Args:
         modules: Table name -> `MCHManagedCollisionModule`; each uses its part of the indices from
@@ -378,13 +381,14 @@ class MappingsTogether:
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules: list[MCHManagedCollisionModule] = [*modules.values()]
         self._indices = IdIndices([module.output_size() for module in self._modules])
+        self._starts = torch.tensor([module._rows.start for module in self._modules])
         self._last = torch.tensor([module._rows.stop - 1 for module in self._modules])
         for module, index in zip(self._modules, self._indices.tables, strict=True):
             module._index, module._indexed = index, None
 
     @staticmethod
     def can_hold(modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these mappings can be looked up by one operator instead of one by one."""
+        """Whether these mappings can be looked up together instead of one by one."""
         return all(
             type(each) is MCHManagedCollisionModule
             and not each._forward_hooks
@@ -410,10 +414,11 @@ class MappingsTogether:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         for module in self._modules:
             module._refresh()
-        bounds = torch.tensor([0, *accumulate(counts)])
-        rows = self._indices.find(ids.long(), bounds)
+        rows = self._indices.find(ids.long(), of_table := torch.tensor(counts))
         missing = (rows < 0).nonzero().view(-1)
-        misses = torch.searchsorted(missing, bounds).diff()
+        if self._starts.any():
+            rows += self._starts.repeat_interleave(of_table)
+        misses = torch.searchsorted(missing, torch.tensor([0, *accumulate(counts)])).diff()
         for module, lookups, shared in zip(self._modules, counts, misses.tolist(), strict=True):
             module.counts.lookups += lookups
             module.counts.admitted += lookups - shared
