@@ -10,7 +10,7 @@ import pytest
 import torch
 from modules.mc_oracle import Oracle
 
-from tutorec._kernels.backend import backend, use_backend
+from tutorec.modules import mch_module
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -328,9 +328,7 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
     for number in range(9):
         if number == 5:
             together, before = copy.deepcopy(together), together
-            assert (before._together is not None) == (
-                backend().name == "fbgemm"
-            ) and together._together is None
+            assert before._together is not None and together._together is None
         together.train(number % 3 != 1)
         called.train(number % 3 != 1)
         lengths = torch.randint(0, 4, (9,), generator=draw)
@@ -344,8 +342,7 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dty
     )
 
 
-def test_index_is_filled_anew_when_its_slots_are_used_up():
-    """Each batch replaces all ids, and those that left keep their slots for a while."""
+def test_ids_are_found_when_every_batch_replaces_all_of_them():
     module = MCHManagedCollisionModule(9, CPU, LRU_EvictionPolicy(), 1)
     for number in range(20):
         ids = [number * 8 + each - 40 for each in range(8)]
@@ -354,16 +351,14 @@ def test_index_is_filled_anew_when_its_slots_are_used_up():
 
 
 @pytest.mark.parametrize("filled", [0, 5])
-def test_torch_and_fbgemm_find_the_same_rows(filled: int):
-    """Also ids that mark a free slot in fbgemm's table, and the largest id, which has no row in
-    either.
-    """
+def test_index_and_sorted_search_find_the_same_rows(filled: int, monkeypatch: pytest.MonkeyPatch):
+    """Also the largest id, which has no row in either."""
     ids = [-1, -(2**63), 0, 2**63 - 1, 7, 2**62]
     rows = []
-    for name in {"torch", backend().name}:
-        with use_backend(name):
-            module = MCHManagedCollisionModule(6, CPU, LFU_EvictionPolicy(), 1).eval()
-            module._mch_sorted_raw_ids[:filled] = torch.tensor(sorted(ids[:3] + ids[4:]))[:filled]
-            rows.append(module(lists(ids))["t"].values().tolist())
+    for indexed in (True, False):
+        monkeypatch.setattr(mch_module, "has_index", lambda _, indexed=indexed: indexed)
+        module = MCHManagedCollisionModule(6, CPU, LFU_EvictionPolicy(), 1).eval()
+        module._mch_sorted_raw_ids[:filled] = torch.tensor(sorted(ids[:3] + ids[4:]))[:filled]
+        rows.append(module(lists(ids))["t"].values().tolist())
     assert all(each == rows[0] for each in rows)
     assert rows[0][3] == 5
