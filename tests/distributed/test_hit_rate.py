@@ -36,7 +36,7 @@ def measured(
 
 
 @pytest.mark.parametrize(("algorithm", "admitted"), [("lru", None), ("lru", 1), ("lfu", None)])
-@pytest.mark.parametrize("slots", [300, 900])
+@pytest.mark.parametrize("slots", [10, 30, 60, 100, 150, 300, 900])  # a batch has 56 to 123 rows
 @pytest.mark.parametrize("exponent", [0.8, 1.05, 1.3])
 def test_predicted_and_measured_hit_rates_agree_within_two_points(
     exponent, slots, algorithm, admitted

@@ -242,6 +242,9 @@ class RowCache:
             else victims.values <= offered[: victims.values.numel()]
         )
         number = int(fits.sum())
+        if offered is None and number < own.numel():
+            # not the first ones, so that no row is favoured by its number
+            own = own[(2 * torch.arange(number) + 1) * own.numel() // max(1, 2 * number)]
         return own[:number], victims.indices[:number] + first
 
     def _give(self, table: int, own: Tensor, slots: Tensor) -> Move:

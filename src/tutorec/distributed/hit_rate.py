@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, log, log10
 
 import torch
@@ -35,13 +36,12 @@ def hit_rate(
     - ``"lfu"``: the most popular rows are cached.
     - ``"lru"``: a row is evicted when it has not been used for T batches. T is the value for which
       the expected number of cached rows, the sum of ``h_i``, equals the number of slots. With
-      batches of one id that are always admitted, ``h_i = 1 - exp(-p_i * T)``, which is Che's
-      approximation [Che, Tung and Wang 2002].
+      batches that are always admitted, ``h_i = 1 - (1 - b_i) ** T``; with batches of one id this is
+      Che's approximation, ``1 - exp(-p_i * T)`` [Che, Tung and Wang 2002].
 
     Args:
         probabilities: How often each row is looked up ``[R]``, as probabilities or counts.
-        slots: Number of cached rows. With ``"lru"`` it should exceed the number of distinct rows in
-            a batch; otherwise the result is only an approximation.
+        slots: Number of cached rows.
         algorithm: Eviction policy.
         ids: Ids per batch.
         admitted: Fraction of batches whose missing rows may evict others; by default the library's.
@@ -57,7 +57,7 @@ def hit_rate(
         ...     round(hit_rate(popularity, 2, "lfu", ids=1), 2),
         ...     round(hit_rate(popularity, 2, "lru", admitted=1), 2),
         ... )
-        (0.76, 0.65)
+        (0.76, 0.66)
     """
     rows = (
         torch.ones(len(probabilities), dtype=torch.float64) if copies is None else copies.double()
@@ -82,27 +82,35 @@ def hit_rate(
 
 
 def _settled(uses: Tensor, used: Tensor, rows: Tensor, slots: int, share: float) -> Tensor:
-    """The probability that each row is cached ``[R]``; the eviction age is found by bisection."""
+    """The probability that each row is cached ``[R]``."""
 
-    def in_memory(age: float) -> Tensor:
-        # A row is cached from the batch that admits it until a batch evicts it at an age above the
-        # limit. The probability is the ratio of two mean times of a renewal process with uses at
-        # the rate `used` and admitting batches at the rate `share`.
+    def by_age(age: float) -> Tensor:
+        # A row is cached from an admitting batch that uses it until an admitting batch finds it
+        # unused for longer than the limit. The ratio is that of the mean numbers of batches with
+        # and without a slot, of a renewal process.
         unused = torch.exp(-uses * age).clamp(min=1e-300)
-        ratio = (share + used - share * used) * (1 - unused) / unused + used
-        return ratio / (1 + ratio)
+        ratio = (share * (1 - unused) + used / (1 - used).clamp(min=1e-300)) / unused
+        return 1 - 1 / (1 + ratio)
 
-    low, high = 0.0, 1.0
-    while float((rows * in_memory(high)).sum()) < slots and high < 1e15:
-        high *= 2
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if float((rows * in_memory(middle)).sum()) < slots else (low, middle)
-        )
-    found = in_memory(high)
-    # A batch with more distinct rows than slots leaves some of its rows in the cache.
-    return found * min(1.0, slots / float((rows * found).sum()))
+    def by_chance(chance: float) -> Tensor:
+        # An admitting batch evicts all rows that it does not use, and admits each of its missing
+        # rows with the same probability.
+        return used * chance / (1 - used + used * chance).clamp(min=1e-300)
+
+    def solve(in_memory: Callable[[float], Tensor], high: float) -> Tensor:
+        low = 0.0
+        for _ in range(_ROUNDS):
+            middle = (low + high) / 2
+            too_few = float((rows * in_memory(middle)).sum()) < slots
+            low, high = (middle, high) if too_few else (low, middle)
+        return in_memory(high)
+
+    if float((rows * used).sum()) >= slots:  # a batch has more distinct rows than slots
+        return solve(by_chance, 1.0)
+    limit = 1.0
+    while float((rows * by_age(limit)).sum()) < slots and limit < 1e15:
+        limit *= 2
+    return solve(by_age, limit)
 
 
 class RowPopularity(CacheStatistics):
@@ -121,9 +129,9 @@ class RowPopularity(CacheStatistics):
         >>> import torch
         >>> popularity = RowPopularity(torch.tensor([4, 2, 1, 1]), ids=8)
         >>> round(popularity.expected_lookups, 1), round(popularity.hit_rate(0.5), 2)
-        (3.1, 0.81)
-        >>> round(popularity.expected_miss_rate(0.5), 2)  # 1.5 of the 3.1 rows of a batch
-        0.48
+        (3.1, 0.83)
+        >>> round(popularity.expected_miss_rate(0.5), 2)  # 1.4 of the 3.1 rows of a batch
+        0.45
     """
 
     def __init__(self, counts: Tensor, ids: int, algorithm: CacheAlgorithm = "lru") -> None:
