@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from tutorec._kernels.freed_memory import return_freed_memory
 from tutorec._validation import validation
 from tutorec.awaitable import Awaitable
 from tutorec.bench.cache import drop_pages
@@ -35,6 +36,7 @@ PIPELINES = "distributed.train_pipeline.train_pipelines"
 _STAGE = "bench"
 _RESERVE = 8  # batches that are ready beside those of a measurement: a pipeline takes some ahead
 _COMPARED = 4  # steps
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 class Pipeline(Protocol):
@@ -317,6 +319,7 @@ def peak_memory(contender: Contender, shape: Shape, rank: int) -> tuple[int, int
         rank: This rank, a new process.
     """
     quiet({contender.root})
+    give_back_freed_blocks()
     pipeline, feed = start(contender, shape, rank)
     trim()
     before = resident()
@@ -336,12 +339,20 @@ def bytes_of_batch(parts: Mapping[str, Any]) -> int:
     return 2 * ids + sum(part.nbytes for part in parts.values() if isinstance(part, Tensor))
 
 
+def give_back_freed_blocks() -> None:
+    """From now on, blocks of 64 KiB or more go back to the system when they are freed.
+
+    Otherwise the C library keeps some of them, and the highest point differs from run to run.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, 1 << 16)
+
+
 def trim() -> None:
     """Give memory that is free back to the system, where the C library can."""
     gc.collect()
-    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if give_back is not None:
-        give_back(0)
+    return_freed_memory()
 
 
 def slowest(of_ranks: Sequence[dict[str, list[Sample]]]) -> dict[str, list[Sample]]:
