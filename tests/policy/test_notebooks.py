@@ -137,7 +137,10 @@ def exercise_problems(chapter: Chapter) -> list[str]:
             if call == "exercise" and "remove-cell" not in cell.tags:
                 (solutions if "hide-cell" in cell.tags else stubs).setdefault(key, cell)
     found = [] if len(stubs) >= 2 else [f"{len(stubs)} exercises, at least 2"]
+    headings = [heading for cell in chapter.prose for heading in cell.headings]
     for key, stub in stubs.items():
+        if not any(heading.startswith(f"Exercise {key}: ") for heading in headings):
+            found.append(f"exercise {key} has no heading that begins with Exercise {key}:")
         solution = solutions.get(key)
         if solution is None or solution.index <= stub.index:
             found.append(f"exercise {key} has no solution cell (tag hide-cell) after its stub")
@@ -381,6 +384,7 @@ def test_form_policy_rejects_a_stub_without_solution_and_an_early_reveal():
     violations = "\n".join(form_violations(chapter_of(("markdown", OPENING, []), reveal, STUB)))
     assert "prediction 99.1 is not revealed" in violations
     assert "exercise 99.1 has no solution" in violations
+    assert "exercise 99.1 has no heading" in violations
 
 
 def test_form_policy_rejects_too_many_cells():
