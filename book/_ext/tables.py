@@ -88,7 +88,7 @@ def used_rows(text: str) -> list[tuple[str, ...]]:
             added = (1, here, int(projects), int(projects) * here)
             counts[row] = [before + more for before, more in zip(counts[row], added, strict=True)]
     total = counts.pop("all")
-    share = f"{total[3]} ({total[3] / total[2]:.0%})"
+    share = f"{total[3]} ({100 * total[3] / total[2]:.0f} %)"
     rows = [(f"`{package}`", *map(str, counts[package])) for package in sorted(counts)]
     return [*rows, ("all", *map(str, total[:3]), share)]
 

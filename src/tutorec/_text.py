@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -118,6 +119,16 @@ def ms_text(ms: float) -> str:
         ('0.0123', '1.50', '2,346', '0')
     """
     return _digits(ms)
+
+
+def spaced_percents(text: str) -> str:
+    """The text with a space between a number and its ``%``, as the book writes percentages.
+
+    Example:
+        >>> spaced_percents("{share:.0%} of them".format(share=0.25))
+        '25 % of them'
+    """
+    return re.sub(r"(?<=[0-9])%", " %", text)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

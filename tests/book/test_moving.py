@@ -89,7 +89,7 @@ def test_the_tables_have_every_name_once():
         ("`(the root)`", "1", "1", "3", "3"),
         ("`fx`", "1", "1", "1", "1"),
         ("`metrics`", "1", "0", "2", "0"),
-        ("all", "3", "2", "6", "4 (67%)"),
+        ("all", "3", "2", "6", "4 (67 %)"),
     ]
     blocks = tomllib.loads(tables.ABSENT_NAMES.read_text(encoding="utf-8"))["absent"]
     cells = tables.absent_rows(blocks)

@@ -51,11 +51,11 @@ def charts():
 CLAIMS = {
     "bars": "loop: 1.2 s, 400 times kernel",
     "histogram": "half of 9 values are below 4 ids",
-    "rank_frequency": "the most frequent 1% of products make up 75% of 4 occurrences",
-    "curves": "training closes 83% of the gap between the baseline and the best possible",
-    "timeline": "ranks spend 25% of the time waiting",
-    "traffic": "rank 0 sends 75% of 4 KiB",
-    "jagged": "6 ids in 2 features of 2 samples; padding would waste 50% of the room",
+    "rank_frequency": "the most frequent 1 % of products make up 75 % of 4 occurrences",
+    "curves": "training closes 83 % of the gap between the baseline and the best possible",
+    "timeline": "ranks spend 25 % of the time waiting",
+    "traffic": "rank 0 sends 75 % of 4 KiB",
+    "jagged": "6 ids in 2 features of 2 samples; padding would waste 50 % of the room",
     "here": "You are here: wire, station 3 of 8 on a batch's path",
     "life": "The life of id 7, up to its KJT",
 }

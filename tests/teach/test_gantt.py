@@ -31,8 +31,8 @@ def drawn(**changed):
 
 
 def test_the_claim_is_computed_from_the_time_shown():
-    assert drawn().claim == "10,000 ms, 20% of it waiting"
-    assert drawn(between={"loop": (2.0, 4.0)}).claim == "2,000 ms, 50% of it waiting"
+    assert drawn().claim == "10,000 ms, 20 % of it waiting"
+    assert drawn(between={"loop": (2.0, 4.0)}).claim == "2,000 ms, 50 % of it waiting"
 
 
 def test_bars_have_the_measured_lengths_and_waiting_is_cut_out_of_them():
@@ -70,7 +70,7 @@ def test_another_wait_is_striped_and_no_part_of_the_share():
         waiting=("wait", "late"),
         names={"late": "it waits for rows"},
     )
-    assert other.claim == "20%" and other.legend.endswith(
+    assert other.claim == "20 %" and other.legend.endswith(
         "hollow: the rank waits; striped: it waits for rows."
     )
     (striped,) = [

@@ -11,7 +11,7 @@ LESS = [[0, 8192, 1024, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 def test_title_says_what_crosses_and_facts_hold_it():
     chart = draw.hosts({"row-wise": SENT}, local_size=2)
-    assert chart.claim == "27% of what row-wise sends crosses hosts, 3 KiB"
+    assert chart.claim == "27 % of what row-wise sends crosses hosts, 3 KiB"
     assert chart.facts["crossing"] == {"row-wise": 3072}
     assert chart.facts["total"] == {"row-wise": 11264}
 

@@ -8,7 +8,7 @@ SHARED = {"8 ranks": {"lookup": 4.0, "latency": 1.0}, "64 ranks": {"lookup": 0.5
 
 def test_title_says_which_part_of_the_last_bar_is_largest_and_facts_hold_the_sums():
     chart = draw.parts({"a": SHARED}, unit="ms")
-    assert chart.claim == "the last is 0.3 times the first, 67% of it latency"
+    assert chart.claim == "the last is 0.3 times the first, 67 % of it latency"
     assert chart.facts["sums"] == {"8 ranks": 5.0, "64 ranks": 1.5}
     assert (chart.facts["best"], chart.facts["least"]) == ("64 ranks", 1.5)
 

@@ -8,7 +8,7 @@ MACHINE = {"bandwidth": 10e9, "peak": 100e9}
 
 def test_title_says_how_little_of_the_peak_a_lookup_reaches():
     chart = draw.roofline({"lookup": (1e9, 4e9, 0.5)}, **MACHINE)
-    assert chart.claim == "lookup: 0.25 operations a byte, 2.0% of what the machine could compute"
+    assert chart.claim == "lookup: 0.25 operations a byte, 2.0 % of what the machine could compute"
     assert chart.facts["ridge"] == 10
     assert chart.facts["of_roof"] == pytest.approx(0.8)
 

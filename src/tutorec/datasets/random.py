@@ -354,7 +354,9 @@ class Shop:
                 " ".join(map(str, row.clicked)) or "-",
                 dwell or "-",
             ]
-            lines.append([*ids, f"{hour:.0f}", f"{price:.2f}", f"{age:.0f}", f"{discount:.0%}"])
+            lines.append(
+                [*ids, f"{hour:.0f}", f"{price:.2f}", f"{age:.0f}", f"{100 * discount:.0f} %"]
+            )
         widths = [max(len(line[c]) for line in lines) for c in range(len(titles))]
         return "\n".join(
             "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))

@@ -20,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE, rank_color
+from tutorec._text import spaced_percents
 
 __all__ = [
     "ACCENT",
@@ -122,7 +123,7 @@ def finish(figure: Figure, template: str | None, default: str, facts: dict[str, 
     """
     pattern = default if template is None else template
     try:
-        claim = pattern.format(**facts)
+        claim = spaced_percents(pattern.format(**facts))
     except KeyError as error:
         raise KeyError(
             f"claim {pattern!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tutorec._text import spaced_percents
 from tutorec.distributed.train_pipeline.timeline import Interval
 from tutorec.teach.canvas import caption, rank_color
 from tutorec.teach.units import number
@@ -134,7 +135,7 @@ def gantt(
         )
         for part, anchor, label_text in ((0, "start", "0"), (1, "end", f"{facts['window']} ms"))
     )
-    heading = claim.format(**facts)
+    heading = spaced_percents(claim.format(**facts))
     label = html.escape(f"{heading}. {alt}", quote=True)
     svg = (
         f'<svg role="img" aria-label="{label}" style="display: block; width: 100%; height: '

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tutorec._style import ACCENT, INK, STYLE, rank_color
-from tutorec._text import byte_unit, bytes_text, ms_text
+from tutorec._text import byte_unit, bytes_text, ms_text, spaced_percents
 from tutorec.distributed.planner.report import MEMORIES, PlanReport
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
         "{full:.0%} full"
     )
     try:
-        title = wanted.format(**facts)
+        title = spaced_percents(wanted.format(**facts))
     except KeyError as error:
         raise KeyError(
             f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"

@@ -239,7 +239,7 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     yield "step", text
     if report.bound.ms > 0:
         over = max(report.cost / report.bound.ms - 1, 0.0)
-        near = "among the best" if over < 5e-4 else f"at most {over:.1%} above the best"
+        near = "among the best" if over < 5e-4 else f"at most {100 * over:.1f} % above the best"
         yield (
             "bound",
             (
@@ -250,7 +250,7 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     if report.gap is not None:
         yield (
             "gap",
-            f"the solver leaves {report.gap:.2%} between the plan and the best that there may be.",
+            f"the solver leaves {100 * report.gap:.2f} % between this plan and the best one.",
         )
     shards, largest = _on_ranks(report)
     if shards[slowest] == 1 and report.problem.world_size > 1:
@@ -275,7 +275,7 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
         text = (
             f"{bytes_text(held.sum())} in all; rank {fullest} is the fullest with "
             f"{bytes_text(held[fullest])} of {bytes_text(room[fullest])} "
-            f"({full[fullest]:.1%}){reserved}."
+            f"({100 * full[fullest]:.1f} %){reserved}."
         )
         yield name, text
     files = sum(
@@ -311,9 +311,11 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     for rank in shown:
         bar = "#" * round(_BAR * times[rank] / times.max()) if times.max() > 0 else ""
         share = (
-            f"{largest[rank][0]} {largest[rank][1] / times[rank]:.0%}" if times[rank] > 0 else ""
+            f"{largest[rank][0]} {100 * largest[rank][1] / times[rank]:.0f} %"
+            if times[rank] > 0
+            else ""
         )
-        memory = bytes_text(held[rank]), f"{held[rank] / max(room[rank], 1):.0%}"
+        memory = bytes_text(held[rank]), f"{100 * held[rank] / max(room[rank], 1):.0f} %"
         rows.append(
             [
                 f"{rank}",
@@ -579,7 +581,7 @@ def _options_table(report: PlanReport, table: int) -> TextTable:
 def _verdict(report: PlanReport, choice: Choice, step: float) -> str:
     if np.isfinite(step):
         over = step / report.cost - 1 if report.cost else 0.0
-        return "no better" if abs(over) < 5e-4 else f"{over:+.1%}"
+        return "no better" if abs(over) < 5e-4 else f"{100 * over:+.1f} %"
     if choice.allowed is not None and choice.spread is Spread.ALL and not choice.allowed.all():
         return "its pin leaves ranks out"
     lacking = int((choice.memory.max(axis=0) - report.problem.capacity.max(axis=0)).max())

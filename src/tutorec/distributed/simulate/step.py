@@ -179,7 +179,9 @@ class Simulation:
             reason += f"; {lookups[rank] / lookups.mean():.2f} times the mean of rows looked up"
         for hot in self.hot_rows:
             if rank in hot.ranks and hot.of_rank > 0.1 and len(hot.ranks) < self.world_size:
-                reason += f", {hot.of_rank:.0%} of them row {hot.row} of table {hot.table!r}"
+                reason += (
+                    f", {100 * hot.of_rank:.0f} % of them row {hot.row} of table {hot.table!r}"
+                )
                 break
         ms = float(self.rank_ms[rank])
         return Straggler(rank, ms, ms / mean - 1, phase, reason)
@@ -268,7 +270,7 @@ def _headline(step: Simulation) -> str:
     if step.step_ms > 0:
         times = {phase: float(ms.max()) for phase, ms in step.phases.items()}
         phase = max(times, key=times.__getitem__)
-        text += f"; {times[phase] / step.step_ms:.0%} of it is {phase}"
+        text += f"; {100 * times[phase] / step.step_ms:.0f} % of it is {phase}"
     return text
 
 
@@ -329,9 +331,9 @@ def _hot(step: Simulation) -> TextTable:
                 hot.table,
                 f"{hot.row:,}",
                 f"{hot.reads:,.0f}",
-                f"{hot.of_table:.1%}",
+                f"{100 * hot.of_table:.1f} %",
                 where,
-                f"{hot.of_rank:.1%}",
+                f"{100 * hot.of_rank:.1f} %",
             ]
         )
     head = ["hot row of", "row", "ids a step", "of its table", "on rank", "of its lookups"]
@@ -345,9 +347,9 @@ def _waiting(step: Simulation) -> str:
     idle = 1 - float(step.rank_ms.mean()) / step.step_ms
     spent = sorted(step.step_parts.items(), key=lambda part: -part[1])
     text = "the step is " + ", ".join(
-        f"{ms / step.step_ms:.0%} {part}" for part, ms in spent if ms > 0
+        f"{100 * ms / step.step_ms:.0f} % {part}" for part, ms in spent if ms > 0
     )
-    text += f"; ranks wait {idle:.0%} of the step for the slowest"
+    text += f"; ranks wait {100 * idle:.0f} % of the step for the slowest"
     slow = step.stragglers()
     if slow:
         text += (
