@@ -12,6 +12,8 @@ from typing import Any
 INK = "#757575"
 #: For data that belong to no rank.
 ACCENT = "#6b7686"
+#: For exchanges, where data belong to phases and not to ranks.
+EXCHANGE = "#7f62c2"
 RANK_COLORS = (
     "#3676c3",
     "#b9591d",

@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 
+from tutorec._style import EXCHANGE
 from tutorec.teach import draw
 from tutorec.teach.canvas import INK, RANK_COLORS
 from tutorec.teach.trace import Event, Trace
@@ -179,7 +180,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("color", [INK, *RANK_COLORS, draw.ACCENT])
+@pytest.mark.parametrize("color", [INK, *RANK_COLORS, draw.ACCENT, EXCHANGE])
 def test_colours_stand_out_on_light_and_dark_pages(color):
     # pages give letters in INK their own colour; it stays where a PNG is shown
     assert contrast(color, "#14181e") >= (3.8 if color == INK else 3.0)

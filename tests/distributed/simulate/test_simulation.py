@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from distributed.byte_formulas import COPIES_SUMS, GRADIENTS, IDS, ROWS, SIZES
+from matplotlib.colors import to_hex
 
+from tutorec._style import RANK_COLORS
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
@@ -425,4 +427,6 @@ def test_the_figure_draws_every_phase_and_both_links():
         "sent to other hosts",
     ]
     assert below.get_xlabel() == "rank"
+    drawn = {to_hex(patch.get_facecolor()) for axes in (above, below) for patch in axes.patches}
+    assert len(drawn) == 2 and not drawn & set(RANK_COLORS)
     figure.canvas.draw()  # pyright: ignore[reportAttributeAccessIssue]

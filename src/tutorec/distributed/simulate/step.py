@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tutorec._style import ACCENT, RANK_COLORS, STYLE
+from tutorec._style import ACCENT, EXCHANGE, STYLE
 from tutorec._text import TextTable, byte_unit, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.simulate.exchanges import Exchange, of_links
 from tutorec.distributed.simulate.ids import Floats
@@ -24,12 +24,16 @@ PHASES = ("ids", "lookup", "rows", "gradients", "update")
 PARTS = ("memory", "inside hosts", "across hosts", "latency")
 # A grey that is legible on white and on dark pages; phases in time order, exchanges in their own
 # hues.
-_COLORS = {
-    "ids": RANK_COLORS[0],
-    "lookup": RANK_COLORS[2],
-    "rows": ACCENT,
-    "gradients": RANK_COLORS[1],
-    "update": RANK_COLORS[5],
+# Colour and pattern of a phase: no rank has these colours. Exchanges have one, work in memory
+# another.
+_LOOKS = {
+    "ids": (EXCHANGE, ""),
+    "lookup": (ACCENT, ""),
+    "rows": (EXCHANGE, "///"),
+    "gradients": (EXCHANGE, "..."),
+    "update": (ACCENT, "\\\\\\"),
+    "sent inside the host": (ACCENT, ""),
+    "sent to other hosts": (EXCHANGE, ""),
 }
 _HOT_ROWS = 5
 
@@ -370,18 +374,14 @@ def _figure(step: Simulation) -> Figure:
         drawn = Figure(figsize=(7.0, 5.0), layout="constrained")
         FigureCanvasAgg(drawn)
         above, below = drawn.subplots(2, 1, sharex=True)
-        _stack(above, step.phases, _COLORS)
+        _stack(above, step.phases)
         above.set_ylabel("ms")
         unit, name = byte_unit(max(float(step.sent().max()), float(step.received().max())))
         links = {
             "sent inside the host": step.sent(crossing=False) / unit,
             "sent to other hosts": step.sent(crossing=True) / unit,
         }
-        _stack(
-            below,
-            links,
-            {"sent inside the host": RANK_COLORS[4], "sent to other hosts": RANK_COLORS[3]},
-        )
+        _stack(below, links)
         below.set_ylabel(name)
         below.set_xlabel("rank")
         drawn.suptitle(
@@ -390,13 +390,22 @@ def _figure(step: Simulation) -> Figure:
     return drawn
 
 
-def _stack(axes: Any, parts: Mapping[str, Floats], colors: Mapping[str, str]) -> None:
+def _stack(axes: Any, parts: Mapping[str, Floats]) -> None:
     """Stacked step plot over ranks, which is one shape for any number of ranks."""
     base = np.zeros(len(next(iter(parts.values()))))
     edges = np.arange(len(base) + 1) - 0.5
     for label, values in parts.items():
+        color, hatch = _LOOKS[label]
         axes.stairs(
-            base + values, edges, baseline=base, fill=True, color=colors[label], label=label
+            base + values,
+            edges,
+            baseline=base,
+            fill=True,
+            facecolor=color,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.0,
+            label=label,
         )
         base = base + values
     axes.set_xlim(edges[0], edges[-1])
