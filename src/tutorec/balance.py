@@ -100,8 +100,11 @@ def fair_initialize(
         rank; the first row on the rank of each of these.
 
     Example:
-        >>> fair_initialize([5, 26, 1], 3)
-        (10, {1: [5, 15]}, [[0, 1], [1], [1, 2]], [tensor([0, 5]), tensor([0]), tensor([ 0, 26])])
+        >>> rows, cuts, features, offsets = fair_initialize([5, 26, 1], 3)
+        >>> rows, cuts, features
+        (10, {1: [5, 15]}, [[0, 1], [1], [1, 2]])
+        >>> offsets
+        [tensor([0, 5]), tensor([0]), tensor([ 0, 26])]
     """
     rows_per_rank = sum(embeddings_per_feat) // num_groups
     cuts: dict[int, list[int]] = {}

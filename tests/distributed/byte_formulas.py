@@ -162,8 +162,12 @@ def step_traffic(
         >>> from tutorec.distributed.shard_geometry import parameter_sharding, row_wise_pieces
         >>> from tutorec.distributed.tables import PlacementRules, place_table
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
-        >>> entry = parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0, 1]), "cpu")
-        >>> rules = PlacementRules(2, False, list(ShardingType), list(EmbeddingComputeKernel), None)
+        >>> entry = parameter_sharding(
+        ...     ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0, 1]), "cpu"
+        ... )
+        >>> rules = PlacementRules(
+        ...     2, False, list(ShardingType), list(EmbeddingComputeKernel), None
+        ... )
         >>> config = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> table = place_table(config, ["item"], torch.empty(8, 4), entry, rules)
         >>> ten_each = StepBatches([{"item": 3}] * 2, ids=lambda rank, feature, first, end: 10)

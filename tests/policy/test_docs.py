@@ -7,12 +7,15 @@ ruff's D rules check presence and form of what they see; these checks add what r
 from __future__ import annotations
 
 import ast
+import doctest
 
 import pytest
 from policy.tree import SourceFile, Tree, assert_none
 
 # A function of so few parameters may say what they are in its first sentences.
 SPEAKS_FOR_ITSELF = 3
+# Columns that an API page shows of a code block before it scrolls.
+PAGE_WIDTH = 88
 
 
 def public(name: str) -> bool:
@@ -52,6 +55,21 @@ def doc_violations(file: SourceFile) -> list[str]:
     return found
 
 
+def example_violations(file: SourceFile) -> list[str]:
+    """Lines of examples that an API page would cut off."""
+    found = []
+    for node in ast.walk(file.ast):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for example in doctest.DocTestParser().get_examples(ast.get_docstring(node) or ""):
+                code = [f">>> {line}" for line in example.source.splitlines()]
+                found += [
+                    f"{file.where}: an example is {len(line)} wide, at most {PAGE_WIDTH}: {line}"
+                    for line in (*code, *example.want.splitlines())
+                    if len(line) > PAGE_WIDTH
+                ]
+    return found
+
+
 def function_violations(
     where: str, node: ast.FunctionDef | ast.AsyncFunctionDef, brief: bool
 ) -> list[str]:
@@ -75,6 +93,16 @@ def function_violations(
 
 def test_public_names_are_documented():
     assert_none([v for file in Tree.of_repository().files for v in doc_violations(file)])
+
+
+def test_examples_fit_their_page():
+    assert_none([v for file in Tree.of_repository().files for v in example_violations(file)])
+
+
+def test_example_policy_rejects_wide_code_and_wide_output():
+    wide = f"{'1' * 85}"
+    text = f'"""M.\n\n    >>> {wide}\n    {wide}0000\n    >>> 1\n    1\n"""\n'
+    assert len(example_violations(SourceFile("tutorec.x", text))) == 2
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,9 @@ class OptimizerSpec:
 
     Example:
         >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> OptimizerSpec("adam", learning_rate=0.1).states
-        (StateSpec(name='momentum1', rowwise=False), StateSpec(name='exp_avg_sq', rowwise=False))
+        >>> first, second = OptimizerSpec("adam", learning_rate=0.1).states
+        >>> second
+        StateSpec(name='exp_avg_sq', rowwise=False)
     """
 
     kind: OptimizerKind

@@ -26,7 +26,9 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
         ...     torch.uint8
         ... )  # scale and bias
         >>> numbers_of_rows(
-        ...     torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1), bits=8, columns=2
+        ...     torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1),
+        ...     bits=8,
+        ...     columns=2,
         ... ).tolist()
         [[0.0, 1.0]]
     """

@@ -79,7 +79,8 @@ def bucketize(
     Example:
         >>> import torch
         >>> from tutorec._kernels.reference import bucketize
-        >>> bucketize(torch.tensor([3, 1]), torch.tensor([4, 0, 2, 3]), None, [2], [[0, 3, 5]])[:2]
+        >>> lengths, ids = torch.tensor([3, 1]), torch.tensor([4, 0, 2, 3])
+        >>> bucketize(lengths, ids, None, [2], [[0, 3, 5]])[:2]
         (tensor([2, 0, 1, 1]), tensor([0, 2, 1, 0]))
     """
     lists, count, buckets = lengths.numel(), values.numel(), len(bounds[0]) - 1

@@ -87,7 +87,9 @@ def join_gradients(parts: Sequence[TouchedRows]) -> TouchedRows:
 
     Example:
         >>> import torch
-        >>> one = TouchedRows(0, torch.tensor([5]), torch.tensor([0]), None, torch.tensor([[1.0]]))
+        >>> one = TouchedRows(
+        ...     0, torch.tensor([5]), torch.tensor([0]), None, torch.tensor([[1.0]])
+        ... )
         >>> join_gradients([one, one]).bags.tolist()
         [0, 1]
     """
@@ -135,9 +137,15 @@ def step_tables(
         >>> import torch
         >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
         >>> table = torch.zeros(3, 4)
-        >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
+        >>> batch = PooledBatch(
+        ...     torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,)
+        ... )
         >>> step_tables(
-        ...     [table], [()], batch, torch.ones(2, 4), [UpdateStep(OptimizerSpec("sgd"), rate=0.5)]
+        ...     [table],
+        ...     [()],
+        ...     batch,
+        ...     torch.ones(2, 4),
+        ...     [UpdateStep(OptimizerSpec("sgd"), rate=0.5)],
         ... )
         >>> table[:, 0].tolist()
         [0.0, -1.0, 0.0]

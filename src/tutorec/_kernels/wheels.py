@@ -115,7 +115,8 @@ def choose(
     Example:
         >>> from tutorec._kernels.wheels import choose
         >>> choice = choose(
-        ...     {"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0", "fbgemm-gpu": None}, torch_cuda=None
+        ...     {"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0", "fbgemm-gpu": None},
+        ...     torch_cuda=None,
         ... )
         >>> choice.name, choice.remedy
         ('torch', 'pip install "fbgemm-gpu-cpu==1.8.*"')

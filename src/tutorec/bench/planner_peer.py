@@ -65,7 +65,9 @@ def draw_tables(draw: Draw) -> list[DrawnTable]:
     """Rows from 1,000 to 100,000,000 and bags of 1 to 50 ids, both log-uniform; usual widths.
 
     Example:
-        >>> [table] = draw_tables(Draw(seed=0, tables=1, world_size=2, local_size=2, filled=0.5))
+        >>> [table] = draw_tables(
+        ...     Draw(seed=0, tables=1, world_size=2, local_size=2, filled=0.5)
+        ... )
         >>> round(table.rows * table.columns * 4 / (2 * 27 * 2**30), 3)
         0.5
     """

@@ -33,7 +33,9 @@ def check_agreement(
         AgreementError: Ranks differ, or another rank has a problem.
 
     Example:
-        >>> check_agreement("sharding", {"table 'item': rows": "8"}, ShardingEnv.from_local(1, 0))
+        >>> check_agreement(
+        ...     "sharding", {"table 'item': rows": "8"}, ShardingEnv.from_local(1, 0)
+        ... )
     """
     if env.process_group is None or env.world_size == 1:
         if problem is not None:

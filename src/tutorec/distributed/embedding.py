@@ -270,9 +270,13 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         ...     products=table_wise_sharding((8, 4), rank=0, device_type="cpu")
         ... )
         >>> sharder = EmbeddingCollectionSharder(fused_params={"learning_rate": 0.02})
-        >>> sharded = sharder.shard(EmbeddingCollection(tables), plan, ShardingEnv.from_local(1, 0))
+        >>> sharded = sharder.shard(
+        ...     EmbeddingCollection(tables), plan, ShardingEnv.from_local(1, 0)
+        ... )
         >>> rows = sharded(
-        ...     KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1]))
+        ...     KeyedJaggedTensor(
+        ...         ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1])
+        ...     )
         ... )["item"]
         >>> rows.values().shape, rows.lengths().tolist()
         (torch.Size([3, 4]), [2, 1])

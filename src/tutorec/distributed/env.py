@@ -195,7 +195,10 @@ def ranks_per_host(ranks: Sequence[int], local_size: int) -> int:
         local_size: L, ranks of the program on each host.
 
     Example:
-        >>> ranks_per_host([0, 2, 4, 6], local_size=4), ranks_per_host([0, 1, 2, 4], local_size=4)
+        >>> (
+        ...     ranks_per_host([0, 2, 4, 6], local_size=4),
+        ...     ranks_per_host([0, 1, 2, 4], local_size=4),
+        ... )
         (2, 4)
     """
     hosts = [

@@ -443,7 +443,9 @@ def as_batch(ids: ArrivedIds, keys: Sequence[str]) -> KeyedJaggedTensor:
         keys: The feature of each slot.
 
     Example:
-        >>> batch = as_batch(ArrivedIds(torch.tensor([1, 2, 3, 4]), [[1, 1], [2, 0]]), ["a", "b"])
+        >>> batch = as_batch(
+        ...     ArrivedIds(torch.tensor([1, 2, 3, 4]), [[1, 1], [2, 0]]), ["a", "b"]
+        ... )
         >>> batch.values().tolist(), batch.lengths().tolist()
         ([1, 3, 4, 2], [1, 2, 1, 0])
     """

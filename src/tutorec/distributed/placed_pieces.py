@@ -49,7 +49,11 @@ def placed_pieces(
     Example:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
         >>> placed_pieces(
-        ...     "item", (8, 4), table_wise_sharding((8, 4), 1, "cpu"), world_size=2, local_size=2
+        ...     "item",
+        ...     (8, 4),
+        ...     table_wise_sharding((8, 4), 1, "cpu"),
+        ...     world_size=2,
+        ...     local_size=2,
         ... )
         (ShardPiece(rank=1, row_offset=0, column_offset=0, rows=8, columns=4),)
     """

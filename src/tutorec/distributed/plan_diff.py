@@ -54,7 +54,11 @@ class PlanDiff:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
         >>> plans = [
         ...     ShardingPlan(
-        ...         {"": EmbeddingModuleShardingPlan(item=table_wise_sharding((8, 4), rank, "cpu"))}
+        ...         {
+        ...             "": EmbeddingModuleShardingPlan(
+        ...                 item=table_wise_sharding((8, 4), rank, "cpu")
+        ...             )
+        ...         }
         ...     )
         ...     for rank in (0, 1)
         ... ]

@@ -152,8 +152,8 @@ def get_qcomm_codecs_registry(
 
     Example:
         >>> registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
-        >>> registry["POOLED_EMBEDDINGS_ALL_TO_ALL"]
-        QuantizedCommCodecs(forward=CommCodec(dtype=torch.float16, loss_scale=None), backward=None)
+        >>> registry["POOLED_EMBEDDINGS_ALL_TO_ALL"].forward
+        CommCodec(dtype=torch.float16, loss_scale=None)
 
     Source:
         TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry``.
@@ -174,8 +174,9 @@ def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
         TypeError: The argument is not a `QCommsConfig`.
 
     Example:
-        >>> get_qcomm_codecs(QCommsConfig(backward_precision=CommType.BF16))
-        QuantizedCommCodecs(forward=None, backward=CommCodec(dtype=torch.bfloat16, loss_scale=None))
+        >>> codecs = get_qcomm_codecs(QCommsConfig(backward_precision=CommType.BF16))
+        >>> codecs.forward, codecs.backward
+        (None, CommCodec(dtype=torch.bfloat16, loss_scale=None))
 
     Source:
         TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec.get_qcomm_codecs``.

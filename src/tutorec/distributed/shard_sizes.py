@@ -26,7 +26,11 @@ def slice_width(columns: int, at_least: int) -> int:
         at_least: Minimum width, at least 1.
 
     Example:
-        >>> slice_width(64, at_least=32), slice_width(64, at_least=33), slice_width(10, at_least=2)
+        >>> (
+        ...     slice_width(64, at_least=32),
+        ...     slice_width(64, at_least=33),
+        ...     slice_width(10, at_least=2),
+        ... )
         (32, 64, 10)
 
     Source:

@@ -431,7 +431,9 @@ def apply_to_all(
         >>> ebc = EmbeddingBagCollection(
         ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item"])]
         ... )
-        >>> plan = construct_module_sharding_plan(ebc, apply_to_all(ebc, row_wise()), world_size=2)
+        >>> plan = construct_module_sharding_plan(
+        ...     ebc, apply_to_all(ebc, row_wise()), world_size=2
+        ... )
         >>> plan["products"].ranks, [shard.shard_sizes for shard in plan["products"].shards()]
         ([0, 1], [[4, 4], [4, 4]])
     """

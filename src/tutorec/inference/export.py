@@ -57,7 +57,10 @@ def export_model(
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [
         ...     EmbeddingBagConfig(
-        ...         num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"]
+        ...         num_embeddings=10,
+        ...         embedding_dim=4,
+        ...         name="item_table",
+        ...         feature_names=["item"],
         ...     )
         ... ]
         >>> batch = KeyedJaggedTensor(

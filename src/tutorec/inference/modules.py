@@ -197,13 +197,17 @@ def shard_quant_model(
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.quant.embedding_modules import EmbeddingBagCollection
         >>> tables = [
-        ...     EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")
+        ...     EmbeddingBagConfig(8, 4, name, feature_names=[name])
+        ...     for name in ("item", "user")
         ... ]
         >>> quantized = EmbeddingBagCollection(
         ...     tables, is_weighted=False, device=torch.device("cpu")
         ... )
         >>> sharded, plan = shard_quant_model(nn.Sequential(quantized), world_size=2)
-        >>> type(sharded[0]).__name__, {name: entry.ranks for name, entry in plan.plan["0"].items()}
+        >>> (
+        ...     type(sharded[0]).__name__,
+        ...     {name: entry.ranks for name, entry in plan.plan["0"].items()},
+        ... )
         ('ShardedQuantEmbeddingBagCollection', {'item': [0], 'user': [1]})
 
     Source:

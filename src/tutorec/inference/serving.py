@@ -126,7 +126,10 @@ def with_tensor_inputs(
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [
         ...     EmbeddingBagConfig(
-        ...         num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"]
+        ...         num_embeddings=10,
+        ...         embedding_dim=4,
+        ...         name="item_table",
+        ...         feature_names=["item"],
         ...     )
         ... ]
         >>> batch = KeyedJaggedTensor(

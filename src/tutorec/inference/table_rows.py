@@ -97,7 +97,9 @@ def get_table_to_weights_from_tbe(model: nn.Module) -> Weights:
     Example:
         >>> import torch, tutorec
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
-        >>> model = tutorec.quantize(EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")]))
+        >>> model = tutorec.quantize(
+        ...     EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")])
+        ... )
         >>> [tuple(part.shape) for part in get_table_to_weights_from_tbe(model)["item"]]
         [(10, 64), (10, 4)]
 

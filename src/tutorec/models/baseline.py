@@ -42,7 +42,9 @@ def click_count_baseline(
         >>> from tutorec.models.baseline import click_count_baseline
         >>> from tutorec.models.metrics import auc
         >>> small = shop(rows=20_000, test_rows=5_000)
-        >>> scores = click_count_baseline(small.batches(1024), small.batches(1024, split="test"))
+        >>> scores = click_count_baseline(
+        ...     small.batches(1024), small.batches(1024, split="test")
+        ... )
         >>> 0.55 < auc(small.labels("test"), scores) < small.best_auc - 0.1
         True
     """

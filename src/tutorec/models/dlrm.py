@@ -183,7 +183,9 @@ class InteractionDCNArch(nn.Module):
         >>> import torch
         >>> from tutorec.models.dlrm import InteractionDCNArch
         >>> from tutorec.modules.crossnet import LowRankCrossNet
-        >>> arch = InteractionDCNArch(2, LowRankCrossNet(in_features=12, num_layers=2, low_rank=3))
+        >>> arch = InteractionDCNArch(
+        ...     2, LowRankCrossNet(in_features=12, num_layers=2, low_rank=3)
+        ... )
         >>> arch(torch.randn(5, 4), torch.randn(5, 2, 4)).shape
         torch.Size([5, 12])
     """
@@ -380,7 +382,12 @@ class DLRM_DCN(DLRM):
         ...     )
         ... ]
         >>> model = DLRM_DCN(
-        ...     EmbeddingBagCollection(tables), 4, [8], [8, 1], dcn_num_layers=3, dcn_low_rank_dim=4
+        ...     EmbeddingBagCollection(tables),
+        ...     4,
+        ...     [8],
+        ...     [8, 1],
+        ...     dcn_num_layers=3,
+        ...     dcn_low_rank_dim=4,
         ... )
         >>> batch = next(shop().batches(32))
         >>> model(batch.dense_features, batch.sparse_features).shape

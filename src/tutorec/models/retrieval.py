@@ -171,7 +171,10 @@ def recall_at(
         >>> from tutorec.models.retrieval import recall_at
         >>> everything = torch.arange(200)
         >>> recall_at(
-        ...     [200], shop(rows=100).batches(50), lambda batch: everything.expand(50, -1), "item"
+        ...     [200],
+        ...     shop(rows=100).batches(50),
+        ...     lambda batch: everything.expand(50, -1),
+        ...     "item",
         ... )
         {200: 1.0}
     """

@@ -137,7 +137,9 @@ def newest_first(history: JaggedTensor, longest: int) -> tuple[Tensor, Tensor]:
         >>> import torch
         >>> from tutorec.models.sequence import newest_first
         >>> from tutorec.sparse.jagged import JaggedTensor
-        >>> rows = JaggedTensor(torch.tensor([[1.0], [2.0], [3.0]]), lengths=torch.tensor([3, 0]))
+        >>> rows = JaggedTensor(
+        ...     torch.tensor([[1.0], [2.0], [3.0]]), lengths=torch.tensor([3, 0])
+        ... )
         >>> newest_first(rows, 2)[0].squeeze(2).tolist()
         [[3.0, 2.0], [0.0, 0.0]]
     """

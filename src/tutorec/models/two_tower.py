@@ -293,7 +293,9 @@ def with_empty_bags(features: KeyedJaggedTensor, names: list[str]) -> KeyedJagge
         >>> import torch
         >>> from tutorec.models.two_tower import with_empty_bags
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> users = KeyedJaggedTensor(["user"], torch.tensor([7, 1]), lengths=torch.tensor([1, 1]))
+        >>> users = KeyedJaggedTensor(
+        ...     ["user"], torch.tensor([7, 1]), lengths=torch.tensor([1, 1])
+        ... )
         >>> with_empty_bags(users, ["user", "item"]).lengths().tolist()
         [1, 1, 0, 0]
     """

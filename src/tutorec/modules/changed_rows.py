@@ -51,17 +51,25 @@ def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[st
         >>> import torch
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+        >>> from tutorec.modules.mc_embedding_modules import (
+        ...     ManagedCollisionEmbeddingBagCollection,
+        ... )
         >>> from tutorec.modules.mc_modules import ManagedCollisionCollection
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> tables = [
         ...     EmbeddingBagConfig(100, 4, "t", feature_names=["item"], use_virtual_table=True)
         ... ]
-        >>> mappings = ManagedCollisionCollection({"t": GrowingManagedCollisionModule(100)}, tables)
-        >>> model = ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(tables), mappings)
+        >>> mappings = ManagedCollisionCollection(
+        ...     {"t": GrowingManagedCollisionModule(100)}, tables
+        ... )
+        >>> model = ManagedCollisionEmbeddingBagCollection(
+        ...     EmbeddingBagCollection(tables), mappings
+        ... )
         >>> def train(*ids):
         ...     model(
-        ...         KeyedJaggedTensor(["item"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+        ...         KeyedJaggedTensor(
+        ...             ["item"], torch.tensor(ids), lengths=torch.tensor([len(ids)])
+        ...         )
         ...     )
         >>> train(10**12, 10**12 + 1)
         >>> version, changes = changed_rows(model)

@@ -84,7 +84,10 @@ class QR(Compression):
         ...     for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))
         ... ]
         [('quotient',), ('remainder',)]
-        >>> [part.table.num_embeddings for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))]
+        >>> [
+        ...     part.table.num_embeddings
+        ...     for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))
+        ... ]
         [3, 4]
 
     Source:

@@ -137,7 +137,9 @@ class LowRankMixtureCrossNet(nn.Module):
     Example:
         >>> import torch
         >>> from tutorec.modules.crossnet import LowRankMixtureCrossNet
-        >>> net = LowRankMixtureCrossNet(in_features=10, num_layers=2, num_experts=5, low_rank=3)
+        >>> net = LowRankMixtureCrossNet(
+        ...     in_features=10, num_layers=2, num_experts=5, low_rank=3
+        ... )
         >>> net(torch.randn(4, 10)).shape, net.U_kernels[0].shape
         (torch.Size([4, 10]), torch.Size([5, 10, 3]))
     """

@@ -13,7 +13,9 @@ class DeepFM(nn.Module):
     Example:
         >>> import torch
         >>> from tutorec.modules.deepfm import DeepFM
-        >>> DeepFM(torch.nn.Linear(2 * 3 + 4, 5))([torch.zeros(6, 2, 3), torch.zeros(6, 4)]).shape
+        >>> DeepFM(torch.nn.Linear(2 * 3 + 4, 5))(
+        ...     [torch.zeros(6, 2, 3), torch.zeros(6, 4)]
+        ... ).shape
         torch.Size([6, 5])
 
     Source:

@@ -77,7 +77,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 
     Example:
         >>> import torch
-        >>> ec = EmbeddingCollection([EmbeddingConfig(10, 4, "item_table", feature_names=["item"])])
+        >>> ec = EmbeddingCollection(
+        ...     [EmbeddingConfig(10, 4, "item_table", feature_names=["item"])]
+        ... )
         >>> batch = KeyedJaggedTensor(
         ...     ["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1])
         ... )

@@ -70,7 +70,10 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         >>> import torch
         >>> tables = [
         ...     EmbeddingBagConfig(
-        ...         num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"]
+        ...         num_embeddings=10,
+        ...         embedding_dim=4,
+        ...         name="item_table",
+        ...         feature_names=["item"],
         ...     )
         ... ]
         >>> ebc = EmbeddingBagCollection(tables)
@@ -80,7 +83,9 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         >>> pooled = ebc(batch)
         >>> pooled.keys(), pooled.values().shape
         (['item'], torch.Size([3, 4]))
-        >>> torch.equal(pooled["item"][0], ebc.embedding_bags["item_table"].weight[[3, 1]].sum(0))
+        >>> torch.equal(
+        ...     pooled["item"][0], ebc.embedding_bags["item_table"].weight[[3, 1]].sum(0)
+        ... )
         True
 
     See Also:

@@ -23,7 +23,9 @@ class BaseGroupedFeatureProcessor(nn.Module, ABC):
         ...         return KeyedJaggedTensor(
         ...             features.keys(), features.values(), weights, features.lengths()
         ...         )
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1])
+        ... )
         >>> Halves()(batch).weights().tolist()
         [0.5, 0.5]
 

@@ -98,7 +98,9 @@ class HashZchSingleTtlScorer(HashZchEvictionScorer):
     Example:
         >>> import torch
         >>> scorer = HashZchSingleTtlScorer(HashZchEvictionConfig(["user"], single_ttl=24))
-        >>> scores = scorer.gen_score(JaggedTensor(torch.tensor([5, 7]), lengths=torch.tensor([2])))
+        >>> scores = scorer.gen_score(
+        ...     JaggedTensor(torch.tensor([5, 7]), lengths=torch.tensor([2]))
+        ... )
         >>> (scores - scorer.gen_threshold()).tolist()
         [24, 24]
     """

@@ -52,7 +52,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         >>> mapping = MCHManagedCollisionModule(
         ...     3, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1
         ... )
-        >>> ids = JaggedTensor(torch.tensor([10**12, 77, 10**12, 5, 77]), lengths=torch.tensor([5]))
+        >>> ids = JaggedTensor(
+        ...     torch.tensor([10**12, 77, 10**12, 5, 77]), lengths=torch.tensor([5])
+        ... )
         >>> mapping({"item": ids})["item"].values()  # 5 was seen once, the others twice
         tensor([1, 0, 1, 2, 0])
 

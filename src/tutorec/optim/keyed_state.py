@@ -64,7 +64,9 @@ def check_names(
         ValueError: They differ.
 
     Example:
-        >>> check_names("Different parameter count", "Parameter {} not found", ["a"], ["a", "b"])
+        >>> check_names(
+        ...     "Different parameter count", "Parameter {} not found", ["a"], ["a", "b"]
+        ... )
         Traceback (most recent call last):
         ValueError: Different parameter count: 1 vs 2: [] are here only, ['b'] are in ...
     """

@@ -45,7 +45,7 @@ class RowWiseAdagrad(Optimizer):
         >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
         >>> weight.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
         >>> RowWiseAdagrad([weight], lr=1.0).step()
-        >>> weight[0] * torch.tensor([9.0 + 16.0]).div(2).sqrt()  # the root of the mean of 9 and 16
+        >>> weight[0] * ((9 + 16) / 2) ** 0.5  # the root of the mean of 9 and 16
         tensor([-3., -4.], grad_fn=<MulBackward0>)
 
     See Also:

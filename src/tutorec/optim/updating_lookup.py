@@ -74,7 +74,9 @@ def look_up(tables: Sequence[Tensor], batches: Sequence[PooledBatch]) -> list[Te
         >>> from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
         >>> table = torch.nn.Parameter(torch.ones(3, 2))
         >>> apply_optimizer_in_backward(torch.optim.SGD, [table], {"lr": 0.25})
-        >>> batch = PooledBatch(torch.tensor([2, 2, 0]), torch.tensor([0, 2, 3]), None, False, (0,))
+        >>> batch = PooledBatch(
+        ...     torch.tensor([2, 2, 0]), torch.tensor([0, 2, 3]), None, False, (0,)
+        ... )
         >>> [pooled] = look_up([table], [batch])
         >>> pooled.sum().backward()
         >>> table[:, 0].tolist(), table.grad  # row 2 is in the batch twice, row 1 is not

@@ -64,7 +64,8 @@ def promised_error(packed: Tensor, table: PackedTable) -> float:
         >>> from tutorec.quant.packing import pack_rows
         >>> from tutorec.types import DataType
         >>> rows = pack_rows(torch.tensor([[0.0, 0.4, 1.0]]), DataType.INT2)
-        >>> round(promised_error(rows, PackedTable("t", 1, 3, DataType.INT2)), 3)  # half of a third
+        >>> table = PackedTable("t", 1, 3, DataType.INT2)
+        >>> round(promised_error(rows, table), 3)  # half of a third
         0.167
     """
     layout = table.layout

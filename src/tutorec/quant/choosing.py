@@ -139,7 +139,10 @@ def choose_dtypes(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> tables = [EmbeddingBagConfig(100, 64, "small"), EmbeddingBagConfig(10_000, 64, "large")]
+        >>> tables = [
+        ...     EmbeddingBagConfig(100, 64, "small"),
+        ...     EmbeddingBagConfig(10_000, 64, "large"),
+        ... ]
         >>> choose_dtypes(
         ...     EmbeddingBagCollection(tables), 600_000, row_alignment="small"
         ... )  # 36 and 128 bytes a row

@@ -118,11 +118,13 @@ def defer(
 
     Example:
         >>> import torch
-        >>> defer(torch.tensor([3, 9]), torch.tensor([0, 1, 2]), ["item"], [2], [("item", "t", 8)])
+        >>> defer(
+        ...     torch.tensor([3, 9]), torch.tensor([0, 1, 2]), ["item"], [2], [("item", "t", 8)]
+        ... )
         >>> report()
         Traceback (most recent call last):
             ...
-        ValueError: table 't' has 8 rows (ids 0 to 7), and feature 'item', sample 1, holds id 9; ...
+        ValueError: table 't' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
 
     See Also:
         ``id_check.check_ids``, which calls this for a batch that is not on the CPU.

@@ -51,7 +51,9 @@ def check_ids(
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])
+        ... )
         >>> check_ids(batch, [("item", "items", 8)])
         Traceback (most recent call last):
             ...

@@ -241,7 +241,9 @@ def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> 
 
     Example:
         >>> import torch
-        >>> regroup_keyed([KeyedTensor(["a", "b"], [1, 1], torch.tensor([[1, 2]]))], [["b", "a"]])
+        >>> regroup_keyed(
+        ...     [KeyedTensor(["a", "b"], [1, 1], torch.tensor([[1, 2]]))], [["b", "a"]]
+        ... )
         [tensor([[2, 1]])]
     """
     slices: dict[str, Tensor] = {}

@@ -51,7 +51,9 @@ def maybe_td_to_kjt(
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, 8]), lengths=torch.tensor([0, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([7, 8]), lengths=torch.tensor([0, 2])
+        ... )
         >>> maybe_td_to_kjt(batch) is batch
         True
 
@@ -186,7 +188,9 @@ def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
 
     Example:
         >>> import torch
-        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, 8]), lengths=torch.tensor([0, 2]))
+        >>> batch = KeyedJaggedTensor(
+        ...     ["item"], torch.tensor([7, 8]), lengths=torch.tensor([0, 2])
+        ... )
         >>> kjt_to_td(batch)["item"].unbind()  # doctest: +SKIP
         (tensor([], dtype=torch.int64), tensor([7, 8]))
 

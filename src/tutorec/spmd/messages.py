@@ -107,13 +107,10 @@ def scrub(text: str) -> str:
     """Remove this machine's folders from a traceback, and add the lines of cells.
 
     Example:
-        >>> print(
-        ...     scrub(
-        ...         '  File "/home/me/env/lib/python3.11/site-packages/torch/nn/x.py", line 7, in forward'
-        ...     )
-        ... )
+        >>> packages = "/home/me/env/lib/python3.11/site-packages"
+        >>> print(scrub(f'  File "{packages}/torch/nn/x.py", line 7, in forward'))
           File "torch/nn/x.py", line 7, in forward
-    """  # noqa: E501
+    """
     lines, out = text.splitlines(), []
     for index, line in enumerate(lines):
         match = _FILE_LINE.match(line)
@@ -244,7 +241,9 @@ def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
     """What ranks did differently, in words, or empty; and who skipped a backward.
 
     Example:
-        >>> went_on = Progress(4, ("input sizes", "input ids", "output rows", "output gradients"))
+        >>> went_on = Progress(
+        ...     4, ("input sizes", "input ids", "output rows", "output gradients")
+        ... )
         >>> skipped = Progress(4, ("input sizes", "input ids", "output rows", "input sizes"))
         >>> uneven_exchanges({0: went_on, 1: skipped})
         ("exchange 4 was 'output gradients' on rank 0 and 'input sizes' on rank 1: ...", [1])

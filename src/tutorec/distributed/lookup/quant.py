@@ -99,7 +99,9 @@ def embeddings_cat_empty_rank_handle_inference(
 
     Example:
         >>> import torch
-        >>> embeddings_cat_empty_rank_handle_inference([torch.ones(1, 1), torch.zeros(1, 1)], dim=1)
+        >>> embeddings_cat_empty_rank_handle_inference(
+        ...     [torch.ones(1, 1), torch.zeros(1, 1)], dim=1
+        ... )
         tensor([[1., 0.]])
         >>> embeddings_cat_empty_rank_handle_inference([], device="cpu")
         tensor([])

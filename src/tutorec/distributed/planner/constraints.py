@@ -111,7 +111,9 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
         PlannerError: There is no such member, or a single name is given instead of a list.
 
     Example:
-        >>> members(ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item")
+        >>> members(
+        ...     ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item"
+        ... )
         (<ShardingType.ROW_WISE: 'row_wise'>, <ShardingType.TABLE_WISE: 'table_wise'>)
     """
     if isinstance(values, str):
@@ -184,7 +186,7 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         >>> check_numbers("item", ParameterConstraints(pin=[4]), world_size=4)
         Traceback (most recent call last):
             ...
-        tutorec.errors.PlannerError: ParameterConstraints(pin=[4]) of table 'item' names rank 4; ...
+        tutorec.errors.PlannerError: ParameterConstraints(pin=[4]) of table 'item' names ...
     """
 
     def wrong(field: str, problem: str) -> PlannerError:

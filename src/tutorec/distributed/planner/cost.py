@@ -398,7 +398,9 @@ def shard_perf(
         PlannerError: The kernel has no model.
 
     Example:
-        >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
+        >>> facts = TableFacts(
+        ...     "", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,)
+        ... )
         >>> machine = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0)
         >>> shard_perf(
         ...     facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine

@@ -98,7 +98,9 @@ class Refusal:
         reason: The reason, as a clause: "the table may only be row_wise".
 
     Example:
-        >>> print(Refusal("", "item", "grid_shard", "", "it is taken only where it is asked for"))
+        >>> print(
+        ...     Refusal("", "item", "grid_shard", "", "it is taken only where it is asked for")
+        ... )
         item: grid_shard: it is taken only where it is asked for
     """
 
@@ -149,7 +151,9 @@ class EmbeddingEnumerator(Enumerator):
         >>> words = ParameterConstraints(
         ...     sharding_types=["row_wise", "column_wise"], min_partition=32
         ... )
-        >>> enumerator = EmbeddingEnumerator(Topology(2, "cpu"), constraints={"products": words})
+        >>> enumerator = EmbeddingEnumerator(
+        ...     Topology(2, "cpu"), constraints={"products": words}
+        ... )
         >>> options = enumerator.enumerate(ebc, [EmbeddingBagCollectionSharder()])
         >>> [(option.sharding_type, option.pieces().sizes.tolist()) for option in options]
         [('column_wise', [[8, 32], [8, 32]]), ('row_wise', [[4, 64], [4, 64]])]
@@ -520,7 +524,8 @@ def shardable_modules(
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> list(
         ...     shardable_modules(
-        ...         nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])), []
+        ...         nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])),
+        ...         [],
         ...     )
         ... )
         []

@@ -434,7 +434,8 @@ def with_choice(
         >>> whole = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
         >>> halves = Choice(np.array([1.0, 1.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
         >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, halves),))
-        >>> with_choice(problem, Placement(np.array([0]), [np.array([0])]), 0, 1).ranks[0].tolist()
+        >>> placed = Placement(np.array([0]), [np.array([0])])
+        >>> with_choice(problem, placed, 0, 1).ranks[0].tolist()
         [0, 1]
     """
     wanted = problem.choices[table][choice]

@@ -70,7 +70,9 @@ class GreedyPerfPartitioner(Partitioner):
         >>> def option(name, ms):
         ...     shard = Shard([8, 4], [0, 0], Storage(2, 0), Perf(ms, 0, 0, 0))
         ...     table = name, torch.empty(8, 4), ("", torch.nn.Identity())
-        ...     return ShardingOption(*table, [1.0], 2, "table_wise", "device", "fused", [shard])
+        ...     return ShardingOption(
+        ...         *table, [1.0], 2, "table_wise", "device", "fused", [shard]
+        ...     )
         >>> proposal = [option("a", 2.0), option("b", 3.0), option("c", 2.0)]
         >>> plan = GreedyPerfPartitioner(SortBy.PERF).partition(proposal, two_ranks)
         >>> [(each.name, each.shards[0].rank) for each in plan]

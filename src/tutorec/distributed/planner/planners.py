@@ -102,14 +102,19 @@ class EmbeddingShardingPlanner:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [
-        ...     EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")
+        ...     EmbeddingBagConfig(8, 4, name, feature_names=[name])
+        ...     for name in ("item", "user")
         ... ]
         >>> words = {
         ...     name: ParameterConstraints(sharding_types=["table_wise"])
         ...     for name in ("item", "user")
         ... }
-        >>> planner = EmbeddingShardingPlanner(Topology(2, "cpu"), batch_size=2, constraints=words)
-        >>> plan = planner.plan(EmbeddingBagCollection(tables), [EmbeddingBagCollectionSharder()])
+        >>> planner = EmbeddingShardingPlanner(
+        ...     Topology(2, "cpu"), batch_size=2, constraints=words
+        ... )
+        >>> plan = planner.plan(
+        ...     EmbeddingBagCollection(tables), [EmbeddingBagCollectionSharder()]
+        ... )
         >>> {name: entry.ranks for name, entry in plan.plan[""].items()}
         {'item': [0], 'user': [1]}
     """

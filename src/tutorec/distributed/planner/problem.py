@@ -53,7 +53,7 @@ def units(spread: Spread, world_size: int, local_size: int) -> Ints:
     Shards come in blocks of S. Each block takes a unit, and all blocks take units of one group.
 
     Example:
-        >>> units(Spread.ANY, 4, 2).tolist()  # equal ranks are taken from one host after the other
+        >>> units(Spread.ANY, 4, 2).tolist()  # one host after the other
         [[[0], [2], [1], [3]]]
         >>> units(Spread.HOST, 4, 2).tolist()
         [[[0], [1]], [[2], [3]]]

@@ -76,7 +76,15 @@ class GreedyProposer(Proposer):
         ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
         ...     module = ("", torch.nn.Identity())
         ...     return ShardingOption(
-        ...         "item", torch.empty(8, 4), module, [1.0], 2, kind, "device", "fused", [shard]
+        ...         "item",
+        ...         torch.empty(8, 4),
+        ...         module,
+        ...         [1.0],
+        ...         2,
+        ...         kind,
+        ...         "device",
+        ...         "fused",
+        ...         [shard],
         ...     )
         >>> proposer = GreedyProposer()
         >>> proposer.load([option("row_wise", 5.0, 2), option("table_wise", 1.0, 9)])
@@ -264,11 +272,18 @@ class DynamicProgrammingProposer(Proposer):
         >>> def option(name, ms, hbm):
         ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
         ...     table = name, torch.empty(8, 4), ("", torch.nn.Identity())
-        ...     return ShardingOption(*table, [1.0], 2, "table_wise", "device", "fused", [shard])
+        ...     return ShardingOption(
+        ...         *table, [1.0], 2, "table_wise", "device", "fused", [shard]
+        ...     )
         >>> one_rank = SimpleNamespace(devices=[SimpleNamespace(storage=Storage(10, 0))])
         >>> proposer = DynamicProgrammingProposer(hbm_bins_per_device=10)
         >>> proposer.load(
-        ...     [option("a", 1.0, 6), option("a", 5.0, 2), option("b", 1.0, 7), option("b", 3.0, 3)]
+        ...     [
+        ...         option("a", 1.0, 6),
+        ...         option("a", 5.0, 2),
+        ...         option("b", 1.0, 7),
+        ...         option("b", 3.0, 3),
+        ...     ]
         ... )
         >>> tried = []
         >>> while (proposal := proposer.propose()) is not None:

@@ -161,9 +161,15 @@ def stored_bytes(
         PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
 
     Example:
-        >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
+        >>> facts = TableFacts(
+        ...     "", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,)
+        ... )
         >>> found = stored_bytes(
-        ...     facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), Topology(2, "cuda")
+        ...     facts,
+        ...     ShardingType.TABLE_WISE,
+        ...     "fused",
+        ...     np.array([[1000, 32]]),
+        ...     Topology(2, "cuda"),
         ... )
         >>> (
         ...     found.weights.tolist(),

@@ -114,9 +114,9 @@ class FixedAbsoluteStorageReservation(_FixedReservation):
 
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
-        >>> FixedAbsoluteStorageReservation(300).reserve(topology, 512, nn.Module(), []).devices[
-        ...     0
-        ... ].storage.hbm
+        >>> FixedAbsoluteStorageReservation(300).reserve(
+        ...     topology, 512, nn.Module(), []
+        ... ).devices[0].storage.hbm
         700
 
     Source:

@@ -116,9 +116,8 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         PlannerError: It is not YAML, or a table is invalid.
 
     Example:
-        >>> file = tables_of(
-        ...     "tables: [{name: item, num_embeddings: 1e3, embedding_dim: 4, min_partition: 4}]"
-        ... )
+        >>> item = "{name: item, num_embeddings: 1e3, embedding_dim: 4, min_partition: 4}"
+        >>> file = tables_of(f"tables: [{item}]")
         >>> (
         ...     file.model.embedding_bag_configs()[0].feature_names,
         ...     file.constraints["item"].min_partition,

@@ -41,7 +41,11 @@ class Exchange:
 
     Example:
         >>> one = Exchange(
-        ...     "output rows", "", np.array([[8.0], [0.0]]), np.array([[1.0, 1.0]]), local_size=1
+        ...     "output rows",
+        ...     "",
+        ...     np.array([[8.0], [0.0]]),
+        ...     np.array([[1.0, 1.0]]),
+        ...     local_size=1,
         ... )
         >>> one.matrix().tolist()  # rank 0 sends 8 bytes to rank 1, on another host
         [[0.0, 8.0], [0.0, 0.0]]

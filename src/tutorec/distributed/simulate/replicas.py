@@ -79,7 +79,7 @@ def simulate_sync(
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=0, device_type="cpu")}
         >>> sync = simulate_sync(plan, Topology(4, "cpu"), [item], sharding_group_size=2)
-        >>> sync.sent().tolist()  # ranks 0 and 1 hold the table of 128 bytes: half there and back
+        >>> sync.sent().tolist()  # ranks 0 and 1 send half of 128 bytes, twice
         [128.0, 128.0, 0.0, 0.0]
     """
     groups = np.array(

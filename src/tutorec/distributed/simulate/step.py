@@ -101,7 +101,9 @@ class Simulation:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
-        >>> step = simulate(plan, Topology(2, "cpu"), [item], Load(batch_size=3, pooling_factor=2))
+        >>> step = simulate(
+        ...     plan, Topology(2, "cpu"), [item], Load(batch_size=3, pooling_factor=2)
+        ... )
         >>> (
         ...     step.work.lookups.tolist(),
         ...     step.matrix("output rows").tolist(),
