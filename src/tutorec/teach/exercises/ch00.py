@@ -54,16 +54,16 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="believes that a newer torch keeps old wheels working",
                 answer=[True, True, False, False, True],
                 hint=(
-                    "Apply the rule to the second machine. Compiled names do not survive a minor "
-                    "release."
+                    "Apply the rule to the second machine. A wheel compiled for one minor release "
+                    "of torch does not load in another."
                 ),
             ),
             Mistake(
                 misconception="believes that two wheels are safer than one",
                 answer=[True, False, True, False, True],
                 hint=(
-                    "On the third machine each wheel fits. But under which name do both of them "
-                    "install?"
+                    "On the third machine each wheel fits torch. But both write files of the same "
+                    "name: which files are there after the second install?"
                 ),
             ),
             Mistake(

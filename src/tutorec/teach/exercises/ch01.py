@@ -66,16 +66,20 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="asks that no two ids collide",
                 answer=_no_collision_at_all,
-                hint="That makes it likely that *no* pair collides, the birthday problem, and "
-                "grows with the square of "
-                "the ids. The question is about one id and all the others.",
+                hint=(
+                    "That is the birthday problem: rows for which no two ids collide at all, and "
+                    "they grow with the square of the number of ids. The question is about one "
+                    "id: how likely is it that no other id has its row?"
+                ),
             ),
             Mistake(
                 misconception="takes the filled share of the rows",
                 answer=_as_if_nobody_met,
-                hint="That treats the others as if no two of them ever met in one row. Put in as "
-                "many rows as ids: "
-                "what does it say, and what did you measure?",
+                hint=(
+                    "This counts the other ids as if no two of them shared a row. With as many "
+                    "rows as ids it says that hardly any id is alone. What did the chapter "
+                    "measure?"
+                ),
             ),
         ),
         cases=((10, 0.5), (1000, 0.5), (1000, 0.9), (1_000_000, 0.99)),

@@ -81,16 +81,15 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="leaves out the zero in front",
                 answer=[3, 4, 6, 8],
                 hint=(
-                    "These are the ends of the lists. The class also wants to know where the "
-                    "first begins."
+                    "These are the ends of the lists. Offsets also say where the first list begins."
                 ),
             ),
             Mistake(
                 misconception="starts again for each feature",
                 answer=[0, 3, 4, 0, 2, 4],
                 hint=(
-                    "Each feature counts for itself here. In the batch both lie in one vector, "
-                    "user behind product."
+                    "You begin again at 0 for user. A batch has one vector of values: those of "
+                    "product first, then those of user."
                 ),
             ),
             Mistake(
@@ -102,8 +101,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="puts sample after sample",
                 answer=[0, 3, 5, 6, 8],
                 hint=(
-                    "That is product and user of the first sample, then of the second. Which "
-                    "order has a batch?"
+                    "You took product and user of the first sample, then of the second. A batch "
+                    "stores all lists of one feature together."
                 ),
             ),
         ),
@@ -118,24 +117,25 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="reads the batch sample by sample",
                 answer=_reader(lambda f, b, features, samples: b * features + f),
                 hint=(
-                    "You look for list b * F + f, as if all features of a sample lay together. "
-                    "See the figure."
+                    "You look for list number sample * F + feature, with F features, as if the "
+                    "lists of one sample were stored together. What does the figure store "
+                    "together?"
                 ),
             ),
             Mistake(
                 misconception="steps by the number of features",
                 answer=_reader(lambda f, b, features, samples: f * features + b),
                 hint=(
-                    "From one feature to the next you skip F lists. How many lists does one "
-                    "feature have?"
+                    "For each feature you skip F lists, as many as there are features. How many "
+                    "lists does one feature have?"
                 ),
             ),
             Mistake(
                 misconception="begins a list at its end",
                 answer=_from_its_end,
                 hint=(
-                    "You begin where the running sum *including* this list stands: its end. What "
-                    "has to be skipped?"
+                    "You add up the lengths up to and including this list, which is where it "
+                    "ends. Which lists come before it?"
                 ),
             ),
         ),

@@ -59,7 +59,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets that there are 26 tables",
                 answer=[10 * _MEGABYTES / 26, _MEGABYTES / 26, 5 * _MEGABYTES / 26],
-                hint="Each sample has a list in every table.",
+                hint=("Each sample has a list for every table."),
             ),
             Mistake(
                 misconception="counts numbers, not bytes",
@@ -92,8 +92,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="names every result after its table",
                 answer=[["x@a", "y@a", "z@b", "x@b"], 24],
                 hint=(
-                    "A result bears its table's name only where the feature alone would not say "
-                    "which it is."
+                    "A key carries the name of its table only if the feature is looked up in more "
+                    "than one table."
                 ),
             ),
             Mistake(
@@ -118,8 +118,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="stacks a table once for each feature",
                 answer=_one_piece_per_feature,
                 hint=(
-                    "Two features that read one table must arrive at the same rows. In yours each "
-                    "has a copy."
+                    "Two features that read one table must read the same rows. In your stack each "
+                    "of them has a copy."
                 ),
             ),
             Mistake(

@@ -84,8 +84,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="blames all with an error message",
                 answer=[0, 1, 3],
                 hint=(
-                    "Three failures have followed from a fourth. Which could have happened by "
-                    "itself?"
+                    "These three report that a connection was closed. Which rank could have "
+                    "closed it without reporting anything?"
                 ),
             ),
         ),

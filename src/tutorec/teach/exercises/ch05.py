@@ -16,8 +16,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="sends its own samples' rows too",
                 answer=4 * 1_000 * 64 * 4,
                 hint=(
-                    "That counts 1,000 rows for every rank of the world. Which of them never "
-                    "enter the network?"
+                    "That counts 1,000 rows for each of the four ranks. Which rank's rows need "
+                    "not be sent?"
                 ),
             ),
             Mistake(
@@ -78,7 +78,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets the dense layers",
                 answer=8_000_000_000,
-                hint="Those are the tables. Something small is on every rank besides.",
+                hint=("Those are the tables. What else is on every rank?"),
             ),
             Mistake(
                 misconception="halves the tables",

@@ -61,14 +61,17 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="looks up its own samples only",
                 answer=[300, 100, 32],
-                hint="Those are the samples of rank 2. Whose lists has input_dist brought to it?",
+                hint=(
+                    "Those are the samples of rank 2 alone. Whose lists has `input_dist` brought "
+                    "to rank 2?"
+                ),
             ),
             Mistake(
                 misconception="counts tables instead of features",
                 answer=[800, 400, 24],
                 hint=(
-                    "A table that serves two features is looked up for each of them. What does "
-                    "each of the two give?"
+                    "A table that serves two features is looked up for each of them. How many "
+                    "columns does each of the two lookups give?"
                 ),
             ),
             Mistake(

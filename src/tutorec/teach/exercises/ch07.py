@@ -87,8 +87,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="lets the break-even grow with the ranks",
                 answer=2 * 256 * 8,
                 hint=(
-                    "Write both formulas down with W = 8 and divide by what they share. Does W "
-                    "stay?"
+                    "Write both byte formulas with W = 8, set them equal and cancel what they "
+                    "share. Is W still there?"
                 ),
             ),
         ),
@@ -119,8 +119,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="keeps the id's number",
                 answer=_not_renumbered,
                 hint=(
-                    "The rank is right. What is the number of the first row of its piece, counted "
-                    "there?"
+                    "The rank is right. Each rank numbers its own rows from 0: which number has "
+                    "the row there?"
                 ),
             ),
         ),
@@ -176,7 +176,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="puts the rank's own columns first",
                 answer=_own_columns_first,
-                hint="All parts are there. In which order stand the columns of the table?",
+                hint=("All parts are there. In which order are the columns of the table?"),
             ),
         ),
         cases=(

@@ -66,23 +66,25 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="sends parts straight home",
                 answer=_straight,
                 hint=(
-                    "That is row-wise: parts cross before anything was added. Where in its own "
-                    "host does a part go?"
+                    "That is row-wise: partial sums cross before anything was added. To which "
+                    "rank of its own host does a partial sum go first?"
                 ),
             ),
             Mistake(
                 misconception="crosses first and adds there",
                 answer=_across_first,
                 hint=(
-                    "Parts that cross before they are added cross L times. Exchange the two steps."
+                    "Here every partial sum crosses to the other host before anything is added. "
+                    "Where would adding first save bytes?"
                 ),
             ),
             Mistake(
                 misconception="lets one rank of each host do all the adding",
                 answer=_by_first_rank,
-                hint="One rank of the host would then add for everybody. The adder has the same "
-                "number on its host as "
-                "the sample's rank on its own.",
+                hint=(
+                    "Then one rank of each host would add everything. The rank that adds has the "
+                    "same local rank as the rank of the sample."
+                ),
             ),
         ),
         cases=((0, 3, 2), (1, 3, 2), (0, 1, 2), (1, 6, 4), (0, 3, 1)),

@@ -138,16 +138,20 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="gives each table the type that is cheapest for it alone",
                 answer=_GOOD | {"brands": ("table_wise", 2), "weekdays": "data_parallel"},
-                hint="The ranks are almost as quick as the planner's. But how many types of "
-                "sharding does the plan "
-                "use, and what does each of them cost before it has sent a byte?",
+                hint=(
+                    "Lookups take almost as long as in the planner's plan. But how many sharding "
+                    "types does your plan use, and what does each of them cost in exchanges "
+                    "before it has sent a byte?"
+                ),
             ),
             Mistake(
                 misconception="takes even for fast",
                 answer=dict.fromkeys(_GOOD, "row_wise"),
-                hint="The ranks are busy alike, but for too long. Which of these tables does its "
-                "cut make more work, "
-                "in all ranks together, than it would be whole?",
+                hint=(
+                    "All ranks are equally busy, but for too long. For which of these tables does "
+                    "cutting by rows take more time, summed over all ranks, than keeping the "
+                    "table whole?"
+                ),
             ),
         ),
         shape="a plan that takes at most 5 % more than the planner's",

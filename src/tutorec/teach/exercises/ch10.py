@@ -23,7 +23,9 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes all that the new rank holds",
                 answer=1_000_000 * 32 * 4,
-                hint="That is the whole new piece. Only some of its rows are in this file.",
+                hint=(
+                    "That is all that the new rank holds. Only some of its rows are in this file."
+                ),
             ),
             Mistake(
                 misconception="believes that ranks have to match",
@@ -55,8 +57,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="saves once for each failure",
                 answer=10_000,
                 hint=(
-                    "Then half of the work is lost. Saving costs little at this interval; where "
-                    "are the costs equal?"
+                    "Then, on average, half of the time between two failures is lost. Saving "
+                    "costs little at this interval; where are the costs equal?"
                 ),
             ),
             Mistake(

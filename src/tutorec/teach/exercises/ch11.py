@@ -32,9 +32,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="adds up roots instead of squares",
                 answer=_drop(2.0),
-                hint="You have the root of a row grow from c to 2c. What is added up are the "
-                "squares, and the root is "
-                "taken of their sum.",
+                hint=(
+                    "In your answer the root grows from c to 2c. The optimizer adds up squares, "
+                    "and takes the root of their sum."
+                ),
             ),
             Mistake(
                 misconception="lets the state of all rows grow alike, however often they occur",

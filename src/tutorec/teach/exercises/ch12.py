@@ -82,21 +82,24 @@ EXERCISES: tuple[Exercise, ...] = (
                 answer=_mean_rank,
                 hint=(
                     "A rank with few bytes is done early. Can it begin the next phase before the "
-                    "others are?"
+                    "others are done?"
                 ),
             ),
             Mistake(
                 misconception="pays the latency once for a step",
                 answer=_one_latency,
                 hint=(
-                    "The bytes are right. How many times in a step does one rank have to reach "
-                    "the others at all?"
+                    "The bytes are right. Latency is paid for each exchange, whatever it carries. "
+                    "How many exchanges are there?"
                 ),
             ),
             Mistake(
                 misconception="takes an exchange of nothing to be free",
                 answer=_nothing_is_free,
-                hint="All ranks enter every exchange. What is left of alpha + n beta where n is 0?",
+                hint=(
+                    "All ranks enter every exchange. What is left of latency + bytes / bandwidth "
+                    "where there are no bytes?"
+                ),
             ),
             Mistake(
                 misconception="lets all ranks share one wire and one memory",
@@ -166,23 +169,24 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="divides the gradient by the ranks",
                 answer=[448_000, 511_000 / 64],
                 hint=(
-                    "8 ranks are right. Each of 512 ranks adds up a 512th of the table. Of how "
-                    "many ranks?"
+                    "The number for 8 ranks is right. Each of 512 ranks adds up one 512th of the "
+                    "table. From how many ranks does it get that part?"
                 ),
             ),
             Mistake(
                 misconception="sends the whole gradient to every other rank",
                 answer=[7 * 256_000, 511 * 256_000],
-                hint="Nobody needs all gradients of all ranks: each rank adds up its part of the "
-                "rows and hands around "
-                "the sums.",
+                hint=(
+                    "No rank needs all gradients of all ranks: each rank adds up its part of the "
+                    "rows and sends the sums to the others."
+                ),
             ),
             Mistake(
                 misconception="forgets that the sums have to come back",
                 answer=[224_000, 255_500],
                 hint=(
-                    "That is the way there, to the ranks that add. The sums have to reach "
-                    "everybody, too."
+                    "That is the first half, gradients on their way to the ranks that add them. "
+                    "The sums have to reach all ranks, too."
                 ),
             ),
         ),

@@ -64,7 +64,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets the padding",
                 answer=[52, 52, 28, 80],
-                hint="That is what the rows hold. To what are they padded here?",
+                hint=("That is what a row holds. To which multiple of bytes is it padded here?"),
             ),
             Mistake(
                 misconception="gives fp16 rows a scale and a bias, too",
@@ -101,9 +101,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes the bias for a zero point that counts steps",
                 answer=_unpack_with(_low_first, _bias_in_steps),
-                hint="You multiply the bias by the scale. It is a number of the row, the smallest "
-                "one, and stands for "
-                "itself.",
+                hint=(
+                    "You multiply the bias by the scale. The bias is already a number of the row, "
+                    "the smallest one."
+                ),
             ),
         ),
         shape="a function that returns a list of numbers, two for each byte",

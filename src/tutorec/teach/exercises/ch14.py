@@ -94,16 +94,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="goes through the batch visitor by visitor",
                 answer=_request_of(_visitor_by_visitor),
-                hint="All numbers are there, in the order of visitors. A table reads the lists of "
-                "one feature in one "
-                "go; how do they have to lie?",
+                hint=(
+                    "All numbers are there, visitor by visitor. A table reads all lists of one "
+                    "feature together: in which order must they be stored?"
+                ),
             ),
             Mistake(
                 misconception="sends offsets instead of lengths",
                 answer=_offsets,
-                hint="The ids are right. Your second list says where each list begins, and there "
-                "is one number too "
-                "many; what does the request call it?",
+                hint=(
+                    "The ids are right. Your second list says where each list begins, and has one "
+                    "number too many. What does the request want instead?"
+                ),
             ),
             Mistake(
                 misconception="gives one length for each feature",
@@ -118,7 +120,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 answer=_request_of(_without_empty),
                 hint=(
                     "A visitor who has clicked nothing has a list, too. What happens to all lists "
-                    "behind it?"
+                    "that come after it?"
                 ),
             ),
         ),
@@ -132,7 +134,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="believes that a graph keeps the state of the module",
                 answer=[10, 20, 30],
-                hint="That is what the module would answer. Has `self.calls += 1` met the proxy?",
+                hint=(
+                    "That is what the module would answer. A graph records operations on `x`. Is "
+                    "`self.calls += 1` one of them?"
+                ),
             ),
             Mistake(
                 misconception="believes that the graph goes on counting where tracing stopped",
@@ -145,9 +150,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets that tracing runs the code once",
                 answer=[0, 0, 0],
-                hint="Right that nothing counts any more. What did the counter say when `x * "
-                "self.calls` was written "
-                "down?",
+                hint=(
+                    "Right, nothing counts any more. What was the counter when `x * self.calls` "
+                    "was recorded?"
+                ),
             ),
         ),
         shape="a list of three numbers",
@@ -168,9 +174,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="leaves scale and bias behind when columns are cut",
                 answer=[68_000, 68_000, 4 * 16 * 1000],
-                hint="16 codes have 16 bytes, yes. With what does a device that holds only these "
-                "turn codes into "
-                "numbers?",
+                hint=(
+                    "16 codes take 16 bytes. What else does a device need to turn its codes into "
+                    "numbers?"
+                ),
             ),
             Mistake(
                 misconception="believes that every device has a copy",

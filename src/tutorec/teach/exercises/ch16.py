@@ -99,9 +99,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="adds the quotient itself to the remainder",
                 answer=_quotient_times_one,
-                hint="An id is made of a quotient q and a remainder r again. Id 6 has q = 1 and r "
-                "= 2 with 4 buckets: "
-                "what is done to q before r is added?",
+                hint=(
+                    "You put an id together as q + r. Id 6 has quotient q = 1 and remainder r = 2 "
+                    "with 4 buckets: what is done to q before r is added?"
+                ),
             ),
             Mistake(
                 misconception="keeps the sum of the ids",

@@ -41,9 +41,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="leaves the optimizer's state in the file",
                 answer=_load_factor(_WEIGHTS + _INDEX),
-                hint="That is right for rows without state. An update reads and writes the state "
-                "of a row, too; where "
-                "should it be?",
+                hint=(
+                    "That is right for rows without state. An update also reads and writes the "
+                    "optimizer state of its row. Where must the state be?"
+                ),
             ),
             Mistake(
                 misconception="counts one state of Adam",

@@ -56,8 +56,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="counts the metadata of LRU",
                 answer=_remapped_rows(24),
                 hint=(
-                    "That is right for LRU or LFU, with one number of metadata. Which two does "
-                    "DistanceLFU divide?"
+                    "That is right for LRU or LFU, with one number of metadata. Which two numbers "
+                    "does DistanceLFU divide?"
                 ),
             ),
             Mistake(

@@ -74,9 +74,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="forgets the features before",
                 answer=_forgets_features_before,
-                hint="Ids of the first feature are right. The bounds count the rows of all "
-                "features; from where does "
-                "your id count?",
+                hint=(
+                    "Ids of the first feature are right. The bounds count the rows of all "
+                    "features, and an id counts from the first row of its own feature."
+                ),
             ),
             Mistake(
                 misconception="returns the row among all rows",
@@ -90,8 +91,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="gives the row at a bound to the rank below",
                 answer=_bound_belongs_below,
                 hint=(
-                    "Look at the ids that lie at a bound: a range ends before its upper bound. "
-                    "Whose is the bound?"
+                    "Look at the ids at a bound: a range ends before its upper bound. Which rank "
+                    "owns the row at the bound itself?"
                 ),
             ),
         ),
@@ -110,16 +111,18 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes the features as they come",
                 answer=_by_load(list),
-                hint="Each feature goes to the right rank for its turn. A large one that comes "
-                "last has no choice: "
-                "whose turn should be first?",
+                hint=(
+                    "Your rule is right, and the order is not: a large feature that comes last "
+                    "overfills its rank. Which features should come first?"
+                ),
             ),
             Mistake(
                 misconception="takes the smallest first, which is to deal them out in turn",
                 answer=_by_load(sorted),
-                hint="Every rank gets equally many features that way, and the largest one comes "
-                "last: what is left "
-                "to even it out?",
+                hint=(
+                    "Every rank gets equally many features that way, and the largest comes last. "
+                    "Which features are left then to even the ranks out?"
+                ),
             ),
         ),
         shape="a function that returns one number of rows for each rank, ascending",
