@@ -11,7 +11,7 @@ import math
 import os
 import pickle
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -26,14 +26,12 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     SavePlan,
-    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
@@ -76,12 +74,10 @@ def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
         OSError: The disk is full, or the folder cannot be written to.
     """
     files = _NewFiles(folder)
-    writer = FileSystemWriter(folder.path, thread_count=1, sync_files=folder.is_local)
+    writer: Any = FileSystemWriter(".", thread_count=1, sync_files=folder.is_local)
     writer.fs = files
-    plan = replace(
-        blocks.create_local_plan(), storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_")
-    )
-    results = cast(list[WriteResult], writer.write_data(plan, blocks).value()) if plan.items else []
+    plan = SavePlan(blocks.items, storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_"))
+    results: list[WriteResult] = writer.write_data(plan, blocks).value() if plan.items else []
     by_index = {result.index: result for result in results}
     results += [
         replace(by_index[blocks.zeros[key]], index=item.index) for item, key in blocks.repeated
@@ -140,8 +136,8 @@ def write_metadata(
     return facts | {name: fact for each in written for name, fact in each.files.items()}, content
 
 
-class BlockSaver(SavePlanner):
-    """A torch save planner with the blocks of this rank.
+class BlockSaver:
+    """The blocks of this rank, in place of a planner: torch's writer asks it for values only.
 
     Of blocks of zeros that have one shape and dtype the first is written, and the others are stored
     where that is: the rows of a table that no id has yet take no space.
@@ -162,7 +158,7 @@ class BlockSaver(SavePlanner):
             entry.name: list(entry.widths) for entry in entries if entry.widths
         }
         self._blocks: dict[MetadataIndex, Block] = {}
-        self._items: list[WriteItem] = []
+        self.items: list[WriteItem] = []
         self.zeros: dict[object, MetadataIndex] = {}
         self.repeated: list[tuple[WriteItem, object]] = []
         for entry in entries:
@@ -180,37 +176,20 @@ class BlockSaver(SavePlanner):
             if self.zeros.setdefault(key, index) is not index:
                 self.repeated.append((item, key))
                 return
-        self._blocks[index] = Block(block.offsets, _copied(block.tensor)) if copy else block
-        self._items.append(item)
+        if copy:
+            values = block.tensor.detach().to("cpu", copy=True).contiguous()
+            block = Block(block.offsets, values)
+        self._blocks[index] = block
+        self.items.append(item)
 
-    def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a planner is created for each save."""
-
-    def create_local_plan(self) -> SavePlan:
-        """This rank's blocks."""
-        return SavePlan(self._items)
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """As in torch: concatenate the ranks' blocks."""
-        return create_default_global_save_plan(all_plans)
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged."""
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         """The values of a block, when it is written."""
         return self._blocks[write_item.index].tensor.detach().cpu().contiguous()
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
 @dataclass
 class _NewFiles(FileSystem):
-    """A file system for torch's writer that records size and CRC-32 of each file."""
+    """A file system for torch's writer, by plain names; records size and CRC-32 of each file."""
 
     folder: Folder
     facts: dict[str, FileFacts] = field(default_factory=dict)
@@ -227,10 +206,6 @@ class _NewFiles(FileSystem):
             raise stream.problem
         self.facts[str(path)] = FileFacts(stream.size, f"{stream.crc32:08x}")
 
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
-        """The plain name: the folder is known."""
-        return suffix
-
 
 class _CheckedStream:
     """A sequential file. Errors are kept, since inside torch's serializer they could abort."""
@@ -243,11 +218,7 @@ class _CheckedStream:
     def write(self, data: Any) -> int:
         """Write bytes."""
         view = memoryview(data).cast("B")
-        if self.problem is None:
-            try:
-                self._file.write(view)
-            except Exception as error:  # object stores raise their own errors
-                self.problem = error
+        self._attempt(self._file.write, view)
         self.size += view.nbytes
         self.crc32 = zlib.crc32(view, self.crc32)
         return view.nbytes
@@ -258,11 +229,7 @@ class _CheckedStream:
 
     def flush(self) -> None:
         """Flush the buffer."""
-        if self.problem is None:
-            try:
-                self._file.flush()
-            except Exception as error:  # object stores raise their own errors
-                self.problem = error
+        self._attempt(self._file.flush)
 
     def fileno(self) -> int:
         """The file descriptor, for fsync."""
@@ -272,3 +239,10 @@ class _CheckedStream:
     def close(self) -> None:
         """Do nothing: the caller that opened the file closes it."""
         self.flush()
+
+    def _attempt(self, act: Callable[..., Any], *arguments: Any) -> None:
+        if self.problem is None:
+            try:
+                act(*arguments)
+            except Exception as error:  # object stores raise their own errors
+                self.problem = error

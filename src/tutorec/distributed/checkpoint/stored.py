@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from tutorec._kernels.unwritten import copy_written_rows
@@ -35,7 +35,7 @@ _MOST_OPEN = 200
 
 
 class SavedFiles(FileSystem):
-    """The files of one save, for torch's reader.
+    """The files of one save, by plain names, for torch's reader.
 
     Each file is opened once and kept open: the checked file is the one that is read, even if a
     later save has removed it.
@@ -122,10 +122,6 @@ class SavedFiles(FileSystem):
         with self._open(name) as file:
             yield cast(io.IOBase, file)
 
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
-        """The plain name: the folder is known."""
-        return suffix
-
     def _open(self, name: str) -> IO[bytes]:
         with _unreadable(self.folder, name):
             return self.folder.open(name)
@@ -163,7 +159,7 @@ def read_blocks(
             for wish in wishes:
                 if wish.share is not None:
                     wish.target.zero_()
-        reader = FileSystemReader(files.folder.path)
+        reader: Any = FileSystemReader(".")
         reader.fs = files
         reader.set_up_storage_reader(metadata, is_coordinator=True)
         reader.read_data(planner.plan, planner).wait()
@@ -208,8 +204,8 @@ def files_of(metadata: Metadata, plan: LoadPlan) -> list[str]:
     return list(dict.fromkeys(stored[item.storage_index].relative_path for item in plan.items))
 
 
-class BlockLoader(LoadPlanner):
-    """A torch load planner that gives the target of each block.
+class BlockLoader:
+    """The target of each block, in place of a planner: torch's reader asks it for targets only.
 
     Args:
         wanted: Name of a stored tensor -> the rectangles to read and their targets.
@@ -221,32 +217,11 @@ class BlockLoader(LoadPlanner):
         self,
         wanted: Mapping[str, Sequence[Wanted]],
         plan: LoadPlan,
-        repeated: Set[MetadataIndex] = frozenset(),
+        repeated: Set[MetadataIndex],
     ) -> None:
         self.plan: LoadPlan = plan
         self._repeated = repeated
         self._wanted = wanted
-
-    def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a planner is created for each load."""
-
-    def create_local_plan(self) -> LoadPlan:
-        """The blocks that this rank reads."""
-        return self.plan
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Not called: only tensors are stored."""
-        raise CheckpointError(
-            f"{read_item.storage_index.fqn!r} is stored as an object, and only tensors are read"
-        )
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """The tensor to read into: the target, or a scratch tensor to be added to it."""
