@@ -6,8 +6,9 @@ caller passes any other optimizer. The tensors are the live ones; nothing is cop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -61,13 +62,19 @@ class Optimized:
         place: The parameter of the unsharded model.
         parameter: The local parameter.
         optimizer: Holds the state in ``state[parameter]``; a torch or a keyed optimizer.
-        group: The parameter group that holds it.
     """
 
     place: ParamRef
     parameter: torch.Tensor
     optimizer: Optimizer
-    group: dict[str, Any]
+
+    @cached_property
+    def group(self) -> dict[str, Any]:
+        """The group of the optimizer that holds the parameter."""
+        for group in self.optimizer.param_groups:
+            if any(each is self.parameter for each in cast(list[torch.Tensor], group["params"])):
+                return group
+        return {}
 
     @property
     def is_fused(self) -> bool:
@@ -156,9 +163,10 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
             contents.model |= _table_entries(prefix, part, places, parameters)
             continue
         if isinstance(part, ShardedManagedCollisionCollection | ManagedCollisionModule):
-            for mapping in stored_mappings(prefix, part):
-                contents.model |= mapping.entries
-                contents.take_up.append(mapping.take_up)
+            for module, state, entries in stored_mappings(prefix, part):
+                contents.model |= entries
+                if module is not None:
+                    contents.take_up.append(partial(module.load_state_by_row, state))
             continue
         if isinstance(part, BaseShardedManagedCollisionEmbeddingCollection):
             contents.settle.append(part.move_ids_to_owners)
@@ -179,22 +187,17 @@ def optimizer_facts(contents: Contents) -> dict[str, str]:
     }
 
 
-def optimizer_entries(contents: Contents) -> dict[str, dict[str, Entry]]:
-    """Parameter -> name of a state -> its tensor, of this rank's parameters."""
-    entries: dict[str, dict[str, Entry]] = {}
+def optimizer_entries(contents: Contents) -> Iterable[Entry]:
+    """The states of this rank's parameters; those of a table's shards are one entry."""
+    entries: dict[tuple[str, ...], Entry] = {}
     for one in contents.optimized:
-        states = entries.setdefault(one.place.name, {})
         for key, value in one.state.items():
             if isinstance(value, torch.Tensor):
                 entry = state_entry(one, key, value)
-                known = states.get(key)
-                states[key] = entry if known is None else _joined(known, entry)
-    return entries
-
-
-def _joined(first: Entry, second: Entry) -> Entry:
-    """Two shards of a table on one rank, as one entry."""
-    return Entry(first.path, first.form, first.parts + second.parts, first.table)
+                if (known := entries.get(entry.path)) is not None:
+                    entry = replace(known, parts=known.parts + entry.parts)
+                entries[entry.path] = entry
+    return entries.values()
 
 
 def state_entry(one: Optimized, key: str, value: torch.Tensor) -> Entry:
@@ -310,12 +313,10 @@ def _optimized(
                 f"parameter {place.name!r} has {len(inside)} optimizers ({kinds}): leave it one"
             )
         if inside:
-            optimized.append(
-                Optimized(place, parameter, inside[0], _group_with(inside[0], parameter))
-            )
+            optimized.append(Optimized(place, parameter, inside[0]))
     for name, leaf, parameter in outside.values():
         # Not the model's: for example, a wrapper's own step count.
-        optimized.append(Optimized(ParamRef(name), parameter, leaf, _group_with(leaf, parameter)))
+        optimized.append(Optimized(ParamRef(name), parameter, leaf))
     return optimized
 
 
@@ -340,10 +341,3 @@ def _leaves(optimizer: KeyedOptimizer | None) -> Iterator[tuple[str, Optimizer, 
     for name, parameter in optimizer.params.items():
         if id(parameter) not in seen:
             yield name, keeper, parameter
-
-
-def _group_with(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
-    for group in optimizer.param_groups:
-        if any(each is parameter for each in cast(list[torch.Tensor], group["params"])):
-            return group
-    return {}

@@ -37,7 +37,7 @@ from tutorec.distributed.checkpoint.manifest import (
     read_manifest,
     replaced_too_often,
 )
-from tutorec.distributed.checkpoint.ranks import RankBarrier
+from tutorec.distributed.checkpoint.ranks import RankBarrier, error_text
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.replicas import loaded_by_all
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
@@ -144,12 +144,10 @@ def _load(
         CheckpointError: A rank has a problem, this one's ``problem`` for example.
         TypeError: This rank's problem is a TypeError.
     """
-    order, metadata = _Order(), None
-    with SavedFiles(folder, manifest or _NOTHING) as files:
-        try:
-            if problem is not None:
-                raise problem
-            assert manifest is not None, "without a manifest there is a problem"
+    manifest = manifest or _NOTHING  # then there is a problem
+    with SavedFiles(folder, manifest) as files:
+
+        def check() -> tuple[Metadata, _Order]:
             metadata = files.metadata()
             with expected_form(folder):
                 order = _order(contents, manifest, metadata, optimizer_state)
@@ -159,29 +157,27 @@ def _load(
             files.hold([*files_of(metadata, plan), *to_check])
             for name in to_check:
                 files.check(name)
-        except Exception as error:  # any error: the other ranks must not wait for this rank
-            problem = error
-        ranks.raise_if_any_failed(problem)
-        assert manifest is not None and metadata is not None, "both are there where none failed"
+            return metadata, order
+
+        metadata, order = ranks.attempt(check, problem)
         facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
         ranks.require_equal(
             {**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)}
         )
-        try:
-            _carry_out(order)
-            read_blocks(files, metadata, order.wanted)
-            for take_up in contents.take_up:
-                take_up()
-        except Exception as error:
-            what = (
-                str(error)
-                if isinstance(error, CheckpointError)
-                else f"{type(error).__name__}: {error}"
-            )
-            problem = CheckpointError(
-                f"{what}; the model is filled in part: load again, or another checkpoint"
-            )
-        ranks.raise_if_any_failed(problem)
+
+        def fill() -> None:
+            try:
+                _carry_out(order)
+                read_blocks(files, metadata, order.wanted)
+                for take_up in contents.take_up:
+                    take_up()
+            except Exception as error:
+                raise CheckpointError(
+                    f"{error_text(error)}; the model is filled in part: load again, or another "
+                    "checkpoint"
+                ) from error
+
+        ranks.attempt(fill)
         for settle in contents.settle:
             settle()
     return info_of(manifest, metadata)

@@ -27,7 +27,7 @@ from tutorec.distributed.checkpoint.reading import (
     whole_steps,
 )
 from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
-from tutorec.distributed.checkpoint.saving import Save, prepare_save, write_save
+from tutorec.distributed.checkpoint.saving import prepare_save, write_save
 from tutorec.distributed.collectives.host_groups import twin_group
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
@@ -244,14 +244,8 @@ class CheckpointManager:
 
     def _agreed_latest(self, ranks: RankBarrier) -> int | None:
         """The latest step as rank 0 sees it; the other ranks may see an older or newer folder."""
-        latest, problem = None, None
-        if ranks.rank == 0:
-            try:
-                latest = (self.steps() or [None])[-1]
-            except Exception as error:
-                problem = error
-        ranks.raise_if_any_failed(problem)
-        return ranks.from_first(latest)
+        steps = ranks.attempt(lambda: self.steps() if ranks.rank == 0 else [])
+        return ranks.from_first(steps[-1] if steps else None)
 
     def _begin(
         self,
@@ -271,12 +265,17 @@ class CheckpointManager:
         save = prepare_save(
             ranks, folder, problem, (model, optimizer), notes, copy=self._thread is not None
         )
+
+        def tidy() -> None:
+            self._tidy(folder)
+
         if self._thread is None:
-            write_save(save, ranks, lambda: self._tidy(folder))
+            write_save(save, ranks, tidy)
             return []
         twin = None if group is None or ranks.world_size == 1 else self._own_group(group)
         doing = f"saving the checkpoint {folder} in the background"
-        return [self._thread.submit(self._write, save, twin, doing)]
+        # a barrier is made by the thread: it may communicate
+        return [self._thread.submit(lambda: write_save(save, RankBarrier(twin, doing), tidy))]
 
     def _own_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
         """The thread's process group: two threads on one group would mix up their collectives."""
@@ -286,10 +285,6 @@ class CheckpointManager:
         twin = twin_group(group)
         self._groups.append((group, twin))
         return twin
-
-    def _write(self, save: Save, group: dist.ProcessGroup | None, doing: str) -> None:
-        """Write a save; runs in the thread."""
-        write_save(save, RankBarrier(group, doing), lambda: self._tidy(save.folder))
 
     def _tidy(self, saved: Folder) -> None:
         """Remove old checkpoints and the files of interrupted saves.

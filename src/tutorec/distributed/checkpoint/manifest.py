@@ -34,6 +34,7 @@ MANIFEST = "manifest.json"
 METADATA = ".metadata"
 # How often a load restarts because a save has replaced the checkpoint.
 TRIES = 5
+# A file name that cannot leave its folder, on any system.
 _PLAIN = re.compile(r"[\w.-]*[\w-][\w.-]*", re.ASCII)
 # Files of one save, and drafts of small files.
 _OURS = re.compile(
@@ -180,7 +181,7 @@ def _check_form(manifest: Manifest) -> None:
             raise TypeError(f"{what} has a wrong type")
 
     for name, facts in manifest.files.items():
-        if not is_plain_name(name):
+        if _PLAIN.fullmatch(name) is None:
             raise CheckpointError(
                 f"{name!r:.200} is not a plain file name: load another checkpoint"
             )
@@ -200,16 +201,11 @@ def _check_form(manifest: Manifest) -> None:
             f"slices of {name!r}",
         )
     for name, facts in manifest.optimizers.items():
-        must(isinstance(facts["kind"], str), f"the optimizer of {name!r}")
+        kinds = {"kind": str, "options": dict, "numbers": dict}
         must(
-            isinstance(facts["options"], dict) and isinstance(facts["numbers"], dict),
+            all(isinstance(facts[part], kind) for part, kind in kinds.items()),
             f"the optimizer of {name!r}",
         )
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a file name cannot leave its folder, on any system."""
-    return _PLAIN.fullmatch(name) is not None
 
 
 def check_sizes(folder: Folder, manifest: Manifest) -> None:

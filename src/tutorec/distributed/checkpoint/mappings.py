@@ -9,7 +9,7 @@ loads are the ids of its rows. Those that it does not own under its plan are mov
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -18,25 +18,9 @@ from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, Ta
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.modules.mc_base import ManagedCollisionModule
 
-
-@dataclass(frozen=True)
-class StoredMapping:
-    """The mapping of one table, as it is stored and loaded.
-
-    Args:
-        entries: Name -> a copy of the state, which is stored, or filled by a load.
-        module: What holds the state; None where this rank holds no rows.
-        state: The same copies by the names that the module has for them.
-    """
-
-    entries: dict[str, Entry]
-    module: ManagedCollisionModule | None
-    state: dict[str, torch.Tensor]
-
-    def take_up(self) -> None:
-        """Give the module what was loaded into the copies."""
-        if self.module is not None:
-            self.module.load_state_by_row(self.state)
+# What holds the state, or None on a rank without rows; a copy of the state by the module's names;
+# the same copies, which are stored, or filled by a load, by their names in the model.
+StoredMapping = tuple[ManagedCollisionModule | None, dict[str, torch.Tensor], dict[str, Entry]]
 
 
 def stored_mappings(
@@ -50,12 +34,11 @@ def stored_mappings(
     """
     if isinstance(part, ManagedCollisionModule):
         state = part.state_by_row()
-        named = {f"{prefix}{name}": value for name, value in state.items()}
+        paths = {f"{prefix}{name}": Part(value) for name, value in state.items()}
         entries = {
-            name: Entry(("model", name), Form.WHOLE, (Part(value),))
-            for name, value in named.items()
+            path: Entry(("model", path), Form.WHOLE, (value,)) for path, value in paths.items()
         }
-        yield StoredMapping(entries, part, state)
+        yield part, state, entries
         return
     for mapping in part.mappings:
         yield _of_table(
@@ -81,7 +64,4 @@ def _of_table(prefix: str, mapping: TableMapping, rank: int) -> StoredMapping:
         form = Form.WHOLE if once else Form.ROWS
         part = Part(value) if once else Part(value, mine)
         entries[f"{prefix}{name}"] = Entry(("model", f"{prefix}{name}"), form, (part,), table)
-    return StoredMapping(entries, mapping.held, state)
-
-
-__all__ = ["StoredMapping", "stored_mappings"]
+    return mapping.held, state, entries

@@ -38,6 +38,7 @@ _RECORDS = {
         "_MEM_FORMAT_ENCODING",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
     # The attribute of classes in which their module is stored.
     "pathlib": ("PosixPath", "WindowsPath"),
     "pathlib._local": ("PosixPath", "WindowsPath"),
@@ -73,8 +74,6 @@ class _Reader(pickle.Unpickler):
             return self._made.setdefault(global_name, type(global_name, (_Record,), {}))
         if (module_name, global_name) == ("torch", "Size"):
             return tuple
-        if (module_name, global_name) == ("torch.serialization", "_get_layout"):
-            return self._made.setdefault(global_name, type(global_name, (_Record,), {}))
         value = getattr(torch, global_name, None) if module_name == "torch" else None
         if isinstance(value, torch.dtype):
             return value

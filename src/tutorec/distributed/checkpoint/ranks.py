@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -97,19 +97,29 @@ class RankBarrier:
             env = ShardingEnv.from_process_group(group)
             self._named(lambda: check_agreement(self._doing, facts, env))
 
-    def raise_if_any_failed(self, problem: Exception | None) -> None:
-        """Raise on every rank if any rank has a problem; the error names that rank.
+    def attempt(self, act: Callable[[], V], problem: Exception | None = None) -> V:
+        """Call ``act`` and return its value; if it raises on any rank, raise on every rank.
+
+        Args:
+            act: Not a collective.
+            problem: An error that this rank has met before; ``act`` is not called then.
 
         Raises:
-            CheckpointError: A rank has a problem, or ended.
+            CheckpointError: ``act`` has failed on a rank, which the error names, or a rank ended.
             TypeError: This rank's problem is a TypeError, a mistake of the caller.
         """
-        text = None if problem is None else _text(problem)
+        value, text = None, None
+        try:
+            if problem is not None:
+                raise problem
+            value = act()
+        except Exception as error:  # any error: the other ranks must not wait for this rank
+            problem, text = error, error_text(error)
         failures = [
             (rank, found) for rank, found in enumerate(self.gather(text)) if found is not None
         ]
         if not failures:
-            return
+            return cast(V, value)
         if isinstance(problem, TypeError):
             raise problem
         if self.world_size == 1:
@@ -210,7 +220,8 @@ def _runs(process: int) -> bool:
         return False
 
 
-def _text(problem: Exception) -> str:
+def error_text(problem: Exception) -> str:
+    """An error as part of a message: its text, with the class of one that is not ours."""
     return (
         str(problem)
         if isinstance(problem, CheckpointError)

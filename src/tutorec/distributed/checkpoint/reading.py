@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from tutorec.distributed.checkpoint.entries import Wanted
+from tutorec.distributed.checkpoint.entries import Wanted, wanted_rows
 from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
 from tutorec.distributed.checkpoint.manifest import (
     MANIFEST,
@@ -21,6 +21,7 @@ from tutorec.distributed.checkpoint.manifest import (
     of_one_save,
 )
 from tutorec.distributed.checkpoint.stored import SavedFiles, read_blocks
+from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.errors import CheckpointError
 
 
@@ -206,15 +207,11 @@ def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
 
 def _whole(stored: TensorStorageMetadata, widths: list[int]) -> tuple[torch.Tensor, list[Wanted]]:
     """An empty tensor of a stored tensor's shape, and the requests that fill it."""
-    shape, slices = tuple(stored.size), max(1, len(widths))
-    if slices == 1:
-        tensor = torch.empty(shape, dtype=stored.properties.dtype)
-        return tensor, [Wanted((0,) * len(shape), tensor)] if tensor.numel() else []
-    rows = shape[0] // slices
-    tensor = torch.empty((rows, *shape[1:]), dtype=stored.properties.dtype)
-    zeros, total = (0,) * (len(shape) - 1), sum(widths)
-    return tensor, [
-        Wanted((index * rows, *zeros), tensor, width / total)
-        for index, width in enumerate(widths)
-        if tensor.numel()
-    ]
+    shape = tuple(stored.size)
+    if widths:
+        rows = shape[0] // len(widths)
+        tensor = torch.empty((rows, *shape[1:]), dtype=stored.properties.dtype)
+        table = ShardPiece(0, 0, 0, rows, sum(widths))
+        return tensor, wanted_rows(tensor, table, rows, shape, widths)
+    tensor = torch.empty(shape, dtype=stored.properties.dtype)
+    return tensor, [Wanted((0,) * len(shape), tensor)] if tensor.numel() else []

@@ -19,7 +19,6 @@ from tutorec.distributed.checkpoint.contents import (
     optimizer_entries,
     optimizer_facts,
 )
-from tutorec.distributed.checkpoint.entries import Entry
 from tutorec.distributed.checkpoint.folder import Folder, checked_folder, new_id
 from tutorec.distributed.checkpoint.manifest import (
     MANIFEST,
@@ -134,19 +133,19 @@ def prepare_save(
         CheckpointError: A rank cannot save this model, or cannot save to this folder.
         TypeError: This rank's arguments are of a wrong type.
     """
-    save, contents = Save(folder), Contents()
+    save = Save(folder)
+
+    def collect() -> Contents:
+        contents = contents_of(*model_and_optimizer)
+        entries = [*contents.model.values(), *optimizer_entries(contents)]
+        save.blocks = BlockSaver(entries, ranks.rank, ranks.world_size, copy)
+        _check_notes(notes)
+        if ranks.rank == 0:
+            _start(save)
+        return contents
+
     try:
-        try:
-            if problem is not None:
-                raise problem
-            contents = contents_of(*model_and_optimizer)
-            save.blocks = BlockSaver(_entries(contents), ranks.rank, ranks.world_size, copy)
-            _check_notes(notes)
-            if ranks.rank == 0:
-                _start(save)
-        except Exception as error:  # any error: the other ranks must not wait for this rank
-            problem = error
-        ranks.raise_if_any_failed(problem)
+        contents = ranks.attempt(collect, problem)
         ranks.require_equal({"path": str(folder), **_facts(contents, notes)})
         save.id = ranks.from_first(save.id)
         save.manifest = Manifest(
@@ -177,21 +176,17 @@ def write_save(
     Raises:
         CheckpointError: A rank could not write, or has ended; the previous checkpoint is unchanged.
     """
-    written, problem = Written([], [], {}, {}), None
-    try:
-        try:
-            written = write_blocks(save.folder, save.id, save.blocks)
-        except Exception as error:
-            problem = error
-        ranks.raise_if_any_failed(problem)
-        of_ranks = ranks.gather(written)
+
+    def complete() -> None:
         if ranks.rank == 0:
-            try:
-                _complete(save, of_ranks)
-                on_complete()
-            except Exception as error:
-                problem = error
-        ranks.raise_if_any_failed(problem)
+            _complete(save, written)
+            on_complete()
+
+    try:
+        written = ranks.gather(
+            ranks.attempt(lambda: write_blocks(save.folder, save.id, save.blocks))
+        )
+        ranks.attempt(complete)
     except BaseException:
         if ranks.rank == 0:
             save.give_up()
@@ -248,14 +243,6 @@ def _complete(save: Save, written: Sequence[Written]) -> None:
     folder.replace(METADATA, account)
     with suppress(OSError):  # the next save removes them
         folder.remove([*(set(save.old) - {METADATA}), *leftover_names(folder, files)])
-
-
-def _entries(contents: Contents) -> list[Entry]:
-    states = optimizer_entries(contents)
-    return [
-        *contents.model.values(),
-        *(entry for of_parameter in states.values() for entry in of_parameter.values()),
-    ]
 
 
 def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
