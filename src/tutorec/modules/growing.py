@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import FrequencySketch
+from tutorec.modules.mc_base import ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
-from tutorec.modules.mc_modules import ManagedCollisionModule
 from tutorec.modules.row_index import MOST_BYTES_PER_ROW, RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
-from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
+from tutorec.sparse.jagged import JaggedTensor
 
 _OF_ROWS = ("_row_ids", "_counts", "_last_access_iter")
 
@@ -113,7 +113,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Mix the bits of the ids, reversibly."""
-        return _with_values(features, mix_bits)
+        return with_values(features, mix_bits)
 
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
@@ -131,13 +131,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         write_weights: Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
         """Mixed ids -> rows; an id without a row gets its bucket's shared row; lengths stay."""
-        return _with_values(features, self._find)
-
-    def forward(
-        self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
-    ) -> dict[str, JaggedTensor]:
-        """Raw ids -> rows."""
-        return self.remap(self.profile(self.preprocess(features)))
+        return with_values(features, self._find)
 
     def evict(self) -> Tensor | None:
         """Rows [U] that have got an id since the last call, or None; they are to be initialized."""
@@ -332,18 +326,6 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def _shared_row(self, ids: Tensor) -> Tensor:
         """Row of this shard that an id reads while it has none."""
         return (self._bucket(ids) + 1) * self._per_bucket - 1
-
-
-def _with_values(
-    features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]
-) -> dict[str, JaggedTensor]:
-    """The same lists of other values."""
-    return {
-        name: jagged_from_parts(
-            change(lists.values()), lists.weights_or_none(), lists.lengths(), None
-        )
-        for name, lists in features.items()
-    }
 
 
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from tutorec.modules.embedding_configs import (
     EmbeddingConfig,
 )
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.embedding_tables import checked_tables
 from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from tutorec.modules.mc_base import ManagedCollisionModule
@@ -32,22 +33,32 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class _Adapter(nn.Module):
-    """What both adapters have in common: the mappings of the tables."""
+    """What both adapters have in common: tables and their mappings, kept under ``_path``."""
 
-    def _mappings(
+    _path: str
+    _plain: type[Any]
+    _managed: type[BaseManagedCollisionEmbeddingCollection]
+
+    def __init__(
         self,
-        tables: Sequence[BaseEmbeddingConfig],
+        tables: list[Any],
         input_hash_size: int,
         device: torch.device,
-        eviction_interval: int,
-        zch_method: str,
-        buckets: int,
-        max_probe: int | None,
-    ) -> ManagedCollisionCollection:
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
         if zch_method not in ("mpzch", "sort_zch"):
             raise NotImplementedError(
                 f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
             )
+
+        collection, buckets = self._plain(tables, device=device), mpzch_num_buckets or world_size
+        tables = checked_tables(type(self).__name__, tables, BaseEmbeddingConfig)
 
         def mapping(table: BaseEmbeddingConfig) -> ManagedCollisionModule:
             rows = table.num_embeddings
@@ -60,7 +71,7 @@ class _Adapter(nn.Module):
                 rows,
                 device,
                 total_num_buckets=buckets,
-                max_probe=min(max_probe or rows, rows // buckets),
+                max_probe=min(mpzch_max_probe or rows, rows // buckets),
                 input_hash_size=input_hash_size,
                 is_inference=False,
                 eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
@@ -69,14 +80,17 @@ class _Adapter(nn.Module):
                 ),
             )
 
-        return ManagedCollisionCollection({table.name: mapping(table) for table in tables}, tables)
+        mappings = {table.name: mapping(table) for table in tables}
+        managed = self._managed(
+            collection,
+            ManagedCollisionCollection(mappings, tables),
+            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
+        )
+        setattr(self, self._path, managed)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The weights of the tables."""
-        return self._module()._embedding_module.parameters(recurse)
-
-    def _module(self) -> BaseManagedCollisionEmbeddingCollection:
-        return cast(BaseManagedCollisionEmbeddingCollection, next(self.children()))
+        return getattr(self, self._path)._embedding_module.parameters(recurse)
 
 
 class McEmbeddingCollectionAdapter(_Adapter):
@@ -102,35 +116,13 @@ class McEmbeddingCollectionAdapter(_Adapter):
         TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingCollectionAdapter``.
     """
 
-    def __init__(
-        self,
-        tables: list[EmbeddingConfig],
-        input_hash_size: int,
-        device: torch.device,
-        world_size: int,
-        eviction_interval: int = 1,
-        allow_in_place_embed_weight_update: bool = False,
-        zch_method: str = "",
-        mpzch_num_buckets: int | None = 80,
-        mpzch_max_probe: int | None = 100,
-    ) -> None:
-        super().__init__()
-        collection = EmbeddingCollection(tables, device)
-        buckets = mpzch_num_buckets or world_size
-        self.mc_embedding_collection = ManagedCollisionEmbeddingCollection(
-            collection,
-            self._mappings(
-                collection.embedding_configs(),
-                input_hash_size,
-                device,
-                eviction_interval,
-                zch_method,
-                buckets,
-                mpzch_max_probe,
-            ),
-            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
-        )
-        self.remapped_ids: KeyedJaggedTensor | None = None
+    mc_embedding_collection: ManagedCollisionEmbeddingCollection
+    _path, _plain, _managed = (
+        "mc_embedding_collection",
+        EmbeddingCollection,
+        ManagedCollisionEmbeddingCollection,
+    )
+    remapped_ids: KeyedJaggedTensor | None = None
 
     def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Rows of raw ids, by feature."""
@@ -178,34 +170,12 @@ class McEmbeddingBagCollectionAdapter(_Adapter):
         TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingBagCollectionAdapter``.
     """
 
-    def __init__(
-        self,
-        tables: list[EmbeddingBagConfig],
-        input_hash_size: int,
-        device: torch.device,
-        world_size: int,
-        eviction_interval: int = 1,
-        allow_in_place_embed_weight_update: bool = False,
-        zch_method: str = "",
-        mpzch_num_buckets: int | None = 80,
-        mpzch_max_probe: int | None = 100,
-    ) -> None:
-        super().__init__()
-        collection = EmbeddingBagCollection(tables, device=device)
-        buckets = mpzch_num_buckets or world_size
-        self.mc_embedding_bag_collection = ManagedCollisionEmbeddingBagCollection(
-            collection,
-            self._mappings(
-                collection.embedding_bag_configs(),
-                input_hash_size,
-                device,
-                eviction_interval,
-                zch_method,
-                buckets,
-                mpzch_max_probe,
-            ),
-            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
-        )
+    mc_embedding_bag_collection: ManagedCollisionEmbeddingBagCollection
+    _path, _plain, _managed = (
+        "mc_embedding_bag_collection",
+        EmbeddingBagCollection,
+        ManagedCollisionEmbeddingBagCollection,
+    )
 
     def forward(self, input_kjt: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows of raw ids."""

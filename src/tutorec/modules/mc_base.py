@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from tutorec.modules.mc_report import CollisionCounts, TableCollisions
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
 _MOST_SHARDS = 1024
 
@@ -119,11 +119,11 @@ class ManagedCollisionModule(nn.Module):
     ) -> dict[str, JaggedTensor]:
         """Preprocessed ids -> rows."""
 
-    @abstractmethod
     def forward(
         self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
     ) -> dict[str, JaggedTensor]:
         """Raw ids -> rows. ``mutate_miss_lengths``: ids without a row may leave their lists."""
+        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
 
     @abstractmethod
     def evict(self) -> Tensor | None:
@@ -192,6 +192,21 @@ class ManagedCollisionModule(nn.Module):
         device: torch.device | None = None,
     ) -> ManagedCollisionModule:
         """A new mapping onto the half-open range of rows ``output_id_range``: one shard's."""
+
+
+def with_values(
+    features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]
+) -> dict[str, JaggedTensor]:
+    """The same lists of other ids: what ``change`` makes of all ids of each [N]."""
+    return {
+        name: jagged_from_parts(
+            change(lists.values()),
+            lists.weights_or_none(),
+            lists.lengths_or_none(),
+            lists.offsets_or_none(),
+        )
+        for name, lists in features.items()
+    }
 
 
 def _validate_loaded_state(module: nn.Module, _keys: object) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
-from tutorec.modules.mc_base import ManagedCollisionModule
+from tutorec.modules.mc_base import ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import MCHEvictionPolicy
-from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
+from tutorec.sparse.jagged import JaggedTensor
 
 NO_ID = torch.iinfo(torch.int64).max
 
@@ -130,10 +130,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         if self._input_hash_func is None:
             return features
         hashed = self._input_hash_func
-        return {
-            key: _with_values(ids, hashed(ids.values(), self._input_hash_size))
-            for key, ids in features.items()
-        }
+        return with_values(features, lambda ids: hashed(ids, self._input_hash_size))
 
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
@@ -162,15 +159,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         write_weights: Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
         """Ids -> rows; the last row for an id that has none."""
-        return {
-            key: _with_values(ids, self._rows_of(ids.values())) for key, ids in features.items()
-        }
-
-    def forward(
-        self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
-    ) -> dict[str, JaggedTensor]:
-        """Raw ids -> rows."""
-        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
+        return with_values(features, self._rows_of)
 
     def evict(self) -> Tensor | None:
         """Rows [U] that have been given to an id since the last call, or None."""
@@ -363,13 +352,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             *self._metadata().values(),
         ):
             buffer.copy_(buffer[order])
-
-
-def _with_values(lists: JaggedTensor, values: Tensor) -> JaggedTensor:
-    """The same lists with other ids."""
-    return jagged_from_parts(
-        values, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none()
-    )
 
 
 class MappingsTogether:

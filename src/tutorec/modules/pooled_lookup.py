@@ -257,7 +257,7 @@ def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Pool
     values, offsets = features.values(), features.offsets()
     weights = features.weights_or_none() if lookups.weighted else None
     keys = features.keys()
-    if len(keys) != len(lookups.features) or tuple(keys) != lookups.features:
+    if tuple(keys) != lookups.features:
         index: Mapping[str, int] = features.index_per_key()
         order = [index[name] for name in lookups.features]
         values, offsets, weights = select_features(values, offsets, weights, order, len(keys))
