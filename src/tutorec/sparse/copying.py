@@ -86,31 +86,29 @@ def _restore(kind: str, state: dict[str, Any]) -> Any:
     """An object of one of the three types from its attributes; the rest is derived on demand."""
     made = object.__new__(_KINDS[kind])
     for name in _KINDS[kind].__slots__:
-        value = state.get(name)
-        if isinstance(value, tuple):
-            value = tuple(_bare(item) for item in value)
-        setattr(made, name, _bare(value))
+        setattr(made, name, _bare(state.get(name)))
     return made
 
 
 def _state(node: Any) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
     """How an object is made again, for the module ``copyreg``, which pickle and copy ask."""
-    state: dict[str, Any] = {}
-    for name in type(node).__slots__:
-        value = getattr(node, name, None)
-        if name in _DERIVED or value is None:
-            continue
-        state[name] = (
-            tuple(_wrapped(item) for item in value) if isinstance(value, tuple) else _wrapped(value)
-        )
+    state = {
+        name: _wrapped(value)
+        for name in type(node).__slots__
+        if name not in _DERIVED and (value := getattr(node, name, None)) is not None
+    }
     return _restore, (type(node).__name__, state)
 
 
 def _wrapped(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_wrapped, value))
     return _Part(value) if isinstance(value, Tensor) else value
 
 
 def _bare(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_bare, value))
     return value.tensor if isinstance(value, _Part) else value
 
 
@@ -209,9 +207,12 @@ def _register(
         leaves, context = parts(node)
         return [(pytree.GetAttrKey(name), leaf) for name, leaf in leaves.items()], context
 
+    def named(context: Any) -> dict[str, Any]:
+        return context if isinstance(context, dict) else {"weighted": context}
+
     def flatten_as(node: Any, spec: pytree.TreeSpec) -> list[Any]:
         """The leaves for a program that was traced with this structure: its keys, in its order."""
-        traced = spec.context if isinstance(spec.context, dict) else {"weighted": spec.context}
+        traced = named(spec.context)
         if (
             "keys" in traced
             and sorted(node.keys()) == sorted(traced["keys"])
@@ -219,9 +220,7 @@ def _register(
         ):
             node = node.permute([node.keys().index(key) for key in traced["keys"]])
         leaves, context = flatten(node)
-        for name, value in (
-            context if isinstance(context, dict) else {"weighted": context}
-        ).items():
+        for name, value in named(context).items():
             if value != traced[name]:
                 raise ValueError(
                     f"the program was traced with {name} {traced[name]}, and was called with "

@@ -25,11 +25,14 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import FEW_LISTS, differences, offsets_of_lengths
+from tutorec.sparse.layout import differences, offsets_of_lengths
 from tutorec.sparse.validate import checkable, key_list, missing_key
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
+
+# Up to this many lists are counted in Python, which then beats joining and checking tensors.
+_FEW_LISTS = 64
 
 
 def maybe_td_to_kjt(
@@ -146,7 +149,7 @@ def _few_lists(
     """
     first = offsets[0]
     if (
-        samples * len(names) > FEW_LISTS
+        samples * len(names) > _FEW_LISTS
         or type(first) is not Tensor
         or not first.is_cpu
         or is_compiling()
@@ -371,8 +374,8 @@ def _weights_of(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
             f"feature {name!r}: values have {offsets.numel() - 1} samples, and weights have "
             f"{starts.numel() - 1}"
         )
-    if offsets.is_cpu and bool((starts != offsets).any()):
-        sample = int((starts != offsets).nonzero()[0]) - 1
+    if offsets.is_cpu and len(wrong := (starts != offsets).nonzero()):
+        sample = int(wrong[0]) - 1
         counts = [int(each.diff()[sample]) for each in (offsets, starts)]
         raise ValueError(
             f"feature {name!r}, sample {sample}, has {counts[0]} values and {counts[1]} weights"

@@ -88,17 +88,15 @@ def check_form(
             )
         if many:
             refuse_wrapping(owner, values, part)
-    if offsets is not None and offsets.numel() != (1 if lengths is None else lengths.numel() + 1):
-        if offsets.numel() == 0:
-            raise ValueError(
-                f"{owner}: offsets are empty; they start with 0, so even an empty batch has "
-                "one entry"
-            )
-        if lengths is not None:
-            raise ValueError(
-                f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths "
-                "go with L + 1 offsets"
-            )
+    if offsets is not None and offsets.numel() == 0:
+        raise ValueError(
+            f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry"
+        )
+    if offsets is not None and lengths is not None and offsets.numel() != lengths.numel() + 1:
+        raise ValueError(
+            f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths go with "
+            "L + 1 offsets"
+        )
     if weights is not None and weights.shape[:1] != values.shape[:1]:
         raise ValueError(
             f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one "
@@ -199,8 +197,9 @@ def refuse_lists(
 
     if offsets is None:
         assert lengths is not None, "lengths or offsets are given"
-        if lengths.numel() and int(lengths.min()) < 0:
-            index = int((lengths < 0).nonzero()[0])
+        negative = (lengths < 0).nonzero()
+        if len(negative):
+            index = int(negative[0])
             raise ValueError(
                 f"{owner}: lengths[{index}] = {int(lengths[index])} ({place(index)}); "
                 "a length counts ids, and an empty list has length 0"
@@ -213,9 +212,10 @@ def refuse_lists(
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
-    falling = offsets[1:] < offsets[:-1]  # compared and not subtracted: a difference may wrap
-    if bool(falling.any()):
-        index = int(falling.nonzero()[0])
+    # compared and not subtracted: a difference may wrap
+    falling = (offsets[1:] < offsets[:-1]).nonzero()
+    if len(falling):
+        index = int(falling[0])
         raise ValueError(
             f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and "
             f"offsets[{index + 1}] = {int(offsets[index + 1])} ({place(index)}); an empty list "
@@ -280,8 +280,9 @@ def check_strides(keys: list[str], strides: Tensor) -> None:
             f"{len(keys)} keys {keys}; it holds one list for each key with one number of samples "
             "for each rank, such as [[2], [3]]"
         )
-    if strides.numel() and int(strides.min()) < 0:
-        key, rank = (strides < 0).nonzero()[0].tolist()
+    negative = (strides < 0).nonzero()
+    if len(negative):
+        key, rank = negative[0].tolist()
         raise ValueError(
             f"{_BATCH}: stride_per_key_per_rank says {int(strides[key, rank])} samples for feature "
             f"{keys[key]!r} of rank {rank}; a number of samples is 0 or more"
@@ -312,9 +313,9 @@ def check_inverse(
     if unknown:
         raise ValueError(f"{_BATCH}: inverse_indices name {unknown}, and the keys are {batch_keys}")
     limits = torch.tensor([lists[key] for key in keys], device=indices.device).unsqueeze(1)
-    wrong = (indices < 0) | (indices >= limits)
-    if bool(wrong.any()):
-        row, sample = wrong.nonzero()[0].tolist()
+    wrong = ((indices < 0) | (indices >= limits)).nonzero()
+    if len(wrong):
+        row, sample = wrong[0].tolist()
         raise ValueError(
             f"{_BATCH}: inverse_indices of feature {keys[row]!r}, sample {sample}, hold "
             f"{int(indices[row, sample])}, and the feature has {lists[keys[row]]} lists (0 to "
