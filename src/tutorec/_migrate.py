@@ -14,6 +14,7 @@ from types import ModuleType
 
 from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, renamed, without_magics
 from tutorec._migrate_files import SourceText, read_source, source_paths
+from tutorec._text import several
 from tutorec._torchrec_names import elsewhere, instead_of
 
 __all__ = ["Finding", "Migration", "migrate"]
@@ -77,26 +78,22 @@ class Migration:
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]
         lines += [f"{file}: {why}" for file, why in self.skipped.items()]
-        using = f"{self.using} of {_count(self.files, 'file')} use {self.package}"
+        using = f"{self.using} of {several(self.files, 'file')} use {self.package}"
         if self.checked:
             resolved = len(self.names) - len(self.missing)
             calls = (
-                f"{_count(self.calls, 'call')} compared, {_count(len(self.findings), 'place')} "
+                f"{several(self.calls, 'call')} compared, {several(len(self.findings), 'place')} "
                 "to change by hand"
             )
             lines.append(
-                f"{using}: {_count(len(self.names), 'name')}, {resolved} of them in {self.to}; "
+                f"{using}: {several(len(self.names), 'name')}, {resolved} of them in {self.to}; "
                 f"{calls}"
             )
         else:
             lines.append(f"{using}; names were not compared, for {self.to} cannot be imported here")
         if self.written:
-            return "\n".join([*lines, f"renamed in {_count(len(self.written), 'file')}"])
+            return "\n".join([*lines, f"renamed in {several(len(self.written), 'file')}"])
         return "\n".join([*lines, "nothing was changed; --write renames"] if self.using else lines)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migration:
@@ -276,6 +273,6 @@ def _misfit(function: object, call: Call) -> str | None:
         fixed = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
         if call.positional > fixed:
             return (
-                f"it takes {_count(fixed, 'argument')} without a name, and gets {call.positional}"
+                f"it takes {several(fixed, 'argument')} without a name, and gets {call.positional}"
             )
     return None

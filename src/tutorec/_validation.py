@@ -6,27 +6,10 @@ for each of them. Whoever has measured otherwise switches them off with
 """
 
 import os
-from contextlib import AbstractContextManager
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 
 _OFF = frozenset({"0", "false", "no", "off"})
 _enabled: bool = os.environ.get("TUTOREC_VALIDATE", "1").strip().lower() not in _OFF
-
-
-class _Restore(AbstractContextManager[None]):
-    """What ``validation`` returns: leaving the ``with`` block puts the previous value back."""
-
-    def __init__(self, previous: bool) -> None:
-        self._previous = previous
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        global _enabled
-        _enabled = self._previous
 
 
 def validation_enabled() -> bool:
@@ -34,7 +17,7 @@ def validation_enabled() -> bool:
     return _enabled
 
 
-def validation(on: bool) -> AbstractContextManager[None]:
+def validation(on: bool) -> AbstractContextManager[object, None]:
     """Switch the checks of ids and lengths on or off in this process.
 
     The call itself switches; used in a ``with`` statement it switches back at the end. Ranks
@@ -55,6 +38,7 @@ def validation(on: bool) -> AbstractContextManager[None]:
         True
     """
     global _enabled
-    previous = _enabled
+    restore = ExitStack[None]()
+    restore.callback(validation, _enabled)
     _enabled = bool(on)
-    return _Restore(previous)
+    return restore

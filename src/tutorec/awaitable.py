@@ -249,7 +249,7 @@ def _waited(value: Any) -> Any:
         return value.wait()
     if type(value) in (list, tuple):
         return cast(Any, type(value))(_waited(item) for item in value)
-    if type(value) is dict or isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         return {key: _waited(item) for key, item in value.items()}
     return value
 
@@ -261,16 +261,13 @@ def _forwarding_method(apply: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _reflected(apply: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda value, other: apply(other, value)
-
-
 # Python looks operators up on the class, never through __getattr__, so each needs a method of its
 # own.
 for _name in "add sub mul truediv floordiv mod pow matmul and or xor".split():
     _operator = getattr(operator, f"__{_name}__")
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_operator))
-    setattr(LazyAwaitable, f"__r{_name}__", _forwarding_method(_reflected(_operator)))
+    _reflected = lambda value, other, apply=_operator: apply(other, value)  # noqa: E731
+    setattr(LazyAwaitable, f"__r{_name}__", _forwarding_method(_reflected))
 for _name in "neg pos abs invert eq ne lt le gt ge getitem setitem contains".split():
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(getattr(operator, f"__{_name}__")))
 for _builtin in (len, iter, float, int, bool):

@@ -68,14 +68,7 @@ def skip_if_asan(func: Callable[P, T]) -> Callable[P, T | None]:
         >>> skip_if_asan(lambda: "ran")()
         'ran'
     """
-
-    @wraps(func)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        if is_asan_or_tsan():
-            raise unittest.SkipTest(_SKIPPED)
-        return func(*args, **kwargs)
-
-    return wrapper
+    return unittest.skipIf(is_asan_or_tsan(), _SKIPPED)(func)
 
 
 def skip_if_asan_class(cls: T) -> T:

@@ -71,15 +71,10 @@ def check_form(
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
-        if part.dtype not in _INDEX_TYPES and part.numel():
+        if part.dim() != 1 or (part.dtype not in _INDEX_TYPES and part.numel()):
             raise ValueError(
-                f"{owner}: {name} must be int32 or int64, got {part.dtype}; convert them: "
-                f"{name}.long()"
-            )
-        if part.dim() != 1:
-            raise ValueError(
-                f"{owner}: {name} must have one dimension, got shape {list(part.shape)}; "
-                f"flatten them: {name}.view(-1)"
+                f"{owner}: {name} must have one dimension, got shape {list(part.shape)}, and be "
+                f"int32 or int64, got {part.dtype}; convert them: {name}.view(-1).long()"
             )
         if not (part.is_cpu and values.is_cpu) and part.device != values.device:
             raise ValueError(

@@ -278,10 +278,7 @@ def load(payload: bytes, constants: Constants | None = None) -> Any:
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
-            if constants is None:
-                raise pickle.UnpicklingError(
-                    f"a value refers to constant {pid}, which travels with functions only"
-                )
+            assert constants is not None, f"constant {pid} travels with functions only"
             return constants.find(pid)
 
     return Unpickler(io.BytesIO(payload)).load()

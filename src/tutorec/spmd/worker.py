@@ -84,11 +84,6 @@ _handles: weakref.WeakValueDictionary[tuple[str, str], Kept] = weakref.WeakValue
 _dropped: dict[str, list[str]] = {}
 
 
-def become_rank(side: WorkerContext) -> None:
-    """Make this process the rank ``side``."""
-    _side[:] = [side]
-
-
 def rank_side() -> WorkerContext | None:
     """The rank that this process is, or None in a caller's process."""
     return _side[0] if _side else None
@@ -242,7 +237,7 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
     side = WorkerContext(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
-    become_rank(side)
+    _side.append(side)
     try:
         control = connect(boot, "control")
         tasks = connect(boot, "tasks")
