@@ -147,10 +147,10 @@ class QREmbeddingBag(nn.Module):
         self.num_buckets, self.num_embeddings = num_buckets, num_embeddings or num_buckets**2
         self.mode, self.include_last_offset = mode, include_last_offset
         whole = EmbeddingBagConfig(self.num_embeddings, embedding_dim, "table")
-        self._configs = [part.table for part in self.compression.parts(whole)]
-        shapes = [(config.num_embeddings, config.embedding_dim) for config in self._configs]
+        self._parts = self.compression.parts(whole)
         self.quotient, self.remainder = [
-            nn.Parameter(torch.empty(shape, device=device)) for shape in shapes
+            nn.Parameter(torch.empty(table.num_embeddings, table.embedding_dim, device=device))
+            for table, _ in self._parts
         ]
         self.reset_parameters()
         if verbose:
@@ -163,8 +163,8 @@ class QREmbeddingBag(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize the weights."""
-        for config, weight in zip(self._configs, (self.quotient, self.remainder), strict=True):
-            config.init_weight(weight)
+        for part, weight in zip(self._parts, (self.quotient, self.remainder), strict=True):
+            part.table.init_weight(weight)
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None

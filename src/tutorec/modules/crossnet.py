@@ -158,12 +158,10 @@ class LowRankMixtureCrossNet(nn.Module):
         self.U_kernels = _matrices(num_layers, num_experts, in_features, low_rank)
         self.V_kernels = _matrices(num_layers, num_experts, low_rank, in_features)
         self.bias = _zeros(num_layers, in_features, 1)
-        gates = (
-            [nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)]
-            if num_experts > 1
-            else None
-        )
-        self.gates = None if gates is None else nn.ModuleList(gates)
+        self.gates = None
+        if num_experts > 1:
+            gates = [nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)]
+            self.gates = nn.ModuleList(gates)
         self._activation = activation
         self.C_kernels = _matrices(num_layers, num_experts, low_rank, low_rank)
 

@@ -147,8 +147,8 @@ class ScalarLogger(nn.Module):
             hit=hits,
             insert=inserted,
             collision=values.numel() - hits - inserted,
+            opt_in=int((remapped_ids < buckets).sum()),
         )
-        self._counts.update(opt_in=int((remapped_ids < buckets).sum()))
         if evicted_emb_indices is not None and evicted_emb_indices.numel() > 0:
             evicted = torch.unique(evicted_emb_indices)
             self._counts.update(eviction=evicted.numel())

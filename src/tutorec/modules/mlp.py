@@ -93,15 +93,13 @@ class MLP(nn.Module):
         for position, (size_in, size_out) in enumerate(
             zip([in_size, *layer_sizes[:-1]], layer_sizes, strict=True)
         ):
-            if activation_on_last or position < len(layer_sizes) - 1:
-                made = (
-                    SwishLayerNorm(size_out, device).to(dtype)
-                    if activation == _SWISH
-                    else _make(activation)
-                )
-                layers.append(Perceptron(size_in, size_out, bias, made, device, dtype))
+            if position == len(layer_sizes) - 1 and not activation_on_last:
+                made = nn.Identity()
+            elif activation == _SWISH:
+                made = SwishLayerNorm(size_out, device).to(dtype)
             else:
-                layers.append(Perceptron(size_in, size_out, bias, nn.Identity(), device, dtype))
+                made = _make(activation)
+            layers.append(Perceptron(size_in, size_out, bias, made, device, dtype))
         self._mlp = nn.Sequential(*layers)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -114,10 +112,7 @@ def _make(activation: str | Activation | Callable[[], nn.Module]) -> Activation:
     if isinstance(activation, str):
         return _NAMED[activation]
     maker = cast(Callable[..., Any], activation)
-    if isinstance(activation, type):
-        return maker()
-    # Modules and torch's built-in functions take an input; only a plain Python function may be a
-    # factory.
-    if isfunction(activation) and not signature(activation).parameters:
-        return maker()
-    return maker
+    # Modules and torch's built-in functions take an input; only a class or a plain Python function
+    # may be a factory.
+    makes = isfunction(activation) and not signature(activation).parameters
+    return maker() if isinstance(activation, type) or makes else maker

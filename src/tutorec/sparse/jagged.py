@@ -484,10 +484,9 @@ def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -
     count = values.size(0)
     column = torch.arange(width, device=values.device)
     source = offsets[:-1].unsqueeze(1) + column
-    source = torch.where(source < offsets[1:].unsqueeze(1), source, torch.full_like(source, count))
+    source = source.masked_fill(source >= offsets[1:].unsqueeze(1), count)
     rest = list(values.shape[1:])
-    row = torch.full([1] + rest, padding, dtype=values.dtype, device=values.device)  # noqa: RUF005
-    padded = torch.cat([values, row])
+    padded = torch.cat([values, values.new_full([1] + rest, padding)])  # noqa: RUF005
     return padded.index_select(0, source.reshape(-1)).view([source.size(0), width] + rest)  # noqa: RUF005
 
 
