@@ -41,7 +41,7 @@ class _Adapter(nn.Module):
 
     def __init__(
         self,
-        tables: list[Any],
+        tables: list[EmbeddingBagConfig] | list[EmbeddingConfig],
         input_hash_size: int,
         device: torch.device,
         world_size: int,
@@ -58,7 +58,7 @@ class _Adapter(nn.Module):
             )
 
         collection, buckets = self._plain(tables, device=device), mpzch_num_buckets or world_size
-        tables = checked_tables(type(self).__name__, tables, BaseEmbeddingConfig)
+        configs = checked_tables(type(self).__name__, tables, BaseEmbeddingConfig)
 
         def mapping(table: BaseEmbeddingConfig) -> ManagedCollisionModule:
             rows = table.num_embeddings
@@ -80,10 +80,10 @@ class _Adapter(nn.Module):
                 ),
             )
 
-        mappings = {table.name: mapping(table) for table in tables}
+        mappings = {table.name: mapping(table) for table in configs}
         managed = self._managed(
             collection,
-            ManagedCollisionCollection(mappings, tables),
+            ManagedCollisionCollection(mappings, configs),
             allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
         )
         setattr(self, self._path, managed)
