@@ -32,8 +32,8 @@ from tutorec.distributed.checkpoint.folder import Folder, checked_folder
 from tutorec.distributed.checkpoint.manifest import (
     TRIES,
     Manifest,
-    expected_form,
     is_replaced,
+    named_errors,
     read_manifest,
     replaced_too_often,
 )
@@ -149,7 +149,7 @@ def _load(
 
         def check() -> tuple[Metadata, _Order]:
             metadata = files.metadata()
-            with expected_form(folder):
+            with named_errors(folder):
                 order = _order(contents, manifest, metadata, optimizer_state)
                 plan = plan_reading(metadata, order.wanted).plan
             # One rank checks each file. All are opened first, because a later save may remove them.

@@ -105,16 +105,13 @@ def read_manifest(folder: Folder) -> Manifest:
         CheckpointError: It is missing, damaged, of a later version, or malformed.
     """
     path = folder.file(MANIFEST)
-    try:
-        document = json.loads(folder.read(MANIFEST).decode("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(_not_whole(folder)) from None
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): load another checkpoint") from None
-    except Exception as error:  # object stores raise their own errors
-        raise CheckpointError(f"{path} cannot be read ({error}): load another checkpoint") from None
+    with named_errors(path, "cannot be read"):
+        try:
+            content = folder.read(MANIFEST)
+        except FileNotFoundError:
+            raise CheckpointError(_not_whole(folder)) from None
+    with named_errors(path, "is damaged"):
+        document = json.loads(content.decode("utf-8"))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not the manifest of a {FORMAT}: it is another program's file"
@@ -128,14 +125,14 @@ def read_manifest(folder: Folder) -> Manifest:
     content = {
         key: value for key, value in document.items() if key not in ("format", "version", "crc32")
     }
-    with expected_form(path):
+    with named_errors(path):
         digest = _digest(content)
     if document.get("crc32") != digest:
         raise CheckpointError(
             f"{path} is damaged: its CRC-32 is {digest} and should be "
             f"{document.get('crc32')!r:.20}; load another checkpoint"
         )
-    with expected_form(path):
+    with named_errors(path):
         files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
         manifest = Manifest(**{**content, "files": files, "version": version})
         _check_form(manifest)
@@ -155,16 +152,17 @@ def _not_whole(folder: Folder) -> str:
 
 
 @contextmanager
-def expected_form(path: object) -> Generator[None, None, None]:
-    """Turn every error of parsing malformed content into a CheckpointError."""
+def named_errors(
+    path: object, problem: str = "has an invalid format"
+) -> Generator[None, None, None]:
+    """Turn every error of reading or parsing a file into a CheckpointError that names it."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:
+    except Exception as error:  # object stores raise their own errors
         raise CheckpointError(
-            f"{path} has an invalid format ({type(error).__name__}: {error!s:.200}): load "
-            "another checkpoint"
+            f"{path} {problem} ({type(error).__name__}: {error!s:.200}): load another checkpoint"
         ) from error
 
 

@@ -93,7 +93,7 @@ def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
 
     Raises:
         CheckpointError: It is malformed.
-        Exception: It is malformed; see `expected_form`.
+        Exception: It is malformed; see `named_errors`.
     """
     root = _state(_Reader(content).load(), "Metadata")
     tensors: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tutorec.distributed.checkpoint.manifest import (
     MANIFEST,
     Manifest,
     check_sizes,
-    expected_form,
+    named_errors,
     of_one_save,
 )
 from tutorec.distributed.checkpoint.stored import SavedFiles, read_blocks
@@ -175,7 +175,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     folder = folder_of(path)
 
     def read(manifest: Manifest) -> dict[str, Any]:
-        with SavedFiles(folder, manifest) as files, expected_form(folder):
+        with SavedFiles(folder, manifest) as files, named_errors(folder):
             return _state_dict(manifest, files)
 
     return of_one_save(folder, read)

@@ -25,11 +25,12 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from tutorec._kernels.unwritten import copy_written_rows
 from tutorec.distributed.checkpoint.entries import Wanted
 from tutorec.distributed.checkpoint.folder import Folder
-from tutorec.distributed.checkpoint.manifest import Manifest, expected_form, size_problem
+from tutorec.distributed.checkpoint.manifest import Manifest, named_errors, size_problem
 from tutorec.distributed.checkpoint.metadata import parse_metadata
 from tutorec.errors import CheckpointError
 
 _READ_BYTES = 4 * 2**20
+_UNREADABLE = "of the checkpoint cannot be read"
 # Maximum number of files kept open; further files are opened when they are read.
 _MOST_OPEN = 200
 
@@ -75,18 +76,18 @@ class SavedFiles(FileSystem):
         Raises:
             CheckpointError: The file is missing, truncated or changed.
         """
-        facts = self._manifest.files[name]
-        with self.create_stream(name, "rb") as file, _unreadable(self.folder, name):
+        facts, path = self._manifest.files[name], self.folder.file(name)
+        with self.create_stream(name, "rb") as file, named_errors(path, _UNREADABLE):
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if size != facts.bytes:
-                raise CheckpointError(size_problem(self.folder.file(name), size, facts))
+                raise CheckpointError(size_problem(path, size, facts))
             crc = 0
             while block := cast(bytes, file.read(_READ_BYTES)):
                 crc = zlib.crc32(block, crc)
         if f"{crc:08x}" != facts.crc32:
             raise CheckpointError(
-                f"{self.folder.file(name)} is damaged: its CRC-32 is {crc:08x} and should be "
+                f"{path} is damaged: its CRC-32 is {crc:08x} and should be "
                 f"{facts.crc32:.8}, over {size:,} bytes; load another checkpoint"
             )
 
@@ -100,7 +101,7 @@ class SavedFiles(FileSystem):
         self.hold([name])
         self.check(name)
         path = self.folder.file(name)
-        with self.create_stream(name, "rb") as file, expected_form(path):
+        with self.create_stream(name, "rb") as file, named_errors(path):
             try:
                 return parse_metadata(cast(bytes, file.read()), self._manifest)
             except CheckpointError as error:
@@ -123,21 +124,8 @@ class SavedFiles(FileSystem):
             yield cast(io.IOBase, file)
 
     def _open(self, name: str) -> IO[bytes]:
-        with _unreadable(self.folder, name):
+        with named_errors(self.folder.file(name), _UNREADABLE):
             return self.folder.open(name)
-
-
-@contextmanager
-def _unreadable(folder: Folder, name: str) -> Generator[None, None, None]:
-    """Convert errors of a file system to a CheckpointError that names the file."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:  # object stores raise their own errors
-        raise CheckpointError(
-            f"{folder.file(name)} of the checkpoint cannot be read ({error}): load another one"
-        ) from None
 
 
 def read_blocks(
@@ -154,7 +142,7 @@ def read_blocks(
         CheckpointError: The blocks do not cover a rectangle, or are malformed.
     """
     planner = plan_reading(metadata, wanted)
-    with torch.no_grad(), expected_form(files.folder):
+    with torch.no_grad(), named_errors(files.folder):
         for wishes in wanted.values():
             for wish in wishes:
                 if wish.share is not None:
