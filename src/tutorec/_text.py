@@ -159,14 +159,14 @@ def named_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
-def several(count: int, one: str, many: str = "") -> str:
+def several(count: int, one: str) -> str:
     """A number with its noun.
 
     Example:
-        >>> several(1, "rank"), several(1200, "rank"), several(2, "copy", "copies")
-        ('1 rank', '1,200 ranks', '2 copies')
+        >>> several(1, "rank"), several(1200, "rank")
+        ('1 rank', '1,200 ranks')
     """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def _digits(value: float) -> str:

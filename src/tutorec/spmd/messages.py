@@ -72,11 +72,6 @@ def whereabouts(frame: FrameType | None, in_a_run: bool = True) -> dict[str, Any
     return _standing(list(stack)[calls[-1] + 1 :] if calls else list(stack), _called_wait(frame))
 
 
-def whereabouts_of_error(trace: TracebackType | None) -> dict[str, Any]:
-    """Where a thread stood that a collective raised in."""
-    return _standing(list(traceback.extract_tb(trace)), "wait")
-
-
 def _standing(frames: list[traceback.FrameSummary], waits: str | None) -> dict[str, Any]:
     frames = [entry for entry in frames if not entry.filename.startswith("<frozen")]
     inside = [
@@ -317,9 +312,9 @@ def stall_message(
     for rank in stalled:
         lines.append(f"rank {rank} is here:\n{_place(places[rank])}")
     for rank, place in waiting.items():
-        lines.append(
-            f"rank {rank} only waits, in {place['collective']}{_begun(place)}:\n{_place(place)}"
-        )
+        count = place.get("collectives")
+        begun = f" (operation {count} of its group)" if count is not None else ""
+        lines.append(f"rank {rank} only waits, in {place['collective']}{begun}:\n{_place(place)}")
     if done and (silent or stalled):
         lines.append(f"{named_ranks(done)} had returned")
     return (silent or stalled or list(waiting))[0], "\n".join(lines)
@@ -341,11 +336,6 @@ def _uneven(
         f"{doing} did not finish within {timeout:g} s: {where}, and {other}; "
         "every rank must call the same collectives in the same order"
     )
-
-
-def _begun(place: Mapping[str, Any]) -> str:
-    count = place.get("collectives")
-    return f" (operation {count} of its group)" if count is not None else ""
 
 
 def _place(place: Mapping[str, Any] | None) -> str:
@@ -409,7 +399,8 @@ class Watch:
         text = str(error) if isinstance(error, RuntimeError) else ""
         late = bool(_TIMEOUT.search(text))
         if late or is_peer_loss({"kind": kind.__name__, "text": text}):
-            self._waited = {**whereabouts_of_error(trace), "collectives": operations_begun()}
+            place = _standing(list(traceback.extract_tb(trace)), "wait")
+            self._waited = {**place, "collectives": operations_begun()}
             with contextlib.suppress(RuntimeError):  # of the store
                 error.add_note(self._explain(late))
         else:

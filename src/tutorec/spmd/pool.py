@@ -550,7 +550,9 @@ class WorkerPool:
             if not ready and failures:
                 break
             if not ready:
-                self._raise_stall(doing, timeout, list(pending.values()))
+                places = self._ask(list(pending.values()))
+                rank, message = stall_message(doing, timeout, places, self.options.world_size)
+                raise RankTimeoutError(message, rank, message)
             for conn in ready:
                 rank = pending[conn]  # pyright: ignore[reportArgumentType]
                 kind, content = self._receive(rank)
@@ -610,10 +612,6 @@ class WorkerPool:
             f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"]
         )
         raise RankError(f"rank {rank} raised in {doing}: {text}\n\n{trace}", rank, trace)
-
-    def _raise_stall(self, doing: str, timeout: float, pending: list[int]) -> None:
-        rank, message = stall_message(doing, timeout, self._ask(pending), self.options.world_size)
-        raise RankTimeoutError(message, rank, message)
 
     def _ask(self, ranks: list[int]) -> dict[int, dict[str, Any] | None]:
         """Ask busy ranks where they are; None for a rank that does not answer."""

@@ -324,7 +324,7 @@ def _fork(
     boot: dict[str, Any], connection: socket.socket, write_end: int, cuda_in_use: bool
 ) -> dict[str, Any]:
     """Fork one rank; refuse when a lock or a device could be left behind in the child."""
-    threads = _thread_count()
+    threads = len(os.listdir("/proc/self/task"))  # those of C libraries included
     if threads != 1 or cuda_in_use:
         return {"refused": f"the fork server has {threads} threads, CUDA in use: {cuda_in_use}"}
     boot = {**boot, "parent": os.getpid(), "kernel": True}
@@ -338,11 +338,6 @@ def _fork(
         traceback.print_exc()
     finally:
         os._exit(1)
-
-
-def _thread_count() -> int:
-    """Threads of this process as the kernel counts them, those of C libraries included."""
-    return len(os.listdir("/proc/self/task"))
 
 
 def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:
