@@ -17,9 +17,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from kernels import oracles
 from torch import Tensor
 
-from tutorec._kernels import reference, tbe_cuda
+from tutorec._kernels import tbe_cuda
 from tutorec._kernels.backend import fbgemm_module
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 
@@ -128,7 +129,7 @@ class _Lookup(torch.autograd.Function):
         pooling = {0: "sum", 1: "mean"}[int(common.pooling_mode)]
         return torch.cat(
             [
-                reference.embedding_bag_forward(
+                oracles.embedding_bag_forward(
                     _rows(common)[start : start + rows * width].view(rows, width),
                     ids,
                     bounds,
@@ -176,7 +177,7 @@ class _Lookup(torch.autograd.Function):
                 )
             touched, row_grads = torch.cat(all_ids), torch.cat(all_grads).cpu()
             before, rate = [kept.cpu() for kept in states], float(common.learning_rate_tensor)
-            new, after = reference.update(
+            new, after = oracles.update(
                 rule, matrix.cpu(), before, touched.cpu(), row_grads, rate, number
             )
             for kept, value in zip((matrix, *states), (new, *after), strict=True):

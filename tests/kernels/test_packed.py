@@ -15,11 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import oracles
 from kernels.implementations import needs_fbgemm
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec._kernels import packed, reference
+from tutorec._kernels import packed
 from tutorec._kernels.backend import operator_libraries, use_backend
 from tutorec._kernels.large_pages import ask_for_large_pages
 from tutorec._kernels.operator_shapes import register_shapes
@@ -81,7 +82,7 @@ def expected(op: IntNBitTableBatchedEmbeddingBagsCodegen, batch: Batch) -> Tenso
         own = offsets[feature * per_feature : (feature + 1) * per_feature + 1].long()
         low, high = int(own[0]), int(own[-1])
         own_weights = None if weights is None else weights[low:high]
-        bag = reference.embedding_bag_forward(
+        bag = oracles.embedding_bag_forward(
             tables[table], ids[low:high].long(), own - low, op.pooling, own_weights
         )
         results.append(bag)

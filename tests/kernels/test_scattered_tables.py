@@ -5,10 +5,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from kernels import oracles
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec._kernels import adagrad_stalls, reference
+from tutorec._kernels import adagrad_stalls
 from tutorec._kernels.adagrad_stalls import updates_in_torch
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
@@ -33,7 +34,7 @@ def expected_pool(own: list[Tensor], mean: bool, weights: Tensor | None) -> Tens
         factors = None if weights is None else weights[part]
         pooling = "mean" if mean else "sum"
         pooled.append(
-            reference.embedding_bag_forward(
+            oracles.embedding_bag_forward(
                 own[table], IDS[part], bounds - bounds[0], pooling, factors
             )
         )
@@ -83,9 +84,9 @@ def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
                 row_grads.append(part if weights is None else part * weights[which].unsqueeze(1))
             rows, grads = torch.cat(picked), torch.cat(row_grads)
             if sgd:
-                assert_close(moved[table], reference.sgd_update(before, rows, grads, 0.5))
+                assert_close(moved[table], oracles.sgd_update(before, rows, grads, 0.5))
             else:
-                after, state = reference.rowwise_adagrad_update(
+                after, state = oracles.rowwise_adagrad_update(
                     before, torch.zeros(before.shape[0]), rows, grads, 0.5, 1e-6
                 )
                 assert_close(moved[table], after)

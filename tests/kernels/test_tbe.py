@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import oracles
 from kernels.implementations import (
     CUDA_ADAPTER,
     CUDA_FORM,
@@ -23,7 +24,6 @@ from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels import reference
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
@@ -123,7 +123,7 @@ def plain_forward(
         one = slice(int(bounds[0]), int(bounds[-1]))
         own = None if weights is None else weights[one]
         outputs.append(
-            reference.embedding_bag_forward(
+            oracles.embedding_bag_forward(
                 tables[table], ids[one].long(), bounds - bounds[0], spec.pooling, own
             )
         )
@@ -183,7 +183,7 @@ def test_lookup_equals_reference_forward_and_backward(
             rows = torch.tensor(
                 sorted(set(ids_of_table(drawn.spec, index, ids, offsets))), dtype=torch.int64
             )
-            tables[index], states[index] = reference.update(
+            tables[index], states[index] = oracles.update(
                 rule, tables[index], states[index], rows, gradient[rows], RATE, number
             )
         assert_close(op.table_weights(), tables)

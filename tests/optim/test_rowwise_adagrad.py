@@ -2,8 +2,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels.oracles import rowwise_adagrad_update
 
-from tutorec._kernels.reference import rowwise_adagrad_update
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 

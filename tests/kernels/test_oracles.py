@@ -1,15 +1,19 @@
-"""The reference kernels against torch's own modules."""
+"""The oracles against torch's own modules and numbers worked out by hand."""
 
 import pytest
 import torch
-from torch.testing import assert_close
-
-from tutorec._kernels.reference import (
+from kernels.oracles import (
+    adagrad_update,
+    adam_update,
     embedding_bag_forward,
     embedding_bag_gradient,
     rowwise_adagrad_update,
     sgd_update,
+    update,
 )
+from torch.testing import assert_close
+
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 
 IDS = torch.tensor([1, 1, 4, 0])
 OFFSETS = torch.tensor([0, 2, 2, 4])
@@ -61,3 +65,23 @@ def test_rowwise_adagrad_of_one_column_equals_torch_adagrad():
         weight, momentum = rowwise_adagrad_update(weight, momentum, IDS, grads, 0.3, 1e-3)
     assert_close(weight, leaf.detach())
     assert_close(momentum, optimizer.state[leaf]["sum"].flatten())
+
+
+def test_updates_by_hand():
+    zeros, once = torch.zeros(1, 2), torch.tensor([0])
+    grads = torch.tensor([[3.0, -4.0]])
+    weight, momentum = adagrad_update(zeros, zeros, once, grads, 0.5)
+    assert (weight.tolist(), momentum.tolist()) == ([[-0.5, 0.5]], [[9.0, 16.0]])
+
+    twice = torch.tensor([[3.0, 3.0], [1.0, 1.0]])
+    state = torch.zeros(2, 2), torch.zeros(2)
+    weight, momentum = rowwise_adagrad_update(*state, torch.tensor([0, 0]), twice, 0.5)
+    assert (weight.tolist(), momentum.tolist()) == ([[-0.5, -0.5], [0.0, 0.0]], [16.0, 0.0])
+
+    rule = OptimizerSpec("adam", eps=0.0)
+    weight, _ = adam_update(rule, zeros, (zeros, zeros), once, grads, 0.5, number=1)
+    assert weight.tolist() == [[-0.5, 0.5]], "the first step is the rate, whatever the gradient"
+
+    sgd, ones = OptimizerSpec("sgd"), torch.ones(2, 1)
+    weight, _ = update(sgd, ones, (), torch.tensor([1]), torch.ones(1, 1), rate=0.25, number=1)
+    assert weight.flatten().tolist() == [1.0, 0.75]
