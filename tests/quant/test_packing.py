@@ -173,7 +173,7 @@ def test_chunks_are_one_table(monkeypatch):
         assert torch.equal(round_trip_bound(rows, data_type), bound)
     rows[36, 5] = torch.nan
     with pytest.raises(
-        ValueError, match=r"table 'item': row 36, column 5 is nan.*on_nonfinite='keep'"
+        ValueError, match=r"table 'item' holds nan in row 36, column 5.*on_nonfinite='keep'"
     ):
         pack_rows(rows, DataType.INT8, name="item")
 
@@ -183,7 +183,7 @@ def test_chunks_are_one_table(monkeypatch):
 def test_a_number_that_is_not_finite_is_refused_or_read_as_such(data_type, bad):
     rows = torch.randn(4, 9)
     rows[2, 7] = bad
-    with pytest.raises(ValueError, match=r"table 'item': row 2, column 7 is -?(nan|inf)"):
+    with pytest.raises(ValueError, match=r"table 'item' holds -?(nan|inf) in row 2, column 7"):
         pack_rows(rows, data_type, name="item")
     read = unpack_rows(pack_rows(rows, data_type, on_nonfinite="keep"), 9, data_type)
     assert not read[2, 7].isfinite()

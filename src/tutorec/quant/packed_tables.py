@@ -19,9 +19,9 @@ from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, Pac
 from tutorec._kernels.packed_layout import RowAlignment, row_alignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.quant.packing import OnNonfinite, pack_rows
+from tutorec.quant.packing import OnNonfinite, check_numbers, pack_checked
 from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
-from tutorec.quant.table_formats import enumerate_chunks, packed_type
+from tutorec.quant.table_formats import packed_type
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Packed = Mapping[str, tuple[Tensor, Tensor | None]]
@@ -174,23 +174,10 @@ class PackedTables(nn.Module):
         self.packed_from[table] = weight.dtype
         if rows.is_meta:
             return
-        weight = weight.detach()[: packed.rows]
-        if weight.dtype in (torch.float32, torch.float16):
-            self._pack(packed, weight, rows, on_nonfinite)
-            return
-        for start, some in enumerate_chunks(weight):
-            self._pack(packed, some.float(), rows[start : start + len(some)], on_nonfinite)
-
-    @staticmethod
-    def _pack(packed: PackedTable, weight: Tensor, out: Tensor, on_nonfinite: OnNonfinite) -> None:
-        pack_rows(
-            weight,
-            packed.data_type,
-            out=out,
-            name=packed.name,
-            on_nonfinite=on_nonfinite,
-            alignment=packed.alignment,
-        )
+        weight = weight[: packed.rows]
+        if on_nonfinite == "raise":
+            check_numbers(weight, packed.layout, table)
+        pack_checked(weight, packed.layout, rows)
 
     def packed_rows(self, table: str) -> Tensor:
         """A table's packed rows [R, row_bytes] uint8, with scale, bias and padding: a view."""

@@ -27,7 +27,7 @@ from tutorec.types import DataType
 __all__ = ["OnNonfinite", "pack_rows", "round_trip_bound", "unpack_rows"]
 
 OnNonfinite = Literal["raise", "keep"]
-_LARGEST_HALF = 65504.0
+_LARGEST_HALF, _LARGEST_FLOAT = 65504.0, torch.finfo(torch.float32).max
 
 
 def pack_rows(
@@ -72,6 +72,8 @@ def pack_rows(
     """
     layout = _layout_of(rows, data_type, name, alignment)
     require_one_of("on_nonfinite", on_nonfinite, ("raise", "keep"))
+    if on_nonfinite == "raise":
+        check_numbers(rows, layout, name)
     shape = (rows.shape[0], layout.row_bytes)
     if out is None:
         out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
@@ -80,12 +82,44 @@ def pack_rows(
         raise ValueError(
             f"table {name!r}: {given}, and packed rows are uint8 {list(shape)}; pass out=None"
         )
+    pack_checked(rows, layout, out)
+    return out
+
+
+def check_numbers(rows: Tensor, layout: RowLayout, name: str) -> None:
+    """Check that rows of values can be packed.
+
+    Args:
+        rows: Of any floating dtype [R, D].
+        layout: The layout of the packed rows.
+        name: Name of the table, for messages.
+
+    Raises:
+        ValueError: A value is not finite, or out of the format's range.
+
+    Example:
+        >>> rows = torch.tensor([[0.5, 1.0], [2.0, float("nan")]])
+        >>> check_numbers(rows, row_layout(2, DataType.INT8), "item")
+        Traceback (most recent call last):
+            ...
+        ValueError: table 'item' holds nan in row 1, column 1 (1 of its 2 rows ...
+    """
+    if rows.is_meta or rows.numel() == 0:
+        return
+    low, high = (float(end) for end in rows.detach().aminmax())  # NaN propagates
+    largest = _LARGEST_FLOAT if layout.bits == 32 else _LARGEST_HALF
+    if -largest <= low and high <= largest:
+        return
     for first, some in enumerate_chunks(rows):
         unfit = _unfit_rows(some, layout)
-        if on_nonfinite == "raise" and bool(unfit.any()):
-            raise ValueError(_describe_unfit(some, unfit, first, layout, name))
+        if bool(unfit.any()):
+            raise ValueError(_describe_unfit(rows, first + int(unfit.nonzero()[0]), layout, name))
+
+
+def pack_checked(rows: Tensor, layout: RowLayout, out: Tensor) -> None:
+    """Pack rows of values [R, D] of any floating dtype into ``out`` [R, row_bytes]."""
+    for first, some in enumerate_chunks(rows):
         _pack_chunk(some, layout, out[first : first + some.shape[0]])
-    return out
 
 
 def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
@@ -171,30 +205,32 @@ def _bound_of_chunk(rows: Tensor, layout: RowLayout) -> Tensor:
 
 def _unfit_rows(rows: Tensor, layout: RowLayout) -> Tensor:
     """Which rows cannot be packed: a value is not finite, or scale or bias exceeds float16 [R]."""
+    rows = rows.float()
     low, high = rows.aminmax(dim=1)
     fit = low.isfinite() & high.isfinite()
     if layout.bits == 16:
         fit &= low.half().isfinite() & high.half().isfinite()
     elif layout.bits < 16:
-        scale, bias = _scale_and_bias(rows.float(), layout)
+        scale, bias = _scale_and_bias(rows, layout)
         fit &= (scale.isfinite() & bias.isfinite()).squeeze(1)
     return ~fit
 
 
-def _describe_unfit(rows: Tensor, unfit: Tensor, first: int, layout: RowLayout, name: str) -> str:
-    row = int(unfit.nonzero()[0])
-    numbers = rows[row]
+def _describe_unfit(rows: Tensor, row: int, layout: RowLayout, name: str) -> str:
+    numbers = rows[row].detach().float()
     bad = (~numbers.isfinite()).nonzero().view(-1)
     if len(bad):
         column = int(bad[0])
+        count = sum(int((~some.isfinite()).any(1).sum()) for _, some in enumerate_chunks(rows))
+        are = f"{count} of its {rows.shape[0]} rows {'is' if count == 1 else 'are'} not finite"
         return (
-            f"table {name!r}: row {first + row}, column {column} is {numbers[column].item()}; find "
-            "out where training went wrong, or pass on_nonfinite='keep' for rows that are read as "
-            "NaN"
+            f"table {name!r} holds {float(numbers[column])} in row {row}, column {column} ({are}): "
+            "restore or zero the row, or pass on_nonfinite='keep' to tutorec.quantize: it reads as "
+            "NaN there"
         )
     low, high = (end.item() for end in numbers.aminmax())
     return (
-        f"table {name!r}: row {first + row} reaches from {low:g} to {high:g}, too far for "
+        f"table {name!r}: row {row} reaches from {low:g} to {high:g}, too far for "
         f"{layout.data_type}: its "
         f"{'numbers' if layout.bits == 16 else 'smallest number and its step'} are kept in "
         f"float16, up to {_LARGEST_HALF:g}; keep this table in FP32"

@@ -1,4 +1,4 @@
-"""Number formats of packed tables: conversion from what callers pass, and checks of values."""
+"""Number formats of packed tables: conversion from what callers pass."""
 
 from __future__ import annotations
 
@@ -82,45 +82,6 @@ def output_type(asked: Any) -> torch.dtype:
     if dtype not in _OUTPUTS:
         raise ValueError(f"looked-up rows cannot be {dtype}; the output dtype is one of {choice}")
     return dtype
-
-
-def check_numbers(table: str, weight: Tensor) -> None:
-    """Check that no value of a table is NaN or infinite.
-
-    Args:
-        table: Its name.
-        weight: Its rows [R, D].
-
-    Raises:
-        ValueError: A number is NaN or infinite.
-
-    Example:
-        >>> check_numbers("item", torch.tensor([[0.5, 1.0], [2.0, float("nan")]]))
-        Traceback (most recent call last):
-            ...
-        ValueError: table 'item' holds nan in row 1, column 1 (1 of its 2 rows ...
-    """
-    if weight.is_meta or weight.numel() == 0:
-        return
-    weight = weight.detach()
-    low, high = torch.aminmax(weight)  # one pass without a copy; NaN propagates
-    if bool(torch.isfinite(low)) and bool(torch.isfinite(high)):
-        return
-    first, count = -1, 0
-    for start, rows in enumerate_chunks(weight):
-        wrong = (~torch.isfinite(rows).all(1)).nonzero().view(-1)
-        first = start + int(wrong[0]) if first < 0 and wrong.numel() else first
-        count += wrong.numel()
-    column = int((~torch.isfinite(weight[first])).nonzero()[0])
-    rows = f"{count} of its {weight.shape[0]} rows {'is' if count == 1 else 'are'} not finite"
-    remedy = (
-        "restore or zero the row, or pass on_nonfinite='keep' to tutorec.quantize: it reads "
-        "as NaN there"
-    )
-    number = float(weight[first, column])
-    raise ValueError(
-        f"table {table!r} holds {number} in row {first}, column {column} ({rows}): {remedy}"
-    )
 
 
 def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[int, Tensor]]:

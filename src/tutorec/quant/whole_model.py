@@ -22,9 +22,9 @@ from tutorec.quant.accuracy import measured_errors
 from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbeddingCollection
 from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from tutorec.quant.packed_tables import PackedTables
-from tutorec.quant.packing import OnNonfinite, pack_rows
+from tutorec.quant.packing import OnNonfinite, check_numbers
 from tutorec.quant.preparing import alignment_of, weight_of
-from tutorec.quant.table_formats import check_numbers, enumerate_chunks, output_type, packed_type
+from tutorec.quant.table_formats import output_type, packed_type
 from tutorec.types import DataType
 
 _Float = EmbeddingBagCollection | EmbeddingCollection
@@ -32,8 +32,6 @@ QUANTIZED: dict[type[nn.Module], type[Any]] = {
     EmbeddingBagCollection: QuantEmbeddingBagCollection,
     EmbeddingCollection: QuantEmbeddingCollection,
 }
-# The largest float16, the type of scale and bias.
-_LARGEST = 65504.0
 _WORTH_RETURNING = 1 << 24  # bytes of float tables; returning memory takes a millisecond
 QUANTIZE_FIRST = (
     "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and call "
@@ -187,10 +185,9 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
     }
     for table in tables:
         columns, kind = table.weight.shape[1], formats[table.full_name]
-        row_layout(columns, kind, alignment_for(columns, kind, alignments[table.path]))
+        layout = row_layout(columns, kind, alignment_for(columns, kind, alignments[table.path]))
         if swap.on_nonfinite == "raise":
-            check_numbers(table.full_name, table.weight)
-            _check_range(table, formats[table.full_name])
+            check_numbers(table.weight, layout, table.full_name)
     given_up = _GivenUp(model, tables, swap.quantized) if swap.inplace else None
     replaced: dict[int, PackedTables] = {}
     for path, collection in collections.items():
@@ -202,7 +199,7 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
             collection, qconfig, alignments[path]
         )
         for table in of_path:
-            quantized.pack(table.name, table.weight, swap.on_nonfinite)
+            quantized.pack(table.name, table.weight, "keep")  # numbers are checked above
             if swap.measure and not table.weight.is_meta:
                 packed = quantized.packed_rows(table.name), quantized.packed_table(table.name)
                 quantized.errors[table.name] = measured_errors(table.weight, *packed)
@@ -347,17 +344,6 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
         raise ValueError(
             f"{where} is a {kind.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic"
         )
-
-
-def _check_range(table: FloatTable, data_type: DataType) -> None:
-    """Check that scale and bias, or the values themselves, fit float16."""
-    weight = table.weight
-    if weight.is_meta or weight.numel() == 0 or data_type is DataType.FP32:
-        return
-    low, high = torch.aminmax(weight.detach())
-    if max(-float(low), float(high)) > _LARGEST:
-        for _, rows in enumerate_chunks(weight):
-            pack_rows(rows.float(), data_type, name=table.full_name)
 
 
 class _GivenUp:
