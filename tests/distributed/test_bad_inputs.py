@@ -141,8 +141,8 @@ def test_several_ranks_without_a_process_group_are_refused():
 @pytest.mark.parametrize(
     ("fused_params", "words"),
     [
-        ({"learning_rate": -0.1}, r"learning_rate=-0\.1 is not a finite number of at least 0"),
-        ({"lr": float("nan")}, "learning_rate=nan is not a finite number"),
+        ({"learning_rate": -0.1}, r"learning_rate=-0\.1 must be a finite number, at least 0"),
+        ({"lr": float("nan")}, "learning_rate=nan must be a finite number"),
         ({"learning_rate": 0.1, "lr": 0.2}, r"learning rate twice: learning_rate=0\.1 and lr=0\.2"),
         (
             {"learningrate": 0.1},

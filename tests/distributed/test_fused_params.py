@@ -69,8 +69,8 @@ def test_every_argument_arrives():
             ValueError,
             r"the optimizer 'lamb', which has no fused form here",
         ),
-        ({"learning_rate": -1}, ValueError, r"learning_rate=-1.0 is not a finite number"),
-        ({"learning_rate": float("nan")}, ValueError, r"learning_rate=nan is not a finite number"),
+        ({"learning_rate": -1}, ValueError, r"learning_rate=-1.0 must be a finite number"),
+        ({"learning_rate": float("nan")}, ValueError, r"learning_rate=nan must be a finite number"),
         ({"learning_rate": "0.1"}, TypeError, r"learning_rate='0.1' is a str, not a number"),
         ({"lr": 1, "learning_rate": 1}, ValueError, r"names the learning rate twice"),
         (
@@ -96,7 +96,7 @@ def test_every_argument_arrives():
         (
             {"optimizer": "adam", "weight_decay": -0.1},
             ValueError,
-            r"weight_decay=-0.1 is not a finite number",
+            r"weight_decay=-0.1 must be a finite number",
         ),
     ],
     ids=lambda value: str(value)[:40],

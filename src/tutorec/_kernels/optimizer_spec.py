@@ -18,11 +18,12 @@ partial_rowwise_adam  the same with v_r, of mean(g^2)               momentum1 [R
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
+
+from tutorec._check import require_finite
 
 __all__ = [
     "FBGEMM_KINDS",
@@ -30,7 +31,6 @@ __all__ = [
     "OptimizerSpec",
     "StateSpec",
     "UpdateStep",
-    "check_rate",
 ]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
@@ -95,11 +95,10 @@ class OptimizerSpec:
         if self.kind not in get_args(OptimizerKind):
             known = ", ".join(get_args(OptimizerKind))
             raise ValueError(f"optimizer {self.kind!r} has no fused kernel: use one of {known}")
-        check_rate("learning_rate", self.learning_rate)
-        check_rate("eps", self.eps)
-        check_rate("weight_decay", self.weight_decay)
+        for name in ("learning_rate", "eps", "weight_decay"):
+            require_finite(name, getattr(self, name), 0)
         if self.max_gradient is not None:
-            check_rate("max_gradient", self.max_gradient)
+            require_finite("max_gradient", self.max_gradient, 0)
         for name, beta, default in (("beta1", self.beta1, 0.9), ("beta2", self.beta2, 0.999)):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"{name}={beta} must be at least 0 and less than 1")
@@ -154,17 +153,3 @@ class UpdateStep(NamedTuple):
     rule: OptimizerSpec
     rate: float
     number: float = 0.0
-
-
-def check_rate(name: str, value: float) -> None:
-    """Refuse a rate that is negative or not finite.
-
-    Raises:
-        ValueError: It is.
-
-    Example:
-        >>> from tutorec._kernels.optimizer_spec import check_rate
-        >>> check_rate("learning_rate", 0.1)
-    """
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}={value} is not a finite number of at least 0")

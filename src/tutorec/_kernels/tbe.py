@@ -36,9 +36,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tutorec._check import require_finite
 from tutorec._kernels.gradient_listener import GradientListener
 from tutorec._kernels.lookup_nodes import reported_lookup, with_weights_gradient
-from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep, check_rate
+from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec._kernels.table_specs import GroupSpec
 from tutorec._kernels.tbe_layout import PooledBatch
@@ -202,8 +203,7 @@ class TableBatch(nn.Module, ABC):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        check_rate("learning_rate", value)
-        self._learning_rate = float(value)
+        self._learning_rate = require_finite("learning_rate", value, 0)
 
     # --- how the buffers stay one piece of memory
 

@@ -72,7 +72,7 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
         yield seen
     finally:
         for one in watched:
-            one.stop()
+            setattr(one.place, one.attribute, None)
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,6 @@ class _Watched:
     attribute: str
     what: str
     listener: Any
-
-    def stop(self) -> None:
-        """Stop reporting."""
-        setattr(self.place, self.attribute, None)
 
 
 @dataclass
@@ -146,11 +142,12 @@ class _Gradients(Mapping[str, Tensor]):
 def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
     for path, part in model.named_modules():
         # The whole model may be a sharded collection, which knows the positions of its shards.
-        if not isinstance(part, FusedOptimizerModule) or any(_inner_parts(part)):
+        fused = [inner for inner in part.modules() if isinstance(inner, FusedOptimizerModule)]
+        if fused != [part]:
             continue
         prefix = _bare(model, f"{path}." if path else "")
         places = _places(part, prefix)
-        for optimizer in _leaves(part.fused_optimizer):
+        for optimizer in _leaves(fused[0].fused_optimizer):
             of_tables = [
                 places.get(id(parameter)) or _Place(prefix + name, *parameter.shape)
                 for name, parameter in optimizer.params.items()
@@ -163,14 +160,6 @@ def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
                 seen.add(of_tables[table], rows, sums)
 
             yield _Watched(optimizer.operator, "gradient_listener", of_tables[0].name, listener)
-
-
-def _inner_parts(part: Any) -> Iterator[bool]:
-    return (
-        True
-        for inner in part.modules()
-        if inner is not part and isinstance(inner, FusedOptimizerModule)
-    )
 
 
 def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:

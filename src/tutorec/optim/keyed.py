@@ -11,6 +11,7 @@ the innermost optimizer reads.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -235,7 +236,41 @@ class KeyedOptimizer(Optimizer):
             check_names("Different param_group size", missed, group, new[names], f"group {title}")
 
 
-class CombinedOptimizer(KeyedOptimizer):
+class _Outer(KeyedOptimizer, ABC):
+    """A keyed optimizer around others."""
+
+    @abstractmethod
+    def _inner(self) -> Sequence[KeyedOptimizer]:
+        """These others."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of every inner optimizer."""
+        for optim in self._inner():
+            optim.zero_grad(set_to_none=set_to_none)
+
+    def save_param_groups(self, save: bool) -> None:
+        """Set whether every inner optimizer saves and loads parameter groups."""
+        super().save_param_groups(save)
+        for optim in self._inner():
+            optim.save_param_groups(save)
+
+    def post_load_state_dict(self) -> None:
+        """Call ``post_load_state_dict`` of every inner optimizer."""
+        for optim in self._inner():
+            optim.post_load_state_dict()
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Pass the number of the next step to the inner optimizers that have the method."""
+        for optim in self._inner():
+            _call_if_there(optim, "set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Pass hyper-parameters to the inner optimizers that have the method."""
+        for optim in self._inner():
+            _call_if_there(optim, "update_hyper_parameters", params_dict)
+
+
+class CombinedOptimizer(_Outer):
     """Several keyed optimizers as one, for step, zero_grad, state and parameter groups.
 
     Args:
@@ -279,6 +314,9 @@ class CombinedOptimizer(KeyedOptimizer):
             }
         )
 
+    def _inner(self) -> Sequence[KeyedOptimizer]:
+        return [optim for _, optim in self._optims]
+
     @property
     def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
         """(prefix, optimizer) in order."""
@@ -314,21 +352,13 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Call ``step`` of every optimizer."""
-        loss = _evaluate(closure)
-        for _, optim in self._optims:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():  # once for all optimizers
+                loss = closure()
+        for optim in self._inner():
             optim.step(closure=None)
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear every optimizer's gradients."""
-        for _, optim in self._optims:
-            optim.zero_grad(set_to_none=set_to_none)
-
-    def save_param_groups(self, save: bool) -> None:
-        """Set whether every optimizer saves and loads parameter groups."""
-        super().save_param_groups(save)
-        for _, optim in self._optims:
-            optim.save_param_groups(save)
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """Create every optimizer's state; names are those of this optimizer."""
@@ -388,21 +418,6 @@ class CombinedOptimizer(KeyedOptimizer):
             self._check_groups(state_dict)
         for (_, optim), part in zip(self._optims, self._parts(state_dict), strict=True):
             optim.check_state_dict(part)
-
-    def post_load_state_dict(self) -> None:
-        """Call ``post_load_state_dict`` of every optimizer."""
-        for _, optim in self._optims:
-            optim.post_load_state_dict()
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Pass the number of the next step to the optimizers that have the method."""
-        for _, optim in self._optims:
-            _call_if_there(optim, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters to the optimizers that have the method."""
-        for _, optim in self._optims:
-            _call_if_there(optim, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return ",".join(f"{key}: {optim!r}" for key, optim in self._optims)
@@ -502,7 +517,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         }
 
 
-class OptimizerWrapper(KeyedOptimizer):
+class OptimizerWrapper(_Outer):
     """A keyed optimizer that forwards everything to another one.
 
     Args:
@@ -516,6 +531,9 @@ class OptimizerWrapper(KeyedOptimizer):
         self._optimizer = optimizer
         # The same dict, so that both save their parameter groups or neither does.
         self._prepare(optimizer.defaults)
+
+    def _inner(self) -> Sequence[KeyedOptimizer]:
+        return [self._optimizer]
 
     @property
     def params(self) -> Mapping[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -540,14 +558,6 @@ class OptimizerWrapper(KeyedOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Call ``step`` of the wrapped optimizer."""
         return self._optimizer.step(closure=closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients."""
-        self._optimizer.zero_grad(set_to_none=set_to_none)
-
-    def save_param_groups(self, save: bool) -> None:
-        """Set whether parameter groups are saved and loaded."""
-        self._optimizer.save_param_groups(save)
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """Create the wrapped optimizer's state."""
@@ -574,28 +584,8 @@ class OptimizerWrapper(KeyedOptimizer):
         """
         self._optimizer.check_state_dict(state_dict)
 
-    def post_load_state_dict(self) -> None:
-        """Call ``post_load_state_dict`` of the wrapped optimizer."""
-        self._optimizer.post_load_state_dict()
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Pass the number of the next step to the wrapped optimizer, if it has the method."""
-        _call_if_there(self._optimizer, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters to the wrapped optimizer, if it has the method."""
-        _call_if_there(self._optimizer, "update_hyper_parameters", params_dict)
-
     def __repr__(self) -> str:
         return repr(self._optimizer)
-
-
-def _evaluate(closure: Callable[[], float] | None) -> Any:
-    """A closure whose loss is computed once for all optimizers."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 def _call_if_there(optimizer: Any, method: str, argument: Any) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam
-from torch.optim.optimizer import Optimizer
 
 from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.optim.rates import check_number, check_rate
+from tutorec.optim.rowwise_adagrad import RowOptimizer
 
 
 def in_backward_optimizer_filter(
@@ -44,7 +44,7 @@ def in_backward_optimizer_filter(
             yield name, parameter
 
 
-class PartialRowWiseAdam(Optimizer):
+class PartialRowWiseAdam(RowOptimizer):
     """Adam with a row-wise second moment: the mean of squared gradients is one number per row.
 
     For row r with gradient g, in step t::
@@ -103,25 +103,12 @@ class PartialRowWiseAdam(Optimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
-        return loss
-
     def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state.update(_new_state(parameter))
         (beta1, beta2), rate = group["betas"], float(group["lr"])
-        grad, mean, spread = grad.float(), state["exp_avg"], state["exp_avg_sq"]
+        mean, spread = state["exp_avg"], state["exp_avg_sq"]
         state["step"] += 1
         number = state["step"].item()
         mean.lerp_(grad, 1 - beta1)

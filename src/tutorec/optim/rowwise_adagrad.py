@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +14,28 @@ from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.optim.rates import check_number
 
 
-class RowWiseAdagrad(Optimizer):
+class RowOptimizer(Optimizer, ABC):
+    """Base of optimizers for tables: a step moves each parameter by its gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad.float(), group)
+        return loss
+
+    @abstractmethod
+    def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Update a parameter by its gradient in float32."""
+
+
+class RowWiseAdagrad(RowOptimizer):
     """Adagrad with one accumulator per row: the sum of the row's mean squared gradients.
 
     For row r with the summed gradient g, in step t::
@@ -83,18 +105,16 @@ class RowWiseAdagrad(Optimizer):
         for state in self.state.values():
             state["sum"].share_memory_()
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    _move(parameter, parameter.grad, self.state[parameter], group)
-        return loss
+    def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        state["step"] += 1
+        if group["maximize"]:
+            grad = -grad
+        if group["weight_decay"]:
+            grad = grad.add(parameter, alpha=group["weight_decay"])
+        state["sum"] += grad.square().mean(1, keepdim=True)
+        root = state["sum"].float().sqrt().add_(group["eps"])
+        parameter.sub_(grad.div(root).mul_(rate_of_step(group, state["step"].item())))
 
 
 def rate_of_step(group: dict[str, Any], step: float) -> float:
@@ -108,13 +128,3 @@ def _new_state(parameter: Tensor, value: float) -> dict[str, Tensor]:
     if value:
         rows.fill_(value)
     return {"step": torch.tensor(0.0), "sum": rows}
-
-
-def _move(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    state["step"] += 1
-    grad = (-grad if group["maximize"] else grad).float()
-    if group["weight_decay"]:
-        grad = grad.add(parameter, alpha=group["weight_decay"])
-    state["sum"] += grad.square().mean(1, keepdim=True)
-    root = state["sum"].float().sqrt().add_(group["eps"])
-    parameter.sub_(grad.div(root).mul_(rate_of_step(group, state["step"].item())))
