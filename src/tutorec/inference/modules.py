@@ -29,7 +29,6 @@ from tutorec.quant.preparing import quant_prep_enable_register_tbes
 from tutorec.quant.whole_model import (
     QUANTIZE_FIRST,
     QUANTIZED,
-    Swap,
     spread_over_devices,
     swap_collections,
 )
@@ -100,7 +99,7 @@ def quantize_embeddings(
         for kind in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
     }
     config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
-    return swap_collections(module, config, Swap(kinds, inplace)).eval()
+    return swap_collections(module, config, kinds, inplace=inplace).eval()
 
 
 def quantize_inference_model(
@@ -155,7 +154,7 @@ def quantize_inference_model(
         )
     quant_prep_enable_register_tbes(model, [*kinds])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
-    return swap_collections(model, config, Swap(kinds or QUANTIZED, inplace=True)).eval()
+    return swap_collections(model, config, kinds or QUANTIZED, inplace=True).eval()
 
 
 def shard_quant_model(

@@ -20,8 +20,8 @@ from tutorec._kernels.packed_layout import RowAlignment, row_layout
 from tutorec._kernels.packed_layout import row_alignment as alignment_for
 from tutorec.quant.packing import pack_rows, unpack_rows
 from tutorec.quant.table_formats import enumerate_chunks, packed_type
-from tutorec.quant.whole_model import FloatTable, float_tables, named_formats, shown_names
-from tutorec.types import data_type_to_dtype
+from tutorec.quant.whole_model import float_tables, named_formats, shown_names
+from tutorec.types import DataType, data_type_to_dtype
 
 FORMATS: tuple[torch.dtype, ...] = (torch.quint2x4, torch.quint4x2, torch.int8, torch.float16)
 
@@ -101,10 +101,9 @@ def table_menu(
             kind = packed_type(dtype, table.full_name)
             alignment = alignment_for(columns, kind, row_alignment, table.weight.device.type)
             size = rows * row_layout(columns, kind, alignment).row_bytes
-            loss = lookups_of.get(table.full_name, table.features) * _squared_error(
-                weight, table, dtype
-            )
-            entries.append(Entry(data_type_to_dtype(kind), size, loss))
+            squares = _squared_error(weight, kind, table.full_name)
+            looked_up = lookups_of.get(table.full_name, table.features)
+            entries.append(Entry(data_type_to_dtype(kind), size, looked_up * squares))
         menus[name] = entries
     return menus
 
@@ -230,13 +229,12 @@ def _sample(weight: Tensor, rows: int) -> Tensor:
     return weight.index_select(0, places)
 
 
-def _squared_error(weight: Tensor, table: FloatTable, dtype: Any) -> float:
+def _squared_error(weight: Tensor, kind: DataType, name: str) -> float:
     """Mean over rows of the squared distance of a row from its quantized value."""
-    kind = packed_type(dtype, table.full_name)
     total = 0.0
     for _, rows in enumerate_chunks(weight):
         numbers = rows.float()
-        packed = pack_rows(numbers, kind, name=table.full_name)
+        packed = pack_rows(numbers, kind, name=name)
         read = unpack_rows(packed, numbers.shape[1], kind)
         total += float((numbers - read).square_().sum(dtype=torch.float64))
     return total / max(weight.shape[0], 1)

@@ -25,7 +25,6 @@ from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.packing import OnNonfinite, check_numbers
 from tutorec.quant.preparing import alignment_of, weight_of
 from tutorec.quant.table_formats import output_type, packed_type
-from tutorec.types import DataType
 
 _Float = EmbeddingBagCollection | EmbeddingCollection
 QUANTIZED: dict[type[nn.Module], type[Any]] = {
@@ -130,41 +129,41 @@ def quantize(
         TorchRec uses ``torch.ao.quantization.quantize_dynamic``; see
         ``tutorec.quant.embedding_modules.EmbeddingBagCollection.from_float``.
     """
-    config = QuantConfig(output_dtype, dtype, dict(per_table or {}))
     return swap_collections(
-        model, config, Swap(QUANTIZED, inplace, on_nonfinite, row_alignment, measure, "fast")
+        model,
+        QuantConfig(output_dtype, dtype, dict(per_table or {})),
+        QUANTIZED,
+        inplace=inplace,
+        on_nonfinite=on_nonfinite,
+        row_alignment=row_alignment,
+        measure=measure,
+        default_alignment="fast",
     )
 
 
-@dataclass(frozen=True)
-class Swap:
-    """How collections are replaced; see ``quantize``.
+def swap_collections(
+    model: nn.Module,
+    config: QuantConfig,
+    kinds: Mapping[type[nn.Module], type[Any]],
+    *,
+    inplace: bool,
+    on_nonfinite: OnNonfinite = "raise",
+    row_alignment: RowAlignment | None = None,
+    measure: bool = False,
+    default_alignment: RowAlignment = ROW_ALIGNMENT,
+) -> nn.Module:
+    """Replace the collections of a model by quantized ones; ``quantize`` for any classes.
 
-    Attributes:
-        quantized: The quantized class of each float class; collections of other classes are not
+    Args:
+        model: A collection, or a model with collections.
+        config: The number formats; tables are named as in ``quantize``.
+        kinds: The quantized class of each float class; collections of other classes are not
             changed.
         inplace: Whether the model itself is changed.
         on_nonfinite: What to do with values that are not finite.
         row_alignment: As in ``quantize``; by default the float collection's option.
         measure: Whether errors are measured.
         default_alignment: Alignment if neither sets one.
-    """
-
-    quantized: Mapping[type[nn.Module], type[Any]]
-    inplace: bool
-    on_nonfinite: OnNonfinite = "raise"
-    row_alignment: RowAlignment | None = None
-    measure: bool = False
-    default_alignment: RowAlignment = ROW_ALIGNMENT
-
-
-def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Module:
-    """Replace the collections of a model by quantized ones; ``quantize`` for any classes.
-
-    Args:
-        model: A collection, or a model with collections.
-        config: The number formats; tables are named as in ``quantize``.
-        swap: Which classes are replaced, and how.
 
     Returns:
         The model with quantized collections.
@@ -174,33 +173,35 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
         TypeError: A format has a wrong type.
         ValueError: As in ``quantize``.
     """
-    require_one_of("on_nonfinite", swap.on_nonfinite, ("raise", "keep"))
-    tables = float_tables(model, swap.quantized)
-    formats = _formats(tables, config.weight, config.per_table_weight_dtype or {})
+    require_one_of("on_nonfinite", on_nonfinite, ("raise", "keep"))
+    tables = float_tables(model, kinds)
+    named = named_formats(tables, config.per_table_weight_dtype or {})
+    formats = {
+        table.full_name: packed_type(named.get(table.full_name, config.weight), table.full_name)
+        for table in tables
+    }
     output_dtype = output_type(config.activation)
-    collections = dict(_collections(model, swap.quantized))
+    collections = dict(_collections(model, kinds))
     alignments = {
-        path: alignment_of(each, swap.row_alignment, swap.default_alignment)
+        path: alignment_of(each, row_alignment, default_alignment)
         for path, each in collections.items()
     }
     for table in tables:
         columns, kind = table.weight.shape[1], formats[table.full_name]
         layout = row_layout(columns, kind, alignment_for(columns, kind, alignments[table.path]))
-        if swap.on_nonfinite == "raise":
+        if on_nonfinite == "raise":
             check_numbers(table.weight, layout, table.full_name)
-    given_up = _GivenUp(model, tables, swap.quantized) if swap.inplace else None
+    given_up = _GivenUp(model, tables, kinds) if inplace else None
     replaced: dict[int, PackedTables] = {}
     for path, collection in collections.items():
         of_path = [table for table in tables if table.path == path]
         qconfig = QuantConfig(
             output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path}
         )
-        quantized = swap.quantized[type(collection)].without_rows(
-            collection, qconfig, alignments[path]
-        )
+        quantized = kinds[type(collection)].without_rows(collection, qconfig, alignments[path])
         for table in of_path:
             quantized.pack(table.name, table.weight, "keep")  # numbers are checked above
-            if swap.measure and not table.weight.is_meta:
+            if measure and not table.weight.is_meta:
                 packed = quantized.packed_rows(table.name), quantized.packed_table(table.name)
                 quantized.errors[table.name] = measured_errors(table.weight, *packed)
             if given_up is not None:
@@ -208,7 +209,7 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
         replaced[id(collection)] = _with_habits_of(collection, quantized)
     if id(model) in replaced:
         return replaced[id(model)]
-    if not swap.inplace:
+    if not inplace:
         return copy.deepcopy(model, memo=dict(replaced))
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
@@ -237,17 +238,15 @@ def float_tables(
     """
     for path, module in model.named_modules():
         _check_kind(path, module, kinds)
-    tables = []
-    for path, collection in _collections(model, kinds):
-        held, configs = tables_of(collection)
-        for config in configs:
-            tables.append(
-                FloatTable(path, config.name, held[config.name], len(config.feature_names))
-            )
-    if not any(True for _ in _collections(model, kinds)):
+    collections = [(path, *tables_of(each)) for path, each in _collections(model, kinds)]
+    if not collections:
         names = " and no ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{type(model).__name__} has no {names}, so there is nothing to quantize")
-    return tables
+    return [
+        FloatTable(path, config.name, held[config.name], len(config.feature_names))
+        for path, held, configs in collections
+        for config in configs
+    ]
 
 
 def shown_names(tables: Sequence[Any]) -> list[str]:
@@ -273,21 +272,10 @@ def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) ->
         raise KeyError(
             f"there are no tables {unknown}; the tables are {[table.full_name for table in tables]}"
         )
-    formats = {}
-    for table in tables:
-        for name in (table.name, table.full_name):
-            if name in per_table:
-                formats[table.full_name] = per_table[name]
-    return formats
-
-
-def _formats(
-    tables: Sequence[FloatTable], dtype: Any, per_table: Mapping[str, Any]
-) -> dict[str, DataType]:
-    named = named_formats(tables, per_table)
     return {
-        table.full_name: packed_type(named.get(table.full_name, dtype), table.full_name)
+        table.full_name: per_table.get(table.full_name, per_table.get(table.name))
         for table in tables
+        if table.full_name in per_table or table.name in per_table
     }
 
 
