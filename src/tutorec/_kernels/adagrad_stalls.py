@@ -54,7 +54,7 @@ def _row_wise_adagrad_stalls() -> bool:
 
     def seconds(kind: OptimizerKind) -> float:
         start = perf_counter()
-        scattered.update(grad, batch, [state], UpdateStep(OptimizerSpec(kind), rate=0.0))
+        scattered.step(grad, batch, [state], UpdateStep(OptimizerSpec(kind), rate=0.0))
         return perf_counter() - start
 
     # The least of several: what else the machine does only ever adds.

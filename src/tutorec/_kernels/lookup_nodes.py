@@ -6,19 +6,22 @@ lookup's own backward, hence before the rows of a fused op move.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tutorec._kernels.gradient_listener import GradientListener, report_batch, report_rows
 from tutorec._kernels.table_specs import GroupSpec
-from tutorec._kernels.table_steps import TouchedRows
+from tutorec._kernels.table_steps import TouchedRows, touched_rows
 from tutorec._kernels.tbe_layout import PooledBatch
+from tutorec._kernels.tbe_update import sum_rows
 
-__all__ = ["Cut", "as_one_buffer", "reported_lookup", "with_weights_gradient"]
+__all__ = ["Cut", "GradientListener", "as_one_buffer", "reported_lookup", "with_weights_gradient"]
 
+# (index of the table, rows [U] rising, summed gradient of each [U, D]); may be called more than
+# once in a backward.
+GradientListener = Callable[[int, Tensor, Tensor], None]
 # of a table in a buffer: first element, rows, elements from row to row, columns
 Cut = tuple[int, int, int, int]
 
@@ -134,14 +137,14 @@ class _Reported(torch.autograd.Function):
 
 
 def _report(listener: GradientListener, spec: GroupSpec, batch: PooledBatch, grad: Tensor) -> None:
-    """Report what the gradient of a result means for each table."""
-    rows = [table.rows for table in spec.tables]
-    if spec.pooling != "none":
-        report_batch(listener, batch, grad, [table.columns for table in spec.tables], rows)
-        return
-    counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
-    of_features = zip(
-        spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True
-    )
-    for table, ids, of_ids in of_features:
-        report_rows(listener, TouchedRows(table, ids, None, None, of_ids), rows[table])
+    """Report the summed gradients of the rows that a batch has looked up in each table."""
+    parts = touched_rows(batch, grad, [table.columns for table in spec.tables])
+    if spec.pooling == "none":
+        counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
+        of_features = zip(
+            spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True
+        )
+        parts = (TouchedRows(table, ids, None, None, rows) for table, ids, rows in of_features)
+    for touched in parts:
+        groups = touched.sorted(spec.tables[touched.table].rows)
+        listener(touched.table, groups.rows, sum_rows(touched.grad, groups))

@@ -245,7 +245,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             weights,
             *self._tail,
         )
-        return pick_columns(pooled, tuple(self._slices)) if self._slices else pooled
+        return pick_columns(pooled, self._slices)
 
     def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The same after a check of the ids, in calls that can be traced, scripted and exported."""

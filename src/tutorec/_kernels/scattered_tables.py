@@ -120,16 +120,9 @@ class ScatteredTables:
         Returns:
             Whether it was done: not for other rules.
         """
-        if step.rule.kind not in ("sgd", "rowwise_adagrad") or not self.geometry.grouped:
-            return False
-        self.update(grad, batch, states, step)
-        return True
-
-    def update(
-        self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep
-    ) -> None:
-        """As ``step``, which asks first whether fbgemm can."""
         geometry, rate = self.geometry, torch.tensor(step.rate)
+        if step.rule.kind not in ("sgd", "rowwise_adagrad") or not geometry.grouped:
+            return False
         arguments = (
             *(
                 grad.contiguous(),
@@ -151,7 +144,7 @@ class ScatteredTables:
             torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu.default(
                 *arguments, rate, _FP32_OUTPUT
             )
-            return
+            return True
         first = states[0].data_ptr()
         starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in states])
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu.default(
@@ -159,6 +152,7 @@ class ScatteredTables:
             # weight decay and its mode (both ignored on the CPU), maximum norm
             *(0.0, 0, 0.0, _FP32_OUTPUT),
         )
+        return True
 
 
 def address_tables(

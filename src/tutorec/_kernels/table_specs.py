@@ -77,8 +77,3 @@ class GroupSpec:
     def names(self) -> list[str]:
         """Names of the tables."""
         return [table.name for table in self.tables]
-
-    def check_count(self, given: Sequence[object], what: str) -> None:
-        """Refuse another number of things than tables."""
-        if len(given) != len(self.tables):
-            raise ValueError(f"got {len(given)} {what} for {len(self.tables)} tables {self.names}")

@@ -37,8 +37,11 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._check import require_finite
-from tutorec._kernels.gradient_listener import GradientListener
-from tutorec._kernels.lookup_nodes import reported_lookup, with_weights_gradient
+from tutorec._kernels.lookup_nodes import (
+    GradientListener,
+    reported_lookup,
+    with_weights_gradient,
+)
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec._kernels.table_specs import GroupSpec

@@ -77,8 +77,8 @@ def build_table_batch(
         built = _implementation(spec, optimizer, device)(spec, optimizer, device, zeros)
     else:
         built = _in_slower_memory(spec, optimizer, device, cache)
-    if weights is not None and not callable(weights):
-        spec.check_count(weights, "weights")
+    if weights is not None and not callable(weights) and len(weights) != len(spec.tables):
+        raise ValueError(f"got {len(weights)} weights for {len(spec.tables)} tables {spec.names}")
     with torch.no_grad():
         for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
             if callable(weights):

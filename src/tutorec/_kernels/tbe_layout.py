@@ -136,7 +136,7 @@ def column_slices(
     return () if merged == [(0, sum(strides))] else tuple(merged)
 
 
-def pick_columns(pooled: Tensor, slices: Slices) -> Tensor:
+def pick_columns(pooled: Tensor, slices: Sequence[tuple[int, int]]) -> Tensor:
     """Cut the columns that ``column_slices`` found; the tensor itself where it found nothing to cut."""  # noqa: E501
     if not slices:
         return pooled
