@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
 from tutorec.modules.embedding_configs import EmbeddingConfig, common_width
@@ -14,8 +14,8 @@ from tutorec.modules.embedding_tables import checked_tables, get_embedding_names
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.quant.behind_mappings import mappings_for, quantized_behind_mappings
 from tutorec.quant.feature_order import features_in_order
-from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
-from tutorec.quant.table_formats import output_type, packed_type
+from tutorec.quant.packed_tables import Packed, PackedTables
+from tutorec.quant.table_formats import output_type
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -98,21 +98,9 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         self._output_dtype = output_type(output_dtype)
         self.register_tbes, self.row_alignment = register_tbes, row_alignment
         self.embeddings = nn.ModuleDict()
-        # One call reads rows of one stored width.
-        kinds = [packed_type(table.data_type, table.name) for table in tables]
-        layouts = [
-            row_layout(table.embedding_dim, kind) for table, kind in zip(tables, kinds, strict=True)
-        ]
-        groups: list[tuple[PoolingKind, tuple[int, int]]] = [
-            ("none", (layout.columns, layout.stored_columns)) for layout in layouts
-        ]
-        self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
+        unpooled: list[PoolingKind] = ["none"] * len(tables)
+        self._hold(tables, unpooled, quant_state_dict_split_scale_bias, torch.device(device))
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
-        self._feature_rows = [
-            (feature, table.name, rows_of(table))
-            for table in tables
-            for feature in table.feature_names
-        ]
         named = dict(
             zip((table.name for table in tables), self._embedding_names_by_table, strict=True)
         )

@@ -18,7 +18,7 @@ from tutorec.quant.embedding_collection import (
     QuantManagedCollisionEmbeddingCollection as QuantManagedCollisionEmbeddingCollection,
 )
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
-from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
+from tutorec.quant.packed_tables import Packed, PackedTables
 from tutorec.quant.preparing import for_each_module_of_type_do as for_each_module_of_type_do
 from tutorec.quant.preparing import (
     quant_prep_customize_row_alignment as quant_prep_customize_row_alignment,
@@ -117,16 +117,11 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         self.register_tbes, self.row_alignment = register_tbes, row_alignment
         self._kjt_to_jt_dict = ComputeKJTToJTDict()
         self.embedding_bags = nn.ModuleDict()
-        groups: list[tuple[PoolingKind, None]] = [
-            (cast(PoolingKind, pooling_type_to_str(table.pooling)), None) for table in tables
+        poolings: list[PoolingKind] = [
+            cast(PoolingKind, pooling_type_to_str(table.pooling)) for table in tables
         ]
-        self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
+        self._hold(tables, poolings, quant_state_dict_split_scale_bias, torch.device(device))
         names = get_embedding_names_by_table(tables)
-        self._feature_rows = [
-            (feature, table.name, rows_of(table))
-            for table in tables
-            for feature in table.feature_names
-        ]
         self._result_features = [feature for feature, _, _ in self._feature_rows]
         self._embedding_names = [name for of_table in names for name in of_table]
         self._length_per_name = [

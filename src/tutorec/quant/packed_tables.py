@@ -9,7 +9,7 @@ memory when a module's tensors are moved or written to (``to``, ``load_state_dic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -58,6 +58,7 @@ class PackedTables(nn.Module):
     _operators: list[tuple[IntNBitTableBatchedEmbeddingBagsCodegen, tuple[str, ...]]]
     _features: list[str]
     _feature_splits: list[int]
+    _feature_rows: list[tuple[str, str, int]]  # feature, table, its rows
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Self:
@@ -96,7 +97,7 @@ class PackedTables(nn.Module):
     def _hold(
         self,
         tables: Sequence[BaseEmbeddingConfig],
-        groups: Sequence[tuple[PoolingKind, Hashable]],
+        poolings: Sequence[PoolingKind],
         split_scale_bias: bool,
         device: torch.device,
     ) -> None:
@@ -104,7 +105,7 @@ class PackedTables(nn.Module):
 
         Args:
             tables: The tables.
-            groups: For each table its pooling and other properties of its operator.
+            poolings: The pooling of each table.
             split_scale_bias: Whether scale and bias are separate buffers.
             device: Device of the rows.
         """
@@ -112,7 +113,16 @@ class PackedTables(nn.Module):
         self.packed_from, self.errors = {}, {}
         self._operators, self._feature_splits, self._features, self._orders = [], [], [], {}
         rows = [_packed_table(table, self.row_alignment, device) for table in tables]
-        keys = [(*group, row.alignment) for group, row in zip(groups, rows, strict=True)]
+        # One call reads rows of one alignment, without pooling also of one stored width.
+        keys: list[tuple[PoolingKind, int, object]] = [
+            (pooling, row.alignment, pooling == "none" and (row.columns, row.layout.stored_columns))
+            for pooling, row in zip(poolings, rows, strict=True)
+        ]
+        self._feature_rows = [
+            (feature, table.name, row.rows)
+            for table, row in zip(tables, rows, strict=True)
+            for feature in table.feature_names
+        ]
         for key in dict.fromkeys(keys):
             members = [
                 table for table, table_key in zip(tables, keys, strict=True) if table_key == key
@@ -264,27 +274,19 @@ class PackedTables(nn.Module):
         return self
 
 
-def rows_of(table: BaseEmbeddingConfig) -> int:
-    """Number of rows of the quantized table: after pruning, if the config has a number.
-
-    Raises:
-        ValueError: It is larger than the number of rows, or less than 1.
-    """
-    left = table.num_embeddings_post_pruning
-    if left is None:
-        return table.num_embeddings
-    if not 0 < left <= table.num_embeddings:
-        rows = f"the table has {table.num_embeddings} rows"
-        raise ValueError(f"table {table.name!r}: num_embeddings_post_pruning={left}, and {rows}")
-    return left
-
-
 def _packed_table(
     table: BaseEmbeddingConfig, requested: RowAlignment, device: torch.device
 ) -> PackedTable:
+    """The quantized table; with the rows that pruning left, if the config has their number."""
+    rows, left = table.num_embeddings, table.num_embeddings_post_pruning
+    if left is not None and not 0 < left <= rows:
+        raise ValueError(
+            f"table {table.name!r}: num_embeddings_post_pruning={left}, and the table has {rows} "
+            "rows"
+        )
     kind = packed_type(table.data_type, table.name)
     alignment = row_alignment(table.embedding_dim, kind, requested, device.type)
-    return PackedTable(table.name, rows_of(table), table.embedding_dim, kind, alignment)
+    return PackedTable(table.name, left or rows, table.embedding_dim, kind, alignment)
 
 
 def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
