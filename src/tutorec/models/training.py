@@ -197,7 +197,13 @@ def train(
     weights = torch.tensor(sizes, dtype=torch.float64, device=local.device)
     # A mean over no samples may be no number; it counts for nothing.
     products = torch.where(weights > 0, local * weights, 0.0)
-    total, weight = _summed(products, group).cpu(), _summed(weights, group).cpu()
+    of_ranks = _gathered(torch.stack([products, weights], 1).view(-1), group)
+    counts = [len(of_rank) // 2 for of_rank in of_ranks]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"ranks made different numbers of steps: {counts}; give every rank as many batches"
+        )
+    total, weight = torch.stack(of_ranks).sum(0).cpu().view(-1, 2).unbind(1)
     mean = total / weight.clamp(min=1)
     _check_finite(mean, first_step)
     return Trained(mean, int(weight.sum()), time.perf_counter() - began)
@@ -276,7 +282,8 @@ def evaluate(
     finally:
         model.train(was_training)
     local = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=_device_of(model))
-    logits, labels = _gathered(local.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
+    of_ranks = _gathered(local.t().reshape(-1), group)
+    logits, labels = torch.cat(of_ranks).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
@@ -310,28 +317,12 @@ def _agree_on_steps(
         )
 
 
-def _gathered(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _gathered(local: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
     """Flat tensors of all ranks, rank 0's first."""
     if group is None or group.size() == 1:
-        return local
+        return [local]
     counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
-    return comm.all_gather(local.contiguous(), counts, group, _STAGE).wait()
-
-
-def _summed(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sum over ranks of a flat tensor, in rank order; every rank has equally many numbers.
-
-    Raises:
-        ValueError: a rank made another number of steps.
-    """
-    if group is None or group.size() == 1:
-        return local
-    counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
-    if len(set(counts)) > 1:
-        raise ValueError(
-            f"ranks made different numbers of steps: {counts}; give every rank as many batches"
-        )
-    return comm.all_gather(local, counts, group, _STAGE).wait().view(group.size(), -1).sum(0)
+    return [*comm.all_gather(local.contiguous(), counts, group, _STAGE).wait().split(counts)]
 
 
 def _check_finite(losses: Tensor, first_step: int) -> None:
