@@ -36,17 +36,9 @@ _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _BAD = 255
 
 
-def _digit_values() -> NDArray[np.uint8]:
-    values = np.full(256, _BAD, dtype=np.uint8)
-    for value, pair in enumerate(
-        ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "aA", "bB", "cC", "dD", "eE", "fF"]
-    ):
-        for character in pair:
-            values[ord(character)] = value
-    return values
-
-
-_DIGIT = _digit_values()
+_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_VALUES = np.full(256, _BAD, dtype=np.uint8)  # of characters as digits
+_VALUES[_DIGITS] = _VALUES[np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)] = np.arange(16)
 
 
 @dataclass(frozen=True)
@@ -212,7 +204,7 @@ def _numbers(
     values = np.zeros(at.shape, dtype=np.int64)
     for k in range(min(int(length.max(initial=0)), digits)):
         inside = length > k
-        digit = _DIGIT[data[np.minimum(at + k, len(data) - 1)]]
+        digit = _VALUES[data[np.minimum(at + k, len(data) - 1)]]
         bad |= inside & (digit >= base)
         np.copyto(values, values * base + digit, where=inside)
     if bad.any():
@@ -320,5 +312,5 @@ def _texts(known: NDArray[np.bool_], texts: NDArray[np.str_]) -> list[str]:
 def _hex8(ids: NDArray[np.int64]) -> NDArray[np.str_]:
     """Eight hexadecimal digits for every id."""
     shifts = np.arange(28, -4, -4)
-    digits = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)[(ids[..., None] >> shifts) & 15]
+    digits = _DIGITS[(ids[..., None] >> shifts) & 15]
     return np.ascontiguousarray(digits.astype(np.uint32)).view("<U8")[..., 0]

@@ -230,12 +230,8 @@ def shard_quant_model(
                 for part, each in collections.values()
                 for name in each.shardable_parameters(part)
             )
-        plan = _planned(
-            model,
-            sharders,
-            _topology(world_size, compute_device, device_memory_size, ddr_cap),
-            constraints,
-        )
+        topology = _topology(world_size, compute_device, device_memory_size, ddr_cap)
+        plan = _planned(model, sharders, topology, constraints)
     device = torch.device(sharding_device or compute_device)
     return _shard_modules(model, env, device, plan, sharders), plan
 

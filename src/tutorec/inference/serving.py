@@ -142,27 +142,21 @@ def with_tensor_inputs(
     names = _argument_names(model, len(example))
     several = sum(isinstance(part, KeyedJaggedTensor) for part in example) > 1
     graph = torch.fx.Graph()
-    arguments = []
-    for name, part in zip(names, example, strict=True):
-        if isinstance(part, KeyedJaggedTensor):
-            arguments.append(
-                (
-                    part,
-                    {
-                        field: f"{name}_{field}" if several else field
-                        for field in _fields(name, part)
-                    },
-                )
-            )
-        else:
-            arguments.append((part, {"": name}))
     # TorchScript's signature follows the placeholders, which must come first.
-    inputs = [
-        {field: graph.placeholder(name, Tensor) for field, name in given.items()}
-        for _, given in arguments
+    inputs: list[Any] = [
+        {
+            field: graph.placeholder(f"{name}_{field}" if several else field, Tensor)
+            for field in _fields(name, part)
+        }
+        if isinstance(part, KeyedJaggedTensor)
+        else graph.placeholder(name, Tensor)
+        for name, part in zip(names, example, strict=True)
     ]
     values = [
-        _argument(graph, part, given) for (part, _), given in zip(arguments, inputs, strict=True)
+        graph.call_function(batch_of_lists, (), {"keys": list(part.keys()), **given})
+        if isinstance(part, KeyedJaggedTensor)
+        else given
+        for part, given in zip(example, inputs, strict=True)
     ]
     answer = graph.call_module("model", tuple(values))
     with torch.no_grad():
@@ -296,15 +290,6 @@ def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
         if batch.weights_or_none() is None
         else ["values", "lengths", "weights"]
     )
-
-
-def _argument(
-    graph: torch.fx.Graph, part: Tensor | KeyedJaggedTensor, given: dict[str, torch.fx.Node]
-) -> torch.fx.Node:
-    """The model's argument: the tensor, or a batch built from tensors."""
-    if isinstance(part, KeyedJaggedTensor):
-        return graph.call_function(batch_of_lists, (), {"keys": list(part.keys()), **given})
-    return given[""]
 
 
 def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> Any:
