@@ -52,7 +52,7 @@ def test_every_page_of_a_row_is_asked_for_once(columns):
     asked, at_once = [], []
     with (
         patch(
-            "tutorec._kernels.row_file._advise",
+            "tutorec._kernels.row_file.madvise",
             return_value=lambda *arguments: asked.append(arguments),
         ),
         patch(

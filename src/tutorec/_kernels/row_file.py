@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tutorec._kernels.pages import madvise
+
 __all__ = ["CacheAlgorithm", "CacheSpec", "ask_for_pages", "keep_in_memory", "zeros_in_file"]
 
 _MAP_FIXED = 0x10  # Linux; the module mmap does not have it
@@ -117,7 +119,7 @@ def ask_for_pages(part: Tensor, rows: Tensor) -> None:
         rows: Which of them ``[N]``; best rising, since neighbours that share a page are asked for
             once.
     """
-    advise, page = _advise(), mmap.PAGESIZE
+    advise, page = madvise(), mmap.PAGESIZE
     if advise is None or not rows.numel():
         return
     size = 4 * (part.shape[1] if part.dim() > 1 else 1)
@@ -155,16 +157,6 @@ def _advise_all(ranges: Tensor) -> bool:
         )
     finally:
         os.close(this)
-
-
-@cache
-def _advise() -> Any:
-    """The system's call, or None where there is none."""
-    if not hasattr(mmap, "MADV_WILLNEED"):
-        return None
-    call = ctypes.CDLL(None).madvise
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return call
 
 
 @cache
