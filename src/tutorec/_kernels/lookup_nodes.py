@@ -17,7 +17,7 @@ from tutorec._kernels.table_steps import TouchedRows, touched_rows
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._kernels.tbe_update import sum_rows
 
-__all__ = ["Cut", "GradientListener", "as_one_buffer", "reported_lookup", "with_weights_gradient"]
+__all__ = ["Cut", "GradientListener", "ReportedLookup", "WeightsGradient", "as_one_buffer"]
 
 # (index of the table, rows [U] rising, summed gradient of each [U, D]); may be called more than
 # once in a backward.
@@ -59,26 +59,14 @@ class _AsOneBuffer(torch.autograd.Function):
         )
 
 
-def with_weights_gradient(
-    pooled: Tensor, weights: Tensor, op: Any, values: Tensor, offsets: Tensor
-) -> Tensor:
-    """A lookup's result, with the gradient of the ids' weights.
-
-    Args:
-        pooled: The result [B, D], of detached weights.
-        weights: One weight for each id [N], which requires a gradient.
-        op: The ``TableBatch`` that made the lookup.
-        values: Ids [N].
-        offsets: Bag bounds [F * B + 1].
-    """
-    return cast(Tensor, _WeightsGradient.apply(pooled, weights, op, values, offsets))
-
-
-class _WeightsGradient(torch.autograd.Function):
+class WeightsGradient(torch.autograd.Function):
     """The gradient of the ids' weights beside a lookup: identity on its output.
 
     Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU
     kernels give this gradient too, but from rows that the fused update has already moved.)
+
+    ``apply`` takes the result [B, D] of detached weights, the weights [N], which require a
+    gradient, the ``TableBatch`` that made the lookup, ids [N], and bag bounds [F * B + 1].
     """
 
     @staticmethod
@@ -105,21 +93,11 @@ class _WeightsGradient(torch.autograd.Function):
         return grad, torch.cat(pieces), None, None, None
 
 
-def reported_lookup(result: Tensor, op: Any, batch: PooledBatch) -> Tensor:
-    """A lookup's result, with a node that reports its gradient to the listener of the op.
-
-    Args:
-        result: Of the lookup.
-        op: The ``TableBatch`` that made it.
-        batch: What was looked up.
-    """
-    return cast(Tensor, _Reported.apply(result, op, batch))
-
-
-class _Reported(torch.autograd.Function):
+class ReportedLookup(torch.autograd.Function):
     """Reports the gradient of a lookup to the op's listener: identity on its output.
 
-    Its backward runs before the lookup's, hence before any row moves.
+    Its backward runs before the lookup's, hence before any row moves. ``apply`` takes the result of
+    the lookup, the ``TableBatch`` that made it, and what was looked up.
     """
 
     @staticmethod

@@ -37,11 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._check import require_finite
-from tutorec._kernels.lookup_nodes import (
-    GradientListener,
-    reported_lookup,
-    with_weights_gradient,
-)
+from tutorec._kernels.lookup_nodes import GradientListener, ReportedLookup, WeightsGradient
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec._kernels.table_specs import GroupSpec
@@ -138,23 +134,18 @@ class TableBatch(nn.Module, ABC):
         # forgets it.
         if self._pooling != self.spec.pooling:
             weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
-        if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
-            return self._reported(self._lookup(values, offsets, weights), values, offsets, weights)
-        pooled = self._reported(
-            self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach()
-        )
-        return with_weights_gradient(pooled, weights, self, values, offsets)
-
-    def _reported(
-        self, result: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None
-    ) -> Tensor:
-        """The result, with a node that reports to the ``gradient_listener`` in backward, if any."""
-        if self.gradient_listener is None or not torch.is_grad_enabled():
-            return result
-        batch = PooledBatch(
-            values, offsets, weights, self._pooling == "mean", self.spec.feature_tables
-        )
-        return reported_lookup(result, self, batch)
+        factors = None if weights is None else weights.detach()
+        pooled = self._lookup(values, offsets, factors)
+        if not torch.is_grad_enabled():
+            return pooled
+        if self.gradient_listener is not None:
+            batch = PooledBatch(
+                values, offsets, factors, self._pooling == "mean", self.spec.feature_tables
+            )
+            pooled = ReportedLookup.apply(pooled, self, batch)
+        if weights is not None and weights.requires_grad:
+            pooled = WeightsGradient.apply(pooled, weights, self, values, offsets)
+        return cast(Tensor, pooled)
 
     def flush(self) -> None:
         """Write rows that are stored elsewhere into the tables; here none are."""

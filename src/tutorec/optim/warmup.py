@@ -236,7 +236,7 @@ class WarmupOptimizer(OptimizerWrapper):
 
     def _set_rate(self) -> None:
         made, stage = self._position()
-        rate = self._lr * _multiplier(self._stages[stage], made)
+        rate = self._lr * (_factor(self._stages[stage], made) * self._stages[stage].lr_scale)
         check_rate(rate, f"WarmupOptimizer at step {made} in {self._stages[stage]}")
         for group in self.param_groups:
             group[self._lr_param] = rate
@@ -284,35 +284,29 @@ def _check_interpolation(stage: WarmupStage) -> None:
         )
 
 
-def _multiplier(stage: WarmupStage, made: int) -> float:
-    """The factor of the learning rate after ``made`` steps."""
-    return _FACTORS[stage.policy](stage, made) * stage.lr_scale
+def _factor(stage: WarmupStage, t: int) -> float:
+    """The policy's factor of the learning rate after t steps."""
+    v = stage.value
+    match stage.policy:
+        case WarmupPolicy.LINEAR:
+            return v + (1.0 - v) * t / stage.max_iters
+        case WarmupPolicy.CONSTANT:
+            return v
+        case WarmupPolicy.POLY:
+            return math.pow(max(1 - t / stage.decay_iters, 0.0), v)
+        case WarmupPolicy.STEP:
+            return math.pow(v, t // stage.decay_iters)
+        case WarmupPolicy.INVSQRT:
+            return 1.0 / math.sqrt(max(t, 1))
+        case WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
+            part = t % stage.sgdr_period / stage.sgdr_period
+            return v + (1.0 - v) * 0.5 * (1 + math.cos(math.pi * part))
+        case WarmupPolicy.INTERPOLATE:
+            start, end = stage.start_interpolating_iters, stage.end_value
+            assert start is not None and end is not None, "stages were checked at construction"
+            return v + (end - v) * (t - start) / (stage.max_iters - start)
+        case _:
+            return 1.0
 
-
-def _cosine(stage: WarmupStage, made: int) -> float:
-    part = made % stage.sgdr_period / stage.sgdr_period
-    return stage.value + (1.0 - stage.value) * 0.5 * (1 + math.cos(math.pi * part))
-
-
-def _interpolated(stage: WarmupStage, made: int) -> float:
-    start, end = stage.start_interpolating_iters, stage.end_value
-    assert start is not None and end is not None, "stages are checked when the optimizer is built"
-    return stage.value + (end - stage.value) * (made - start) / (stage.max_iters - start)
-
-
-_FACTORS: dict[WarmupPolicy, Callable[[WarmupStage, int], float]] = {
-    WarmupPolicy.NONE: lambda stage, made: 1.0,
-    WarmupPolicy.LINEAR: lambda stage, made: (
-        stage.value + (1.0 - stage.value) * made / stage.max_iters
-    ),
-    WarmupPolicy.CONSTANT: lambda stage, made: stage.value,
-    WarmupPolicy.POLY: lambda stage, made: math.pow(
-        max(1 - made / stage.decay_iters, 0.0), stage.value
-    ),
-    WarmupPolicy.STEP: lambda stage, made: math.pow(stage.value, made // stage.decay_iters),
-    WarmupPolicy.INVSQRT: lambda stage, made: 1.0 / math.sqrt(max(made, 1)),
-    WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS: _cosine,
-    WarmupPolicy.INTERPOLATE: _interpolated,
-}
 
 __all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
