@@ -123,13 +123,11 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
             The rows ``[N_f, D]`` of each feature and table, by name.
         """
         traced = isinstance(features, torch.fx.Proxy)
-        if traced:
-            ordered = features_in_order(features, self._features)
-        else:
+        if not traced:
             if type(features) is not KeyedJaggedTensor:
                 features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
             check_ids(features, self._feature_rows, tables=self)
-            ordered = self._in_order(features)
+        ordered = features_in_order(features, self._features)
         rows = self._looked_up(ordered)
         lists = ordered.to_dict() if traced else features.to_dict()
         outputs: dict[str, JaggedTensor] = {}

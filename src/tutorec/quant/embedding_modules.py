@@ -140,14 +140,13 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         Returns:
             The pooled rows ``[B, D]``, one key per feature and table.
         """
-        if isinstance(features, torch.fx.Proxy):
-            return self._keyed(self._looked_up(features_in_order(features, self._features)))
-        if type(features) is not KeyedJaggedTensor:
-            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-        check_ids(features, self._feature_rows, self._is_weighted, self)
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            return self._of_lists(features)
-        return self._keyed(self._looked_up(self._in_order(features)))
+        if not isinstance(features, torch.fx.Proxy):
+            if type(features) is not KeyedJaggedTensor:
+                features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+            check_ids(features, self._feature_rows, self._is_weighted, self)
+            if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+                return self._of_lists(features)
+        return self._keyed(self._looked_up(features_in_order(features, self._features)))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configuration of each table, in order; ``data_type`` is the format of its packed rows."""
@@ -180,7 +179,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
     def _of_lists(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
-        pooled = self._looked_up(self._in_order(with_equal_strides(features)))
+        pooled = self._looked_up(features_in_order(with_equal_strides(features), self._features))
         pieces = pooled.split_with_sizes(self._length_per_name, 1)
         lists = [
             piece[: strides[name]]

@@ -22,14 +22,12 @@ from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packing import OnNonfinite, check_numbers, pack_checked
 from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
 from tutorec.quant.table_formats import packed_type
-from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Packed = Mapping[str, tuple[Tensor, Tensor | None]]
 
 # Passed instead of packed rows that the caller will write later, so that no zeros are allocated.
 ROWS_FOLLOW: Packed = {}
 
-_MOST_ORDERS = 64
 _FORMATS = "packed_formats"  # key in the metadata of a state
 
 
@@ -111,7 +109,7 @@ class PackedTables(nn.Module):
         """
         self.split_scale_bias, self._device = split_scale_bias, device
         self.packed_from, self.errors = {}, {}
-        self._operators, self._feature_splits, self._features, self._orders = [], [], [], {}
+        self._operators, self._feature_splits, self._features = [], [], []
         rows = [_packed_table(table, self.row_alignment, device) for table in tables]
         # One call reads rows of one alignment, without pooling also of one stored width.
         keys: list[tuple[PoolingKind, int, object]] = [
@@ -230,24 +228,6 @@ class PackedTables(nn.Module):
                     f"{sorted(weights)}"
                 )
             self.write_rows(name, *weights[name])
-
-    def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The batch with its features in operator order; the batch itself if it has that order."""
-        keys = features.keys()
-        if keys == self._features:
-            return features
-        order = self._orders.get(tuple(keys))
-        if order is None:
-            places = features.index_per_key()
-            missing = [name for name in self._features if name not in places]
-            if missing:
-                raise KeyError(
-                    f"the tables need the features {missing}, and the batch has the keys {keys}"
-                )
-            if len(self._orders) >= _MOST_ORDERS:
-                self._orders.clear()
-            order = self._orders[tuple(keys)] = [places[name] for name in self._features]
-        return features.permute(order)
 
     def _show(self) -> None:
         """Make the tables' buffers views of the operators' buffers."""
