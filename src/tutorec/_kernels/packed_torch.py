@@ -9,7 +9,14 @@ from torch import Tensor
 
 from tutorec._kernels.pooling import bag_weights
 
-__all__ = ["assert_rows", "check_rows", "numbers_of_rows", "packed_lookup", "sqrtn_weights"]
+__all__ = [
+    "assert_rows",
+    "check_rows",
+    "numbers_of_rows",
+    "packed_lookup",
+    "split_codes",
+    "sqrtn_weights",
+]
 
 
 def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
@@ -40,13 +47,20 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
     per_byte = 8 // bits
     payload = packed[:, 4 : 4 + (columns + per_byte - 1) // per_byte]
     if bits < 8:
-        # The first column of a byte is in its lowest bits.
-        places = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-        payload = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and(
-            (1 << bits) - 1
-        )
-        payload = payload.flatten(1)[:, :columns]
+        payload = split_codes(payload, bits)[:, :columns]
     return torch.addcmul(scale_bias[:, 1:], payload.float(), scale_bias[:, :1])
+
+
+def split_codes(payload: Tensor, bits: int) -> Tensor:
+    """Bytes [R, B] -> the codes of 4 or 2 bits in them; the first is in the lowest bits.
+
+    Example:
+        >>> split_codes(torch.tensor([[0b1110_0100]], dtype=torch.uint8), bits=2)
+        tensor([[0, 1, 2, 3]], dtype=torch.uint8)
+    """
+    places = torch.arange(0, 8, bits, dtype=torch.uint8, device=payload.device)
+    codes = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and((1 << bits) - 1)
+    return codes.flatten(1)
 
 
 def _first_bytes(packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:

@@ -92,10 +92,9 @@ def _bound(rows: Tensor, payload: Tensor, levels: int) -> Tensor:
     # Rows whose only code is 0 have step 1 instead of a step that float16 rounds to 0.
     flat = (scale == 1) & (payload == 0).all(1)
     step = torch.where(flat, levels * 2.0**-25, scale / 2)
-    missed = torch.maximum(_half_step(bias), levels * _half_step(torch.where(flat, 0.0, scale)))
-    return torch.maximum(step, missed) + 2.0**-22 * (
-        bias.abs() + torch.where(flat, 0.0, scale) * levels
-    )
+    scale = torch.where(flat, 0.0, scale)
+    missed = torch.maximum(_half_step(bias), levels * _half_step(scale))
+    return torch.maximum(step, missed) + 2.0**-22 * (bias.abs() + scale * levels)
 
 
 def _half_step(halves: Tensor) -> Tensor:

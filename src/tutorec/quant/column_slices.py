@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.packed_layout import RowLayout
+from tutorec._kernels.packed_torch import split_codes
 from tutorec.quant.packing import join_codes
+from tutorec.quant.table_formats import enumerate_chunks
 
 __all__ = ["cut_columns", "join_columns"]
 
-# Codes processed at once.
+# Bytes processed at once.
 _AT_ONCE = 1 << 20
 
 
@@ -45,9 +47,9 @@ def cut_columns(
     """
     if out is None:
         out = torch.zeros(packed.shape[0], piece.row_bytes, dtype=torch.uint8, device=packed.device)
-    for rows in _chunks(packed.shape[0], whole.columns):
-        codes = _codes(packed[rows], whole)[:, start : start + piece.columns]
-        _write(out[rows], piece, packed[rows, : whole.scale_bytes], codes)
+    for first, rows in enumerate_chunks(packed, _AT_ONCE):
+        codes = _codes(rows, whole)[:, start : start + piece.columns]
+        _write(out[first : first + len(rows)], piece, rows[:, : whole.scale_bytes], codes)
     return out
 
 
@@ -70,20 +72,16 @@ def join_columns(
         >>> torch.equal(join_columns(halves, [half, half], whole), row)
         True
     """
-    first = pieces[0]
-    out = torch.zeros(first.shape[0], whole.row_bytes, dtype=torch.uint8, device=first.device)
-    for rows in _chunks(first.shape[0], whole.columns):
+    one = pieces[0]
+    out = torch.zeros(one.shape[0], whole.row_bytes, dtype=torch.uint8, device=one.device)
+    for first, rows in enumerate_chunks(out, _AT_ONCE):
+        these = slice(first, first + len(rows))
         codes = [
-            _codes(piece[rows].to(out.device), layout)
+            _codes(piece[these].to(out.device), layout)
             for piece, layout in zip(pieces, layouts, strict=True)
         ]
-        _write(out[rows], whole, first[rows, : whole.scale_bytes], torch.cat(codes, dim=1))
+        _write(rows, whole, one[these, : whole.scale_bytes], torch.cat(codes, dim=1))
     return out
-
-
-def _chunks(rows: int, columns: int) -> list[slice]:
-    step = max(1, _AT_ONCE // columns)
-    return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def _codes(packed: Tensor, layout: RowLayout) -> Tensor:
@@ -91,10 +89,7 @@ def _codes(packed: Tensor, layout: RowLayout) -> Tensor:
     payload = packed[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
     if layout.bits >= 8:
         return payload.unflatten(1, (layout.stored_columns, layout.bits // 8))[:, : layout.columns]
-    # The first column of a byte is in its lowest bits.
-    shifts = torch.arange(0, 8, layout.bits, dtype=torch.uint8, device=packed.device)
-    codes = (payload.unsqueeze(2) >> shifts) & layout.levels
-    return codes.flatten(1)[:, : layout.columns]
+    return split_codes(payload, layout.bits)[:, : layout.columns]
 
 
 def _write(out: Tensor, layout: RowLayout, scale_and_bias: Tensor, codes: Tensor) -> None:
