@@ -73,11 +73,13 @@ class WeightsGradient(torch.autograd.Function):
     def forward(
         ctx: Any, pooled: Tensor, weights: Tensor, op: Any, values: Tensor, offsets: Tensor
     ) -> Tensor:
+        """The result as it is."""
         ctx.op, ctx.values, ctx.offsets = op, values, offsets
         return pooled.view_as(pooled)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient as it is, and that of the weights [N]."""
         (grad,) = grads
         spec: GroupSpec = ctx.op.spec
         lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
@@ -102,11 +104,13 @@ class ReportedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, op: Any, batch: PooledBatch) -> Tensor:
+        """The result as it is."""
         ctx.op, ctx.batch = op, batch
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient as it is, reported."""
         op = ctx.op
         if op.gradient_listener is not None and op.optimizer is not None:
             with torch.no_grad():
