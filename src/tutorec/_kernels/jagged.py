@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tutorec._kernels import reference
 from tutorec._kernels.backend import backend, chosen
 
 __all__ = ["jagged_to_padded_dense", "lengths_to_offsets"]
@@ -38,10 +37,16 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
             return _running_sum()(lengths)
         if backend().name == "fbgemm":
             return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
-    # writing into a view, as the reference does, makes a graph that refuses a batch of one sample
+    # writing into a view, as eager code does, makes a graph that refuses a batch of one sample
     if is_compiling():
         return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
-    return reference.lengths_to_offsets(lengths)
+    return _offsets_in_torch(lengths)
+
+
+def _offsets_in_torch(lengths: Tensor) -> Tensor:
+    offsets = lengths.new_zeros([*lengths.shape[:-1], lengths.shape[-1] + 1])
+    torch.cumsum(lengths, -1, out=offsets[..., 1:])
+    return offsets
 
 
 def _running_sum() -> Callable[[Tensor], Tensor]:
@@ -51,7 +56,7 @@ def _running_sum() -> Callable[[Tensor], Tensor]:
     """
     choice = chosen.current or backend()
     if choice is not _offsets_operator[0]:
-        operator: Any = reference.lengths_to_offsets
+        operator: Any = _offsets_in_torch
         if choice.name == "fbgemm":
             operator = torch.ops.fbgemm.asynchronous_complete_cumsum.default
         _offsets_operator[:] = choice, getattr(operator, "_op", operator)
@@ -74,4 +79,13 @@ def jagged_to_padded_dense(
     dense = values.dtype in _DENSE_DTYPES and values.dim() <= 2
     if dense and values.is_cpu and backend().name == "fbgemm":
         return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max_length], padding)
-    return reference.jagged_to_padded_dense(values, offsets, max_length, padding)
+    return _padded_in_torch(values, offsets, max_length, padding)
+
+
+def _padded_in_torch(values: Tensor, offsets: Tensor, max_length: int, padding: float) -> Tensor:
+    lengths = offsets.diff()
+    place = torch.arange(max_length, device=values.device)
+    present = place < lengths.unsqueeze(1)
+    source = (offsets[:-1].unsqueeze(1) + place)[present]
+    dense = values.new_full((lengths.numel(), max_length, *values.shape[1:]), padding)
+    return dense.index_put((present,), values[source])
