@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,20 @@ _VALUES[_DIGITS] = _VALUES[np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)] =
 
 
 @dataclass(frozen=True)
-class CriteoColumns:
+class ArrayColumns:
+    """Rows as columns: the base of dataclasses of arrays."""
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """The rows of several parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(frozen=True)
+class CriteoColumns(ArrayColumns):
     """B rows of a Criteo file.
 
     Attributes:
@@ -66,16 +79,6 @@ class CriteoColumns:
     def slice(self, start: int, stop: int) -> CriteoColumns:
         """Rows start..stop-1."""
         return CriteoColumns(*(getattr(self, field.name)[start:stop] for field in fields(self)))
-
-    @staticmethod
-    def concat(parts: Sequence[CriteoColumns]) -> CriteoColumns:
-        """The rows of several parts, in order."""
-        if len(parts) == 1:
-            return parts[0]
-        names = [field.name for field in fields(CriteoColumns)]
-        return CriteoColumns(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        )
 
 
 @dataclass(frozen=True)

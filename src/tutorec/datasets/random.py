@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +32,7 @@ from tutorec._check import require_finite, require_int
 from tutorec.datasets.criteo_text import (
     CAT_FEATURE_COUNT,
     INT_FEATURE_COUNT,
+    ArrayColumns,
     CriteoColumns,
     write_rows,
 )
@@ -77,7 +77,7 @@ _SPLIT_CODE = {"train": 1, "test": 2}
 
 
 @dataclass(frozen=True)
-class ShopRows:
+class ShopRows(ArrayColumns):
     """Some rows of the shop, column by column: B rows, N recent clicks in all.
 
     ``clicked`` holds the recent clicks of all rows one after the other, ``clicked_lengths`` [B] how
@@ -110,18 +110,6 @@ class ShopRows:
             dense=self.dense[start:stop],
             probability=self.probability[start:stop],
             label=self.label[start:stop],
-        )
-
-    @staticmethod
-    def concat(parts: Sequence[ShopRows]) -> ShopRows:
-        """The rows of several parts, in order."""
-        if len(parts) == 1:
-            return parts[0]
-        return ShopRows(
-            **{
-                name: np.concatenate([getattr(p, name) for p in parts])
-                for name in ShopRows.__annotations__
-            }
         )
 
 
