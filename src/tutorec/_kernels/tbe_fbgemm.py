@@ -92,7 +92,7 @@ class FbgemmTableBatch(TableBatch):
         found = self._call(*self._arranged(values, offsets, weights))
         if self.spec.pooling == "none":
             return found[:, : self.spec.feature_columns[0]]
-        return pick_columns(found, self._slices)
+        return pick_columns(found, self._slices) if self._slices else found
 
     def _arranged(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None
