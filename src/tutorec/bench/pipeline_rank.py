@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.freed_memory import return_freed_memory
+from tutorec._kernels.pages import return_freed_memory
 from tutorec._validation import validation
 from tutorec.awaitable import Awaitable
 from tutorec.bench.cache import drop_pages
