@@ -96,7 +96,7 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     colors = [rank_color(rank) for rank in ranks.tolist()]
     lookup, exchange = report.rank_parts.T
     time_axes.barh(ranks, lookup, color=colors, height=0.62, label="lookup and update")
-    time_axes.barh(
+    exchanges = time_axes.barh(
         ranks,
         exchange,
         left=lookup,
@@ -106,15 +106,7 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
         edgecolor="white",
         linewidth=0.0,
     )
-    for rank, total in zip(ranks.tolist(), (lookup + exchange).tolist(), strict=True):
-        time_axes.annotate(
-            ms_text(total),
-            (total, rank),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=10,
-        )
+    time_axes.bar_label(exchanges, [*map(ms_text, lookup + exchange)], padding=4, fontsize=10)
     time_axes.set_xlabel("ms of a step (hatched: exchange)")
     time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
     time_axes.invert_yaxis()
@@ -122,18 +114,11 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
 
     kind, (scale, unit) = report.memory, _units(report)
     held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
-    memory_axes.barh(ranks, room / scale, color="none", edgecolor=INK, height=0.62, linewidth=1.2)
+    rooms = memory_axes.barh(
+        ranks, room / scale, color="none", edgecolor=INK, height=0.62, linewidth=1.2
+    )
     memory_axes.barh(ranks, held / scale, color=colors, height=0.62)
-    for rank, count in zip(ranks.tolist(), held.tolist(), strict=True):
-        where = max(float(room[rank]), float(count)) / scale
-        memory_axes.annotate(
-            bytes_text(count),
-            (where, rank),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=10,
-        )
+    memory_axes.bar_label(rooms, [*map(bytes_text, held)], padding=4, fontsize=10)
     memory_axes.set_xlabel(f"{unit} of {MEMORIES[kind]} (outline: room for tables)")
     memory_axes.margins(x=0.28)
 

@@ -191,9 +191,6 @@ class PlannedSharding(ShardingPlan):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __str__(self) -> str:
-        return super().__str__()
-
 
 # --- the whole plan
 

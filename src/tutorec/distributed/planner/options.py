@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -170,40 +171,32 @@ class Pieces:
 
     def as_shards(self) -> list[Shard]:
         """One `Shard` object per row."""
-        missing = [None] * len(self)
-        perf = missing if self.perf is None else [Perf(*line) for line in self.perf.tolist()]
-        storage = (
-            missing if self.storage is None else [Storage(*line) for line in self.storage.tolist()]
-        )
-        ranks = (
-            missing
-            if self.ranks is None
-            else [None if rank < 0 else rank for rank in self.ranks.tolist()]
-        )
-        lines = zip(self.sizes.tolist(), self.offsets.tolist(), storage, perf, ranks, strict=True)
-        return [Shard(*line) for line in lines]
+        shards = [Shard(*line) for line in np.stack([self.sizes, self.offsets], axis=1).tolist()]
+        for number, shard in enumerate(shards):
+            if self.perf is not None:
+                shard.perf = Perf(*self.perf[number].tolist())
+            if self.storage is not None:
+                shard.storage = Storage(*self.storage[number].tolist())
+            if self.ranks is not None and self.ranks[number] >= 0:
+                shard.rank = int(self.ranks[number])
+        return shards
 
     @classmethod
     def of_shards(cls, shards: Sequence[Any]) -> Pieces:
         """Arrays from `Shard` objects; a field that one object lacks is None for all."""
-        count = len(shards)
-        perf = [
-            [getattr(shard.perf, name) for name in PERF_FIELDS]
-            for shard in shards
-            if shard.perf is not None
-        ]
-        storage = [
-            [each.hbm, each.ddr, each.ssd]
-            for shard in shards
-            if (each := shard.storage) is not None
-        ]
+
+        def table(rows: Sequence[Any], columns: int, dtype: type = np.int64) -> Any:
+            return np.array(rows, dtype).reshape(len(shards), columns)
+
+        perf = [shard.perf for shard in shards]
+        storage = [shard.storage for shard in shards]
         return cls(
-            np.array([list(shard.size) for shard in shards], dtype=np.int64).reshape(-1, 2),
-            np.array([list(shard.offset) for shard in shards], dtype=np.int64).reshape(-1, 2),
-            np.array(perf, np.float64).reshape(count, len(PERF_FIELDS))
-            if len(perf) == count
-            else None,
-            np.array(storage, np.int64).reshape(count, 3) if len(storage) == count else None,
+            table([shard.size for shard in shards], 2),
+            table([shard.offset for shard in shards], 2),
+            None
+            if None in perf
+            else table([*map(attrgetter(*PERF_FIELDS), perf)], len(PERF_FIELDS), np.float64),
+            None if None in storage else table([*map(attrgetter("hbm", "ddr", "ssd"), storage)], 3),
             np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),
         )
 

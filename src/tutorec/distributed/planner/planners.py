@@ -300,7 +300,7 @@ class EmbeddingShardingPlanner:
     def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The placement, how it was found, and its gap to a proven bound if there is one."""
         if self._proposers or self._partitioner or self._perf_model:
-            tried = best_proposal(
+            placement, self._num_proposals, self._num_plans = best_proposal(
                 inputs,
                 self._enumerator,
                 self._proposers,
@@ -308,10 +308,9 @@ class EmbeddingShardingPlanner:
                 self._perf_model,
                 self._timeout_seconds,
             )
-            self._num_proposals, self._num_plans = tried.proposals, tried.placed
             return (
-                tried.placement,
-                f"{tried.proposals} proposals, {tried.placed} of them placed",
+                placement,
+                f"{self._num_proposals} proposals, {self._num_plans} of them placed",
                 None,
             )
         placement = search(inputs.problem, self._timeout_seconds)

@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,9 +154,8 @@ class GreedyProposer(Proposer):
 class _ListedProposer(Proposer):
     """Proposes one plan after the other, whatever the feedback; a subclass lists them."""
 
-    def __init__(self) -> None:
-        self._proposals: Iterator[Sequence[ShardingOption]] = iter(())
-        self._current: Sequence[ShardingOption] | None = None
+    _proposals: Iterator[Sequence[ShardingOption]] = iter(())
+    _current: Sequence[ShardingOption] | None = None
 
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
@@ -198,7 +197,6 @@ class UniformProposer(_ListedProposer):
     """
 
     def __init__(self, use_depth: bool = True) -> None:
-        super().__init__()
         self._use_depth = use_depth
 
     def _listed(
@@ -228,7 +226,6 @@ class GridSearchProposer(_ListedProposer):
     """
 
     def __init__(self, max_proposals: int = MAX_PROPOSALS) -> None:
-        super().__init__()
         self._max_proposals = max_proposals
 
     def _listed(
@@ -307,12 +304,10 @@ class DynamicProgrammingProposer(Proposer):
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
         """Start with these options, which must have estimates."""
-        totals = np.array([option.memory().sum(axis=0)[:2] for option in search_space]).reshape(
-            -1, 2
-        )
-        kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM differ in DDR
-        order = np.argsort(totals[:, kind], kind="stable")
-        self._tables = list(_by_table([search_space[number] for number in order.tolist()]).values())
+        # options for machines without HBM differ in DDR
+        kind = 0 if any(option.memory()[:, 0].any() for option in search_space) else 1
+        smallest_first = sorted(search_space, key=lambda option: option.memory()[:, kind].sum())
+        self._tables = list(_by_table(smallest_first).values())
         self._proposals = None
         self._next = 0
 
@@ -371,10 +366,10 @@ class DynamicProgrammingProposer(Proposer):
         came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         for options in self._tables:
             needs = np.array([float(option.memory()[:, kind].sum()) / width for option in options])
-            takes = np.array([float(option.times().sum()) for option in options])
+            takes = np.array([option.total_perf for option in options])
             time, filled, option, state = _best_of_each_bin(time, filled, takes, needs, bins)
             came_from.append((option, state))
-        reached = np.flatnonzero(came_from[-1][0] >= 0)[::-1]
+        reached = np.arange(len(time))[::-1]
         proposals = np.empty((len(reached), len(self._tables)), np.int32)
         for table in range(len(self._tables) - 1, -1, -1):
             option, state = came_from[table]
@@ -389,31 +384,26 @@ def _best_of_each_bin(
     """Add one table: from every state with every option, keep what reaches a bin in the least time.
 
     Args:
-        time: ``[S]`` of the states so far; infinite for a bin that is not reached.
+        time: ``[S]`` of the states so far, one for each reached bin.
         filled: ``[S]`` memory of the states, in bins and fractions of bins.
         takes: Time of each of the table's options.
         needs: Memory of each, in bins.
         bins: Number of bins.
 
     Returns:
-        For each bin the least time, the memory, the option and the previous state, -1 if there is
-        none. Ties go to the first option, and then to the first state.
+        For each reached bin the least time, the memory, the option and the previous state. Ties go
+        to the first option, and then to the first state.
     """
-    new_time = (takes[:, None] + time[None, :]).ravel()
-    new_filled = (needs[:, None] + filled[None, :]).ravel()
-    fits = np.flatnonzero(np.isfinite(new_time) & (new_filled < bins))
-    where = new_filled[fits].astype(np.int64)
-    best_time = np.full(bins, np.inf)
-    np.minimum.at(best_time, where, new_time[fits])
-    wins = fits[new_time[fits] == best_time[where]]
-    winner = np.full(bins, -1, np.int64)
-    # Written in reverse, so that the first of equals remains.
-    winner[new_filled[wins[::-1]].astype(np.int64)] = wins[::-1]
-    reached = winner >= 0
-    best_filled = np.where(reached, new_filled[winner], np.inf)
+    new_time = np.add.outer(takes, time).ravel()
+    new_filled = np.add.outer(needs, filled).ravel()
+    slowest_first = np.argsort(new_time, kind="stable")[::-1]
+    slowest_first = slowest_first[new_filled[slowest_first] < bins]
+    # What is written last remains in a bin: the fastest, and the first of equals.
+    winner = np.full(bins, -1)
+    winner[new_filled[slowest_first].astype(np.int64)] = slowest_first
+    winner = winner[winner >= 0]
     option, state = np.divmod(winner, len(time))
-    option[~reached], state[~reached] = -1, -1
-    return best_time, best_filled, option.astype(np.int32), state.astype(np.int32)
+    return new_time[winner], new_filled[winner], option.astype(np.int32), state.astype(np.int32)
 
 
 def default_proposers() -> list[Proposer]:
@@ -438,32 +428,14 @@ def proposers_to_proposals_list(
     Source:
         TorchRec's ``proposers_to_proposals_list``.
     """
-    found: list[list[ShardingOption]] = []
-    known: set[tuple[int, ...]] = set()
+    distinct: dict[tuple[int, ...], list[ShardingOption]] = {}
     for proposer in proposers_list:
         proposer.load(search_space)
         while (proposal := proposer.propose()) is not None:
             proposer.feedback(partitionable=True)
             # Options are compared by identity; comparing their contents would take long.
-            key = tuple(sorted(id(option) for option in proposal))
-            if key not in known:
-                known.add(key)
-                found.append(proposal)
-    return found
-
-
-class TriedProposals(NamedTuple):
-    """The result of trying proposals.
-
-    Args:
-        placement: The best one.
-        proposals: Number of proposals tried.
-        placed: Number of them that could be placed.
-    """
-
-    placement: Placement
-    proposals: int
-    placed: int
+            distinct.setdefault(tuple(sorted(id(option) for option in proposal)), proposal)
+    return list(distinct.values())
 
 
 def best_proposal(
@@ -473,7 +445,7 @@ def best_proposal(
     partitioner: Partitioner | None,
     perf_model: PerfModel | None,
     seconds: float | None,
-) -> TriedProposals:
+) -> tuple[Placement, int, int]:
     """Try proposals one by one, as TorchRec's planner does.
 
     Args:
@@ -483,6 +455,9 @@ def best_proposal(
         partitioner: Places the proposals; `GreedyPerfPartitioner` by default.
         perf_model: Rates placed proposals; `NoopPerfModel` by default.
         seconds: Time limit.
+
+    Returns:
+        The best placement, the number of proposals tried, and how many of them could be placed.
 
     Raises:
         PlannerError: No proposal can be placed, or the time is over before one has been.
@@ -515,8 +490,8 @@ def best_proposal(
         )
     if best is None:
         raise why_infeasible(inputs, proposed=True)
-    placement = placement_of(inputs.problem, best, f"what {type(partitioner).__name__} placed")
-    return TriedProposals(placement, proposals, placed_proposals)
+    source = f"what {type(partitioner).__name__} placed"
+    return placement_of(inputs.problem, best, source), proposals, placed_proposals
 
 
 def placement_of(

@@ -24,7 +24,7 @@ from tutorec.distributed.planner.problem import (
     cost,
     rank_memory,
 )
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.errors import PlannerError
 
 MEMORIES = ("HBM", "DDR")
@@ -132,10 +132,7 @@ class PlanReport:
     @cached_property
     def whole_memory(self) -> Ints:
         """``[W, 2]`` bytes of each rank's memory, including what is reserved."""
-        devices = self.inputs.topology.devices
-        return np.array(
-            [[device.storage.hbm, device.storage.ddr] for device in devices], dtype=np.int64
-        )
+        return memory_of(self.inputs.topology)[:, :2]
 
     @property
     def memory(self) -> int:
