@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from tutorec._check import did_you_mean
 from tutorec.distributed.cache_params import CacheParams
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
 from tutorec.errors import PlannerError, bad_input
 
@@ -98,7 +97,7 @@ class ParameterConstraints:
 Constraints = Mapping[str, ParameterConstraints]  # table name -> its constraints
 
 
-def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str) -> tuple[_E, ...]:
+def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str) -> list[_E]:
     """The members of an enumeration that a constraint lists, as values or members.
 
     Args:
@@ -111,10 +110,11 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
         PlannerError: There is no such member, or a single name is given instead of a list.
 
     Example:
+        >>> from tutorec.distributed.plan import ShardingType
         >>> members(
         ...     ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item"
         ... )
-        (<ShardingType.ROW_WISE: 'row_wise'>, <ShardingType.TABLE_WISE: 'table_wise'>)
+        [<ShardingType.ROW_WISE: 'row_wise'>, <ShardingType.TABLE_WISE: 'table_wise'>]
     """
     if isinstance(values, str):
         raise bad_input(
@@ -132,19 +132,7 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
                 f"{kind.__name__} does not have{did_you_mean(value, known)} (there are "
                 f"{', '.join(known)})"
             ) from None
-    return tuple(named)
-
-
-def asked_types(constraint: ParameterConstraints, table: str) -> tuple[ShardingType, ...]:
-    """The sharding types that a constraint allows; empty for all."""
-    return members(ShardingType, constraint.sharding_types, "sharding_types", table)
-
-
-def asked_kernels(
-    constraint: ParameterConstraints, table: str
-) -> tuple[EmbeddingComputeKernel, ...]:
-    """The kernels that a constraint allows; empty for all."""
-    return members(EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels", table)
+    return named
 
 
 def check_names(constraints: Constraints, tables: Collection[str]) -> None:

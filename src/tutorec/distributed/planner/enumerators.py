@@ -26,10 +26,9 @@ from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import (
     Constraints,
     ParameterConstraints,
-    asked_kernels,
-    asked_types,
     check_names,
     check_numbers,
+    members,
     warn_of,
     warn_without_effect,
 )
@@ -171,7 +170,7 @@ class EmbeddingEnumerator(Enumerator):
         use_exact_enumerate_order: bool | None = False,
     ) -> None:
         self._topology = topology
-        self._local_size = min(topology.intra_group_size, topology.world_size)
+        self._local_size = topology.intra_group_size
         self._batch_size = batch_size
         self._constraints = dict(constraints or {})
         if estimator is None:
@@ -253,7 +252,7 @@ class EmbeddingEnumerator(Enumerator):
         first_refusal = len(self.refusals)
         ways = list(self._ways(table))
         if not ways:
-            kinds = {kind.value for kind in asked_types(constraint, facts.name)}
+            kinds = {ShardingType(kind).value for kind in constraint.sharding_types or ()}
             removed = [
                 str(each)
                 for each in self.refusals[first_refusal:]
@@ -294,8 +293,10 @@ class EmbeddingEnumerator(Enumerator):
 
     def _ways(self, table: ModelTable) -> Iterator[tuple[ShardingType, str]]:
         """The types and kernels of a table, in its sharder's order; refuses the others."""
-        wanted_types = asked_types(table.constraint, table.facts.name)
-        wanted = [kernel.value for kernel in asked_kernels(table.constraint, table.facts.name)]
+        name, constraint = table.facts.name, table.constraint
+        wanted_types = members(ShardingType, constraint.sharding_types, "sharding_types", name)
+        kernels_of = EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels"
+        wanted = [kernel.value for kernel in members(*kernels_of, name)]
         device, sharder = self._topology.compute_device, type(table.sharder).__name__
         built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
         for kind in wanted_types:
@@ -309,7 +310,7 @@ class EmbeddingEnumerator(Enumerator):
             offered = table.sharder.compute_kernels(kind.value, device)
             # No table is put into a file unless a constraint asks for it, or its sharder supports
             # nothing else.
-            in_file = table.constraint.cache_params is not None or all(
+            in_file = constraint.cache_params is not None or all(
                 each in _IN_FILE for each in offered
             )
             kernels = [
@@ -595,8 +596,7 @@ def _tables_of(
 ) -> Iterator[ModelTable]:
     """The tables of one collection."""
     configs, pooled = _configs_of(module)
-    says_weighted: Any = getattr(module, "is_weighted", None)
-    weighted = bool(says_weighted()) if callable(says_weighted) else False
+    weighted = bool(getattr(module, "is_weighted", bool)())
     fused_params = getattr(sharder, "fused_params", None)
     shared_optimizer = _optimizer_of(fused_params)
     row_bytes, gradient_bytes = _wire_bytes(sharder, pooled is not False)

@@ -347,19 +347,15 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
         )
 
 
-def _on_ranks(report: PlanReport) -> tuple[Counter[int], dict[int, tuple[str, float]]]:
+def _on_ranks(report: PlanReport) -> tuple[Ints, list[tuple[str, float]]]:
     """Number of shards per rank, and the table with most of its time, with that time."""
-    shards: Counter[int] = Counter()
-    largest: dict[int, tuple[str, float]] = {}
-    for choice, ranks in zip(report.taken, report.placement.ranks, strict=True):
-        times: Counter[int] = Counter()
-        for rank, time in zip(ranks.tolist(), choice.time.tolist(), strict=True):
-            shards[rank] += len(choice.options)
-            times[rank] += time
-        for rank, time in times.items():
-            if rank not in largest or time > largest[rank][1]:
-                largest[rank] = names_of(choice), time
-    return shards, largest
+    world_size = report.problem.world_size
+    shards, times = np.zeros(world_size, np.int64), np.zeros((len(report.taken), world_size))
+    for choice, ranks, of_table in zip(report.taken, report.placement.ranks, times, strict=True):
+        np.add.at(shards, ranks, len(choice.options))
+        np.add.at(of_table, ranks, choice.time)
+    largest = zip(times.argmax(axis=0).tolist(), times.max(axis=0).tolist(), strict=True)
+    return shards, [(names_of(report.taken[table]), time) for table, time in largest]
 
 
 def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:

@@ -136,43 +136,31 @@ class PlanningProblem:
                 estimate, or was made for another topology.
         """
         constraints = constraints or {}
-        world_size, local_size = (
-            topology.world_size,
-            min(topology.intra_group_size, topology.world_size),
-        )
+        world_size, local_size = topology.world_size, topology.intra_group_size
         groups: dict[tuple[str, str], int] = {}
         latencies: list[float] = []
-        by_table: dict[str, list[Choice]] = {}
+        placed_together: dict[str, dict[str, list[Choice]]] = {}
         for option in options:
-            group = (option.path, option.sharding_type)
-            if group not in groups:
-                groups[group] = len(groups)
-                latencies.append(
-                    fixed(option.sharding_type, option.is_pooled) if fixed is not None else 0.0
-                )
-            pin = constraints[option.name].pin if option.name in constraints else None
+            group = groups.setdefault((option.path, option.sharding_type), len(groups))
+            if group == len(latencies):
+                latencies.append(fixed(option.sharding_type, option.is_pooled) if fixed else 0.0)
+            constraint = constraints.get(option.name)
+            pin = constraint and constraint.pin
             choice = Choice(
                 time=option.times(),
                 memory=option.memory()[:, :2],
                 spread=_spread(option),
-                groups=(groups[group],),
+                groups=(group,),
                 preference=PREFERENCE.index(option.sharding_type),
                 allowed=None if pin is None else np.isin(np.arange(world_size), list(pin)),
                 options=(option,),
             )
             _check_cut(choice, world_size, local_size)
-            by_table.setdefault(option.fqn, []).append(choice)
-        placed_together: dict[str, list[list[Choice]]] = {}
-        for fqn, choices in by_table.items():
-            name = choices[0].options[0].name
-            label = constraints[name].colocate if name in constraints else None
-            placed_together.setdefault(fqn if label is None else f"colocate {label}", []).append(
-                choices
-            )
-        choices = tuple(
-            tuple(tables[0]) if len(tables) == 1 else _colocated(tables)
-            for tables in placed_together.values()
-        )
+            label = constraint and constraint.colocate
+            together = option.fqn if label is None else f"colocate {label}"
+            tables = placed_together.setdefault(together, {})
+            tables.setdefault(option.fqn, []).append(choice)
+        choices = tuple(_colocated(list(tables.values())) for tables in placed_together.values())
         return cls(world_size, local_size, memory_of(topology)[:, :2], choices, np.array(latencies))
 
 
@@ -315,11 +303,13 @@ def _check_cut(choice: Choice, world_size: int, local_size: int) -> None:
 
 
 def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
-    """The choices of colocated tables: the shardings that all have in common, summed per shard.
+    """The choices of a table; of colocated tables those that all have, summed per shard.
 
     Raises:
         PlannerError: They have no sharding, or no allowed rank, in common.
     """
+    if len(tables) == 1:
+        return tuple(tables[0])
     fqns = [repr(choices[0].options[0].fqn.strip(".")) for choices in tables]
     by_sharding = [{_sharding(choice): choice for choice in choices} for choices in tables]
     common = [key for key in by_sharding[0] if all(key in of_table for of_table in by_sharding)]

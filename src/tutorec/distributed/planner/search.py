@@ -100,13 +100,11 @@ def search(problem: PlanningProblem, seconds: float | None = None) -> Placement 
     if placement is None:
         return _solved(problem)
     chosen, places = np.empty_like(placement.chosen), list(placement.ranks)
-    for position, table in enumerate(tables):
-        choice = placement.chosen[position]
-        everywhere = ordered.choices[position][choice].spread is Spread.ALL
-        chosen[table] = choice
-        places[table] = (
-            placement.ranks[position] if everywhere else ranks[placement.ranks[position]]
-        )
+    chosen[tables] = placement.chosen
+    for table, choice, held_by in zip(
+        tables, placement.taken(ordered), placement.ranks, strict=True
+    ):
+        places[table] = held_by if choice.spread is Spread.ALL else ranks[held_by]
     return Placement(chosen, places)
 
 
@@ -332,7 +330,7 @@ def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]
     if len(columns) > 1 or (problem.capacity != problem.capacity[0]).any():
         columns += [choice.time[:, None] for choice in choices if choice.spread is Spread.ALL]
     of_hosts = np.concatenate(columns, axis=1).reshape(problem.world_size // problem.local_size, -1)
-    hosts = np.array(sorted(range(len(of_hosts)), key=lambda host: of_hosts[host].tolist()))
+    hosts = np.lexsort(of_hosts.T[::-1])  # by the first column, then by the second, ...
     ranks = np.arange(problem.world_size).reshape(-1, problem.local_size)[hosts].ravel()
 
     def moved(choice: Choice) -> Choice:
