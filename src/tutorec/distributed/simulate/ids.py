@@ -61,13 +61,9 @@ class RowShares:
     def hottest(self, count: int) -> list[tuple[int, float]]:
         """The ``count`` most frequent rows, with their shares, most frequent first."""
         each, rows = self.shares / np.diff(self.edges), list[tuple[int, float]]()
-        for step in np.argsort(-each, kind="stable")[:count].tolist():
-            first, end = int(self.edges[step]), int(self.edges[step + 1])
-            if each[step] > 0:
-                rows += [
-                    (row, float(each[step]))
-                    for row in range(first, min(end, first + count - len(rows)))
-                ]
+        for step in np.argsort(-each, kind="stable")[:count]:
+            of_step = range(self.edges[step], self.edges[step + 1])[: count - len(rows)]
+            rows += [(row, float(each[step])) for row in of_step if each[step] > 0]
         return rows
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:

@@ -112,11 +112,8 @@ class ExpectedLoads(_Classes):
         by_law: dict[IdLaw, float] = {}
         for feature in features:
             by_law[self._law(feature)] = by_law.get(self._law(feature), 0.0) + self._total(feature)
-        counts = sum(
-            (law.over(rows).distinct(count, starts, ends) for law, count in by_law.items()),
-            np.zeros(len(starts)),
-        )
-        return np.minimum(counts, ends - starts)
+        counts = [law.over(rows).distinct(ids, starts, ends) for law, ids in by_law.items()]
+        return np.minimum(np.sum(counts, axis=0), ends - starts)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
         """The most frequent rows, with the number of their ids on all ranks."""

@@ -19,8 +19,7 @@ from tutorec.distributed.plan import ParameterSharding, ShardingPlan
 from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
 from tutorec.distributed.simulate.exchanges import of_links
 from tutorec.distributed.simulate.ids import Floats
-from tutorec.distributed.simulate.placed import Configs, placed_tables
-from tutorec.distributed.simulate.work import SimulatedTable
+from tutorec.distributed.simulate.work import Configs, SimulatedTable, placed_tables
 
 
 @dataclass(frozen=True, eq=False)

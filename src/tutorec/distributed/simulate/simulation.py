@@ -34,12 +34,19 @@ from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingTy
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.loads import Load, RankLoads, most_samples, rank_loads
-from tutorec.distributed.simulate.placed import Configs, placed_tables, ranks_per_host
 from tutorec.distributed.simulate.step import PARTS, PHASES, HotRow, Simulation
-from tutorec.distributed.simulate.work import RankWork, SimulatedTable, step_work
+from tutorec.distributed.simulate.work import (
+    Configs,
+    RankWork,
+    SimulatedTable,
+    placed_tables,
+    step_work,
+)
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-_TO_HOLDERS = (SIZES_STAGE, STRIDES_STAGE, IDS_STAGE, WEIGHTS_STAGE)
+# All other stages belong to the gradients.
+_PHASE_OF = dict.fromkeys((SIZES_STAGE, STRIDES_STAGE, IDS_STAGE, WEIGHTS_STAGE), "ids")
+_PHASE_OF[ROWS_STAGE] = "rows"
 
 
 def simulate(
@@ -73,7 +80,7 @@ def simulate(
         ValueError: Plan, tables, load and topology do not match, or a slow rank does not exist.
         PlannerError: A compute kernel is not supported.
     """
-    world_size, local_size = topology.world_size, ranks_per_host(topology)
+    world_size, local_size = topology.world_size, topology.intra_group_size
     slowness = np.ones(world_size)
     for rank, factor in (slow or {}).items():
         if not 0 <= rank < world_size or not factor > 0:
@@ -109,13 +116,7 @@ def _parts(
     times["lookup"]["memory"] += slowness * work.lookup_ms
     times["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
-        phase = (
-            "ids"
-            if exchange.stage in _TO_HOLDERS
-            else "rows"
-            if exchange.stage == ROWS_STAGE
-            else "gradients"
-        )
+        phase = _PHASE_OF.get(exchange.stage, "gradients")
         # Links are full duplex, and a rank's two links work in parallel: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
         inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw

@@ -1,4 +1,4 @@
-"""The work of ranks in a step of a plan: rows looked up and updated, and exchanges.
+"""The tables as placed by a plan, the work of ranks in a step, and its exchanges.
 
 The bytes of exchanges are computed for all ranks of a class at once; tests compare them with the
 traffic counter. A lookup of i ids that returns n elements moves ``i * (8 + max(4 * D, 128)) + 4 *
@@ -10,19 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.collectives import sparse_gradients
 from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
 from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.fused_params import optimizer_spec_of_parameter
+from tutorec.distributed.placed_pieces import placed_pieces
+from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
+from tutorec.distributed.planner.cost import kernel_model
 from tutorec.distributed.replicas import even_counts
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import Floats, Ints
 from tutorec.distributed.simulate.loads import RankLoads, most_samples
+from tutorec.distributed.tables import check_plan_covers
+from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+
+Configs = Sequence[BaseEmbeddingConfig]
 
 _ID = 8  # bytes of an id in memory
 _BAG_STAGES = (
@@ -76,13 +86,115 @@ class SimulatedTable:
         row = _ID + np.maximum(4 * columns, ROW_READ_BYTES)
         return (ids * row + 4.0 * numbers) / self.read_speed
 
-    def update_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
-        """Milliseconds to move the bytes of an update with ``numbers`` gradient elements."""
-        return self.update_factor * self.lookup_ms(ids, columns, numbers)
-
     def whole_ms(self, numbers: Ints) -> Floats:
         """Additional milliseconds of a dense gradient of ``numbers`` elements."""
         return DENSE_GRADIENT_PASSES * 4 * numbers.astype(np.float64) / self.read_speed
+
+
+def placed_tables(
+    plan: ShardingPlan | Mapping[str, ParameterSharding],
+    tables: nn.Module | Configs | Mapping[str, Configs],
+    topology: Any,
+    weighted: bool = False,
+) -> list[SimulatedTable]:
+    """The tables as placed by a plan, checked as in sharding.
+
+    Args:
+        plan: Plan of a model, or of one collection.
+        tables: The model, the tables of its only collection, or path -> tables of each.
+        topology: The ranks, their hosts and speeds.
+        weighted: Whether ids carry weights, if ``tables`` is not a model.
+
+    Raises:
+        ValueError: Plan, tables and ranks do not match.
+        PlannerError: A compute kernel is not supported.
+
+    Example:
+        >>> from tutorec.distributed.planner.topology import Topology
+        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
+        >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
+        >>> placed_tables(plan, [item], Topology(2, "cpu"))[0].pieces.tolist()
+        [[1, 0, 8, 4]]
+    """
+    by_path = plan.plan if isinstance(plan, ShardingPlan) else {"": plan}
+    if len(by_path) > 1 and not isinstance(tables, nn.Module | Mapping):
+        raise ValueError(
+            f"the plan is for modules {list(by_path)}: give path -> tables, or the model"
+        )
+    placed = []
+    for path, module_plan in by_path.items():
+        optimizers: dict[str, OptimizerSpec | None] = {}
+        is_weighted = weighted
+        if isinstance(tables, nn.Module):
+            module: Any = tables.get_submodule(path)
+            bags = hasattr(module, "embedding_bag_configs")
+            configs = module.embedding_bag_configs() if bags else module.embedding_configs()
+            is_weighted = module.is_weighted() if bags else weighted
+            for name, weight in module.named_parameters():
+                table = name.split(".")[-2]
+                optimizers[table] = optimizer_spec_of_parameter(table, weight)
+        else:
+            configs = tables[path] if isinstance(tables, Mapping) else tables
+        check_plan_covers([config.name for config in configs], module_plan)
+        placed += [
+            _placed(
+                path,
+                config,
+                module_plan[config.name],
+                topology,
+                is_weighted,
+                optimizers.get(config.name),
+            )
+            for config in configs
+        ]
+    return placed
+
+
+def _placed(
+    path: str,
+    config: BaseEmbeddingConfig,
+    sharding: ParameterSharding,
+    topology: Any,
+    weighted: bool,
+    optimizer: OptimizerSpec | None,
+) -> SimulatedTable:
+    kernel = kernel_model(sharding.compute_kernel)
+    if sharding.compute_kernel in ("fused_uvm", "fused_uvm_caching"):
+        raise PlannerError(
+            f"table {config.name!r} has the compute kernel {sharding.compute_kernel!r}, and caches "
+            "are not simulated: give it 'fused'",
+            PlannerErrorType.INVALID_COMPUTE_KERNEL,
+        )
+    kind = ShardingType(sharding.sharding_type)
+    shape = (config.num_embeddings, config.embedding_dim)
+    pieces = placed_pieces(
+        config.name, shape, sharding, topology.world_size, topology.intra_group_size
+    )
+    update_factor = topology.bwd_compute_multiplier
+    if weighted:
+        update_factor *= topology.weighted_feature_bwd_compute_multiplier
+    return SimulatedTable(
+        path=path,
+        name=config.name,
+        rows=shape[0],
+        columns=shape[1],
+        features=tuple(config.feature_names),
+        pooled=isinstance(config, EmbeddingBagConfig) and config.pooling is not PoolingType.NONE,
+        weighted=weighted,
+        sharding_type=kind,
+        pieces=np.array(
+            [
+                [piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns]
+                for piece in pieces
+            ]
+        ),
+        read_speed=kernel.row_bandwidth(topology),
+        update_factor=update_factor,
+        row_ms=topology.row_ms,
+        leaves_gradient=not kernel.updates,
+        optimizer=optimizer if kernel.updates else None,
+    )
 
 
 @dataclass(eq=False)
@@ -198,13 +310,14 @@ def _looked_up(
             numbers = (bags if table.pooled else ids) * columns
             np.add.at(sent, ranks, np.stack([ids, bags, numbers]).T)
             np.add.at(slots, ranks, 1.0)
-            lookups, pooled = loads.members @ ids, loads.members @ numbers
+            lookups = loads.members @ ids
+            lookup_ms = table.lookup_ms(lookups, columns, loads.members @ numbers)
             work.add(
                 ranks,
                 lookups=lookups,
                 read_bytes=4.0 * lookups * columns,
-                lookup_ms=table.lookup_ms(lookups, columns, pooled),
-                update_ms=table.update_ms(lookups, columns, pooled),
+                lookup_ms=lookup_ms,
+                update_ms=table.update_factor * lookup_ms,
             )
         if table.leaves_gradient:
             work.add(ranks, update_ms=table.whole_ms((ends - starts) * columns))
@@ -235,10 +348,15 @@ def _replicated(
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
         bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
-        in_sum = world_size > 1 and _is_summed(table, bag_bytes)
+        rule = table.optimizer
+        # Whole tables are fewer bytes; a rule that clips gradients needs those of each rank.
+        clips = rule is not None and rule.max_gradient is not None
+        in_sum = world_size > 1 and bag_bytes > 8 * table.rows * table.columns and not clips
         _add_replica(table, loads, ids, numbers, in_sum, work)
         if in_sum:
-            summed += table.rows * (table.columns + _moves_all_rows(table))
+            # A rule that moves rows without a gradient needs each row's number of gradients, too.
+            counts = rule is not None and rule.moves_without_gradient
+            summed += table.rows * (table.columns + counts)
         else:
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
@@ -287,19 +405,6 @@ def _add_replica(
     else:  # backward looks the batches of all ranks up again
         again = len(loads.classes) > 1
         work.update_ms += loads.members @ lookup_ms * (table.update_factor + again)
-
-
-def _is_summed(table: SimulatedTable, bag_bytes: float) -> bool:
-    """Whether a replica's gradient is sent as a whole table, since ids and bags are more bytes."""
-    rule = table.optimizer
-    return bag_bytes > 8 * table.rows * table.columns and (
-        rule is None or rule.max_gradient is None
-    )
-
-
-def _moves_all_rows(table: SimulatedTable) -> bool:
-    """Whether rows without a gradient move, so that each row's number of gradients is sent too."""
-    return table.optimizer is not None and table.optimizer.moves_without_gradient
 
 
 def _id_bytes(tables: Sequence[SimulatedTable]) -> int:
