@@ -26,8 +26,11 @@ from tutorec.bench.harness import Bar, Comparison, Ratio, Report, machine
 from tutorec.bench.peer import OURS, Library, chosen, libraries
 from tutorec.bench.planner_peer import BATCH_SIZE, Draw, Model, Planned, feature_of
 from tutorec.bench.runner import Options
-from tutorec.distributed.planner.bounds import lower_bound
-from tutorec.distributed.planner.problem import broken_rules, cost
+from tutorec.distributed.planner.problem import (
+    broken_rules,
+    cost,
+    lower_bound,
+)
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.simulate.loads import Load

@@ -9,8 +9,12 @@ import pytest
 from distributed.planner.instances import brute_force, problems
 from hypothesis import given
 
-from tutorec.distributed.planner.bounds import lower_bound
-from tutorec.distributed.planner.problem import Choice, PlanningProblem, Spread
+from tutorec.distributed.planner.problem import (
+    Choice,
+    PlanningProblem,
+    Spread,
+    lower_bound,
+)
 
 
 def _whole(ms: float, size: int, group: int = 0) -> Choice:

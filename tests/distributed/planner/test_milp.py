@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tutorec.distributed.planner import milp
-from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.milp import CLOSED, solve
 from tutorec.distributed.planner.problem import (
     Choice,
@@ -20,6 +19,7 @@ from tutorec.distributed.planner.problem import (
     Spread,
     broken_rules,
     cost,
+    lower_bound,
 )
 from tutorec.distributed.planner.search import search
 

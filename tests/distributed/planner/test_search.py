@@ -12,7 +12,6 @@ from distributed.planner.instances import FIXED, brute_force, model, problems
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,
@@ -20,6 +19,7 @@ from tutorec.distributed.planner.problem import (
     Spread,
     broken_rules,
     cost,
+    lower_bound,
     rank_memory,
     rank_time,
 )

@@ -17,7 +17,6 @@ import numpy as np
 
 from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from tutorec.distributed.planner.charts import plan_figure
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
 from tutorec.distributed.planner.placements import Packing
 from tutorec.distributed.planner.problem import (
@@ -37,6 +36,7 @@ from tutorec.distributed.planner.report import (
     find_table,
     names_of,
     option_perf,
+    plan_figure,
     type_of,
 )
 from tutorec.errors import PlannerError

@@ -26,16 +26,18 @@ from typing import Any
 
 import numpy as np
 
-from tutorec.distributed.planner.bounds import LinearProgram, longest_ms, lower_bound
 from tutorec.distributed.planner.problem import (
     Choice,
     Floats,
     Ints,
+    LinearProgram,
     Placement,
     PlanningProblem,
     Spread,
     broken_rules,
     cost,
+    longest_ms,
+    lower_bound,
     units,
 )
 

@@ -33,10 +33,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tutorec.distributed.planner.bounds import Bound, lower_bound
 from tutorec.distributed.planner.milp import solve
 from tutorec.distributed.planner.placements import Packing, Position
 from tutorec.distributed.planner.problem import (
+    Bound,
     Choice,
     Ints,
     Placement,
@@ -45,6 +45,7 @@ from tutorec.distributed.planner.problem import (
     broken_rules,
     cost,
     fixed_time,
+    lower_bound,
 )
 
 # Sharpness b of the potential: for placing, and at the start and end of ruin and recreate. With b =
