@@ -57,9 +57,9 @@ LAPTOP_WIRE_BW: float = 0.9 * GIB / 1000  # sent by one process
 LAPTOP_LATENCY_MS: float = 0.4  # of an exchange, including Python overhead
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A machine: the resources of one rank.
+    """A machine: the resources of one rank; by default of an accelerator, as in TorchRec.
 
     Args:
         device: ``"cuda"`` or ``"cpu"``.
@@ -81,19 +81,19 @@ class Hardware:
         (80, 8)
     """
 
-    device: str
-    ranks_per_host: int
-    hbm_cap: int
-    ddr_cap: int
-    hbm_mem_bw: float
-    ddr_mem_bw: float
-    hbm_to_ddr_mem_bw: float
-    intra_host_bw: float
-    inter_host_bw: float
-    latency_ms: float
-    row_ms: float
-    bwd_compute_multiplier: float
-    source: str
+    device: str = "cuda"
+    ranks_per_host: int = 8
+    hbm_cap: int = HBM_CAP
+    ddr_cap: int = DDR_CAP
+    hbm_mem_bw: float = HBM_MEM_BW
+    ddr_mem_bw: float = DDR_MEM_BW
+    hbm_to_ddr_mem_bw: float = HBM_TO_DDR_MEM_BW
+    intra_host_bw: float = INTRA_NODE_BANDWIDTH
+    inter_host_bw: float = CROSS_NODE_BANDWIDTH
+    latency_ms: float = DEVICE_LATENCY_MS
+    row_ms: float = 0.0
+    bwd_compute_multiplier: float = BWD_COMPUTE_MULTIPLIER
+    source: str = "TorchRec's planner.constants"
 
 
 def _dgx(
@@ -101,8 +101,6 @@ def _dgx(
 ) -> Hardware:
     """A host of 8 devices with 2 TB of memory; units are GB and GB/s, one way, per device."""
     return Hardware(
-        device="cuda",
-        ranks_per_host=8,
         hbm_cap=int(hbm * 10**9),
         ddr_cap=2 * 10**12 // 8,
         hbm_mem_bw=hbm_bw * _GB_PER_S,
@@ -110,29 +108,11 @@ def _dgx(
         hbm_to_ddr_mem_bw=pcie * _GB_PER_S,
         intra_host_bw=nvlink * _GB_PER_S,
         inter_host_bw=nic * _GB_PER_S,
-        latency_ms=DEVICE_LATENCY_MS,
-        row_ms=0.0,
-        bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
         source=source,
     )
 
 
-# Defaults of a topology of accelerators.
-ACCELERATOR = Hardware(
-    device="cuda",
-    ranks_per_host=8,
-    hbm_cap=HBM_CAP,
-    ddr_cap=DDR_CAP,
-    hbm_mem_bw=HBM_MEM_BW,
-    ddr_mem_bw=DDR_MEM_BW,
-    hbm_to_ddr_mem_bw=HBM_TO_DDR_MEM_BW,
-    intra_host_bw=INTRA_NODE_BANDWIDTH,
-    inter_host_bw=CROSS_NODE_BANDWIDTH,
-    latency_ms=DEVICE_LATENCY_MS,
-    row_ms=0.0,
-    bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
-    source="TorchRec's planner.constants",
-)
+ACCELERATOR = Hardware()  # of a topology of accelerators
 
 HARDWARE: dict[str, Hardware] = {
     "A100-40": _dgx(
@@ -160,9 +140,7 @@ HARDWARE: dict[str, Hardware] = {
         ranks_per_host=2,
         hbm_cap=0,
         ddr_cap=LAPTOP_DDR_CAP,
-        hbm_mem_bw=HBM_MEM_BW,
         ddr_mem_bw=LAPTOP_ROW_BW,
-        hbm_to_ddr_mem_bw=HBM_TO_DDR_MEM_BW,
         intra_host_bw=LAPTOP_WIRE_BW,
         inter_host_bw=LAPTOP_WIRE_BW,
         latency_ms=LAPTOP_LATENCY_MS,

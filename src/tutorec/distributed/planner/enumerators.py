@@ -303,8 +303,7 @@ class EmbeddingEnumerator(Enumerator):
             if kind not in built:
                 self._refuse(table, kind.value, "", f"{sharder} does not build it")
         for kind in built:
-            reason = self._type_refused(table, kind, wanted_types)
-            if reason is not None:
+            if reason := self._type_refused(table, kind, wanted_types):
                 self._refuse(table, kind.value, "", reason)
                 continue
             offered = table.sharder.compute_kernels(kind.value, device)
@@ -364,8 +363,8 @@ class EmbeddingEnumerator(Enumerator):
 
     def _type_refused(
         self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]
-    ) -> str | None:
-        """Why a table cannot have a sharding type with any kernel, or None."""
+    ) -> str:
+        """Why a table cannot have a sharding type with any kernel; empty if it can."""
         if wanted and kind not in wanted:
             return f"its constraints allow only {', '.join(each.value for each in wanted)}"
         if kind is ShardingType.GRID_SHARD and not wanted:
@@ -375,7 +374,7 @@ class EmbeddingEnumerator(Enumerator):
             )
         pin = table.constraint.pin
         if pin is None:
-            return None
+            return ""
         ranks, world_size, local_size = set(pin), self._topology.world_size, self._local_size
         if kind in _EVERY_RANK and len(ranks) < world_size:
             return f"it takes all {world_size} ranks, and pin={sorted(ranks)} allows {len(ranks)}"
@@ -388,7 +387,7 @@ class EmbeddingEnumerator(Enumerator):
                 f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no "
                 "whole host"
             )
-        return None
+        return ""
 
     def _remedy(self, table: ModelTable) -> str:
         """For each constraint, the sharding types that the table would have without it."""
@@ -426,11 +425,13 @@ def _caches(
         missed = stats.expected_miss_rate(factor) if stats else 1 - factor
         return CachedRows(factor, min(1.0, missed * rows / ids) if ids else 0.0)
 
+    factors: Sequence[float | None] = [asked_for.load_factor]
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
-        return [(replace(asked_for, load_factor=None), cached_rows(0.0))]
+        factors = [None]
+    elif asked_for.load_factor is None:
+        factors = _LOAD_FACTORS
     return [
-        (replace(asked_for, load_factor=factor), cached_rows(factor))
-        for factor in (_LOAD_FACTORS if asked_for.load_factor is None else [asked_for.load_factor])
+        (replace(asked_for, load_factor=factor), cached_rows(factor or 0.0)) for factor in factors
     ]
 
 

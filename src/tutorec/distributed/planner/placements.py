@@ -178,26 +178,21 @@ class Packing:
         self.room = capacity.max(axis=0)
         self.filled = np.column_stack([np.zeros(problem.world_size), self.room - capacity])
         self.ceiling = np.concatenate([[math.inf], self.room])
-        self.alternatives = [
-            self._alternatives(
-                problem, of_table, range(len(of_table)) if allowed is None else allowed[table]
+        self.alternatives: list[list[Alternatives]] = []
+        for table, choices in enumerate(problem.choices):
+            alike: dict[object, list[int]] = {}
+            numbers = range(len(choices)) if allowed is None else allowed[table]
+            for number in sorted(numbers, key=lambda number: choices[number].preference):
+                choice = choices[number]
+                key = (choice.spread, len(choice.time)) if choice.allowed is None else number
+                alike.setdefault(key, []).append(number)
+            self.alternatives.append(
+                [Alternatives(choices, same, problem, self.kinds) for same in alike.values()]
             )
-            for table, of_table in enumerate(problem.choices)
-        ]
         self.positions: list[Position | None] = [None] * len(problem.choices)
         self.holds = np.zeros((problem.world_size, len(problem.choices)), np.bool_)
         self.placings = self._sharpened = 0
         self.sharpen(_MEMORY_SHARPNESS, 1.0)
-
-    def _alternatives(
-        self, problem: PlanningProblem, choices: Sequence[Choice], numbers: Sequence[int]
-    ) -> list[Alternatives]:
-        alike: dict[object, list[int]] = {}
-        for number in sorted(numbers, key=lambda number: choices[number].preference):
-            choice = choices[number]
-            key = (choice.spread, len(choice.time)) if choice.allowed is None else number
-            alike.setdefault(key, []).append(number)
-        return [Alternatives(choices, members, problem, self.kinds) for members in alike.values()]
 
     def sharpen(self, sharpness: float, target: float) -> None:
         """Set b of the potential, and the target milliseconds of a rank."""

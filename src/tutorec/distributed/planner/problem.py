@@ -247,28 +247,21 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
     for table, (choice, ranks) in enumerate(
         zip(placement.taken(problem), placement.ranks, strict=True)
     ):
+        name = table_name(choice, table)
         if len(ranks) != len(choice.time):
-            broken.append(
-                f"{table_name(choice, table)}: {len(ranks)} ranks for {len(choice.time)} shards"
-            )
+            broken.append(f"{name}: {len(ranks)} ranks for {len(choice.time)} shards")
             continue
         if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
-            broken.append(
-                f"{table_name(choice, table)}: ranks {ranks.tolist()} outside of a world of "
-                f"{world_size}"
-            )
+            broken.append(f"{name}: ranks {ranks.tolist()} outside of a world of {world_size}")
             continue
         if choice.allowed is not None and not choice.allowed[ranks].all():
-            broken.append(
-                f"{table_name(choice, table)}: ranks {ranks.tolist()} are not all allowed"
-            )
+            broken.append(f"{name}: ranks {ranks.tolist()} are not all allowed")
         legal_units = units(choice.spread, world_size, local_size)
         blocks = ranks.reshape(-1, legal_units.shape[2])
         taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
         if not taken.any(axis=1).all(axis=1).any():
             broken.append(
-                f"{table_name(choice, table)}: ranks {ranks.tolist()} are not a placement "
-                f"{choice.spread.value!r}"
+                f"{name}: ranks {ranks.tolist()} are not a placement {choice.spread.value!r}"
             )
     if broken:
         return broken
