@@ -33,9 +33,9 @@ from tutorec.distributed.planner.problem import (
 from tutorec.distributed.planner.report import (
     MEMORIES,
     PlanReport,
+    choice_perf,
     find_table,
     names_of,
-    option_perf,
     plan_figure,
     type_of,
 )
@@ -208,10 +208,14 @@ def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
     )
     if not problem.choices:
         return Explanation([title])
+    options = several(sum(len(choices) for choices in problem.choices), "option")
+    refused = len(report.inputs.refusals)
+    others = f", {several(refused, 'other')} refused" if refused else ""
+    how = f"; {report.searched}" if report.searched else ""
     facts = [
         *_step_facts(report),
         *_memory_facts(report),
-        _search_fact(report),
+        ("search", f"{options} in {report.seconds:.2f} s{others}{how}."),
         ("speeds", f"{topology.source}."),
     ]
     of_tables = _tables_blocks(report) if tables else ()
@@ -280,14 +284,6 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     )
     if files:
         yield "SSD", f"{bytes_text(files)} in files."
-
-
-def _search_fact(report: PlanReport) -> tuple[str, str]:
-    options = several(sum(len(choices) for choices in report.problem.choices), "option")
-    refused = len(report.inputs.refusals)
-    others = f", {several(refused, 'other')} refused" if refused else ""
-    how = f"; {report.searched}" if report.searched else ""
-    return "search", f"{options} in {report.seconds:.2f} s{others}{how}."
 
 
 def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
@@ -500,7 +496,7 @@ def _table_facts(
     yield "chosen", f"{type_of(choice)}, {kernel}, on {_where(report, ranks)}"
     longest = int(choice.time.argmax())
     busiest = int(ranks[longest])
-    perf = np.sum([option_perf(each) for each in choice.options], axis=0)[longest].tolist()
+    perf = choice_perf(choice)[longest].tolist()
     parts = [
         f"{_PERF_NAMES[name]} {ms_text(ms)}"
         for name, ms in zip(PERF_FIELDS, perf, strict=True)

@@ -142,7 +142,9 @@ class PlanReport:
         """``[W, 2]`` ms of each rank: memory work, and exchanges."""
         parts = np.zeros((self.problem.world_size, 2))
         for choice, ranks in zip(self.taken, self.placement.ranks, strict=True):
-            np.add.at(parts, ranks, choice_parts(choice))
+            perf = choice_perf(choice)
+            compute = perf[:, _COMPUTE].sum(axis=1)
+            np.add.at(parts, ranks, np.stack([compute, perf.sum(axis=1) - compute], axis=1))
         return parts
 
     @cached_property
@@ -162,18 +164,11 @@ class PlanReport:
         return int((self.rank_memory / room).max(axis=0, initial=0.0).argmax())
 
 
-def choice_parts(choice: Choice) -> Floats:
-    """``[P, 2]`` ms of each shard: memory work, and exchanges."""
-    perf = np.sum([option_perf(option) for option in choice.options], axis=0)
-    compute = perf[:, _COMPUTE].sum(axis=1)
-    return np.stack([compute, perf.sum(axis=1) - compute], axis=1)
-
-
-def option_perf(option: ShardingOption) -> Floats:
-    """``[P, 6]`` ms of the shards of an option, in the order of `Perf`."""
-    perf = option.pieces().perf
-    assert perf is not None, f"table {option.name!r} was planned without an estimate of its time"
-    return perf
+def choice_perf(choice: Choice) -> Floats:
+    """``[P, 6]`` ms of the shards of a choice, in the order of `Perf`."""
+    estimates = [perf for option in choice.options if (perf := option.pieces().perf) is not None]
+    assert len(estimates) == len(choice.options), "a table was planned without an estimate"
+    return np.sum(estimates, axis=0)
 
 
 def names_of(choice: Choice) -> str:

@@ -99,7 +99,9 @@ def search(problem: PlanningProblem, seconds: float | None = None) -> Placement 
         return None
     placement = _Search(ordered, bound, seconds).run()
     if placement is None:
-        return _solved(problem)
+        # the integer program finds a placement of a small problem if one fits
+        small = sum(map(len, problem.choices)) * problem.world_size <= _SMALL_PROGRAM
+        return solve(problem, _PROGRAM_SECONDS).placement if small else None
     chosen, places = np.empty_like(placement.chosen), list(placement.ranks)
     chosen[tables] = placement.chosen
     for table, choice, held_by in zip(
@@ -313,13 +315,6 @@ def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Pla
             ):
                 placement = swapped
     return placement
-
-
-def _solved(problem: PlanningProblem) -> Placement | None:
-    """The integer program's solution of a small problem: it finds a placement if one fits."""
-    if sum(map(len, problem.choices)) * problem.world_size > _SMALL_PROGRAM:
-        return None
-    return solve(problem, seconds=_PROGRAM_SECONDS).placement
 
 
 def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]:
