@@ -15,46 +15,46 @@ DEVICES = ("cpu", "cuda", "mtia")  # that a topology supports
 _GB_PER_S = 10**9 / 1000  # as in data sheets, in bytes per millisecond
 
 # Defaults of a topology of accelerators: TorchRec's ``planner.constants``, so that plans compare.
-HBM_CAP: int = 32 * GIB
-DDR_CAP: int = 128 * GIB
-SSD_CAP: int = 2 * 1024 * GIB
-HBM_MEM_BW: float = 897 * GIB / 1000
-DDR_MEM_BW: float = 51 * GIB / 1000
-SSD_MEM_BW: float = 100 * 1024**2 / 1000
-HBM_TO_DDR_MEM_BW: float = 32 * GIB / 1000
-INTRA_NODE_BANDWIDTH: float = 600 * GIB / 1000
-CROSS_NODE_BANDWIDTH: float = 12.5 * GIB / 1000
+HBM_CAP = 32 * GIB
+DDR_CAP = 128 * GIB
+SSD_CAP = 2 * 1024 * GIB
+HBM_MEM_BW = 897 * GIB / 1000
+DDR_MEM_BW = 51 * GIB / 1000
+SSD_MEM_BW = 100 * 1024**2 / 1000
+HBM_TO_DDR_MEM_BW = 32 * GIB / 1000
+INTRA_NODE_BANDWIDTH = 600 * GIB / 1000
+CROSS_NODE_BANDWIDTH = 12.5 * GIB / 1000
 
-BATCH_SIZE: int = 512  # samples per rank; TorchRec's
-POOLING_FACTOR: float = 1.0  # ids per bag; TorchRec's
-NUM_POOLINGS: float = 1.0  # bags per sample; TorchRec's
-BWD_COMPUTE_MULTIPLIER: float = 2.0  # rows are read and written; TorchRec's
-WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER: float = 1.0  # TorchRec's
+BATCH_SIZE = 512  # samples per rank; TorchRec's
+POOLING_FACTOR = 1.0  # ids per bag; TorchRec's
+NUM_POOLINGS = 1.0  # bags per sample; TorchRec's
+BWD_COMPUTE_MULTIPLIER = 2.0  # rows are read and written; TorchRec's
+WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER = 1.0  # TorchRec's
 
 # Minimum bytes read per row: 32 elements, one per thread; as TorchRec assumes.
-ROW_READ_BYTES: int = 128
+ROW_READ_BYTES = 128
 # For a table with a dense gradient [R, D]: bytes moved in addition to a fused update, as a multiple
 # of the gradient. It is zeroed and added to; then an optimizer reads it, and reads and writes the
 # rows.
-DENSE_GRADIENT_PASSES: float = 5.0
+DENSE_GRADIENT_PASSES = 5.0
 # A dense kernel does the same lookups in separate steps: half as fast; TorchRec's
 # ``kernel_bw_lookup``.
-DENSE_BANDWIDTH: float = 0.5
+DENSE_BANDWIDTH = 0.5
 
 # Latency of a small exchange between devices in ms, an order of magnitude that data sheets do not
 # give. NCCL's tests show 6 us for a small sum over two H100 of a host
 # (github.com/NVIDIA/nccl/issues/1259); launch overhead in Python is added.
-DEVICE_LATENCY_MS: float = 0.02
+DEVICE_LATENCY_MS = 0.02
 
 # A laptop, as measured before ``tutorec calibrate`` existed: two processes of one thread each, gloo
 # on the loopback device, fused row-wise Adagrad, on two virtual cores of an AMD EPYC 7003. Use
 # ``tutorec calibrate`` for other machines.
-LAPTOP_DDR_CAP: int = 16 * GIB  # shared by all ranks; not measured
-LAPTOP_ROW_BW: float = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
-LAPTOP_BWD_MULTIPLIER: float = 2.5  # bytes of an update relative to a lookup
-LAPTOP_ROW_MS: float = 230e-6  # additional time per distinct row of an update
-LAPTOP_WIRE_BW: float = 0.9 * GIB / 1000  # sent by one process
-LAPTOP_LATENCY_MS: float = 0.4  # of an exchange, including Python overhead
+LAPTOP_DDR_CAP = 16 * GIB  # shared by all ranks; not measured
+LAPTOP_ROW_BW = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
+LAPTOP_BWD_MULTIPLIER = 2.5  # bytes of an update relative to a lookup
+LAPTOP_ROW_MS = 230e-6  # additional time per distinct row of an update
+LAPTOP_WIRE_BW = 0.9 * GIB / 1000  # sent by one process
+LAPTOP_LATENCY_MS = 0.4  # of an exchange, including Python overhead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from tutorec.distributed.planner.problem import (
     cost,
     longest_ms,
     lower_bound,
+    pay_for_groups,
     units,
 )
 
@@ -203,11 +204,14 @@ class MilpModel:
             if (way := self._way(table, number, choice))
         ]
         self.program.put(self.program.rows(1, 1.0, 1.0), [way.used for way in ways], 1.0)
-        for group in {group for way in ways for group in way.choice.groups if len(self.fixed)}:
-            paid = self.program.rows(1)
-            users = [way.used for way in ways if group in way.choice.groups]
-            self.program.put(paid, users, 1.0)
-            self.program.put(paid, self._groups[group], -1.0)
+        used = np.array([way.used for way in ways], np.int64)
+        pay_for_groups(
+            self.program,
+            (used, self._groups),
+            [way.choice for way in ways],
+            np.zeros_like(used),
+            np.arange(len(self.fixed)),
+        )
         self.ways.extend(ways)
 
     def _way(self, table: int, number: int, choice: Choice) -> _Way | None:

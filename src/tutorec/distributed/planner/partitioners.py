@@ -84,8 +84,8 @@ class GreedyPerfPartitioner(Partitioner):
     """
 
     def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
-        self._sort_by: SortBy = sort_by
-        self._balance_modules: bool = balance_modules
+        self._sort_by = sort_by
+        self._balance_modules = balance_modules
 
     def partition(
         self,
@@ -160,9 +160,9 @@ class MemoryBalancedPartitioner(Partitioner):
     def __init__(
         self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False
     ) -> None:
-        self._max_search_count: int = max_search_count
-        self._tolerance: float = tolerance
-        self._greedy: GreedyPerfPartitioner = GreedyPerfPartitioner(SortBy.PERF, balance_modules)
+        self._max_search_count = max_search_count
+        self._tolerance = tolerance
+        self._greedy = GreedyPerfPartitioner(SortBy.PERF, balance_modules)
 
     def partition(
         self,

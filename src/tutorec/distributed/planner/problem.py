@@ -481,7 +481,7 @@ def _relaxation(
     at_most_slowest = program.rows(len(usable))
     program.put(at_most_slowest[table], share, longest / unit)
     program.put(at_most_slowest, slowest, -1.0)
-    _pay_for_groups(program, (share, used), choices, table, paid)
+    pay_for_groups(program, (share, used), choices, table, paid)
     program.put(program.rows(2, high=1.0)[:, None], share, memory.T)
 
     result = program.solve(node_limit=_NODES, mip_rel_gap=_TOLERANCE)
@@ -495,7 +495,7 @@ def _relaxation(
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
 
 
-def _pay_for_groups(
+def pay_for_groups(
     program: LinearProgram,
     variables: tuple[Ints, Ints],
     choices: list[Choice],

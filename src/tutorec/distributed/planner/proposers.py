@@ -100,23 +100,23 @@ class GreedyProposer(Proposer):
     """
 
     def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
-        self._use_depth: bool = use_depth
-        self._threshold: int | None = threshold or None
+        self._use_depth = use_depth
+        self._threshold = threshold or None
         self.load([])
 
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
         """Start with these options, which must have estimates."""
-        self._tables: list[list[ShardingOption]] = [
+        self._tables = [
             sorted(options, key=lambda option: _score(option, self._use_depth))
             for options in _by_table(search_space).values()
         ]
         self._needs = [[_needed(option) for option in options] for options in self._tables]
-        self._current: list[int] = [0] * len(self._tables)
-        self._done: bool = not self._tables
-        self._best_rating: float = math.inf
-        self._worse_in_a_row: int = 0
+        self._current = [0] * len(self._tables)
+        self._done = not self._tables
+        self._best_rating = math.inf
+        self._worse_in_a_row = 0
 
     def propose(self) -> list[ShardingOption] | None:
         """The current option of each table; None at the end."""
@@ -295,10 +295,10 @@ class DynamicProgrammingProposer(Proposer):
     """
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None:
-        self._bins_per_device: int = max(hbm_bins_per_device, 1)
+        self._bins_per_device = max(hbm_bins_per_device, 1)
         self._tables: list[list[ShardingOption]] = []
         self._proposals: NDArray[np.int32] | None = None
-        self._next: int = 0
+        self._next = 0
 
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None

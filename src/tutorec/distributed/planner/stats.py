@@ -21,7 +21,7 @@ from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, Stats, StorageReservation
 from tutorec.distributed.sharders import ModuleSharder
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class EmbeddingStats(Stats):

@@ -94,7 +94,7 @@ class FixedPercentageStorageReservation(_FixedReservation):
     """
 
     def __init__(self, percentage: float) -> None:
-        self._percentage: float = _checked_percentage(percentage)
+        self._percentage = _checked_percentage(percentage)
 
     def _left(self, memory: int) -> int:
         return _after_margin(memory, self._percentage)
@@ -177,7 +177,7 @@ class HeuristicalStorageReservation(_Reservation):
         parameter_multiplier: float = PARAMETER_MULTIPLIER,
         dense_tensor_estimate: int | None = None,
     ) -> None:
-        self._percentage: float = _checked_percentage(percentage)
+        self._percentage = _checked_percentage(percentage)
         self._parameter_multiplier = require_finite(
             "parameter_multiplier", parameter_multiplier, 0, error=bad_input
         )
