@@ -45,7 +45,9 @@ from tutorec.distributed.simulate.work import (
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # All other stages belong to the gradients.
-_PHASE_OF: dict[str, str] = dict.fromkeys((SIZES_STAGE, STRIDES_STAGE, IDS_STAGE, WEIGHTS_STAGE), "ids")
+_PHASE_OF: dict[str, str] = dict.fromkeys(
+    (SIZES_STAGE, STRIDES_STAGE, IDS_STAGE, WEIGHTS_STAGE), "ids"
+)
 _PHASE_OF[ROWS_STAGE] = "rows"
 
 
