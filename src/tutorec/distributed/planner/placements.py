@@ -313,13 +313,11 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
     sorted_ranks = []
     for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
         # Shards of a grid keep their local rank: whole blocks are exchanged.
-        block = problem.local_size if choice.spread is Spread.HOSTS_ROWS else 1
-        if choice.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS):
-            blocks = ranks.reshape(-1, block)
-            costs = np.column_stack([choice.time, choice.memory]).reshape(len(blocks), -1)
-            kind = np.unique(costs, axis=0, return_inverse=True)[1].ravel()
-            in_order = np.empty_like(blocks)
-            in_order[kind.argsort(kind="stable")] = blocks[np.lexsort((blocks[:, 0], kind))]
-            ranks = in_order.ravel()
-        sorted_ranks.append(ranks)
+        block = units(choice.spread, problem.world_size, problem.local_size).shape[2]
+        blocks = ranks.reshape(-1, block)
+        costs = np.column_stack([choice.time, choice.memory]).reshape(len(blocks), -1)
+        kind = np.unique(costs, axis=0, return_inverse=True)[1].ravel()
+        in_order = np.empty_like(blocks)
+        in_order[kind.argsort(kind="stable")] = blocks[np.lexsort((blocks[:, 0], kind))]
+        sorted_ranks.append(in_order.ravel())
     return Placement(placement.chosen, sorted_ranks)
