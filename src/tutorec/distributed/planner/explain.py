@@ -17,7 +17,7 @@ import numpy as np
 
 from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
+from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.placements import Packing
 from tutorec.distributed.planner.problem import (
     Choice,
@@ -51,14 +51,8 @@ _STEP_NOTE = (
     "step: milliseconds of the whole step if the table had to be sharded so and the other "
     "tables stayed where they are."
 )
-_PERF_NAMES = {
-    "fwd_compute": "lookup",
-    "fwd_comms": "pooled rows",
-    "bwd_compute": "update",
-    "bwd_comms": "gradients",
-    "input_dist_comms": "ids",
-    "prefetch_compute": "prefetch",
-}
+# In the order of the fields of `Perf`.
+_PERF_NAMES = ("lookup", "pooled rows", "update", "gradients", "ids", "prefetch")
 
 
 @dataclass(frozen=True)
@@ -497,11 +491,7 @@ def _table_facts(
     longest = int(choice.time.argmax())
     busiest = int(ranks[longest])
     perf = choice_perf(choice)[longest].tolist()
-    parts = [
-        f"{_PERF_NAMES[name]} {ms_text(ms)}"
-        for name, ms in zip(PERF_FIELDS, perf, strict=True)
-        if ms > 0
-    ]
+    parts = [f"{name} {ms_text(ms)}" for name, ms in zip(_PERF_NAMES, perf, strict=True) if ms > 0]
     rank_ms = ms_text(float(report.rank_parts[busiest].sum()))
     yield (
         "time",

@@ -272,11 +272,11 @@ def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
 
 
 def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    options = [
-        option for table in shortage.tables for option in inputs.problem.choices[table][0].options
-    ]
     narrowed = {
-        option.name: fields for option in options if (fields := _narrowed(inputs, option.name))
+        option.name: fields
+        for table in shortage.tables
+        for option in inputs.problem.choices[table][0].options
+        if (fields := _narrowed(inputs, option.name))
     }
     loosened = {
         name: replace(inputs.constraint(name), **dict.fromkeys(fields))

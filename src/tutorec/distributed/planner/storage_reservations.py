@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,24 +36,10 @@ PARAMETER_MULTIPLIER = 6.0
 
 
 class _Reservation(StorageReservation):
-    """Stores the topology that it returned last."""
+    """Reduces the memory of every compute device, and stores the topology that it returned last."""
 
     last_reserved_topology: Topology | None = None
     """The last topology with its memory reduced; None before the first call."""
-
-    def _less(self, topology: Topology, left: Callable[[int], int]) -> Topology:
-        """The topology with reduced memory of the compute devices."""
-        name = ("hbm", "ddr")[own_memory(topology)]
-        had = [device.storage for device in topology.devices]
-        reserved = topology.with_storage(
-            [replace(each, **{name: left(getattr(each, name))}) for each in had]
-        )
-        self.last_reserved_topology = reserved
-        return reserved
-
-
-class _FixedReservation(_Reservation):
-    """Reserves the same of every memory, whatever the model."""
 
     def reserve(
         self,
@@ -64,14 +50,20 @@ class _FixedReservation(_Reservation):
         constraints: Constraints | None = None,
     ) -> Topology:
         """The topology with the memory that is left for tables; the model has no effect."""
-        return self._less(topology, self._left)
+        name = ("hbm", "ddr")[own_memory(topology)]
+        had = [device.storage for device in topology.devices]
+        reserved = topology.with_storage(
+            [replace(each, **{name: self._left(getattr(each, name))}) for each in had]
+        )
+        self.last_reserved_topology = reserved
+        return reserved
 
     @abstractmethod
     def _left(self, memory: int) -> int:
         """Bytes of a memory that are left for tables."""
 
 
-class FixedPercentageStorageReservation(_FixedReservation):
+class FixedPercentageStorageReservation(_Reservation):
     """Reserves a fraction of every device's memory.
 
     Args:
@@ -103,7 +95,7 @@ class FixedPercentageStorageReservation(_FixedReservation):
         return f"{type(self).__name__}(percentage={self._percentage})"
 
 
-class FixedAbsoluteStorageReservation(_FixedReservation):
+class FixedAbsoluteStorageReservation(_Reservation):
     """Reserves a number of bytes of every device's memory.
 
     Args:
@@ -184,6 +176,7 @@ class HeuristicalStorageReservation(_Reservation):
         require_finite("dense_tensor_estimate", dense_tensor_estimate or 0, 0, error=bad_input)
         self._dense_tensor_estimate = dense_tensor_estimate
         self._kjt_copies = KJT_COPIES
+        self._needed = 0
         self.dense_storage: Storage | None = None
         """Bytes kept for dense parameters and buffers at the last reservation, of each rank."""
         self.kjt_storage: Storage | None = None
@@ -213,9 +206,8 @@ class HeuristicalStorageReservation(_Reservation):
         kind = own_memory(topology)
         self.dense_storage = Storage(0, dense) if kind else Storage(dense, 0)
         self.kjt_storage = Storage(0, batches) if kind else Storage(batches, 0)
-        reserved = self._less(
-            topology, lambda memory: _after_margin(memory, self._percentage) - dense - batches
-        )
+        self._needed = dense + batches
+        reserved = super().reserve(topology, batch_size, module, sharders, constraints)
         for rank, left in enumerate(memory_of(reserved)[:, kind].tolist()):
             if left < 0:
                 has = int(memory_of(topology)[rank, kind])
@@ -230,6 +222,9 @@ class HeuristicalStorageReservation(_Reservation):
                     PlannerErrorType.INSUFFICIENT_STORAGE,
                 )
         return reserved
+
+    def _left(self, memory: int) -> int:
+        return _after_margin(memory, self._percentage) - self._needed
 
     def _needs(
         self,
