@@ -301,22 +301,19 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
     lists = facts.total_samples if facts.pooled else 0.0
     bags = lists if facts.pooled else ids
     batch = (_id_bytes(facts) + _weight_bytes(facts)) * ids + _FLOAT * bags * facts.columns
-    in_sum = world_size * (batch + _FLOAT * lists) > 2 * _FLOAT * whole
+    work = Work(ids, bags, ids, bags, lists)
     if world_size == 1:
-        return Work(ids, bags, ids, bags, lists)
+        return work
+    in_sum = world_size * (batch + _FLOAT * lists) > 2 * _FLOAT * whole
+    sent = 2 * _FLOAT * whole / world_size if in_sum else batch + _id_bytes(facts) * lists
     inside, across = _peers(topology)
-    if in_sum:
-        sent = 2 * _FLOAT * whole / world_size
-        back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
-        return Work(ids, bags, ids, bags, lists, table=whole, gradients_back=(back,))
-    sent = batch + _id_bytes(facts) * lists
     back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
-    return Work(
-        ids,
-        bags,
-        world_size * ids,
-        world_size * bags,
-        world_size * lists,
+    if in_sum:
+        return work._replace(table=whole, gradients_back=(back,))
+    return work._replace(
+        updates=world_size * ids,
+        gradients=world_size * bags,
+        lists=world_size * lists,
         twice=True,
         gradients_back=(back,),
     )

@@ -154,21 +154,20 @@ class _Search:
                 break
         others = sorted(first[2:], key=lambda packing: (self._missing(packing), self._ms(packing)))
         finalists = [*first[:2], *others[:1]]
-        best: tuple[float, Packing, list[Position | None]] | None = None
+        best: Packing | None = None
         for packing in finalists:
             self._improve(packing, self.placings / len(finalists))
             if self.best:
                 packing.lay(self.best)
-                if best is None or self._ms(packing) < best[0] * (1 - _EQUAL):
-                    best = self._ms(packing), packing, self.best
+                if best is None or self._ms(packing) < self._ms(best) * (1 - _EQUAL):
+                    best = packing
         if best is None:
             return None
-        _, packing, positions = best
-        packing.lay(positions)
-        packing.ceiling[0] = packing.slowest  # prefer less work with an equally slow slowest rank
-        packing.sharpen(_DULL, packing.slowest)
-        self._sweep(packing)
-        return with_preferred_groups(self.problem, packing.placement())
+        best.lay(list(best.positions))
+        best.ceiling[0] = best.slowest  # prefer less work with an equally slow slowest rank
+        best.sharpen(_DULL, best.slowest)
+        self._sweep(best)
+        return with_preferred_groups(self.problem, best.placement())
 
     def _first_plan(self, opened: frozenset[int]) -> Packing | None:
         """LPT and local search with choices of these groups; None if a table has none."""
