@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -223,12 +224,12 @@ def warn_without_effect(constraints: Constraints, effects: Mapping[str, Sequence
             name for name, each in constraints.items() if getattr(each, unused) not in (None, False)
         ]
         warn_of(given, f"{unused} has no effect: {reason}")
-    together: dict[str | None, list[str]] = {}
+    labels = Counter(each.colocate for each in constraints.values())
     for name, each in constraints.items():
-        together.setdefault(each.colocate, []).append(name)
-    for word, names in together.items():
-        if word is not None and len(names) == 1:
-            warn_of(names, f"colocate={word!r} has no effect: no other table has that word")
+        if each.colocate is not None and labels[each.colocate] == 1:
+            warn_of(
+                [name], f"colocate={each.colocate!r} has no effect: no other table has that word"
+            )
 
 
 def warn_of(tables: Sequence[str], what: str) -> None:

@@ -93,9 +93,7 @@ def simulate(
         slowness[rank] = factor
     placed = placed_tables(plan, tables, topology, weighted)
     loads = rank_loads(load, world_size)
-    work, exchanges = step_work(
-        placed, loads, local_size, {"rows": row_bytes, "gradients": gradient_bytes}
-    )
+    work, exchanges = step_work(placed, loads, local_size, (row_bytes, gradient_bytes))
     features = [feature for table in placed for feature in table.features]
     return Simulation(
         world_size=world_size,

@@ -224,7 +224,7 @@ class RankWork:
 
 
 def step_work(
-    tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, wire: Mapping[str, int]
+    tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, wire: tuple[int, int]
 ) -> tuple[RankWork, list[Exchange]]:
     """The work of a step, and its exchanges in stage order.
 
@@ -232,7 +232,7 @@ def step_work(
         tables: The tables as placed by the plan.
         loads: The batches of the ranks.
         local_size: L, ranks per host.
-        wire: ``"rows"`` and ``"gradients"`` -> bytes of an element on the wire.
+        wire: Bytes of an element on the wire, of rows and of gradients.
     """
     work, exchanges = RankWork(*np.zeros((5, len(loads.classes)))), list[Exchange]()
     groups: dict[tuple[str, ShardingType], list[SimulatedTable]] = {}
@@ -250,7 +250,7 @@ def _sharded(
     tables: Sequence[SimulatedTable],
     loads: RankLoads,
     local_size: int,
-    wire: Mapping[str, int],
+    wire: tuple[int, int],
     work: RankWork,
 ) -> list[Exchange]:
     """The exchanges of the tables of one sharding type; adds their work to ``work``."""
@@ -271,7 +271,7 @@ def _sharded(
         exchanges.append(exchange(STRIDES_STAGE, one, 8 * slots[None]))
     if tables[0].weighted:
         exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * ids))
-    rows, gradients = wire["rows"] * numbers, wire["gradients"] * numbers
+    rows, gradients = (element_bytes * numbers for element_bytes in wire)
     if tables[0].sharding_type in _WITHIN_HOSTS and tables[0].pooled:
         # Per class: the ranks with this local number, whose samples this rank reduces or forwards.
         alike = of_class.reshape(-1, local_size, classes).sum(axis=0)
