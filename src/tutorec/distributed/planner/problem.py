@@ -498,11 +498,19 @@ def _relaxation(
 def pay_for_groups(
     program: LinearProgram,
     variables: tuple[Ints, Ints],
-    choices: list[Choice],
+    choices: Sequence[Choice],
     table: Ints,
     paid: Ints,
 ) -> None:
-    """Constrain the shares of each table that use a group to what the group is paid for."""
+    """Constrain the shares of each table that use a group to what the group is paid for.
+
+    Args:
+        program: The program.
+        variables: The share of each choice, and whether each group is paid for.
+        choices: The choices.
+        table: For each choice the number of its table.
+        paid: The groups that are paid for.
+    """
     share, used = variables
     uses = [[group in choice.groups for group in paid.tolist()] for choice in choices]
     using, which = np.nonzero(np.reshape(uses, (len(choices), len(paid))))
