@@ -51,7 +51,9 @@ def test_indices_answer_as_dictionaries_do(sizes: list[int], kind: str) -> None:
             answer = [oracle.get(number, -1) for number in ids]
             assert index.find(torch.tensor(ids)).tolist() == answer
             asked, expected, counts = asked + ids, expected + answer, [*counts, len(ids)]
-        assert indices.find(torch.tensor(asked), torch.tensor(counts)).tolist() == expected
+        rows, absent = indices.find(torch.tensor(asked), torch.tensor(counts))
+        assert rows.tolist() == expected
+        assert absent.tolist() == [at for at, row in enumerate(expected) if row < 0]
 
 
 def test_other_hash_functions_are_taken_when_ids_find_no_slot() -> None:

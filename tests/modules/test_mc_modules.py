@@ -362,3 +362,13 @@ def test_index_and_sorted_search_find_the_same_rows(filled: int, monkeypatch: py
         rows.append(module(lists(ids))["t"].values().tolist())
     assert all(each == rows[0] for each in rows)
     assert rows[0][3] == 5
+
+
+def test_a_loaded_state_with_an_id_twice_is_refused():
+    module = MCHManagedCollisionModule(6, CPU, LFU_EvictionPolicy(), 1, name="item")
+    module(lists([7, 8, 9]))
+    state = module.state_dict()
+    state["_mch_sorted_raw_ids"] = state["_mch_sorted_raw_ids"].clone()
+    state["_mch_sorted_raw_ids"][1] = 7
+    with pytest.raises(ValueError, match="item: the loaded state gives id 7 more than one row"):
+        module.load_state_dict(state)

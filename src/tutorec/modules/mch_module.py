@@ -187,7 +187,11 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._evicted_rows = None
 
     def validate_state(self) -> None:
-        """Check that stored segments begin and end where these rows do, and load the state."""
+        """Check that stored segments begin and end where these rows do, and load the state.
+
+        Raises:
+            ValueError: They do not, or an id has two rows.
+        """
         stored = self._output_segments_tensor.tolist()
         if not {self._rows.start, self._rows.stop} <= set(stored):
             raise ValueError(
@@ -201,6 +205,13 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._output_segments_tensor[len(self._output_segments) :] = -1
         self._current_iter, self._history = -1, []
         self._sort()
+        raw = self._mch_sorted_raw_ids
+        twice = raw[1:][(raw[1:] == raw[:-1]) & (raw[1:] != NO_ID)]
+        if len(twice):
+            raise ValueError(
+                f"MCHManagedCollisionModule {self._name or ''}: the loaded state gives id "
+                f"{int(twice[0])} more than one row; load a state that a mapping has stored"
+            )
 
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state in the order of the rows; the position of an id is its row."""
@@ -366,6 +377,7 @@ class MappingsTogether:
         self._modules: list[MCHManagedCollisionModule] = [*modules.values()]
         self._indices = IdIndices([module.output_size() for module in self._modules])
         self._starts = torch.tensor([module._rows.start for module in self._modules])
+        self._are_shards = bool(self._starts.any())
         self._last = torch.tensor([module._rows.stop - 1 for module in self._modules])
         for module, index in zip(self._modules, self._indices.tables, strict=True):
             module._index, module._indexed = index, None
@@ -398,10 +410,10 @@ class MappingsTogether:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         for module in self._modules:
             module._refresh()
-        rows = self._indices.find(ids.long(), of_table := torch.tensor(counts))
-        missing = (rows < 0).nonzero().view(-1)
-        if self._starts.any():
-            rows += self._starts.repeat_interleave(of_table)
+        of_tables = torch.tensor(counts)
+        rows, missing = self._indices.find(ids.long(), of_tables)
+        if self._are_shards:
+            rows += self._starts.repeat_interleave(of_tables)
         misses = torch.searchsorted(missing, torch.tensor([0, *accumulate(counts)])).diff()
         for module, lookups, shared in zip(self._modules, counts, misses.tolist(), strict=True):
             module.counts.lookups += lookups
