@@ -112,13 +112,18 @@ def sharder_of(pooled: bool, use_index_dedup: bool = False, **params: Any) -> An
     return kind(fused_params=params)
 
 
-def sharded(pooled: bool, kind: str, module: Any = None, **params: Any) -> Any:
+def sharded(
+    pooled: bool, kind: str, module: Any = None, kernel: str = "fused", **params: Any
+) -> Any:
     env = ShardingEnv.from_process_group(group())
     module = unsharded(pooled) if module is None else module
+    last = env.world_size - 1
     words = {
-        "row_wise": lambda index: row_wise(),
-        "table_wise": lambda index: table_wise((env.world_size - 1 - index) % env.world_size),
-        "table_row_wise": lambda index: table_row_wise(0),
+        "row_wise": lambda index: row_wise(compute_kernel=kernel),
+        "table_wise": lambda index: table_wise(
+            (last - index) % env.world_size, compute_kernel=kernel
+        ),
+        "table_row_wise": lambda index: table_row_wise(0, compute_kernel=kernel),
     }[kind]
     sharder = sharder_of(pooled, **params)
     plan = construct_module_sharding_plan(
@@ -285,6 +290,43 @@ def test_rows_that_change_hands_lose_their_values_and_optimizer_state(ranks):
     for found in ranks(2).run(reset_rows_have_no_state):
         assert len(found) >= 4
         assert all(found)
+
+
+def in_memory_and_in_a_file(pooled: bool, kind: str, kernel: str, **cache: float) -> list[Any]:
+    """Results, rows and their state, of tables in memory and of tables in a file."""
+    found = []
+    for words in ({}, {"kernel": kernel, **cache}):
+        module = sharded(pooled, kind, optimizer="exact_row_wise_adagrad", **words)
+        numbers = []
+        for step in range(STEPS):
+            out, _ = module(batch(dist.get_rank(), step).to(device()))
+            seen = results(pooled, out)
+            loss_of(seen).backward()
+            numbers += [rows.detach() for rows in seen.values()]
+        for held in module._embedding_module.held_tables():
+            for rows in held.rows:
+                (optimizer,) = rows._in_backward_optimizers
+                numbers += [rows.detach().clone(), *optimizer.state[rows].values()]
+        found.append(numbers)
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+@pytest.mark.parametrize(
+    ("kernel", "cache"),
+    [
+        ("fused_uvm", {}),
+        ("fused_uvm_caching", {"cache_load_factor": 1e-6}),
+        ("fused_uvm_caching", {"cache_load_factor": 0.5}),
+    ],
+)
+def test_rows_that_change_hands_in_a_file_are_those_in_memory(ranks, pooled, kind, kernel, cache):
+    for in_memory, in_file in ranks(2).run(in_memory_and_in_a_file, pooled, kind, kernel, **cache):
+        assert len(in_memory) > 3 * STEPS
+        for one, other in zip(in_memory, in_file, strict=True):
+            assert torch.equal(one, other)
 
 
 def backward_after_eviction(in_place: bool) -> str:

@@ -304,6 +304,23 @@ def test_rows_written_into_tensors_from_before_are_seen_and_others_stay_trained(
         assert_same(plain, cached)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [Tensor.neg, lambda row: row * 2, lambda row: row.flip(0)],
+    ids=["negated", "doubled", "reversed"],
+)
+def test_rows_written_with_related_numbers_are_seen(written):
+    plain, cached = trained()
+    given = batch(1, False, "sum")
+    for tables in (plain, cached):
+        for values in tables.table_weights():
+            values.copy_(torch.stack([written(row) for row in values]))
+    with torch.no_grad():
+        assert torch.equal(plain(*given), cached(*given))
+    assert torch.equal(step(plain, given), step(cached, given))
+    assert_same(plain, cached)
+
+
 def test_rows_written_while_a_lookup_waits_are_updated_by_its_backward():
     # autograd refuses fbgemm's backward, of cached and of other tables
     with implementation("torch"):

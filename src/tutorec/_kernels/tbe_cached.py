@@ -324,10 +324,13 @@ def _blocks_read() -> int:
 def _fingerprint(tensor: Tensor, rows: Tensor) -> Tensor:
     """32 bits of each row ``[N]`` of weights or states, which tell one content from another."""
     bits = tensor.index_select(0, rows).view(torch.int32)
-    return bits if bits.dim() == 1 else (bits * _factors(bits.shape[1])).sum(1, dtype=torch.int32)
+    if bits.dim() == 1:
+        return bits
+    # The upper half of the sums: in the lower one, changes of sign of two columns cancel out.
+    return (bits.long().mul_(_factors(bits.shape[1])).sum(1) >> 32).int()
 
 
 @cache
 def _factors(columns: int) -> Tensor:
     draw = torch.Generator().manual_seed(0)
-    return torch.randint(-(2**31), 2**31, (columns,), generator=draw).int() | 1
+    return torch.randint(-(2**63), 2**63 - 1, (columns,), generator=draw)
