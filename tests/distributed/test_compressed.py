@@ -24,7 +24,12 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection
 from tutorec.modules.compressions import QR, Block, Compression, Hash
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
-from tutorec.optim import KeyedOptimizerWrapper, RowWiseAdagrad, apply_optimizer_in_backward
+from tutorec.optim import (
+    CombinedOptimizer,
+    KeyedOptimizerWrapper,
+    RowWiseAdagrad,
+    apply_optimizer_in_backward,
+)
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -32,7 +37,9 @@ R, RATE = 13, 0.1
 HOW: dict[str, Compression] = {
     "multiply": QR(4),
     "add": QR(4, "add"),
-    "hash": Hash(5, 2),
+    "concatenate": QR(4, "concatenate"),
+    "hashed": Hash(5),
+    "hashes": Hash(5, 2),
     "importance": Hash(5, 2, importance=True),
     "block": Block(4),
 }
@@ -74,10 +81,19 @@ def loss(pooled: Any, seed: int) -> Tensor:
     return (pooled.values() * coefficients(pooled.values(), seed)).sum()
 
 
-def sharded(module: CompressedEmbeddingBagCollection, kind: str | None) -> DistributedModelParallel:
+def sharded(
+    module: CompressedEmbeddingBagCollection,
+    kind: str | None,
+    optimizer: str = "exact_sgd",
+    kernel: str = "fused",
+    **cache: float,
+) -> DistributedModelParallel:
     """By one type of sharding, or as the planner likes."""
-    sgd = {"optimizer": "exact_sgd", "learning_rate": RATE}
-    sharders: list[Any] = [EmbeddingBagCollectionSharder(sgd), EmbeddingCollectionSharder(sgd)]
+    params = {"optimizer": optimizer, "learning_rate": RATE, **cache}
+    sharders: list[Any] = [
+        EmbeddingBagCollectionSharder(params),
+        EmbeddingCollectionSharder(params),
+    ]
     if kind is None:
         return DistributedModelParallel(module, sharders=sharders)
     env, plan = ShardingEnv.from_process_group(group()), {}
@@ -89,7 +105,7 @@ def sharded(module: CompressedEmbeddingBagCollection, kind: str | None) -> Distr
             else collection.embedding_configs()
         )
         words = {
-            config.name: word(kind, index, env.world_size, env.local_size)
+            config.name: word(kind, index, env.world_size, env.local_size, kernel)
             for index, config in enumerate(configs)
         }
         plan[path] = construct_module_sharding_plan(collection, words, local_size=env.local_size)
@@ -204,6 +220,50 @@ def test_two_ranks_save_and_one_loads(ranks, tmp_path: Path) -> None:
         tutorec.quantize(whole, torch.int8)(batch(5)).values().detach(),
     )
     assert float((exact - close).abs().max()) < 0.02 * float(exact.abs().max())
+
+
+def step_of(wrapped: DistributedModelParallel, optimizer: CombinedOptimizer, seed: int) -> None:
+    optimizer.zero_grad()
+    loss(wrapped(batch(seed)), seed).backward()
+    optimizer.step()
+
+
+def resumed(
+    rank: int, world_size: int, path: Path, optimizer: str, kernel: str, **cache: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights after three steps, and after two, a checkpoint, another plan, and the third."""
+    found = []
+    for plans in (["row_wise"], ["row_wise", "table_wise"]):
+        steps = [0, 1, 2]
+        for number, kind in enumerate(plans):
+            wrapped = sharded(model(), kind, optimizer, kernel, **cache)
+            both = CombinedOptimizer([wrapped.fused_optimizer, dense_optimizer(wrapped)])
+            if number:
+                load_checkpoint(path, wrapped, both)
+            while len(steps) > (number + 1 < len(plans)):
+                step_of(wrapped, both, seed_of(rank, steps.pop(0)))
+            if steps:
+                save_checkpoint(path, wrapped, both)
+        found.append(full_state_dict(wrapped))
+    return found[0], found[1]
+
+
+IN_FILES = pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
+
+
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    ("kernel", "cache"),
+    [
+        ("fused", {}),
+        pytest.param("fused_uvm_caching", {"cache_load_factor": 0.4}, marks=IN_FILES),
+    ],
+)
+def test_training_goes_on_under_another_plan(ranks, tmp_path: Path, optimizer, kernel, cache):
+    for whole, parts in ranks(2).run(resumed, tmp_path / "model", optimizer, kernel, **cache):
+        assert whole.keys() == parts.keys()
+        for name, weight in whole.items():
+            assert_close(parts[name], weight, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def from_meta(rank: int, world_size: int) -> dict[str, Tensor]:
