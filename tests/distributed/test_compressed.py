@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.cases import coefficients, group, on_rank, seed_of, word
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import tutorec
@@ -21,6 +21,7 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
+from tutorec.inference.modules import shard_quant_model
 from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection
 from tutorec.modules.compressions import QR, Block, Compression, Hash
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -264,6 +265,16 @@ def test_training_goes_on_under_another_plan(ranks, tmp_path: Path, optimizer, k
         assert whole.keys() == parts.keys()
         for name, weight in whole.items():
             assert_close(parts[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_quantized_tables_on_two_devices_are_those_on_one(weighted: bool) -> None:
+    quantized = tutorec.quantize(nn.Sequential(model(weighted, torch.device("cpu"))), torch.int8)
+    features = batch(5, weighted).to(torch.device("cpu"))
+    whole = quantized(features).values().detach()
+    divided, plan = shard_quant_model(quantized, world_size=2)
+    assert set(plan.plan) == {"0.pooled", "0.rows"}
+    assert torch.equal(divided(features).values(), whole)
 
 
 def from_meta(rank: int, world_size: int) -> dict[str, Tensor]:

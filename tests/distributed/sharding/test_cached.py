@@ -16,6 +16,7 @@ from distributed import cases, checkpoint_cases, row_cases
 from distributed.cases import KINDS, OPTIMIZERS, batch, coefficients, samples_of, seed_of
 from distributed.pairwise import pairwise_cover
 from torch import Tensor
+from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec._kernels.row_cache import RowCache
@@ -27,6 +28,7 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.errors import BackendError
+from tutorec.optim import RowWiseAdagrad, apply_optimizer_in_backward
 from tutorec.spmd import device
 from tutorec.types import DataType
 
@@ -101,19 +103,57 @@ def params() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "what", "optimizer", "world_size", "cache", "backend"), params())
-def test_tables_in_a_file_train_as_in_memory(
-    ranks, kind, what, optimizer, world_size, cache, backend
-):
+def skip_without(backend: str) -> None:
     try:
         with use_backend(backend):
             pass
     except BackendError as error:
         pytest.skip(f"no fbgemm here: {error}")
+
+
+@pytest.mark.parametrize(("kind", "what", "optimizer", "world_size", "cache", "backend"), params())
+def test_tables_in_a_file_train_as_in_memory(
+    ranks, kind, what, optimizer, world_size, cache, backend
+):
+    skip_without(backend)
     pool = ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size)
     words = {"kind": kind, "what": what, "optimizer": optimizer, "cache": cache, "backend": backend}
     for result in pool.run(train, **words):
         assert_alike(result["in memory"], result["in a file"])
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "torch"])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("own", [cases, row_cases])
+def test_a_process_without_ranks_trains_in_a_file(own, cache, backend):
+    """What the refusal of ``location=`` advises: one rank, and no process group."""
+    skip_without(backend)
+    sharder = EmbeddingBagCollectionSharder if own is cases else EmbeddingCollectionSharder
+    rule = cases.optimizer_words("exact_row_wise_adagrad")
+    with use_backend(backend):
+        modules = [own.collection()]
+        fuse = {"lr": cases.LEARNING_RATE, "eps": cases.EPS}
+        apply_optimizer_in_backward(RowWiseAdagrad, modules[0].parameters(), fuse)
+        for kernel, params in (("fused", {}), CACHES[cache]):
+            words = {f"t{index}": table_wise(0, compute_kernel=kernel) for index in range(3)}
+            made = own.collection()
+            plan = construct_module_sharding_plan(made, words, world_size=1)
+            modules.append(
+                sharder({**rule, **params}).shard(made, plan, ShardingEnv.from_local(1, 0))
+            )
+        for step in range(STEPS):
+            results = []
+            for module in modules:
+                out = module(batch(step, 4))
+                rows = [out.values()] if own is cases else [one.values() for one in out.values()]
+                results.append([one.detach() for one in rows])
+                sum((one * coefficients(one, step)).sum() for one in rows).backward()
+            unsharded, in_memory, in_file = results
+            assert_alike(in_memory, in_file)
+            assert_close(in_file, unsharded)
+    modules[-1].flush()
+    assert_close([*modules[-1].parameters()], [*modules[0].parameters()])
+    assert_alike(own.held(modules[1]), own.held(modules[2]))
 
 
 def pipelined(rank: int, world_size: int, what: str, kind: str, variable: bool) -> list[Any]:
