@@ -39,6 +39,7 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan, ro
 from tutorec.errors import CheckpointError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 def tables(rows: int = 6000) -> EmbeddingBagCollection:
@@ -52,7 +53,7 @@ def tables(rows: int = 6000) -> EmbeddingBagCollection:
     )
 
 
-def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
+def model_of(world_size: int, rank: int, rows: int = 6000, **cache: Any) -> Any:
     """Three tables cut by rows under row-wise Adagrad, without a process group where the world is
     one rank.
 
@@ -64,9 +65,8 @@ def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
     kernels = ("fused", "fused_uvm_caching", "fused_uvm")
     words = {f"t{table}": row_wise(compute_kernel=kernel) for table, kernel in enumerate(kernels)}
     plan = construct_module_sharding_plan(ebc, words, local_size=world_size, world_size=world_size)
-    return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(
-        ebc, plan, env, torch.device("cpu")
-    )
+    sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", **cache})
+    return sharder.shard(ebc, plan, env, torch.device("cpu"))
 
 
 def fill(model: Any, number: float) -> None:
@@ -87,11 +87,7 @@ def whole_step(path: Path, least: int) -> int:
     be complete.
     """
     step = read_info(path).step
-    stored = read_state_dict(path)
-    tensors = [
-        *stored["model"].values(),
-        *(t for s in stored["optimizer"]["state"].values() for t in s.values()),
-    ]
+    tensors = _tensors(read_state_dict(path))
     numbers = {float(number) for tensor in tensors for number in (tensor.min(), tensor.max())}
     assert step is not None
     assert step >= least, f"the checkpoint is of step {step}, and one of step {least} was complete"
@@ -261,6 +257,43 @@ def kills_at_every_step(folder: str) -> dict[str, Any]:
     )
     left = [*sorted(each.name for each in path.parent.iterdir()), *unknown]
     return {"steps": steps, "under_way": under_way, "left": left}
+
+
+def training_kills(folder: str) -> dict[str, Any]:
+    """A process that dies in a backward after its checkpoint, and one that goes on from there."""
+    _warm(folder)
+    path, files, never = (Path(folder) / name for name in ("model", "files", "never killed"))
+    files.mkdir()
+    assert _run(_train, never, files, 6, -1)
+    ended = _run(_train, path, files, 3, 5)
+    left = sorted(each.name for each in files.iterdir())
+    step = read_info(path).step
+    assert _run(_train, path, files, 6, -1)
+    stored = [_tensors(read_state_dict(each)) for each in (path, never)]
+    same = all(torch.equal(one, other) for one, other in zip(*stored, strict=True))
+    return {"ended": ended, "step": step, "left": left, "tensors": len(stored[0]), "same": same}
+
+
+def _tensors(stored: dict[str, Any]) -> list[torch.Tensor]:
+    states = stored["optimizer"]["state"].values()
+    return [*stored["model"].values(), *(tensor for state in states for tensor in state.values())]
+
+
+def _train(path: Path, files: Path, save_at: int, die_at: int) -> None:
+    """Train from the checkpoint, or from the beginning, until it is saved, or the process dies."""
+    torch.manual_seed(0)
+    model = model_of(1, 0, rows=60, cache_load_factor=0.2, cache_folder=str(files))
+    first = (load_checkpoint(path, model).step or 0) if path.exists() else 0
+    for step in range(first, max(save_at, die_at)):
+        draw = torch.Generator().manual_seed(step)
+        ids = torch.randint(0, 60, (24,), generator=draw)
+        lengths = torch.full((12,), 2)
+        pooled = model(KeyedJaggedTensor(["f0", "f1", "f2"], ids, lengths=lengths)).values()
+        if step + 1 == die_at:
+            pooled.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        (pooled * torch.linspace(-1, 1, pooled.shape[1])).sum().backward()
+        if step + 1 == save_at:
+            save_checkpoint(path, model, step=save_at)
 
 
 def first_exchange_kills(folder: str) -> list[tuple[str, str, int, int, list[str]]]:

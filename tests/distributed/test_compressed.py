@@ -269,8 +269,8 @@ def test_training_goes_on_under_another_plan(ranks, tmp_path: Path, optimizer, k
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_quantized_tables_on_two_devices_are_those_on_one(weighted: bool) -> None:
-    quantized = tutorec.quantize(nn.Sequential(model(weighted, torch.device("cpu"))), torch.int8)
-    features = batch(5, weighted).to(torch.device("cpu"))
+    quantized = tutorec.quantize(nn.Sequential(model(weighted)), torch.int8)
+    features = batch(5, weighted)
     whole = quantized(features).values().detach()
     divided, plan = shard_quant_model(quantized, world_size=2)
     assert set(plan.plan) == {"0.pooled", "0.rows"}

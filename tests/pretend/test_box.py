@@ -21,7 +21,8 @@ PARITY = "tests/distributed/sharding/test_parity.py"
 BY_DEFAULT = ("test_bad_inputs.py", "test_exchanges.py")
 # Tests of ranks that a pretended box cannot run: the file, which of its tests, and why.
 BEYOND = {
-    "checkpoint/test_faults.py": "kill_at_every_step",  # forks processes, which cannot use a GPU
+    # they fork processes, which cannot use a GPU
+    "checkpoint/test_faults.py": "(kill_at_every_step or is_killed)",
     "test_state_dict.py": "written_into_a_state_dict",  # torch.device(number) wants a real GPU
     "train_pipeline/test_failures.py": "[id-",  # on a GPU an id is found with a later batch
     # sizes of nested tensors belong to no pretended device

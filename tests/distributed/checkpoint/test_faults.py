@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from distributed.cases import shard
 from distributed.checkpoint_kills import fill, tables, whole_step
 
@@ -53,9 +54,14 @@ def test_a_kill_at_every_step_of_a_replacement_leaves_the_old_one_or_the_new_one
     assert found["left"] == ["model"], "what was left over is removed"
 
 
-def save_with_little_room(path: str, full: int, room: int, rank: int) -> str:
+def test_training_in_a_file_that_is_killed_goes_on_from_its_checkpoint_as_if_it_had_not(tmp_path):
+    found = in_a_process_of_its_own(f"training_kills({str(tmp_path)!r})")
+    assert found == {"ended": False, "step": 3, "left": [], "tensors": 6, "same": True}
+
+
+def save_with_little_room(path: str, full: int, room: int, kernel: str, rank: int) -> str:
     """One rank's files may have ``room`` bytes, as on a disk that is full then."""
-    model = shard(tables(), "exact_row_wise_adagrad", kind="row_wise")
+    model = shard(tables(), "exact_row_wise_adagrad", kernel, kind="row_wise")
     fill(model, 2)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == full:
@@ -70,13 +76,27 @@ def save_with_little_room(path: str, full: int, room: int, rank: int) -> str:
 
 
 @pytest.mark.parametrize("full", [0, 1])
-@pytest.mark.parametrize("room", [0, 3000, 300_000])
+@pytest.mark.parametrize(
+    ("room", "kernel"),
+    [
+        (0, "fused"),
+        (3000, "fused"),
+        (300_000, "fused"),
+        pytest.param(
+            3000,
+            "fused_uvm_caching",
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available(), reason="tables in files are on the CPU"
+            ),
+        ),
+    ],
+)
 def test_a_full_disk_is_told_on_every_rank_with_the_rank_that_met_it_and_the_old_one_stays(
-    ranks, tmp_path, full, room
+    ranks, tmp_path, full, room, kernel
 ):
     path = tmp_path / "model"
     ranks(2).run(save_once_of_two, str(path))
-    for message in ranks(2).run(save_with_little_room, str(path), full, room):
+    for message in ranks(2).run(save_with_little_room, str(path), full, room, kernel):
         assert message.startswith(
             f"saving the checkpoint {path} failed on rank {full}: OSError: [Errno 27] File too"
         )
