@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -38,7 +39,17 @@ def test_each_size_is_measured_and_two_comparisons_are_judged() -> None:
         expected.append((title, "wall", Bar("at least", 3.0)))
     assert judged == expected
     names = ["10 % of the rows, lru", "50 % of the rows, lru", "10 % of the rows, lfu"]
-    assert [note.partition(":")[0] for note in report.notes if "hit rate" in note] == names
+    found = [
+        re.fullmatch(
+            r"(.+): hit rate (0\.\d+) \(predicted 0\.\d+\), (\d+\.\d) million ids a second; "
+            r"a step reads (\d+\.\d) MB of the file and writes (\d+\.\d) MB",
+            note,
+        )
+        for note in report.notes
+        if "hit rate" in note
+    ]
+    assert [each and each[1] for each in found] == names
+    assert all(note in str(report) for note in report.notes)
     assert all(len(samples) == 2 for samples in report.samples.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ import torch
 from distributed.planner.models import MIB, Both, bags, only
 
 from tutorec.distributed import comm
+from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.hit_rate import RowPopularity
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner import EmbeddingShardingPlanner, OptimalPlanner, Topology
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
@@ -255,6 +260,37 @@ def test_tables_that_do_not_fit_get_caches_and_the_story_says_what_others_would_
     assert re.search(r"^table_wise +1 % ", str(plan.explain(name)), re.MULTILINE)
     assert "36.6 MiB in files" in str(plan.explain())
     assert ShardingPlan.from_json(plan.to_json()).plan[""][name].cache_params == cached
+
+
+@pytest.mark.parametrize("mib", [8, 12, 16, 24])
+def test_caches_of_tables_used_in_different_ways_share_the_memory_best(mib):
+    topology, model = Topology(1, "cpu", ddr_cap=mib * MIB), bags((100_000, 64), (100_000, 64))
+    laws = [RowPopularity.power_law(100_000, exponent, ids=80) for exponent in (0.3, 1.3)]
+    constraints = {
+        f"t{index}": ParameterConstraints(
+            sharding_types=["table_wise"],
+            compute_kernels=["fused_uvm_caching"],
+            cache_params=CacheParams(stats=law),
+        )
+        for index, law in enumerate(laws)
+    }
+    planner = EmbeddingShardingPlanner(
+        topology, 8, constraints=constraints, storage_reservation=ALL
+    )
+    plan = planner.plan(model).plan[""]
+    options = EmbeddingEnumerator(topology, 8, constraints).enumerate(
+        model, [EmbeddingBagCollectionSharder()]
+    )
+    by_table = [[one for one in options if one.name == name] for name in ("t0", "t1")]
+    fitting = [
+        pair
+        for pair in product(*by_table)
+        if sum(one.shards[0].storage.ddr for one in pair) <= mib * MIB
+    ]
+    best = min(fitting, key=lambda pair: sum(one.shards[0].perf.total for one in pair))
+    chosen = [plan[name].cache_params.load_factor for name in ("t0", "t1")]
+    assert chosen == [one.cache_load_factor for one in best]
+    assert len(fitting) < len(by_table[0]) * len(by_table[1])
 
 
 def test_the_story_shows_every_size_of_a_cache_beside_the_longest_names():
