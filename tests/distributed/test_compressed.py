@@ -24,7 +24,7 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.inference.modules import shard_quant_model
 from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection
 from tutorec.modules.compressions import QR, Block, Compression, Hash
-from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.optim import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
@@ -48,7 +48,9 @@ KINDS = ["table_wise", "row_wise", "data_parallel"]
 
 
 def model(
-    weighted: bool = False, device: torch.device | None = None
+    weighted: bool = False,
+    device: torch.device | None = None,
+    pooling: PoolingType = PoolingType.SUM,
 ) -> CompressedEmbeddingBagCollection:
     """A plain table and one of each compression; features are shared."""
     names = ["plain", *HOW]
@@ -58,6 +60,7 @@ def model(
             8,
             name,
             feature_names=[f"f{index % 2}", f"f{index % 2 + 1}"],
+            pooling=pooling,
             weight_init_min=0.5,
             weight_init_max=1.0,
         )
@@ -119,9 +122,9 @@ def dense_optimizer(wrapped: DistributedModelParallel) -> KeyedOptimizerWrapper:
 
 
 def trained(
-    rank: int, world_size: int, kind: str | None, weighted: bool
+    rank: int, world_size: int, kind: str | None, weighted: bool, pooling: PoolingType
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    wrapped = sharded(model(weighted), kind)
+    wrapped = sharded(model(weighted, pooling=pooling), kind)
     assert {name for name, _ in wrapped.named_parameters()} <= {
         name for name, _ in model().named_parameters()
     }
@@ -136,13 +139,22 @@ def trained(
     return outputs, full_state_dict(wrapped)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("weighted", "pooling"),
+    [
+        (False, PoolingType.SUM),
+        (True, PoolingType.SUM),
+        (False, PoolingType.MEAN),
+        (False, PoolingType.SQRTN),
+        (True, PoolingType.SQRTN),
+    ],
+)
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_training_over_ranks_equals_one_process(
-    ranks, kind: str | None, world_size: int, weighted: bool
+    ranks, kind: str | None, world_size: int, weighted: bool, pooling: PoolingType
 ) -> None:
-    whole = model(weighted)
+    whole = model(weighted, pooling=pooling)
     optimizer = torch.optim.SGD(whole.parameters(), lr=RATE)
     wanted: list[list[Tensor]] = []
     for step in range(3):
@@ -153,7 +165,9 @@ def test_training_over_ranks_equals_one_process(
             world_size
         ).backward()  # type: ignore[union-attr]
         optimizer.step()
-    for rank, (outputs, state) in enumerate(ranks(world_size).run(trained, kind, weighted)):
+    for rank, (outputs, state) in enumerate(
+        ranks(world_size).run(trained, kind, weighted, pooling)
+    ):
         for step, output in enumerate(outputs):
             assert_close(output, wanted[step][rank], rtol=1e-4, atol=1e-5)
         if rank == 0:
