@@ -149,7 +149,8 @@ def test_what_cannot_be_fused_is_named() -> None:
     ):
         FusedEmbeddingBagCollection(POOLED, torch.optim.RMSprop, {})
     with pytest.raises(
-        NotImplementedError, match="location=MANAGED_CACHING, and tables of one process"
+        NotImplementedError,
+        match=r"location=MANAGED_CACHING, and .*env=ShardingEnv.from_local\(1, 0\)",
     ):
         FusedEmbeddingCollection(
             ROWS, torch.optim.SGD, {}, location=SimpleNamespace(name="MANAGED_CACHING")

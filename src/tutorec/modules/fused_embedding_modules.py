@@ -39,8 +39,8 @@ class _Fused(nn.Module):
         if "MANAGED" in getattr(location, "name", ""):
             raise NotImplementedError(
                 f"{name}: location={location.name}, and tables of one process live on their "
-                "device; shard the collection with the compute kernel 'fused_uvm_caching' for "
-                "rows in slower memory"
+                "device; for rows in slower memory shard the collection with the compute kernel "
+                "'fused_uvm_caching', in one process with env=ShardingEnv.from_local(1, 0)"
             )
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, kwargs
         apply_optimizer_in_backward(
