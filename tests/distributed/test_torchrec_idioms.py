@@ -31,7 +31,10 @@ from tutorec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline.sparse_dist import (
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+)
 from tutorec.errors import PlannerError
 from tutorec.inference.modules import quantize_embeddings
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -231,6 +234,7 @@ def test_arguments_that_torchrec_has_not_are_given_by_name():
         (CacheParams, (None,) * 7),
         (EmbeddingStorageEstimator, (Topology(2, "cpu"), None, True)),
         (TrainPipelineSparseDist, (*(None,) * 8, True)),
+        (TrainPipelineFusedSparseDist, (*(None,) * 10, True)),
     ]
     for kind, arguments in made:
         with pytest.raises(TypeError, match="positional arguments"):

@@ -150,6 +150,7 @@ class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
         emb_lookup_stream: TorchRec's; has no effect, since rows are looked up on the current
             stream.
         embedding_lookup_after_data_dist: Look up after ``start_input_dist``.
+        enqueue_batch_after_forward: See `TrainPipelineSparseDist`.
 
     Source:
         TorchRec's ``TrainPipelineFusedSparseDist``.
@@ -167,6 +168,8 @@ class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
         strict: bool = False,
         emb_lookup_stream: str = "data_dist",
         embedding_lookup_after_data_dist: bool = False,
+        *,
+        enqueue_batch_after_forward: bool = False,
     ) -> None:
         first = [Stage(Stages.look_up, 0), Stage(Stages.start_input_dist, 1)]
         schedule = (
