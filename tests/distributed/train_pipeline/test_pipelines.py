@@ -8,7 +8,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,29 @@ def is_before_forward(stage: str, shown: dict[str, list[int]]) -> bool:
 # --- iterators
 
 
-def counts(rank: int, world_size: int, name: str) -> list[int]:
-    """How many batches are trained of iterators of 0, 1, 2 and 5 batches, one after the other."""
-    model = parallel("bags")
-    pipeline = PIPELINES[name](model, dense_optimizer(model), here())
-    return [
-        len(pipelined(pipeline, samples("bags", rank, steps=steps))) for steps in (0, 1, 2, 5, 0, 1)
-    ]
+def in_a_row(rank: int, world_size: int, name: str) -> list[Any]:
+    """Iterators of 0, 1, 2 and 5 batches one after the other, in the plain loop and in a pipeline."""
+    found = []
+    for early in (False, True):
+        model = parallel("bags")
+        optimizer = dense_optimizer(model)
+        pipeline = PIPELINES[name](model, optimizer, here())
+        of_iterators = [
+            pipelined(pipeline, samples("bags", rank, steps=steps))
+            if early
+            else plain_loop(model, optimizer, samples("bags", rank, steps=steps))
+            for steps in (0, 1, 2, 5, 0, 1)
+        ]
+        found.append((of_iterators, state(model, optimizer)))
+    return found
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_each_iterator_is_trained_to_its_end(ranks, name):
-    assert ranks(2).run(counts, name=name) == [[0, 1, 2, 5, 0, 1]] * 2
+def test_each_iterator_is_trained_to_its_end_as_the_plain_loop_does(ranks, name):
+    for (plain, wanted), (early, found) in ranks(2).run(in_a_row, name=name):
+        assert [len(outputs) for outputs in early] == [0, 1, 2, 5, 0, 1]
+        assert all(map(torch.equal, chain(*plain), chain(*early)))
+        assert_same(wanted, found, "of the plain loop")
 
 
 def one_by_one(rank: int, world_size: int) -> list[Any]:
@@ -188,7 +199,7 @@ def test_nothing_is_sent_early_for_a_batch_that_another_rank_lacks(ranks):
         assert (early[2], early[3]) == (plain[2], plain[3]) == (rank, [[7], [8]])
 
 
-def uneven_epochs(rank: int, world_size: int) -> list[Any]:
+def uneven_epochs(rank: int, world_size: int, name: str) -> list[Any]:
     """Two epochs; in the first rank 1 has a batch more than rank 0, in the second one less."""
     found = []
     for early in (False, True):
@@ -196,7 +207,7 @@ def uneven_epochs(rank: int, world_size: int) -> list[Any]:
         optimizer = dense_optimizer(model)
         epochs = [samples("bags", rank, steps=3 + rank), samples("bags", rank, steps=4 - rank)]
         if early:
-            pipeline = TrainPipelineSparseDist(model, optimizer, here())
+            pipeline = PIPELINES[name](model, optimizer, here())
             outputs = [output for batches in epochs for output in pipelined(pipeline, batches)]
         else:
             outputs = [
@@ -206,11 +217,12 @@ def uneven_epochs(rank: int, world_size: int) -> list[Any]:
     return found
 
 
-def test_ranks_with_different_numbers_of_batches_train_as_the_plain_loop_does(ranks):
+@pytest.mark.parametrize("name", PIPELINES)
+def test_ranks_with_different_numbers_of_batches_train_as_the_plain_loop_does(ranks, name):
     """The last batch of rank 1's first epoch is trained together with the first one of rank 0's
     second epoch.
     """
-    for plain, early in ranks(2).run(uneven_epochs):
+    for plain, early in ranks(2).run(uneven_epochs, name=name):
         assert len(plain[0]) == len(early[0]) == 7
         assert all(map(torch.equal, plain[0], early[0]))
         assert_same(plain[1], early[1], "of the plain loop")
@@ -295,7 +307,7 @@ def keyed(model: Any, optimizer: torch.optim.Optimizer) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", ["sparse dist", "fused", "prefetch"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_checkpoint_between_steps_goes_on_exactly(ranks, tmp_path, name):
     for outputs, again, wanted, found in ranks(2).run(
         interrupted, name=name, folder=str(tmp_path / "saved")
@@ -452,6 +464,40 @@ def test_semi_sync_is_the_plain_loop_with_rows_of_one_update_before(ranks, start
         assert same == [step <= start for step in range(STEPS)], (
             "rows are stale from the batch after start_batch on"
         )
+
+
+def stale_and_saved(rank: int, world_size: int, folder: str) -> list[Any]:
+    """By hand and in the pipeline: three stale steps, a checkpoint, three more by another model."""
+    found = []
+    for early in (False, True):
+        outputs: list[torch.Tensor] = []
+        left: Iterator[Sample] = samples("bags", rank, steps=6)
+        for loads in (False, True):
+            bare = OpenBags()
+            model = distribute(bare, {"tables": bare.tables}, "mixed")
+            optimizer = dense_optimizer(model)
+            if loads:
+                load_checkpoint(f"{folder}/{early}", model, keyed(model, optimizer))
+            if early:
+                pipeline = PIPELINES["semi-sync"](model, optimizer, here(), start_batch=0)
+                outputs += [pipeline.progress(left) for _ in range(3)]
+                left = chain(pipeline.batches, left)
+            else:
+                outputs += stale_by_hand(
+                    model, optimizer, list(islice(left, 3)), start=0, stash=False
+                )
+            if not loads:
+                save_checkpoint(f"{folder}/{early}", model, keyed(model, optimizer), step=3)
+        assert next(left, None) is None
+        found.append((outputs, state(model, optimizer)))
+    return found
+
+
+def test_semi_sync_goes_on_from_a_checkpoint_with_rows_that_are_up_to_date(ranks, tmp_path):
+    for by_hand, found in ranks(2).run(stale_and_saved, folder=str(tmp_path)):
+        assert len(found[0]) == 6
+        assert all(map(torch.equal, by_hand[0], found[0]))
+        assert_same(by_hand[1], found[1], "of the loop by hand")
 
 
 def kept_fresh(rank: int, world_size: int, strict: bool) -> list[Any]:
