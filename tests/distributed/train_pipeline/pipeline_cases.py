@@ -28,6 +28,7 @@ from tutorec.distributed.train_pipeline import (
     TrainPipelineSparseDistLite,
 )
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import kjt_to_td
 from tutorec.spmd import device
 
 STEPS = 5
@@ -41,6 +42,7 @@ PIPELINES: dict[str, Callable[..., Any]] = {
     "prefetch": PrefetchTrainPipelineSparseDist,
 }
 INPUTS = ("bags", "weighted bags", "rows", "variable bags", "tensor dict")
+AS_TENSOR_DICT = "tensor dict of "  # one of the other inputs in this form
 
 
 @dataclass
@@ -108,7 +110,10 @@ def sample(what: str, rank: int, step: int) -> Sample:
     seed, samples = 100 * step + rank, samples_of(rank, step)
     draw = torch.Generator().manual_seed(seed)
     labels = on_rank(torch.rand(samples, generator=draw))
-    if what == "variable bags":
+    if what.startswith(AS_TENSOR_DICT):
+        made = sample(what.removeprefix(AS_TENSOR_DICT), rank, step)
+        return Sample(kjt_to_td(made.ids), made.labels)
+    if what.startswith("variable"):
         return Sample(row_cases.lists(seed, samples), labels)
     ids = batch(seed, samples, weighted=what == "weighted bags")
     return Sample(as_tensor_dict(ids, samples) if what == "tensor dict" else ids, labels)
@@ -135,7 +140,8 @@ def parallel(
     kernel: str = "fused",
     **fused_params: Any,
 ) -> DistributedModelParallel:
-    model = Rows() if what == "rows" else Bags(what == "weighted bags")
+    what = what.removeprefix(AS_TENSOR_DICT)
+    model = Rows() if what.endswith("rows") else Bags(what == "weighted bags")
     return distribute(model, {"tables": model.tables}, kind, optimizer, kernel, **fused_params)
 
 

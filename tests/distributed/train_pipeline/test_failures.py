@@ -5,7 +5,7 @@ been trained.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +23,8 @@ from distributed.train_pipeline.pipeline_cases import (
     state,
 )
 
-from tutorec.distributed.train_pipeline import TrainPipelineBase
+from tutorec.awaitable import Awaitable
+from tutorec.distributed.train_pipeline import EvalPipelineSparseDist, TrainPipelineBase
 from tutorec.errors import RankError
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -153,10 +154,8 @@ class Breaks(Exception):
     """What a model, its backward or an optimizer raises."""
 
 
-def breaking(rank: int, world_size: int, name: str, where: str) -> None:
-    """Rank 1 fails in a stage that other ranks are in the middle of."""
-    model = parallel("bags")
-    optimizer = dense_optimizer(model)
+def raising_in(rank: int) -> Callable[..., None]:
+    """A function that raises on rank 1 when it is called for the bad batch."""
     calls = 0
 
     def fails(*args: Any, **kwargs: Any) -> None:
@@ -165,20 +164,74 @@ def breaking(rank: int, world_size: int, name: str, where: str) -> None:
         if rank == 1 and calls == BAD + 1:
             raise Breaks(f"call {calls}")
 
+    return fails
+
+
+TABLE_STAGES = {
+    "start_input_dist": "input_dist",
+    "wait_input_dist": "input_dist",
+    "look_up": "compute_and_output_dist",
+    "prefetch": "prefetch",
+}
+
+
+def break_table_stage(tables: Any, stage: str, fails: Callable[[], None]) -> None:
+    """Call ``fails`` in a stage of a sharded module, before what the stage does."""
+    method = TABLE_STAGES[stage]
+    does = getattr(tables, method)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if stage == "wait_input_dist":
+            return LateFailure(does(*args, **kwargs), fails)
+        fails()
+        return does(*args, **kwargs)
+
+    vars(tables)[method] = broken
+
+
+class LateFailure(Awaitable[Any]):
+    """Sizes of a batch; waiting for them may fail."""
+
+    def __init__(self, sizes: Awaitable[Any], fails: Callable[[], None]) -> None:
+        super().__init__()
+        self._sizes, self._fails = sizes, fails
+
+    def _wait_impl(self) -> Any:
+        self._fails()
+        return self._sizes.wait()
+
+
+def breaking(rank: int, world_size: int, name: str, where: str) -> None:
+    """Rank 1 fails in a stage that other ranks are in the middle of."""
+    model = parallel("bags")
+    optimizer = dense_optimizer(model)
+    fails = raising_in(rank)
     if where == "forward":
         model.module.over.register_forward_pre_hook(fails)
     elif where == "backward":
         model.module.over.register_full_backward_pre_hook(fails)
-    else:
+    elif where == "step":
         optimizer.register_step_pre_hook(fails)
-    pipeline = PIPELINES[name](model, optimizer, here())
+    else:
+        break_table_stage(model.module.tables, where, fails)
+    options = {"start_batch": 0} if name == "semi-sync" else {}
+    pipeline = PIPELINES[name](model, optimizer, here(), **options)
     batches = samples("bags", rank, steps=8)
     for _ in range(8):
         pipeline.progress(batches)
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("sparse dist", "forward"), ("fused", "backward"), ("prefetch", "step")]
+    ("name", "where"),
+    [
+        ("sparse dist", "forward"),
+        ("fused", "backward"),
+        ("prefetch", "step"),
+        *((name, stage) for name in EARLY for stage in ("start_input_dist", "wait_input_dist")),
+        ("fused", "look_up"),
+        ("semi-sync", "look_up"),
+        ("prefetch", "prefetch"),
+    ],
 )
 def test_a_rank_that_fails_in_a_step_ends_the_others(ranks, name, where):
     stage = "optimizer_step" if where == "step" else where
@@ -189,6 +242,41 @@ def test_a_rank_that_fails_in_a_step_ends_the_others(ranks, name, where):
     assert f"{PIPELINES[name].__name__}: stage {stage!r} of batch {BAD} on rank 1" in str(
         caught.value
     )
+
+
+def evaluating(rank: int, world_size: int, how: str) -> tuple[int, str]:
+    """Evaluate until something is raised; how many batches came before it, and what it says."""
+    model = parallel("bags")
+    if how == "evaluate":
+        break_table_stage(model.module.tables, "look_up", raising_in(rank))
+    model.eval()
+    pipeline = EvalPipelineSparseDist(model, dense_optimizer(model), here())
+    batches, steps = with_one_bad(rank, how, -1 if how == "evaluate" else BAD), 0
+    with torch.no_grad():
+        while True:
+            try:
+                pipeline.progress(batches)
+                steps += 1
+            except Breaks:
+                raise
+            except Exception as error:
+                return steps, "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_bad_batch_ends_an_evaluation_on_all_ranks(ranks, how):
+    where = f"EvalPipelineSparseDist: stage {FAILURES[how][0]!r} of batch {BAD} on rank 1"
+    for steps, text in ranks(2).run(evaluating, how=how):
+        assert steps == BAD
+        assert where in text
+        assert re.search(FAILURES[how][2], text)
+
+
+def test_a_rank_that_fails_in_an_evaluation_ends_the_others(ranks):
+    with pytest.raises(RankError) as caught:
+        ranks(2).run(evaluating, how="evaluate")
+    assert caught.value.rank == 1
+    assert f"EvalPipelineSparseDist: stage 'evaluate' of batch {BAD} on rank 1" in str(caught.value)
 
 
 def test_a_stop_iteration_of_the_model_is_not_the_end_of_the_batches():

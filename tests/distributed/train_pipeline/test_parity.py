@@ -15,6 +15,7 @@ import torch
 from distributed.cases import KINDS, MIXES
 from distributed.pairwise import pairwise_cover
 from distributed.train_pipeline.pipeline_cases import (
+    AS_TENSOR_DICT,
     INPUTS,
     PIPELINES,
     STEPS,
@@ -85,6 +86,20 @@ def test_a_pipeline_trains_what_the_plain_loop_trains(
             pytest.skip(f"no fbgemm here: {found.reason}")
     pool = ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size)
     assert_parity(pool.run(both, pipeline=pipeline, kind=kind, what=what, backend=backend))
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("what", ["weighted bags", "rows", "variable bags", "variable rows"])
+def test_a_tensor_dict_of_any_input_trains_what_the_batch_trains_in_the_plain_loop(
+    ranks: Callable[..., Ranks], what: str, pipeline: str
+) -> None:
+    pytest.importorskip("tensordict")
+    of_batch = ranks(2).run(both, pipeline=pipeline, kind="mixed", what=what)
+    of_dict = ranks(2).run(both, pipeline=pipeline, kind="mixed", what=AS_TENSOR_DICT + what)
+    assert_parity(of_dict)
+    assert_parity(
+        [(plain, early) for (plain, _), (_, early) in zip(of_batch, of_dict, strict=True)]
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")

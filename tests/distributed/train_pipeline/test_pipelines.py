@@ -123,7 +123,7 @@ def is_before_forward(stage: str, shown: dict[str, list[int]]) -> bool:
 
 
 def in_a_row(rank: int, world_size: int, name: str) -> list[Any]:
-    """Iterators of 0, 1, 2 and 5 batches one after the other, in the plain loop and in a pipeline."""
+    """Iterators of 0, 1, 2 and 5 batches in a row, in the plain loop and in a pipeline."""
     found = []
     for early in (False, True):
         model = parallel("bags")
