@@ -4,6 +4,7 @@ are.
 
 from __future__ import annotations
 
+import inspect
 import re
 import weakref
 from collections import deque
@@ -38,6 +39,7 @@ from tutorec.distributed.messages import all_gather_ints
 from tutorec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
     TrainPipelineSparseDist,
 )
 from tutorec.distributed.train_pipeline.engine import Stage, TrainPipeline
@@ -156,6 +158,8 @@ def one_by_one(rank: int, world_size: int) -> list[Any]:
         if early:
             pipeline = TrainPipelineSparseDist(model, optimizer, here())
             outputs = [pipeline.progress(iter([each])) for each in samples("bags", rank)]
+            trained = [each.batch for each in pipeline.timeline() if each.stage == "forward"]
+            assert trained == list(range(STEPS)), "batches are numbered over all iterators"
         else:
             outputs = plain_loop(model, optimizer, samples("bags", rank))
         found.append((outputs, state(model, optimizer)))
@@ -556,6 +560,29 @@ def test_programs_written_for_torchrec_read_model_optimizer_and_device(pipeline)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     made = pipeline(model, optimizer, here())
     assert (made._model, made._optimizer, made._device) == (model, optimizer, here())
+
+
+SHARED = ["model", "optimizer", "device"]
+BATCHES = ["execute_all_batches", "apply_jit"]
+MODEL = ["pipeline_postproc", "custom_model_fwd"]
+LOOKUP = ["strict", "emb_lookup_stream", "embedding_lookup_after_data_dist"]
+TORCHREC_ARGUMENTS = {
+    "TrainPipelineBase": ["custom_model_fwd"],
+    "TrainPipelineSparseDist": [*BATCHES, "context_type", *MODEL],
+    "TrainPipelineSparseDistLite": ["apply_jit", "context_type", *MODEL],
+    "TrainPipelineFusedSparseDist": [*BATCHES, *MODEL, *LOOKUP],
+    "TrainPipelineSemiSync": [*BATCHES, "start_batch", "stash_gradients", *MODEL, "strict"],
+    "PrefetchTrainPipelineSparseDist": [*BATCHES, *MODEL],
+    "EvalPipelineSparseDist": ["apply_jit", "pipeline_postproc"],
+}
+
+
+@pytest.mark.parametrize("pipeline", CLASSES, ids=lambda each: each.__name__)
+def test_pipelines_take_torchrecs_arguments_in_torchrecs_order(pipeline):
+    found = list(inspect.signature(pipeline).parameters)
+    if pipeline in (TrainPipelineSparseDist, TrainPipelineFusedSparseDist):
+        assert found.pop() == "enqueue_batch_after_forward"
+    assert found == [*SHARED, *TORCHREC_ARGUMENTS[pipeline.__name__]]
 
 
 def test_names_of_the_package_are_those_of_its_modules():
