@@ -114,6 +114,7 @@ def test_an_id_that_is_no_row_is_refused_in_torchscript(name: str, kind: str, wr
         ([1, 2, 3], [1, 1, 0, 0], "lengths add up to 2, and there are 3 values"),
         ([1, 2], [1, 1, 0], "there are 3 lengths, not a multiple of the 4 features"),
         ([1, 2], [3, -1, 0, 0], "lengths has a negative number, -1"),
+        ([], [2**62] * 4, f"lengths has the number {2**62}, and there are 0 values"),  # sum wraps
         ([[1, 2]], [1, 1, 0, 0], "values and lengths have one dimension each, got 2 and 1"),
     ],
 )

@@ -121,6 +121,22 @@ def test_output_dtype_is_that_of_the_pooled_rows(name, output_dtype):
         )
 
 
+@both
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+def test_rows_are_summed_in_float32_under_a_default_of_float64(name, dtype, pooling):
+    ebc = EmbeddingBagCollection([table(pooling=pooling)])
+    with use_backend(name):
+        expected = tutorec.quantize(ebc, dtype)(batch("t_id")).values()
+        torch.set_default_dtype(torch.float64)
+        try:
+            found = tutorec.quantize(ebc, dtype)(batch("t_id")).values()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
 def test_tables_of_16_bits_are_packed_from_their_numbers(data_type):
     torch.manual_seed(3)
