@@ -55,7 +55,8 @@ def shard_differing(
     if mine.get("without"):
         del plan[mine["without"]]
     sharder = EmbeddingBagCollectionSharder(mine.get("fused_params", {"learning_rate": 0.1}))
-    return caught(lambda: sharder.shard(ebc, plan, ShardingEnv.from_process_group(group())))
+    env = ShardingEnv(world_size, rank, group(), local_size=mine.get("local_size"))
+    return caught(lambda: sharder.shard(ebc, plan, env))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def shard_differing(
             "table 'item': compute kernel is dense on rank 1 and fused on rank 0",
         ),
         ({"fused_params": {"learning_rate": 0.2}}, "learning_rate=0.2"),
+        ({"local_size": 1}, "ranks per host is 1 on rank 1 and 2 on rank 0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -21,7 +21,7 @@ import torch
 
 from tutorec.datasets.random import shop
 from tutorec.datasets.sessions import Sessions
-from tutorec.examples import dlrm, sequence, two_tower
+from tutorec.examples import dlrm, running, sequence, two_tower
 from tutorec.examples.running import KS, parser, samples_of_rank
 from tutorec.spmd import Ranks
 
@@ -107,6 +107,14 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> 
     with pytest.raises(ValueError, match="--batch-size 10: 4 ranks cannot share it evenly; try 12"):
         samples_of_rank(options, group)
     assert samples_of_rank(argparse.Namespace(batch_size=12), group) == 3
+
+
+def test_ranks_wait_for_each_other_as_long_as_the_command_line_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "init", lambda timeout: timeout)
+    assert running.start(parser("x", "y").parse_args(["--timeout", "7"])) == 7
+    assert running.start(parser("x", "y").parse_args([])) == 600
 
 
 def test_saving_after_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
