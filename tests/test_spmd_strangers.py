@@ -262,7 +262,10 @@ CALLER = """
         if child == 0:
             time.sleep(600)
     print(child, *pids, flush=True)
-    world.run(ctypes.PyDLL(None).sleep if sys.argv[1] == "locks" else time.sleep, 600)
+    def wait(holds_the_lock):
+        print("waits", flush=True)
+        (ctypes.PyDLL(None).sleep if holds_the_lock else time.sleep)(600)
+    world.run(wait, sys.argv[1] == "locks")
 """
 
 
@@ -273,14 +276,12 @@ CALLER = """
 def test_ranks_end_with_their_caller_whatever_they_do_and_whoever_else_lives(
     tmp_path, still_running, method, case
 ):
-    text = textwrap.dedent(CALLER).replace(
-        "ctypes.PyDLL(None).sleep", "lambda s: ctypes.PyDLL(None).sleep(s)"
-    )
     environment = {**os.environ, "TUTOREC_RANKS_START": method, "TMPDIR": str(tmp_path)}
-    line = [sys.executable, "-c", text, case]
+    line = [sys.executable, "-c", textwrap.dedent(CALLER), case]
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None, "stdout was asked for"
         child, *pids = map(int, caller.stdout.readline().split())
+        assert [caller.stdout.readline() for _ in range(2)] == ["waits\n"] * 2
         caller.kill()
     try:
         assert len(pids) >= 2
