@@ -139,6 +139,14 @@ def test_a_file_that_was_cut_or_has_another_form_is_refused(tmp_path: Path) -> N
             BinaryCriteoUtils.load_npy_range(str(path), 0, 1)
 
 
+@pytest.mark.parametrize("mmap_mode", [False, True])
+def test_python_objects_in_a_file_are_not_unpickled(tmp_path: Path, mmap_mode: bool) -> None:
+    path = str(tmp_path / "a.npy")
+    np.save(path, np.array([["x", "y"]], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects instead of numbers"):
+        BinaryCriteoUtils.load_npy_range(path, 0, 1, mmap_mode=mmap_mode)
+
+
 def test_ranges_of_files_cover_all_rows_in_rank_order() -> None:
     lengths = [5, 3, 9]
     ranges = [

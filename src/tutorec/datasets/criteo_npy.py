@@ -130,6 +130,10 @@ class BinaryCriteoUtils:
         """Read ``num_rows`` rows of a file's array [R, C] from ``start_row`` on, and no others."""
         with opener(path_manager_key)(fname, "rb") as file:
             shape, by_columns, dtype = _read_header(file)
+            if dtype.hasobject:
+                raise ValueError(
+                    f"{fname}: Python objects instead of numbers, which could run any code"
+                )
             if len(shape) != 2 or by_columns:
                 raise ValueError(
                     f"{fname}: an array {list(shape)} must have two dimensions and lie row by row"
