@@ -252,9 +252,13 @@ def test_a_group_of_one_that_is_killed_leaves_no_file(tmp_path):
 
 
 CALLER = """
-    import ctypes, os, sys, time
+    import ctypes, os, sys, threading, time
     from tutorec.spmd import Ranks
     world = Ranks(2)
+    if sys.argv[1] == "forks":  # spawned by a thread that ends: the kernel cannot be asked
+        thread = threading.Thread(target=world.run, args=(len, ()))
+        thread.start()
+        thread.join()
     pids = [*world.run(os.getpid), *{pid for pid in world.run(os.getppid) if pid != os.getpid()}]
     child = 0
     if sys.argv[1] == "forks":
