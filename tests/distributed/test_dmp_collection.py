@@ -44,9 +44,12 @@ PATH = "sparse"
 class Model(nn.Module):
     """Tables and a dense layer."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, shift: float = 0.0) -> None:
         super().__init__()
-        self.sparse = collection()
+        self.sparse = collection()  # the same rows in each call
+        with torch.no_grad():
+            for rows in self.sparse.parameters():
+                rows += shift
         torch.manual_seed(seed)
         self.over = nn.Linear(WIDTH, 1)
 
@@ -79,7 +82,13 @@ def replicated(
     optimizer: str, plan: ShardingPlan | None, seed: int = 0, **options: Any
 ) -> DMPCollection:
     """The model of a rank: weights that are not the first replica's are to be replaced by them."""
-    model = Model(seed)
+    inter_host = options.get("use_inter_host_allreduce", False)
+    replica = next(
+        replica
+        for replica, members in enumerate(sharding_groups(WORLD, GROUP, inter_host))
+        if dist.get_rank() in members
+    )
+    model = Model(seed, shift=replica)
     options = {"node_group_size": GROUP, **options}
     return DMPCollection(
         model, device(), plan, WORLD, GROUP, group(), sharders=[sharder(optimizer)], **options
