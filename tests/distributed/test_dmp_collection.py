@@ -25,7 +25,7 @@ from tutorec.distributed.model_parallel import DistributedModelParallel, DMPColl
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.distributed.simulate import simulate_sync
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.errors import CheckpointError
@@ -71,6 +71,14 @@ def group_plan(model: Model, kind: str, kernel: str = "fused") -> ShardingPlan:
         config.name: word(kind, index, GROUP, GROUP, kernel) for index, config in enumerate(configs)
     }
     plan = construct_module_sharding_plan(model.sparse, words, local_size=GROUP, world_size=GROUP)
+    return ShardingPlan({PATH: plan})
+
+
+def alone() -> ShardingPlan:
+    """For groups of one rank."""
+    model = Model()
+    words = {config.name: table_wise(rank=0) for config in model.sparse.embedding_bag_configs()}
+    plan = construct_module_sharding_plan(model.sparse, words, local_size=1, world_size=1)
     return ShardingPlan({PATH: plan})
 
 
@@ -304,6 +312,27 @@ def test_bytes_of_a_sync_are_those_predicted_inside_hosts_and_across(ranks, opti
     assert counted.total() == predicted.total() > 0
     # Groups of every second rank average inside a host; groups of consecutive ranks average across.
     assert counted.total(crossing=not inter_host) == 0
+
+
+def test_bytes_of_a_sync_of_four_replicas_are_those_predicted(ranks):
+    """Of two replicas, each rank sends as many bytes by any exchange of all numbers."""
+
+    def sync(rank: int, world_size: int) -> Traffic:
+        model = DMPCollection(
+            Model(), device(), alone(), WORLD, 1, group(), sharders=[sharder("adam")]
+        )
+        with count_traffic() as traffic:
+            model.sync()
+        return traffic
+
+    counted = Traffic.merge(ranks(WORLD, hosts=2).run(sync))
+    predicted = simulate_sync(
+        alone(), Topology.hosts(2, 2), Model(), 1, fused_params=optimizer_words("adam")
+    )
+    for crossing in (False, True):
+        rows = counted.matrix(WORLD, crossing=crossing)
+        assert [sum(row) for row in rows] == predicted.sent(crossing=crossing).tolist()
+    assert min(counted.total(crossing=crossing) for crossing in (False, True)) > 0
 
 
 def test_a_table_larger_than_a_block_is_averaged_in_blocks_of_the_predicted_bytes(
