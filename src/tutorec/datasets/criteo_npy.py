@@ -132,7 +132,8 @@ class BinaryCriteoUtils:
             shape, by_columns, dtype = _read_header(file)
             if dtype.hasobject:
                 raise ValueError(
-                    f"{fname}: Python objects instead of numbers, which could run any code"
+                    f"{fname}: Python objects instead of numbers, which could run any code; save "
+                    "the array with a dtype of numbers"
                 )
             if len(shape) != 2 or by_columns:
                 raise ValueError(
