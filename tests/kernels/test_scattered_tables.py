@@ -73,7 +73,7 @@ def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
         assert scattered is not None
         rule = OptimizerSpec("sgd") if sgd else OptimizerSpec("rowwise_adagrad", eps=1e-6)
         batch = PooledBatch(ids, OFFSETS, weights, False, features)
-        assert scattered.step(grad, batch, [states[t] for t in features], UpdateStep(rule, 0.5))
+        assert scattered.step(grad, batch, [(states[t],) for t in features], UpdateStep(rule, 0.5))
         for table, before in enumerate(own):
             mine = [feature for feature, read in enumerate(features) if read == table]
             picked, row_grads = [], []

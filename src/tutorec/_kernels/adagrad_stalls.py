@@ -31,6 +31,7 @@ def updates_in_torch(kind: str, batch: PooledBatch) -> bool:
     tables = len(set(batch.feature_tables))
     return (
         kind == "rowwise_adagrad"
+        and batch.values.is_cpu
         and batch.values.numel() >= _FEW_IDS * tables
         and _row_wise_adagrad_stalls()
     )
@@ -54,7 +55,7 @@ def _row_wise_adagrad_stalls() -> bool:
 
     def seconds(kind: OptimizerKind) -> float:
         start = perf_counter()
-        scattered.step(grad, batch, [state], UpdateStep(OptimizerSpec(kind), rate=0.0))
+        scattered.step(grad, batch, [(state,)], UpdateStep(OptimizerSpec(kind), rate=0.0))
         return perf_counter() - start
 
     # The least of several: what else the machine does only ever adds.

@@ -131,6 +131,8 @@ def fbgemm_module(name: str) -> Any:
         ImportError: There is no fbgemm.
     """
     backend()  # the shapes that are registered there come before fbgemm's
+    # Each CUDA update says it once, on GPUs that are not B200s as well; it asks for nothing.
+    warnings.filterwarnings("ignore", message="TBE B200 optimization", category=UserWarning)
     with without_fbgemm_warnings():
         return import_module(name)
 

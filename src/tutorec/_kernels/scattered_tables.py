@@ -1,10 +1,10 @@
 """Tables in separate memory, looked up or updated in one call.
 
 A collection keeps each table as a parameter of its own, so that it has a name and a place in
-``state_dict``. fbgemm's CPU operators take one buffer, and of that only where each table begins:
-table t is read at ``buffer + offsets[t]``. So the first table stands for the buffer, and an offset
-is the distance in memory from the first table to table t. It may be negative; what lies in between
-is never touched.
+``state_dict``. fbgemm's operators take one buffer, and of that only where each table begins: table
+t is read at ``buffer + offsets[t]``. So the first table stands for the buffer, and an offset is the
+distance in memory from the first table to table t. It may be negative; what lies in between is
+never touched. The CPU and the CUDA operators are different functions with the same idea.
 
 Memory can move (``weight.data = ...``, ``load_state_dict(assign=True)``), so addresses are read at
 each call; what is derived from them is kept for the next call with the same ones.
@@ -31,6 +31,8 @@ __all__ = ["ScatteredTables", "address_tables"]
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
+_INT32_BITS = 31
+_CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
 _PLAIN = {Tensor, nn.Parameter}
 _DTYPES = {torch.float32, torch.float16}
 # Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
@@ -49,8 +51,9 @@ class _Geometry:
         widest: The largest width.
         rows: Running sum of rows, equal for neighbours that share a table [F + 1].
         bits: That count the rows of all tables.
+        mixed: Whether tables have different widths.
         grouped: Whether features of one table are neighbours, as the exact updates need.
-        placements: Zeros: every table is in host memory [F].
+        placements: Zeros: every table is where the operator runs [F].
     """
 
     starts: Tensor
@@ -59,6 +62,7 @@ class _Geometry:
     widest: int
     rows: Tensor
     bits: int
+    mixed: bool
     grouped: bool
     placements: Tensor
 
@@ -87,7 +91,12 @@ class ScatteredTables:
 
     def pool(self, batch: PooledBatch) -> Tensor:
         """Pooled rows of a batch [B, sum of D] in float32; no autograd."""
-        geometry = self.geometry
+        geometry, mode = self.geometry, _MEAN if batch.mean else _SUM
+        ids, weights = self._ids_of(batch), _weights_of(batch)
+        if self.first.is_cuda:
+            from tutorec._kernels import scattered_cuda
+
+            return scattered_cuda.look_up(self.first, geometry, ids, mode, weights)
         # Below the autograd keys: the operator has no derivative of its own, and none is wanted
         # here.
         with torch._C._AutoDispatchBelowAutograd():
@@ -98,30 +107,46 @@ class ScatteredTables:
                     geometry.columns,
                     geometry.total,
                     geometry.rows,
-                    *_ids_of(batch),
+                    *ids,
                 ),
-                *(_MEAN if batch.mean else _SUM, _weights_of(batch), _FP32_OUTPUT),
+                *(mode, weights, _FP32_OUTPUT),
             )
 
     def step(
-        self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep
+        self,
+        grad: Tensor,
+        batch: PooledBatch,
+        states: Sequence[Sequence[Tensor]],
+        step: UpdateStep,
     ) -> bool:
-        """Move each row of a batch once, by fbgemm; of SGD and row-wise Adagrad.
+        """Move each row of a batch once, by fbgemm; on the CPU of SGD and row-wise Adagrad.
 
-        fbgemm's element-wise Adagrad reads a row's state at the row's own offset, which in separate
-        memory is another table's or nobody's.
+        fbgemm's element-wise Adagrad for the CPU reads a row's state at the row's own offset, which
+        in separate memory is another table's or nobody's.
 
         Args:
             grad: Of the pooled rows [B, sum of D].
             batch: What was looked up.
-            states: Of each feature's table [R], in float32; nothing for SGD.
-            step: The optimizer and its rate.
+            states: What the rule keeps of each feature's table, in float32; nothing for SGD.
+            step: The optimizer, its rate and its number.
 
         Returns:
             Whether it was done: not for other rules.
         """
         geometry, rate = self.geometry, torch.tensor(step.rate)
-        if step.rule.kind not in ("sgd", "rowwise_adagrad") or not geometry.grouped:
+        if not geometry.grouped:
+            return False
+        mode, ids, weights = (
+            _MEAN if batch.mean else _SUM,
+            self._ids_of(batch),
+            _weights_of(batch),
+        )
+        if self.first.is_cuda:
+            from tutorec._kernels import scattered_cuda
+
+            scattered_cuda.update(self.first, geometry, ids, mode, weights, grad, states, step)
+            return True
+        if step.rule.kind not in ("sgd", "rowwise_adagrad"):
             return False
         arguments = (
             *(
@@ -135,24 +160,33 @@ class ScatteredTables:
                 geometry.widest,
                 geometry.rows,
                 geometry.bits,
-                *_ids_of(batch),
-                _MEAN if batch.mean else _SUM,
+                *ids,
+                mode,
             ),
-            *(_weights_of(batch), False),
+            *(weights, False),
         )
         if step.rule.kind == "sgd":
             torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu.default(
                 *arguments, rate, _FP32_OUTPUT
             )
             return True
-        first = states[0].data_ptr()
-        starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in states])
+        rows = [state for (state,) in states]
+        first = rows[0].data_ptr()
+        starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in rows])
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu.default(
-            *(*arguments, states[0], geometry.placements, starts, rate, step.rule.eps),
+            *(*arguments, rows[0], geometry.placements, starts, rate, step.rule.eps),
             # weight decay and its mode (both ignored on the CPU), maximum norm
             *(0.0, 0, 0.0, _FP32_OUTPUT),
         )
         return True
+
+    def _ids_of(self, batch: PooledBatch) -> tuple[Tensor, Tensor]:
+        """Ids and offsets in one dtype; on a GPU in one that numbers the rows of all tables."""
+        values, offsets = batch.values, batch.offsets
+        wide = self.first.is_cuda and self.geometry.bits > _INT32_BITS
+        if values.dtype != offsets.dtype or wide:
+            values, offsets = values.long(), offsets.long()
+        return values.contiguous(), offsets.contiguous()
 
 
 def address_tables(
@@ -160,8 +194,9 @@ def address_tables(
 ) -> ScatteredTables | None:
     """The tables as fbgemm's operators can address them, or None where they cannot.
 
-    They can on the CPU under the fbgemm backend, in eager mode, where all tables are contiguous, of
-    one dtype (float32 or float16), and of widths that are multiples of 4.
+    They can under the fbgemm backend, in eager mode, on the CPU and on one GPU that its wheel
+    serves, where all tables are contiguous, of one dtype (float32 or float16), and of widths that
+    are multiples of 4.
 
     Args:
         tables: [R, D] each.
@@ -180,7 +215,12 @@ def address_tables(
         addresses = tuple(map(Tensor.data_ptr, tables))
     except RuntimeError:  # a tensor without memory, such as one under a transform of torch.func
         return None
-    geometry = _geometry(tuple(feature_tables), addresses, tuple(map(_facts, tables)))
+    device = tables[feature_tables[0]].device
+    if device.type != "cpu" and not (
+        backend().serves(device.type) and all(table.device == device for table in tables)
+    ):
+        return None
+    geometry = _geometry(tuple(feature_tables), addresses, tuple(map(_facts, tables)), device)
     return None if geometry is None else ScatteredTables(tables[feature_tables[0]], geometry)
 
 
@@ -189,13 +229,14 @@ def _geometry(
     features: tuple[int, ...],
     addresses: tuple[int, ...],
     facts: tuple[tuple[bool, torch.dtype, torch.Size], ...],
+    device: torch.device,
 ) -> _Geometry | None:
     """The operators' integers for tables at these addresses; None where they cannot take them."""
     dtypes = {dtype for _, dtype, _ in facts}
     if (
         len(dtypes) > 1
         or not _DTYPES.issuperset(dtypes)
-        or not all(on_cpu for on_cpu, _, _ in facts)
+        or any(on_cpu != (device.type == "cpu") for on_cpu, _, _ in facts)
     ):
         return None
     itemsize, shapes = dtypes.pop().itemsize, [shape for _, _, shape in facts]
@@ -206,29 +247,26 @@ def _geometry(
     if any((addresses[table] - first) % itemsize for table in used):
         return None
     widths = [shapes[table][1] for table in features]
+    if device.type == "cuda" and max(widths) > _CUDA_COLUMNS:
+        return None
     # Neighbours that look up one table share its rows; that is how the updates see that they belong
     # together.
     differ = [addresses[one] != addresses[two] for one, two in pairwise(features)]
     steps = [shapes[table][0] * other for table, other in zip(features, differ, strict=False)]
     rows = [*accumulate([*steps, shapes[features[-1]][0]], initial=0)]
     return _Geometry(
-        starts=torch.tensor([(addresses[table] - first) // itemsize for table in features]),
-        columns=torch.tensor([*accumulate(widths, initial=0)], dtype=torch.int32),
+        starts=torch.tensor(
+            [(addresses[table] - first) // itemsize for table in features], device=device
+        ),
+        columns=torch.tensor([*accumulate(widths, initial=0)], dtype=torch.int32, device=device),
         total=sum(widths),
         widest=max(widths),
-        rows=torch.tensor(rows),
+        rows=torch.tensor(rows, device=device),
         bits=int(math.log2(rows[-1]) + 1),
+        mixed=len(set(widths)) > 1,
         grouped=1 + sum(differ) == len({addresses[table] for table in used}),
-        placements=torch.zeros(len(features), dtype=torch.int32),
+        placements=torch.zeros(len(features), dtype=torch.int32, device=device),
     )
-
-
-def _ids_of(batch: PooledBatch) -> tuple[Tensor, Tensor]:
-    """Ids and offsets, both as int32 or both as int64, as the operators take them."""
-    values, offsets = batch.values, batch.offsets
-    if values.dtype != offsets.dtype:
-        values, offsets = values.long(), offsets.long()
-    return values.contiguous(), offsets.contiguous()
 
 
 def _weights_of(batch: PooledBatch) -> Tensor | None:

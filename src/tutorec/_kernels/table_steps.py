@@ -155,7 +155,7 @@ def step_tables(
     scattered, step = address_tables(tables, batch.feature_tables), steps[0]
     same = all(other == step for other in steps)
     if scattered is not None and same and not updates_in_torch(step.rule.kind, batch):
-        of_features = [state for table in batch.feature_tables for state in states[table]]
+        of_features = [states[table] for table in batch.feature_tables]
         if scattered.step(grad, batch, of_features, step):
             return
     for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):

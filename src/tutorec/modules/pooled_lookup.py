@@ -84,7 +84,7 @@ def pool_at_once(
     weights = features.weights_or_none() if lookups.weighted else None
     trains_weights = torch.is_grad_enabled() and weights is not None and weights.requires_grad
     if any(updated):
-        whole = all(updated) and not trains_weights and tables[0].is_cpu
+        whole = all(updated) and not trains_weights and _one_call(tables, lookups)
         batch = _batch_in_order(features, lookups) if whole else None
         return (
             _pool_by_feature(features, bags, tables, lookups)
@@ -93,12 +93,16 @@ def pool_at_once(
         )
     if trains_weights or (torch.is_grad_enabled() and any(table.requires_grad for table in tables)):
         return None
-    if not _one_call_pays(len(lookups.features), features.values().numel()):
+    if tables[0].is_cpu and not _one_call_pays(len(lookups.features), features.values().numel()):
         return None
-    # None on a device, where ordering a batch would be a sync point
     scattered = address_tables(tables, lookups.tables)
     batch = None if scattered is None else _batch_in_order(features, lookups)
     return None if batch is None or scattered is None else scattered.pool(batch)
+
+
+def _one_call(tables: Sequence[Tensor], lookups: PooledLookups) -> bool:
+    """Whether tables that backward updates are looked up at once: on a GPU only by fbgemm."""
+    return tables[0].is_cpu or address_tables(tables, lookups.tables) is not None
 
 
 def _one_call_pays(features: int, ids: int) -> bool:
