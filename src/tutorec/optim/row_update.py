@@ -8,6 +8,8 @@ independently.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +38,6 @@ class KernelUpdate(NamedTuple):
     states: tuple[Tensor, ...]
 
 
-@torch.no_grad()
 def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
     """The kernels' form of an optimizer's next step, and count the step; None for other optimizers.
 
@@ -61,10 +62,15 @@ def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
         states = (total if kind == "adagrad" else total.view(-1),)
         count = optimizer.state[table]["step"]
         count += 1
-        rate = rate_of_step(group, count.item())
+        if group["lr_decay"]:
+            rate = rate_of_step(group, count.item())
     # torch's schedulers warn if they are stepped before their optimizer.
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
-    return KernelUpdate(UpdateStep(OptimizerSpec(kind, rate, group.get("eps", 0.0)), rate), states)
+    return KernelUpdate(UpdateStep(_rule(kind, rate, group.get("eps", 0.0)), rate), states)
+
+
+# The same for all tables and most steps; to check its numbers anew took a tenth of a small step.
+_rule = lru_cache(maxsize=64)(OptimizerSpec)
 
 
 @torch.no_grad()
@@ -107,10 +113,10 @@ def _group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
     """The parameter group that contains a table."""
     for group in optimizer.param_groups:
         if any(parameter is table for parameter in group["params"]):
-            check_rate(
-                group.get("lr"),
-                f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}",
-            )
+            rate = group.get("lr")
+            if type(rate) is not float or not 0.0 <= rate < math.inf:
+                owner = f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}"
+                check_rate(rate, owner)
             return group
     raise ValueError(
         f"{type(optimizer).__name__} in backward no longer holds its table of shape "
