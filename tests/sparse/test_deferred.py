@@ -76,6 +76,24 @@ def test_a_deferred_check_finds_the_first_bad_id_and_no_good_one(drawn: DrawnBat
         report()
 
 
+def test_wrong_ids_are_looked_up_as_0_and_no_other_id_changes() -> None:
+    ids = batch(7, 8, 9, -4, 5)
+    offsets, samples = ids.offsets(), ids.stride_per_key()
+    safe = deferred.defer(ids.values(), offsets, ids.keys(), samples, TABLES)
+    assert safe.tolist() == [7, 0, 0, 0, 5] and safe.dtype == torch.int64
+    assert ids.values().tolist() == [7, 8, 9, -4, 5]
+    with pytest.raises(ValueError, match=r"'few_items' has 8 rows .* sample 0, holds id 8; 2 of"):
+        report()
+
+
+def test_ids_that_were_changed_before_the_flag_is_read_are_told_of_without_a_number() -> None:
+    ids = batch(7, 8, 9, 4, 5)
+    defer(ids, TABLES[:2])
+    ids.values().zero_()
+    with pytest.raises(ValueError, match=r"no rows of the tables \['items', 'users'\]; it was"):
+        report()
+
+
 def test_nothing_is_raised_before_it_is_asked_for() -> None:
     defer(batch(7, 8, 9, 4, 5), TABLES[:2])
     defer(batch(0, 0, 0, 0, 0), TABLES)

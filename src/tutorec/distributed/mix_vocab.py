@@ -141,9 +141,10 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         # Checked before offsets are added: an id too large for its feature is a row of the next
         # feature.
         ones = torch.ones(x.numel(), dtype=torch.int64, device=x.device)
-        check_ids(
+        checked = check_ids(
             KeyedJaggedTensor(self._features, x.t().reshape(-1), lengths=ones), self._feature_rows
         )
+        x = checked.values().view(features, samples).t()
         lengths = torch.full((samples,), features, device=x.device)
         found = self.collection(
             KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths)

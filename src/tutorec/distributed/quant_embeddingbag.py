@@ -184,7 +184,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             or features.inverse_indices_or_none() is not None
         ):
             return self._run(features)
-        check_ids(features, self._feature_rows, self._is_weighted, self)
+        features = check_ids(features, self._feature_rows, self._is_weighted, self)
         found = lookup.forward(self._order.arrange(features))
         return self._keyed(found[0] if len(found) == 1 else torch.cat(found, dim=1))
 

@@ -189,8 +189,7 @@ class ShardedQuantModule(
                 stacklevel=2,
             )
             self._not_loaded.clear()
-        check_ids(features, self._feature_rows, self._is_weighted if pooled else None, self)
-        return features
+        return check_ids(features, self._feature_rows, self._is_weighted if pooled else None, self)
 
     # --- interface of the unsharded module
 

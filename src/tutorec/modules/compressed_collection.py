@@ -172,7 +172,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
             The pooled rows ``[B, D]``, one key per feature and table.
         """
         features = maybe_td_to_kjt(features, self._keys)
-        check_ids(features, self._checked, self._is_weighted, self)
+        features = check_ids(features, self._checked, self._is_weighted, self)
         for key in self._keys:
             if key not in features.index_per_key():
                 raise missing_key("KeyedJaggedTensor", key, features.keys())

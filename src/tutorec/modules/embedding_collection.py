@@ -138,7 +138,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         """
         if not is_scripting():
             features = maybe_td_to_kjt(features, self._features)
-            check_ids(features, self._feature_rows, tables=self)
+            features = check_ids(features, self._feature_rows, tables=self)
         lists = features.to_dict()
         updated: dict[str, Tensor] = {}
         if not is_scripting():

@@ -139,7 +139,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """
         if not is_scripting():
             features = maybe_td_to_kjt(features, self._lookups.keys)
-            check_ids(features, self._feature_rows, self._is_weighted, self)
+            features = check_ids(features, self._feature_rows, self._is_weighted, self)
             values = pool_at_once(features, self.embedding_bags, self._lookups)
             if values is not None:  # one call for all tables, if possible and faster
                 return KeyedTensor(self._embedding_names, self._length_per_name, values)

@@ -126,7 +126,7 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         if not traced:
             if type(features) is not KeyedJaggedTensor:
                 features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-            check_ids(features, self._feature_rows, tables=self)
+            features = check_ids(features, self._feature_rows, tables=self)
         ordered = features_in_order(features, self._features)
         rows = self._looked_up(ordered)
         lists = ordered.to_dict() if traced else features.to_dict()

@@ -143,7 +143,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         if not isinstance(features, torch.fx.Proxy):
             if type(features) is not KeyedJaggedTensor:
                 features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-            check_ids(features, self._feature_rows, self._is_weighted, self)
+            features = check_ids(features, self._feature_rows, self._is_weighted, self)
             if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
                 return self._of_lists(features)
         return self._keyed(self._looked_up(features_in_order(features, self._features)))

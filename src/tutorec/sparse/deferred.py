@@ -1,15 +1,15 @@
 """Checks of ids on a device that runs behind the program: made there, and raised later.
 
 Reading a number from a GPU makes the program wait for it. So the check is a few operators on the
-device that leave five integers, copied to page-locked memory *before* the lookup is issued: a
-lookup that reads outside its table may end the device's context, and the five integers are there
-all the same. They are read at the next named sync point, or at a later check when the device has
-come by::
+device: they find the ids that are no rows of their tables, put 0 in their place for the lookup, and
+leave one flag, which is copied to page-locked memory. A wrong id therefore reads and writes no
+memory outside its table. The flag is read at the next named sync point, or at a later check when
+the device has come by; which id it was is searched only then::
 
-    check_ids(batch 1)   operators, copy of five integers        the program goes on
-    lookup(batch 1)      ...
-    check_ids(batch 2)   report(wait=False): has batch 1's check run?  raise if it found something
-    batch 2 .sync()      report(): wait for all checks, raise
+    ids = check_ids(batch 1)   operators, copy of a flag          the program goes on
+    lookup(ids)                ...
+    check_ids(batch 2)         report(wait=False): has batch 1's check run?  raise what it found
+    batch 2 .sync()            report(): wait for all checks, raise
 """
 
 from collections.abc import Sequence
@@ -29,46 +29,58 @@ FeatureRows = Sequence[tuple[str, str, int]]
 
 
 class _Check:
-    """One check under way: where its five integers arrive, and what they mean."""
+    """One check under way: where its flag arrives, and the batch, to search for what is wrong."""
 
-    __slots__ = ("_arrived", "_feature_rows", "_keys", "_result", "_samples")
+    __slots__ = ("_arrived", "_batch", "_feature_rows", "_flag", "_keys", "_samples")
 
     def __init__(
-        self, result: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
+        self,
+        bad: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        keys: list[str],
+        samples: list[int],
+        feature_rows: FeatureRows,
     ) -> None:
         self._keys, self._samples, self._feature_rows = keys, samples, feature_rows
-        self._result, self._arrived = result, None
-        if result.device.type == "cuda":
-            self._result = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-            self._result.copy_(result, non_blocking=True)
+        self._batch = bad, ids, offsets
+        self._flag, self._arrived = bad.any(), None
+        if bad.is_cuda:
+            self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(
+                self._flag, non_blocking=True
+            )
             self._arrived = torch.cuda.Event()
             # Of the ids' device, which need not be the current one.
-            self._arrived.record(torch.cuda.current_stream(result.device))
+            self._arrived.record(torch.cuda.current_stream(bad.device))
 
     def ready(self) -> bool:
-        """Whether the integers can be read without waiting."""
+        """Whether the flag can be read without waiting."""
         if self._arrived is None:
-            return self._result.device.type == "cpu"
+            return self._flag.device.type == "cpu"
         try:
             return self._arrived.query()
         except RuntimeError:  # The device has failed since; what was copied before is there.
             return True
 
     def read(self) -> ValueError | None:
-        """Wait for the integers; the error if they tell of one."""
+        """Wait for the flag; the error if it tells of one."""
         if self._arrived is not None:
             with suppress(RuntimeError):  # As above.
                 self._arrived.synchronize()
-        outside, total, place, number, feature = self._result.tolist()
-        if outside == 0:
+        if not bool(self._flag):
             return None
-        key = self._keys[feature]
-        sample = place - sum(self._samples[:feature])
-        for name, table, rows in self._feature_rows:
-            if name == key and not 0 <= number < rows:
-                return ValueError(bad_id(table, rows, key, sample, number, outside, total))
-        raise AssertionError(
-            f"id {number} of feature {key!r} is outside of no table of {self._feature_rows}"
+        with suppress(RuntimeError):
+            outside, total, place, number, feature = _search(*self._batch, self._samples).tolist()
+            key = self._keys[feature]
+            sample = place - sum(self._samples[:feature])
+            for name, table, rows in self._feature_rows:
+                if name == key and not 0 <= number < rows:
+                    return ValueError(bad_id(table, rows, key, sample, number, outside, total))
+        tables = sorted({table for _, table, _ in self._feature_rows})
+        return ValueError(
+            f"the batch with the keys {self._keys} held ids that are no rows of the tables "
+            f"{tables}; it was changed, or its device failed, before the first could be looked "
+            "for: check the batch's ids on the CPU, batch.to(torch.device('cpu'))"
         )
 
 
@@ -106,7 +118,7 @@ def bad_id(
 
 def defer(
     ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
-) -> None:
+) -> Tensor:
     """Check a batch's ids where they are, without waiting for the result: ``report`` raises it.
 
     Args:
@@ -116,11 +128,14 @@ def defer(
         samples: Samples of each key.
         feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
 
+    Returns:
+        The ids to look up ``[N]``: 0 in place of those that are no rows.
+
     Example:
         >>> import torch
-        >>> defer(
-        ...     torch.tensor([3, 9]), torch.tensor([0, 1, 2]), ["item"], [2], [("item", "t", 8)]
-        ... )
+        >>> ids, offsets = torch.tensor([3, 9]), torch.tensor([0, 1, 2])
+        >>> defer(ids, offsets, ["item"], [2], [("item", "t", 8)]).tolist()
+        [3, 0]
         >>> report()
         Traceback (most recent call last):
             ...
@@ -130,9 +145,12 @@ def defer(
         ``id_check.check_ids``, which calls this for a batch that is not on the CPU.
     """
     if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return
-    result = _search(ids, offsets, samples, *_bounds_of(keys, feature_rows, ids.device))
-    _under_way.append(_Check(result, list(keys), samples, feature_rows))
+        return ids
+    low, high = _bounds_of(keys, feature_rows, ids.device)
+    feature = _features_of(ids.numel(), _starts(offsets, samples))
+    bad = (ids < low[feature]) | (ids >= high[feature])
+    _under_way.append(_Check(bad, ids, offsets, list(keys), samples, feature_rows))
+    return torch.where(bad, 0, ids)
 
 
 def report(wait: bool = True) -> None:
@@ -173,20 +191,22 @@ def _bounds_of(
     return known
 
 
-def _search(ids: Tensor, offsets: Tensor, samples: list[int], low: Tensor, high: Tensor) -> Tensor:
-    """Five integers: the first bad feature's bad ids and ids, the list, the id, the key.
+def _starts(offsets: Tensor, samples: list[int]) -> Tensor:
+    """Where each feature's ids begin, and their number [F + 1]."""
+    ends = ints_on_device(running_sum(samples), torch.int64, offsets.device)
+    return offsets.index_select(0, ends).long()
 
-    Only operators that neither wait for the device nor read outside a tensor, whatever the offsets
-    hold.
-    """
-    count = ids.numel()
-    place = torch.arange(count, device=ids.device)
-    ends = ints_on_device(running_sum(samples), torch.int64, ids.device)
-    starts = offsets.index_select(0, ends).long()
-    feature = torch.bucketize(place, starts[1:], right=True).clamp_(max=len(samples) - 1)
-    bad = (ids < low[feature]) | (ids >= high[feature])
-    first = torch.where(bad, place, count).min()
-    at = first.clamp(max=count - 1)
+
+def _features_of(count: int, starts: Tensor) -> Tensor:
+    """The feature of each of so many ids [N], from 0 to F - 1 whatever the offsets hold."""
+    return torch.bucketize(torch.arange(count, device=starts.device), starts[1:-1], right=True)
+
+
+def _search(bad: Tensor, ids: Tensor, offsets: Tensor, samples: list[int]) -> Tensor:
+    """Five integers: the first bad feature's bad ids and ids, the list, the id, the key."""
+    starts = _starts(offsets, samples)
+    feature = _features_of(ids.numel(), starts)
+    at = bad.int().argmax()
     key = feature[at]
     listed = torch.bucketize(at, offsets.long(), right=True) - 1
     outside = (bad & (feature == key)).sum()

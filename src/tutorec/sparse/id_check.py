@@ -28,7 +28,7 @@ def check_ids(
     feature_rows: FeatureRows,
     weighted: bool | None = None,
     tables: nn.Module | None = None,
-) -> None:
+) -> KeyedJaggedTensor:
     """Check, before any lookup, that each id is a row of the tables of its feature.
 
     One pass finds the smallest and the largest id of the batch; only where those do not fit the
@@ -43,6 +43,10 @@ def check_ids(
         weighted: Whether the tables want a weight for each id; None where nothing is pooled, so
             that weights, if there are any, are the caller's own.
         tables: The collection that asks.
+
+    Returns:
+        The batch to look up: the same one, or on another device than the CPU one with 0 in place of
+        wrong ids, which are told of later.
 
     Raises:
         KeyError: A feature is not in the batch.
@@ -60,7 +64,7 @@ def check_ids(
         ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
     """
     if isinstance(features, torch.fx.Proxy):
-        return
+        return features
     if not hasattr(features, "stride_per_key"):
         raise TypeError(
             f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}"
@@ -76,7 +80,7 @@ def check_ids(
     if not checkable(values) or not feature_rows:
         if type(values) is Tensor and values.is_meta:
             _check_meta(keys, tables)
-        return
+        return features
     on_cpu = values.is_cpu
     if on_cpu:
         features._check_numbers()
@@ -97,13 +101,14 @@ def check_ids(
         # To ask for events of a stream whose work is captured would end the capture.
         if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
             report(wait=False)
-        defer(values, features.offsets(), keys, features.stride_per_key(), feature_rows)
-        return
+        safe = defer(values, features.offsets(), keys, features.stride_per_key(), feature_rows)
+        return features if safe is values else features._with_values(safe)
     if values.numel() == 0:
-        return
+        return features
     low, high = _ends(values)
     if low < 0 or high >= min([rows for _, _, rows in feature_rows]):
         _check_each(features, feature_rows, low < 0)
+    return features
 
 
 def check_weights(

@@ -815,6 +815,13 @@ class KeyedJaggedTensor:
         return self._with_tensors(self._values, weights, self._lengths, self._offsets, None)
 
     @torch.jit.unused
+    def _with_values(self, values: Tensor) -> "KeyedJaggedTensor":
+        """This batch with other ids [N]."""
+        return self._with_tensors(
+            values, self._weights, self._lengths, self._offsets, self._inverse_indices
+        )
+
+    @torch.jit.unused
     def _map(self, change: Any) -> "KeyedJaggedTensor":
         """The batch with every tensor changed the same way; strides stay on the host."""
         weights, lengths, offsets, inverse = (
