@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import (
@@ -74,3 +75,12 @@ def dequantized(quantized: PackedTables):
             )
             held[config.name].weight.copy_(numbers)
     return collection.requires_grad_(False)
+
+
+def assert_close_in_half(actual: Tensor, expected: Tensor) -> None:
+    """Equal but for the rounding of each row's numbers to half precision.
+
+    In it fbgemm's CUDA kernels make numbers of codes, before they add them in float32.
+    """
+    bound = float(expected.abs().max()) * 2**-9
+    torch.testing.assert_close(actual, expected, rtol=2e-3, atol=bound)

@@ -4,7 +4,8 @@ The buffer holds the rows of each table as ``packed_layout`` describes them, wha
 formats; a few small tensors say where each feature's table begins, and what it is. fbgemm's
 inference operator takes exactly these, so the call is made to the operator itself: its Python
 module would cost more than the lookup of a small batch. On CUDA it is the same operator, where
-fbgemm's CUDA wheel fits, which reads words of 4 bytes; that was run with CPU tensors only.
+fbgemm's CUDA wheel fits: it reads words of 4 bytes, and makes numbers of codes in half precision,
+which it adds in float32. INT2 rows are looked up by torch there.
 
 In eager mode ids are not checked here: the module that owns the tables has done it, with names. A
 traced, scripted or exported graph has no such module around it, so there a check stands in front of
@@ -326,7 +327,9 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         served = backend().serves("cpu" if weights.is_meta else weights.device.type)
         if on_cuda:
             aligned = all(table.alignment % _CUDA_ALIGNMENT == 0 for table in features)
-            served = served and aligned and max(stored) <= _CUDA_COLUMNS
+            # fbgemm 1.8 reads only the first byte of each word of INT2 rows; seen on an H100.
+            right = all(table.data_type is not DataType.INT2 for table in features)
+            served = served and aligned and right and max(stored) <= _CUDA_COLUMNS
         self._is_meta, self._on_fbgemm = weights.is_meta, one_width and served
         if on_cuda and self._on_fbgemm:
             fbgemm_module("fbgemm_gpu")  # loads the operators' CUDA libraries
