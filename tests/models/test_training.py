@@ -24,6 +24,7 @@ from tutorec.models.training import Metrics, combined_optimizer, evaluate, train
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.keyed import CombinedOptimizer
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
 
 STORE = shop(users=40, items=20, rows=600, test_rows=101)
@@ -92,7 +93,7 @@ class _Known(nn.Module):
 
 
 def _labelled(labels: torch.Tensor) -> Batch:
-    return Batch(torch.zeros(len(labels), 1), None, labels)  # pyright: ignore[reportArgumentType]
+    return Batch(torch.zeros(len(labels), 1), KeyedJaggedTensor.empty(), labels)
 
 
 def _judged(rank: int, world_size: int, together: bool) -> tuple[Metrics, float, bool]:

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm, messages
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline.streams import to_device
 from tutorec.models.metrics import auc, base_entropy
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
@@ -267,21 +268,21 @@ def evaluate(
     """
     group = group if group is not None else comm.default_group()
     _agree_on_steps("evaluate", batches, None, group)
-    was_training, columns = model.training, []
+    was_training, columns, device = model.training, [], _device_of(model)
     model.eval()
     try:
         with _bar(
             progress and (group is None or group.rank() == 0), length_hint(batches) or None
         ) as show:
             for batch in batches:
-                loss, (_, logits, labels) = model(batch)
+                loss, (_, logits, labels) = model(to_device(batch, device))
                 columns.append(
                     torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)])
                 )
                 show(loss)
     finally:
         model.train(was_training)
-    local = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=_device_of(model))
+    local = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=device)
     of_ranks = _gathered(local.t().reshape(-1), group)
     logits, labels = torch.cat(of_ranks).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
