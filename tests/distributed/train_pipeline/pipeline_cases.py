@@ -4,7 +4,7 @@ pipelines share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,8 @@ class Sample:
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        self.ids.record_stream(stream)
+        if not isinstance(self.ids, Mapping):  # a TensorDict takes one stream in its life
+            self.ids.record_stream(stream)
         self.labels.record_stream(stream)
 
 

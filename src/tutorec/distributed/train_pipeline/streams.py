@@ -73,8 +73,12 @@ class SideStream:
 
 
 def _record(value: Any, stream: torch.cuda.Stream) -> None:
-    """Tell the CUDA caching allocator that a stream uses the tensors in a value."""
-    if hasattr(value, "record_stream"):
+    """Tell the CUDA caching allocator that a stream uses the tensors in a value.
+
+    A TensorDict has a ``record_stream`` as well, but takes one stream in its life; its tensors take
+    any number.
+    """
+    if hasattr(value, "record_stream") and not isinstance(value, Mapping):
         value.record_stream(stream)
         return
     if dataclasses.is_dataclass(value):
