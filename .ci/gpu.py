@@ -8,6 +8,7 @@ failed or the benchmark did not end.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,8 @@ from tutorec.bench.harness import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "book/data/gpu.json"
-PYTEST = ("-m", "pytest", "-q")
+# Eight at once at most: each chapter and each test starts ranks of its own.
+PYTEST = ("-m", "pytest", "-q", "-n", str(max(1, min(8, (os.cpu_count() or 2) // 2))))
 TESTS = (*PYTEST, "tests/gpu")
 CHAPTERS = (*PYTEST, "--nbmake", "--nbmake-timeout=300", "notebooks")
 

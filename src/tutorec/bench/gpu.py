@@ -152,7 +152,8 @@ def _run_lookup(
     """Time lookups in turn with a copy of as many bytes."""
     [one] = batches(-1000, 1)
     results = {side.root: [look_up(side.root, one)] for side in sides}
-    ebc.require_close(case, results, most=1e-4 if case == "forward" else 1e-5)
+    # A peer may round a number that lies between two codes to the other one: two steps of INT8.
+    ebc.require_close(case, results, most=1e-4 if case == "forward" else 2 / 255)
     moved = _bytes_moved(one, results[OURS][0], bytes_of_row)
     source, target = torch.zeros(2, moved // 2, dtype=torch.uint8, device=one[1].device)
 
