@@ -173,6 +173,11 @@ def shard(
     return EmbeddingBagCollectionSharder(params).shard(ebc, plan, env)
 
 
+def serving(count: int) -> torch.device:
+    """Where so many devices can serve: this process's GPUs, or else virtual ones on the CPU."""
+    return device() if torch.cuda.device_count() >= count else torch.get_default_device()
+
+
 def on_rank(made: Any) -> Any:
     """On the rank's own device; in the process of the test on the CPU, where what ranks return
     arrives.

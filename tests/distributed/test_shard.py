@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from distributed.cases import serving
 from quant.equals import bags
 from torch import nn
 
@@ -59,7 +60,7 @@ def test_a_plan_may_leave_collections_out():
     model = nn.Sequential(EmbeddingBagCollection(TABLES), bags(TABLES, torch.int8)[1])
     words = {"item": table_wise(0), "user": table_wise(1)}
     plan = ShardingPlan({"1": construct_module_sharding_plan(model[1], words, world_size=2)})
-    shard_modules(model, ShardingEnv.from_local(2, 0), plan=plan)
+    shard_modules(model, ShardingEnv.from_local(2, 0), serving(2), plan=plan)
     assert [type(part).__name__ for part in model] == [
         "EmbeddingBagCollection",
         "ShardedQuantEmbeddingBagCollection",

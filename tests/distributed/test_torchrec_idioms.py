@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import batch, collection
+from distributed.cases import batch, collection, serving
 from torch import nn
 
 from tutorec.awaitable import LazyNoWait
@@ -182,20 +182,21 @@ def test_a_quantized_model_is_sharded_on_meta_and_loaded_afterwards(kind: str):
     )
     sharded = DistributedModelParallel(
         shell,
+        device=serving(2),
         env=ShardingEnv.from_local(2, 0),
         plan=ShardingPlan({"0": plan}),
         init_data_parallel=False,
     )
     ids = KeyedJaggedTensor(
         ["f0", "f1"], torch.tensor([1, 15, 3]), lengths=torch.tensor([1, 0, 1, 1])
-    ).to(device())
+    ).to(serving(2))
     with pytest.warns(
         UserWarning,
         match=r"tables \['t0', 't1'\] were sharded on the meta device and are all zeros",
     ):
         assert not sharded(ids).values().any()
     sharded.load_state_dict(served.state_dict())
-    assert torch.equal(sharded(ids).values(), served.to(device())(ids).values())
+    assert torch.equal(sharded(ids).values(), served.to(serving(2))(ids).values())
 
 
 def test_small_signatures_are_torchrecs():

@@ -8,24 +8,30 @@ import copy
 from typing import get_args
 
 import pytest
+import quant.equals
 import torch
 
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.packed_layout import PACKED_TYPES
 from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.scattered_tables import address_tables
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_build import build_table_batch
+from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim import RowWiseAdagrad, apply_optimizer_in_backward
+from tutorec.optim.updating_lookup import pool
 from tutorec.quant.packing import pack_rows
-from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
+from tutorec.types import DataType
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,7 +109,7 @@ def test_fbgemm_gives_the_same_rows_and_states_on_cuda(rule, pooling, weighted, 
     seen = {}
     for device in ("cpu", "cuda"):
         op = build_table_batch(group, optimizer=rule, device=torch.device(device), weights=start)
-        weights = factors.to(device).requires_grad_() if weighted else None
+        weights = factors.to(device, copy=True).requires_grad_() if weighted else None
         outputs = []
         for _ in range(3):
             outputs.append(op(ids.to(device), offsets.to(device), weights))
@@ -146,6 +152,68 @@ def test_fbgemm_gives_the_same_rows_on_cuda_where_no_width_is_padded(kind):
     torch.testing.assert_close([table.cpu() for table in rows[1]], rows[0])
     for own, wanted in zip(states[1], states[0], strict=True):
         torch.testing.assert_close({name: state.cpu() for name, state in own.items()}, wanted)
+
+
+@pytest.mark.usefixtures("fbgemm_on_cuda")
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
+@pytest.mark.parametrize(("mean", "weighted"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_tables_in_separate_memory_move_as_in_torch(kind, mean, weighted, dtype):
+    shapes, features = ((50, 8), (30, 12), (9, 4)), (0, 0, 1, 2)
+    start = [torch.rand(shape) for shape in shapes]
+    rowwise = [state.rowwise for state in OptimizerSpec(kind).states]
+    lengths = torch.tensor(LENGTHS).view(-1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(dtype)
+    ids = torch.randint(0, 9, (int(lengths.sum()),), dtype=dtype)
+    factors = torch.rand(ids.numel()) + 0.5 if weighted else None
+    grads = [torch.rand(3, 32) for _ in range(3)]
+    seen = []
+    for name in ("torch", "fbgemm"):
+        with use_backend(name):
+            tables = [table.cuda() for table in start]
+            states = [
+                tuple(
+                    torch.zeros(rows if one else (rows, columns), device="cuda") for one in rowwise
+                )
+                for rows, columns in shapes
+            ]
+            batch = PooledBatch(
+                ids.cuda(),
+                offsets.cuda(),
+                None if factors is None else factors.cuda(),
+                mean,
+                features,
+            )
+            assert (address_tables(tables, features) is not None) == (name == "fbgemm")
+            pooled = []
+            for number, grad in enumerate(grads, start=1):
+                pooled.append(pool(tables, batch))
+                step = UpdateStep(OptimizerSpec(kind), rate=0.1, number=number)
+                step_tables(tables, states, batch, grad.cuda(), [step] * 3)
+        seen.append((pooled, tables, states))
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fbgemm_on_cuda")
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adam])
+@pytest.mark.parametrize("order", [("user", "item"), ("item", "user")])
+def test_a_collection_with_optimizers_in_backward_trains_on_cuda_as_on_the_cpu(optimizer, order):
+    tables = [
+        EmbeddingBagConfig(40, 8, "t1", feature_names=["user", "item"]),
+        EmbeddingBagConfig(20, 4, "t2", feature_names=["item"]),
+    ]
+    ids = KeyedJaggedTensor(
+        list(order), torch.tensor([3, 3, 19, 0, 7]), lengths=torch.tensor([2, 1, 0, 2])
+    )
+    first, seen = EmbeddingBagCollection(tables), []
+    for device in ("cpu", "cuda"):
+        ebc = copy.deepcopy(first).to(device)
+        apply_optimizer_in_backward(optimizer, ebc.parameters(), {"lr": 0.1})
+        for _ in range(3):
+            pooled = ebc(ids.to(torch.device(device))).values()
+            pooled.square().sum().backward()
+        seen.append([pooled.detach().cpu(), *(table.detach().cpu() for table in ebc.parameters())])
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
 
 
 CACHES = {
@@ -209,9 +277,9 @@ def test_fbgemm_reads_the_same_packed_rows_on_cuda(pooling, data_type):
     for weights in (None, torch.rand(ids.numel())) if pooling != "none" else (None,):
         expected = op(ids, offsets, weights)
         moved = copy.deepcopy(op).to("cuda")
-        assert moved._on_fbgemm
+        assert moved._on_fbgemm == (data_type is not DataType.INT2)
         actual = moved(ids.cuda(), offsets.cuda(), None if weights is None else weights.cuda())
-        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
+        quant.equals.assert_close_in_half(actual.cpu(), expected)
 
 
 def one_step(
@@ -259,10 +327,21 @@ def test_a_sharded_step_on_cuda_equals_the_cpu(world_size, backend):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_bad_id_on_the_device_is_told_at_the_next_sync_point():
+@pytest.mark.parametrize("name", ["fbgemm", "torch"])
+def test_a_bad_id_is_told_at_the_next_sync_point_and_harms_no_row(name):
     batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])).to(
         torch.device("cuda")
     )
-    check_ids(batch, [("item", "items", 8)])  # nothing is read from the device here
-    with pytest.raises(ValueError, match="feature 'item', sample 1, holds id 9"):
-        batch.unsync().sync()
+    with use_backend(name) as choice:
+        if not choice.serves("cuda"):
+            pytest.skip(f"no CUDA wheel of fbgemm that fits: {choice.reason}")
+        ebc = EmbeddingBagCollection(
+            [EmbeddingBagConfig(8, 4, "items", feature_names=["item"])], device=torch.device("cuda")
+        )
+        apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        before = next(ebc.parameters()).detach().clone()
+        ebc(batch).values().sum().backward()  # nothing is read from the device here
+        with pytest.raises(ValueError, match="feature 'item', sample 1, holds id 9"):
+            batch.unsync().sync()
+        moved = (next(ebc.parameters()).detach() - before).abs().sum(1) > 0
+        assert moved.nonzero().flatten().tolist() == [0, 3]

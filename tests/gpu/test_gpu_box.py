@@ -122,7 +122,7 @@ def test_quantized_tables_on_cuda_equal_those_on_the_cpu(backend, dtype):
         _, on_cpu = quant.equals.bags(tables(), dtype)
         expected = on_cpu(features).values()
         moved = on_cpu.to(device())
-        torch.testing.assert_close(moved(features.to(device())).values().cpu(), expected)
+        quant.equals.assert_close_in_half(moved(features.to(device())).values().cpu(), expected)
         packed = [moved.packed_rows(name).cpu() for name in moved.table_names()]
         ebc, _ = quant.equals.bags(tables(), dtype)
         there = type(moved).from_float(_with_formats(ebc.to(device()), ebc.qconfig))
@@ -158,7 +158,7 @@ def test_quantized_tables_over_all_gpus_equal_those_on_the_cpu(backend, word):
         for given in (features, features.to(device())):
             found = sharded(given).values()
             assert found.is_cuda
-            torch.testing.assert_close(found.cpu(), expected)
+            quant.equals.assert_close_in_half(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("shift", [0, 3])

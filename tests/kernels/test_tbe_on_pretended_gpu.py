@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from kernels.implementations import needs_fbgemm
 
+from tutorec._kernels.backend import backend
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
 @needs_fbgemm
+@pytest.mark.skipif(backend().serves("cuda"), reason="the CUDA kernels are there")
 def test_cuda_tables_mix_no_devices_and_equal_the_cpu():
     folders = [TESTS.parent / "src", TESTS, TESTS / "pretend" / "site"]
     settings = {

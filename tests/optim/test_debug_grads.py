@@ -22,6 +22,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfi
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tutorec.optim import RowWiseAdagrad, apply_optimizer_in_backward, debug_grads
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 needs_fbgemm = pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
 both = pytest.mark.parametrize("name", ["torch", pytest.param("fbgemm", marks=needs_fbgemm)])
@@ -35,7 +36,7 @@ def bags(pooling: PoolingType = PoolingType.SUM, weighted: bool = False) -> Embe
         EmbeddingBagConfig(5, 4, "t2", feature_names=["item"], pooling=pooling),
         EmbeddingBagConfig(5, 6, "t3", feature_names=["seen"], pooling=pooling),
     ]
-    return EmbeddingBagCollection(tables, is_weighted=weighted)
+    return EmbeddingBagCollection(tables, is_weighted=weighted).to(device())
 
 
 def rows() -> EmbeddingCollection:
@@ -45,7 +46,7 @@ def rows() -> EmbeddingCollection:
             EmbeddingConfig(6, 4, "t1", feature_names=["item", "user"]),
             EmbeddingConfig(5, 4, "t2", feature_names=["seen"]),
         ]
-    )
+    ).to(device())
 
 
 def batch(weights: Tensor | None = None) -> KeyedJaggedTensor:
@@ -55,7 +56,7 @@ def batch(weights: Tensor | None = None) -> KeyedJaggedTensor:
     values = torch.tensor([1, 2, 2, 2, 0])
     return KeyedJaggedTensor(
         ["item", "user", "seen"], values, weights, lengths=torch.tensor([2, 0, 1, 2, 0, 0])
-    )
+    ).to(device())
 
 
 def loss_of(model: nn.Module, features: KeyedJaggedTensor) -> Tensor:
@@ -70,7 +71,7 @@ def loss_of(model: nn.Module, features: KeyedJaggedTensor) -> Tensor:
     flat = torch.cat(
         [(part if isinstance(part, Tensor) else part.values()).flatten() for part in parts]
     )
-    return (flat * torch.linspace(0.5, 2.0, flat.numel())).sum()
+    return (flat * torch.linspace(0.5, 2.0, flat.numel(), device=flat.device)).sum()
 
 
 def sharded(model: nn.Module, **fused_params: Any) -> nn.Module:

@@ -33,7 +33,7 @@ def build_table_batch(
 
     fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no
     kernel for what is asked, the plain-torch operator stands behind the same signature and
-    ``kernel`` says so. (Neither has been run on a GPU yet.)
+    ``kernel`` says so.
 
     Args:
         spec: Tables, features and pooling.

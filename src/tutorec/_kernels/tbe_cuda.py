@@ -6,8 +6,8 @@ in which rows are padded to multiples of 4 columns.
 
 On CPU tensors the same adapter runs fbgemm's CPU mode, and the tests hold it equal to the other
 operators there. That mode has SGD, Adagrad and row-wise Adagrad. The form that the module has on
-CUDA, both Adams included, was run in CPU memory with formulas of the tests in place of fbgemm's
-kernels. Nothing here was run on a GPU yet.
+CUDA, both Adams included, also runs in CPU memory with formulas of the tests in place of fbgemm's
+kernels, and on GPUs by ``make gpu``.
 """
 
 from __future__ import annotations

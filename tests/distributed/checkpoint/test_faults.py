@@ -36,7 +36,11 @@ def in_a_process_of_its_own(call: str) -> Any:
         f"print(json.dumps(checkpoint_kills.{call}))"
     )
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # A process that is forked from one that has used a GPU has none.
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )

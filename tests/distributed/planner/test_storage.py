@@ -195,9 +195,10 @@ def test_bytes_of_a_mapping_are_those_that_it_takes_and_are_in_the_plan(kind):
     mapping = MAPPINGS[kind]()
     model = ManagedCollisionEmbeddingBagCollection(
         EmbeddingBagCollection(tables), ManagedCollisionCollection({"t": mapping}, tables)
-    )
+    ).to(device())
+    ids = KeyedJaggedTensor(["f"], torch.arange(4095) * 7919, lengths=torch.tensor([4095]))
     for _ in range(2):
-        model(KeyedJaggedTensor(["f"], torch.arange(4095) * 7919, lengths=torch.tensor([4095])))
+        model(ids.to(device()))
     assert int(mapping.open_slots()) <= 1
     held = [
         value for name, value in mapping.state_dict().items() if name not in mapping.once_per_table
