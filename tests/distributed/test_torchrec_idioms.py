@@ -72,6 +72,9 @@ def one_dense_table(
     held = {name for name, _ in tables.named_parameters("tables")}
     replicated = {"tables.embedding_bags.t1.weight"}
     assert set(tables.sharded_parameter_names("tables")) == held - replicated < held
+    for prefix, begin in (("", "0"), ("model", "model.0")):
+        names = DistributedModelParallel._sharded_parameter_names(parallel, prefix)
+        assert sorted(names) == sorted(tables.sharded_parameter_names(begin))
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(parallel.module.named_parameters())),
         lambda params: RowWiseAdagrad(params, lr=RATE, eps=1e-8),

@@ -208,6 +208,13 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """`named_parameters` without duplicates; the two are the same, as in TorchRec."""
         return self.module.named_parameters(prefix, recurse)
 
+    @staticmethod
+    def _sharded_parameter_names(module: nn.Module, prefix: str = "") -> Iterator[str]:
+        """Names of sharded parameters; TorchRec's tests exclude them from the dense optimizer."""
+        for path, part in get_unwrapped_module(module).named_modules(prefix=prefix):
+            if isinstance(part, ShardedEmbeddingModule):
+                yield from part.sharded_parameter_names(path)
+
     def sparse_grad_parameter_names(
         self, destination: list[str] | None = None, prefix: str = ""
     ) -> list[str]:
@@ -252,6 +259,9 @@ class DMPCollection(DistributedModelParallel):
             optimizer.step()
             if step % 10 == 0:
                 model.sync()
+
+    `TrainPipelineSparseDist` and `TrainPipelineSemiSync` call it themselves, every
+    ``dmp_collection_sync_interval_batches`` batches, and by default after each.
 
     All replicas start with the tables of the first one. Adam's step count is the same in all.
     Tables with the kernel ``dense`` have an optimizer outside of backward; its state is not

@@ -231,5 +231,12 @@ def assert_same(one: dict[str, Any], other: dict[str, Any], where: str) -> None:
         assert torch.equal(value, other[name]), f"{name} {where}"
 
 
+@torch.fx.wrap
+def moved_on(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Not traced: a graph does not show that it writes in place."""
+    ids.values().add_(1).remainder_(cases.ROWS)
+    return ids
+
+
 def here() -> torch.device:
     return device()

@@ -39,7 +39,6 @@ from tutorec.distributed.messages import all_gather_ints
 from tutorec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     TrainPipelineBase,
-    TrainPipelineFusedSparseDist,
     TrainPipelineSparseDist,
 )
 from tutorec.distributed.train_pipeline.engine import Stage, TrainPipeline
@@ -565,13 +564,15 @@ def test_programs_written_for_torchrec_read_model_optimizer_and_device(pipeline)
 SHARED = ["model", "optimizer", "device"]
 BATCHES = ["execute_all_batches", "apply_jit"]
 MODEL = ["pipeline_postproc", "custom_model_fwd"]
+REPLICAS, ENQUEUE = "dmp_collection_sync_interval_batches", "enqueue_batch_after_forward"
+SEMI_SYNC = ["start_batch", "stash_gradients"]
 LOOKUP = ["strict", "emb_lookup_stream", "embedding_lookup_after_data_dist"]
 TORCHREC_ARGUMENTS = {
     "TrainPipelineBase": ["custom_model_fwd"],
-    "TrainPipelineSparseDist": [*BATCHES, "context_type", *MODEL],
+    "TrainPipelineSparseDist": [*BATCHES, "context_type", *MODEL, REPLICAS, ENQUEUE],
     "TrainPipelineSparseDistLite": ["apply_jit", "context_type", *MODEL],
-    "TrainPipelineFusedSparseDist": [*BATCHES, *MODEL, *LOOKUP],
-    "TrainPipelineSemiSync": [*BATCHES, "start_batch", "stash_gradients", *MODEL, "strict"],
+    "TrainPipelineFusedSparseDist": [*BATCHES, *MODEL, *LOOKUP, ENQUEUE],
+    "TrainPipelineSemiSync": [*BATCHES, *SEMI_SYNC, *MODEL, "strict", REPLICAS],
     "PrefetchTrainPipelineSparseDist": [*BATCHES, *MODEL],
     "EvalPipelineSparseDist": ["apply_jit", "pipeline_postproc"],
 }
@@ -580,8 +581,6 @@ TORCHREC_ARGUMENTS = {
 @pytest.mark.parametrize("pipeline", CLASSES, ids=lambda each: each.__name__)
 def test_pipelines_take_torchrecs_arguments_in_torchrecs_order(pipeline):
     found = list(inspect.signature(pipeline).parameters)
-    if pipeline in (TrainPipelineSparseDist, TrainPipelineFusedSparseDist):
-        assert found.pop() == "enqueue_batch_after_forward"
     assert found == [*SHARED, *TORCHREC_ARGUMENTS[pipeline.__name__]]
 
 

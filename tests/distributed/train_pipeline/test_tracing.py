@@ -10,6 +10,7 @@ import pytest
 import torch
 from distributed import cases, row_cases
 from distributed.cases import batch
+from distributed.train_pipeline import pipeline_cases
 from distributed.train_pipeline.pipeline_cases import (
     Bags,
     assert_same,
@@ -203,6 +204,92 @@ class InPlace(Model):
         return KeyedJaggedTensor(ids.keys(), values, lengths=ids.lengths())
 
 
+class InPlaceFunction(Model):
+    def ids(self, batch: Any) -> Any:
+        ids = batch["ids"]
+        values = torch.clamp_(ids.values(), max=4)
+        return KeyedJaggedTensor(ids.keys(), values, lengths=ids.lengths())
+
+
+class InPlaceArgument(Model):
+    def ids(self, batch: Any) -> Any:
+        ids = batch["ids"]
+        values = nn.functional.relu(ids.values(), inplace=True)
+        return KeyedJaggedTensor(ids.keys(), values, lengths=ids.lengths())
+
+
+class Functions(Model):
+    """Functions of torch that are written in Python and change nothing."""
+
+    def ids(self, batch: Any) -> Any:
+        ids = batch["ids"]
+        values = torch.cat(torch.split(nn.functional.relu(ids.values()), 2))
+        return KeyedJaggedTensor(ids.keys(), values, lengths=ids.lengths())
+
+
+class Output(Model):
+    def ids(self, batch: Any) -> Any:
+        ids, values = batch["ids"], batch["ids"].values()
+        values = torch.remainder(values + 1, cases.ROWS, out=values)
+        return KeyedJaggedTensor(ids.keys(), values, lengths=ids.lengths())
+
+
+class Opaque(Model):
+    def ids(self, batch: Any) -> Any:
+        return pipeline_cases.moved_on(batch["ids"])
+
+
+class OpaqueAside(Model):
+    """Its result is not used: nothing in the graph leads from it to the tables."""
+
+    def ids(self, batch: Any) -> Any:
+        pipeline_cases.moved_on(batch["ids"])
+        return batch["ids"]
+
+
+class Aside(Model):
+    def ids(self, batch: Any) -> Any:
+        batch["ids"].values().add_(1).remainder_(cases.ROWS)
+        return batch["ids"]
+
+
+class Hidden(Model):
+    """A module writes in place, and its result is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = MovingOn()
+
+    def ids(self, batch: Any) -> Any:
+        self.before(batch["ids"])
+        return batch["ids"]
+
+
+class AsideOfTheRest(Model):
+    """What is written in place is nothing that the tables read."""
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        more = batch["more"][1]["ids"].values().add_(1)
+        logits = self.over(self.tables(batch["ids"]).values()).relu_()
+        return self.loss(logits + more.sum() / 1000)
+
+
+class MovingOn(nn.Module):
+    def forward(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return pipeline_cases.moved_on(ids)
+
+
+class OpaqueModule(Model):
+    """The same in a module, which runs once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = MovingOn()
+
+    def ids(self, batch: Any) -> Any:
+        return self.before(batch["ids"])
+
+
 class ByMode(Model):
     """Another input in evaluation."""
 
@@ -251,6 +338,24 @@ EXPLAINED = {
     "InPlace": {
         "tables": f"{IN_FORWARD}{SHARED}remainder_(), which writes in place and would run twice"
     },
+    "Functions": {"tables": EARLY},
+    "InPlaceFunction": {
+        "tables": f"{IN_FORWARD}{SHARED}clamp_(), which writes in place and would run twice"
+    },
+    "InPlaceArgument": {
+        "tables": f"{IN_FORWARD}{SHARED}relu(), which writes in place and would run twice"
+    },
+    "Output": {
+        "tables": f"{IN_FORWARD}{SHARED}remainder(), which writes in place and would run twice"
+    },
+    "Opaque": {
+        "tables": f"{IN_FORWARD}{SHARED}moved_on(), which may write in place and would run twice"
+    },
+    "OpaqueAside": {"tables": f"{IN_FORWARD}the forward writes into its input in place"},
+    "Aside": {"tables": f"{IN_FORWARD}the forward writes into its input in place"},
+    "Hidden": {"tables": f"{IN_FORWARD}the forward writes into its input in place"},
+    "AsideOfTheRest": {"tables": EARLY},
+    "OpaqueModule": {"tables": EARLY, "before": "runs ahead, before a sharded module"},
     "ByMode": {"tables": EARLY},
 }
 

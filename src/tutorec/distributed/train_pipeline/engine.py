@@ -27,11 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutorec._check import require_int
 from tutorec.distributed import comm, messages
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
-from tutorec.distributed.train_pipeline.stages import ENDED, READY, UNFIT, Stages
+from tutorec.distributed.train_pipeline.stages import ENDED, READY, UNFIT, Stages, sync_replicas
 from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
 
 __all__ = ["Options", "Stage", "TrainPipeline"]
@@ -59,6 +60,11 @@ class Options:
         pipeline_postproc: Whether modules without parameters whose output a sharded module reads
             run ahead, too.
         custom_model_fwd: Called with a batch instead of the model; returns ``(losses, output)``.
+        sync_interval: TorchRec's ``dmp_collection_sync_interval_batches``: a `DMPCollection` is
+            averaged after the backward of batches 0, n, 2n, ...; None leaves that to the caller.
+
+    Raises:
+        ValueError: ``sync_interval`` is not a whole number of at least 1.
     """
 
     execute_all_batches: bool = True
@@ -66,6 +72,11 @@ class Options:
     context_type: type[TrainPipelineContext] = TrainPipelineContext
     pipeline_postproc: bool = False
     custom_model_fwd: Callable[[Any], Any] | None = None
+    sync_interval: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sync_interval is not None:
+            require_int("dmp_collection_sync_interval_batches", self.sync_interval, least=1)
 
 
 class TrainPipeline(Generic[In, Out]):
@@ -99,7 +110,13 @@ class TrainPipeline(Generic[In, Out]):
         schedule: Sequence[Stage],
         options: Options,
     ) -> None:
-        self._stages = Stages(model, optimizer, torch.device(device), options.custom_model_fwd)
+        self._stages = Stages(
+            model,
+            optimizer,
+            torch.device(device),
+            options.custom_model_fwd,
+            options.sync_interval,
+        )
         self._schedule, self._options = tuple(schedule), options
         depth = max(stage.ahead for stage in self._schedule)
         per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
@@ -212,6 +229,19 @@ class TrainPipeline(Generic[In, Out]):
             self._stages.rewritten.restore()
         self._attached = False
         return self._stages.model
+
+    def sync_embeddings(
+        self,
+        model: nn.Module,
+        interval_batches: int | None,
+        context: TrainPipelineContext | None = None,
+    ) -> None:
+        """Average a `DMPCollection` if the batch's number is a multiple of ``interval_batches``.
+
+        Nothing happens for other models and for None. Without a context it is averaged at once.
+        """
+        index = context.index if context is not None else None
+        sync_replicas(model, interval_batches, index or 0)
 
     def explain(self) -> str:
         """Which sharded modules are started early, and why others are not; one line each."""

@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from tutorec.awaitable import Awaitable
 
 __all__ = [
@@ -36,6 +38,8 @@ class TrainPipelineContext:
             it.
         embedding_a2a_requests: Path -> the result of a lookup that was started before the forward.
         arguments: Path -> the module's arguments, computed ahead of the forward.
+        written: Path -> the tensors of its arguments, and how often each had been written in place
+            by then; for the first batches.
         done: The stages that the batch has passed.
         error: Why it could not be loaded or prepared on this rank; raised when its turn comes.
         states: Each rank's state of this batch, if the ranks have exchanged them; see
@@ -55,6 +59,7 @@ class TrainPipelineContext:
     postproc_fwd_results: dict[str, Any] = field(default_factory=dict)
     embedding_a2a_requests: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    written: dict[str, list[tuple[Tensor, int]]] = field(default_factory=dict)
     done: set[Hashable] = field(default_factory=set)
     error: Exception | None = None
     states: list[int] | None = None

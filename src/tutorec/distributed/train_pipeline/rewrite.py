@@ -17,6 +17,7 @@ from tutorec.distributed.train_pipeline.runtime_forwards import (
     Ahead,
     PipelinedForward,
     PipelinedPostproc,
+    written,
 )
 from tutorec.distributed.train_pipeline.tracing import EarlyInputs, trace_inputs
 from tutorec.fx.tracer import without_wrappers
@@ -88,6 +89,8 @@ class RewrittenModel:
             check = getattr(module, "prepare_input", None)
             if check is not None:
                 check(ctx.module_contexts[path], *args, **kwargs)
+            if not cast(PipelinedForward, module.forward).is_checked:
+                ctx.written[path] = written(ctx.arguments[path])
 
     def reject(self, path: str, reason: str) -> None:
         """Stop starting a sharded module early. Every rank does so at the same batch."""

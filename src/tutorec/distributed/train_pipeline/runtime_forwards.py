@@ -30,8 +30,8 @@ class PipelinedForward:
         name: Path of the module.
         module: The module.
         current: The batch in the pipeline's forward.
-        reject: Called with the name and a reason if the model passes other arguments than the
-            trace.
+        reject: Called with the name and a reason if the first forward passes other arguments than
+            the trace.
 
     Source:
         TorchRec's ``PipelinedForward``.
@@ -47,7 +47,7 @@ class PipelinedForward:
         self.name = name
         self.original = module.forward
         self._module, self._current = module, current
-        self._reject, self._is_checked = reject, False
+        self._reject, self.is_checked = reject, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result for the batch, by the module's own forward if nothing was started early."""
@@ -57,13 +57,12 @@ class PipelinedForward:
             name in ctx.input_dist_tensors_requests or name in ctx.embedding_a2a_requests
         ):
             return self.original(*args, **kwargs)
-        if not self._is_checked and not _same(ctx.arguments[name], (args, kwargs)):
-            self._reject(
-                name,
-                "the forward passes another input than its trace: it depends on types or settings",
-            )
-            return self.original(*args, **kwargs)
-        self._is_checked = True
+        if not self.is_checked:
+            self.is_checked = True
+            why = _difference(ctx, name, (args, kwargs))
+            if why is not None:
+                self._reject(name, why)
+                return self.original(*args, **kwargs)
         look_up(name, self._module, ctx)
         return ctx.embedding_a2a_requests.pop(name)
 
@@ -77,6 +76,24 @@ def look_up(
         ctx.embedding_a2a_requests[name] = module.compute_and_output_dist(
             ctx.module_contexts[name], arrived
         )
+
+
+def written(value: Any) -> list[tuple[Tensor, int]]:
+    """The tensors in a value, and how often each has been written in place."""
+    return [
+        (part, part._version)
+        for part in tree_flatten(value)[0]
+        if isinstance(part, Tensor) and not part.is_inference()
+    ]
+
+
+def _difference(ctx: TrainPipelineContext, name: str, passed: Any) -> str | None:
+    """How the input of the forward differs from the one that was computed ahead, or None."""
+    if not _same(ctx.arguments[name], passed):
+        return "the forward passes another input than its trace: it depends on types or settings"
+    if any(part._version != count for part, count in ctx.written.get(name, ())):
+        return "the forward writes into its input in place"
+    return None
 
 
 def _same(traced: Any, passed: Any) -> bool:

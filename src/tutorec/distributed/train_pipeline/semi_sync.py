@@ -46,6 +46,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
             applies the gradients of the previous batch, and the step of ``start_batch`` applies
             none.
         strict: Raise ValueError if ``optimizer`` updates tables.
+        dmp_collection_sync_interval_batches: ``sync_interval`` of `Options`.
 
     Source:
         TorchRec's ``TrainPipelineSemiSync``.
@@ -63,6 +64,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         pipeline_postproc: bool = True,
         custom_model_fwd: Callable[[Any], Any] | None = None,
         strict: bool = False,
+        dmp_collection_sync_interval_batches: int | None = 1,
     ) -> None:
         held: dict[nn.Parameter, torch.Tensor] = {}
 
@@ -102,6 +104,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
             TrainPipelineContext,
             pipeline_postproc,
             custom_model_fwd,
+            dmp_collection_sync_interval_batches,
         )
         super().__init__(model, optimizer, device, schedule, options)
         self._start_batch = start_batch

@@ -37,6 +37,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         device: Device of the batches.
         execute_all_batches: See `Options`; so are ``apply_jit``, ``context_type``,
             ``pipeline_postproc`` and ``custom_model_fwd``.
+        dmp_collection_sync_interval_batches: ``sync_interval`` of `Options`.
         enqueue_batch_after_forward: TorchRec's; here batches are always loaded after the forward.
 
     Source:
@@ -53,7 +54,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         context_type: type[TrainPipelineContext] = TrainPipelineContext,
         pipeline_postproc: bool = False,
         custom_model_fwd: Callable[[Any], Any] | None = None,
-        *,
+        dmp_collection_sync_interval_batches: int | None = 1,
         enqueue_batch_after_forward: bool = False,
     ) -> None:
         schedule = (
@@ -66,7 +67,12 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
             Stage(Stages.optimizer_step, 0),
         )
         options = Options(
-            execute_all_batches, apply_jit, context_type, pipeline_postproc, custom_model_fwd
+            execute_all_batches,
+            apply_jit,
+            context_type,
+            pipeline_postproc,
+            custom_model_fwd,
+            dmp_collection_sync_interval_batches,
         )
         super().__init__(model, optimizer, device, schedule, options)
 

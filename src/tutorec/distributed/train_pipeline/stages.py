@@ -10,7 +10,7 @@
     look_up             look rows up and send them back                        in flight
     forward, evaluate   the rest of the model's forward                        uses what has arrived
     backward            gradients; fused tables are updated
-    optimizer_step      dense layers are updated
+    optimizer_step      replicas of tables are averaged, dense layers are updated
 
 A pipeline defines their order, and for each the number of batches that it runs ahead of the one
 that trains.
@@ -18,11 +18,13 @@ that trains.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from tutorec.distributed.collectives.kjt import RanksWithoutBatch
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
@@ -30,7 +32,7 @@ from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.runtime_forwards import look_up
 from tutorec.distributed.train_pipeline.streams import SideStream, to_device
 
-__all__ = ["ENDED", "FAILED", "READY", "UNFIT", "Stages"]
+__all__ = ["ENDED", "FAILED", "READY", "UNFIT", "Stages", "sync_replicas"]
 
 # State of a batch on a rank: the trace of the forward does not match, it failed, there is none, it
 # is ready.
@@ -45,6 +47,8 @@ class Stages:
         optimizer: The optimizer of the parameters that backward does not update.
         device: Device of the batches.
         call: What is called with a batch; the model by default.
+        sync_interval: The steps from one average of a `DMPCollection` to the next; None for no
+            average.
 
     Attributes:
         rewritten: The sharded modules that are started early; None while the model is detached.
@@ -58,9 +62,10 @@ class Stages:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         call: Callable[[Any], Any] | None = None,
+        sync_interval: int | None = None,
     ) -> None:
         self.model, self.optimizer, self.device = model, optimizer, device
-        self.custom_call = call
+        self.custom_call, self.sync_interval = call, sync_interval
         self.rewritten: RewrittenModel | None = None
         self.iterator: Iterator[Any] | None = None
         self.in_forward: TrainPipelineContext | None = None
@@ -152,7 +157,7 @@ class Stages:
             ctx.losses, ctx.output = self.call(ctx.batch)
         finally:
             self.in_forward = None
-        ctx.batch, ctx.arguments, ctx.module_contexts = None, {}, {}
+        ctx.batch, ctx.arguments, ctx.written, ctx.module_contexts = None, {}, {}, {}
 
     def backward(self, ctx: TrainPipelineContext) -> None:
         """Compute the gradient of the sum of the losses; nothing for a model in evaluation mode."""
@@ -161,8 +166,9 @@ class Stages:
         ctx.losses = None
 
     def optimizer_step(self, ctx: TrainPipelineContext) -> None:
-        """Update the dense layers."""
+        """Average the replicas of a `DMPCollection` when it is time, and update dense layers."""
         if self.model.training:
+            sync_replicas(self.model, self.sync_interval, ctx.index or 0)
             self.optimizer.step()
 
     def _take_over(self, ctx: TrainPipelineContext) -> None:
@@ -171,3 +177,14 @@ class Stages:
         self._sends.hand_over(
             list(ctx.input_dist_tensors_requests.values()), list(ctx.module_contexts.values())
         )
+
+
+def sync_replicas(model: nn.Module, interval: int | None, number: int) -> None:
+    """Average the replicas of a `DMPCollection` if ``number`` is a multiple of ``interval``."""
+    # A model of this class has imported its module; other models do not pay for the import.
+    parallel = sys.modules.get("tutorec.distributed.model_parallel")
+    if interval is None or parallel is None or not isinstance(model, parallel.DMPCollection):
+        return
+    if number % interval == 0:
+        with record_function("## dmp_collection_sync ##"):
+            cast(Any, model).sync()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from tutorec.fx.tracer import Tracer as ModelTracer
 from tutorec.fx.tracer import without_wrappers
 
 __all__ = ["EarlyInputs", "Tracer", "trace_inputs"]
+
+_KNOWN = ("torch", "tutorec")  # functions of these packages do not change what they are given
 
 
 class Tracer(ModelTracer):
@@ -120,16 +123,12 @@ class _Slice:
                 if isinstance(value, nn.Parameter)
                 else None
             )
-        name = (
-            node.target
-            if isinstance(node.target, str)
-            else getattr(node.target, "__name__", str(node.target))
-        )
-        if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
-            return f"its input needs {name}(), which writes in place and would run twice"
-        if node.op in ("call_function", "call_method") and _is_random(name):
-            return f"its input needs {name}(), which draws random numbers and would run twice"
-        return None
+        if node.op not in ("call_function", "call_method"):
+            return None
+        name, how = _called(node), _writes(node)
+        if how is None and _is_random(name):
+            how = "draws random numbers"
+        return f"its input needs {name}(), which {how} and would run twice" if how else None
 
     def _why_not_module(self, module: nn.Module) -> str | None:
         name = self.names.get(id(module), type(module).__name__)
@@ -239,6 +238,25 @@ def _attribute(root: Any, path: str) -> Any:
     for name in path.split("."):
         root = getattr(root, name)
     return root
+
+
+def _called(node: fx.Node) -> str:
+    """Name of the function or method that a node calls."""
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _writes(node: fx.Node) -> str | None:
+    """How a function or a method writes into its arguments, by its name and arguments, or None."""
+    name = _called(node)
+    is_named_so = name.endswith("_") and not name.endswith("__")
+    if is_named_so or node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
+        return "writes in place"
+    return "may write in place" if _is_opaque(node.target) else None
+
+
+def _is_opaque(target: Any) -> bool:
+    """Whether a function is a caller's own, not traced because of ``torch.fx.wrap``."""
+    return isinstance(target, FunctionType) and target.__module__.split(".")[0] not in _KNOWN
 
 
 def _is_random(name: str) -> bool:
