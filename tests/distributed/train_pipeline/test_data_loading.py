@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tutorec.distributed.train_pipeline import TrainPipelineBase
 from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
 from tutorec.spmd import device
 
@@ -84,3 +85,25 @@ def test_who_waits_for_a_batch_is_released_when_the_thread_is_stopped(started: S
     thread.stop()
     assert thread.get_next_batch() is None
     goes_on.set()
+
+
+def test_a_pipeline_is_fed_by_the_thread(started: Start) -> None:
+    read_on: list[str] = []
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        for number in range(4):
+            read_on.append(threading.current_thread().name)
+            yield {"x": torch.full((1, 2), float(number))}
+
+    model = nn.Linear(2, 1, device=device())
+    pipeline = TrainPipelineBase(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        device(),
+        custom_model_fwd=lambda batch: (model(batch["x"]).sum(), int(batch["x"][0, 0])),
+    )
+    ahead = iter(started(batches()).get_next_batch, None)
+    assert [pipeline.progress(ahead) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(StopIteration):
+        pipeline.progress(ahead)
+    assert read_on == ["DataLoadingThread"] * 4

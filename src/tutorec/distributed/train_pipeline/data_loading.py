@@ -12,6 +12,7 @@ from torch.profiler import record_function
 
 from tutorec.distributed.train_pipeline.pipeline_context import In
 from tutorec.distributed.train_pipeline.pipeline_stage import on_stream
+from tutorec.distributed.train_pipeline.streams import to_device
 
 __all__ = ["DataLoadingThread"]
 
@@ -20,6 +21,18 @@ _END: Any = object()
 
 class DataLoadingThread(Thread, Generic[In]):
     """Keeps one batch ready: it reads and copies the next one when a batch has been taken.
+
+    A train pipeline loads on the thread that trains. Where reading a batch takes long, this thread
+    reads while the pipeline trains::
+
+        thread = DataLoadingThread(
+            torch.device("cpu"), batches, to_device_non_blocking=False
+        )
+        thread.start()
+        ahead = iter(thread.get_next_batch, None)
+        pipeline.progress(ahead)
+
+    The device is the CPU there, since the pipeline copies batches to its own device itself.
 
     Args:
         device: Device of the batches.
@@ -68,7 +81,7 @@ class DataLoadingThread(Thread, Generic[In]):
                 if batch is _END:
                     break
                 with record_function("## copy_batch_to_gpu ##"), on_stream(self._stream):
-                    self._ready.put(batch.to(self._device, non_blocking=self._non_blocking))
+                    self._ready.put(to_device(batch, self._device, self._non_blocking))
         except Exception as error:
             self._ready.put(_Failure(error))
         self._ready.put(_END)

@@ -357,7 +357,12 @@ class TrainPipeline(Generic[In, Out]):
             )
 
     def _next_to_train(self) -> TrainPipelineContext:
-        """The first batch in flight, or None if all are trained or it failed on some rank."""
+        """The first batch in flight.
+
+        Raises:
+            StopIteration: All batches are trained.
+            Exception: The batch could not be loaded or prepared on some rank.
+        """
         stops = not self._options.execute_all_batches and (
             not self._flight or ENDED in self._ask(self._flight[-1])
         )

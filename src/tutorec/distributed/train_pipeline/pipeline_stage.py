@@ -122,17 +122,15 @@ class SparseDataDistUtil(Generic[In]):
     ) -> None:
         if prefetch_stream is not None and embedding_lookup_stream is not None:
             raise ValueError(
-                "prefetch_stream and embedding_lookup_stream: a lookup ahead needs no "
-                "prefetch, give one"
+                "prefetch_stream and embedding_lookup_stream are both given: give one of them, "
+                "since a lookup that runs ahead needs no prefetch"
             )
         self.model, self.apply_jit = model, apply_jit
         self.data_dist_stream, self.prefetch_stream = data_dist_stream, prefetch_stream
         self.embedding_lookup_stream = embedding_lookup_stream
         self._preprocess = pipeline_postproc
-        self._stages, self._lookups = (
-            _Sending(model, data_dist_stream),
-            _GivenStream(embedding_lookup_stream),
-        )
+        self._stages = _Sending(model, data_dist_stream)
+        self._lookups = _GivenStream(embedding_lookup_stream)
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
         self._hooks: list[RemovableHandle] = []
@@ -249,7 +247,7 @@ class SparseDataDistUtil(Generic[In]):
             self._lookups.hand_over(list(ctx.embedding_a2a_requests.values()))
 
     def _called_with(self, values: list[Any]) -> TrainPipelineContext | None:
-        """The batch in flight with which the model is called, and drop earlier ones."""
+        """Return the batch in flight with which the model is called; drop those before it."""
         for place, ctx in enumerate(self._flight):
             if any(ctx.batch is value for value in values):
                 for _ in range(place):

@@ -69,10 +69,11 @@ class StagedTrainPipeline(Generic[In, StageOut]):
             compute_stream = torch.cuda.current_stream(streams[0].device)
         self._compute_stream: Any = compute_stream
         # For each stage, last one first: its batch and the event after it; None without a batch.
-        self._flight: list[tuple[Any, Any]] = [(None, None)] * self.num_stages
+        # This name and `_flushing` are those that TorchRec's tests read.
+        self._stage_outputs: list[tuple[Any, Any]] = [(None, None)] * self.num_stages
         self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
         self._source: Iterator[In] | None = None
-        self._is_filled = self._is_exhausted = self._is_flushing = False
+        self._is_filled = self._is_exhausted = self._flushing = False
         self._next_index = 0  # index of the batch that is returned next
 
     @property
@@ -88,12 +89,12 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         if dataloader_iter is not self._source:
             self._source, self._is_exhausted = dataloader_iter, False
             self._is_filled = self._is_filled and any(
-                batch is not None for batch, _ in self._flight
+                batch is not None for batch, _ in self._stage_outputs
             )
         if not self._is_filled:
             self._fill()
-        batch, event = self._flight.pop(0)
-        self._flight.append((None, None))
+        batch, event = self._stage_outputs.pop(0)
+        self._stage_outputs.append((None, None))
         if batch is not None:
             self._next_index += 1
         for stage in range(self.num_stages):
@@ -101,18 +102,18 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         if event is not None:
             event.wait(self._compute_stream)
             cast(Any, batch).record_stream(self._compute_stream)
-        if batch is None and self._is_flushing:
+        if batch is None and self._flushing:
             self.flush_end()
             return self.progress(dataloader_iter)
         return batch
 
     def set_flush(self, flush: bool) -> None:
         """Return the batches in flight, call ``on_flush_end``, and only then read on."""
-        self._is_flushing = flush
+        self._flushing = flush
 
     def flush_end(self) -> None:
         """End a flush: the next batch fills the pipeline anew."""
-        self._is_flushing = self._is_filled = False
+        self._flushing = self._is_filled = False
         if self.on_flush_end is not None:
             self.on_flush_end()
 
@@ -138,22 +139,22 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         """Run a stage of the batch at a position in flight; the first stage reads it."""
         stage, index = self._pipeline_stages[number], self._next_index + place
         try:
-            batch, event = (self._read(), None) if number == 0 else self._flight[place]
+            batch, event = (self._read(), None) if number == 0 else self._stage_outputs[place]
             if batch is None:
-                self._flight[place] = (None, None)
+                self._stage_outputs[place] = (None, None)
                 if stage.data_exhausted_callback is not None:
                     stage.data_exhausted_callback()
                 return
             if self._debug_mode:
                 _logger.info("stage %d, %s, of batch %d", number, stage.name, index)
             with self._timeline.mark(stage.name, index):
-                self._flight[place] = _call(stage, batch, event)
+                self._stage_outputs[place] = _call(stage, batch, event)
         except Exception as error:
             error.add_note(f"stage {stage.name!r} of batch {index} on rank {self._timeline.rank}")
             raise
 
     def _read(self) -> In | None:
-        if self._is_exhausted or self._is_flushing or self._source is None:
+        if self._is_exhausted or self._flushing or self._source is None:
             return None
         batch = next(self._source, None)
         self._is_exhausted = batch is None

@@ -2,7 +2,7 @@
 
 ::
 
-    load                next(iterator), and the copy to the device             host, copy stream
+    load                next(iterator), and the copy to the device             copy stream
     prepare             preprocessing, arguments of sharded modules, checks    no communication
     start_input_dist    sizes                                                  first round
     wait_input_dist     ids                                                    second round
@@ -13,7 +13,9 @@
     optimizer_step      replicas of tables are averaged, dense layers are updated
 
 A pipeline defines their order, and for each the number of batches that it runs ahead of the one
-that trains.
+that trains. All stages run on the thread that calls ``progress``. What goes on behind them is named
+on the right: messages in flight, reads of cached rows and, on a GPU, copies. An iterator that takes
+long to make a batch belongs on a thread of its own, see `DataLoadingThread`.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ from tutorec.distributed.train_pipeline.streams import SideStream, to_device
 
 __all__ = ["ENDED", "FAILED", "READY", "UNFIT", "Stages", "sync_replicas"]
 
-# State of a batch on a rank: the trace of the forward does not match, it failed, there is none, it
-# is ready.
-UNFIT, FAILED, ENDED, READY = -3, -2, -1, 0
+# State of a batch on a rank.
+UNFIT = -3  # the trace of the forward does not fit the first batch
+FAILED = -2  # loading or preparing raised an error
+ENDED = -1  # the iterator has no such batch
+READY = 0
 
 
 class Stages:
@@ -135,12 +139,12 @@ class Stages:
                 if read_ahead is not None:
                     read_ahead(arriving.wait())
 
-    def look_up(self, ctx: TrainPipelineContext, but: Collection[str] = ()) -> None:
-        """Look rows up in the present tables and send them, except for the modules in ``but``."""
+    def look_up(self, ctx: TrainPipelineContext, except_for: Collection[str] = ()) -> None:
+        """Look rows up in the present tables and send them, for all modules but some."""
         if self.rewritten is not None:
             self._take_over(ctx)
             for path, module in self.rewritten.early.modules.items():
-                if path not in but:
+                if path not in except_for:
                     look_up(path, module, ctx)
 
     def forward(self, ctx: TrainPipelineContext) -> None:

@@ -12,8 +12,8 @@ import torch
 __all__ = ["SideStream", "to_device"]
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Copy a batch to a device asynchronously; it may be any object with ``.to``, or a container.
+def to_device(batch: Any, device: torch.device, non_blocking: bool = True) -> Any:
+    """Copy a batch to a device; it may be any object with ``.to``, or a container of them.
 
     Example:
         >>> import torch
@@ -21,8 +21,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
         {'ids': [tensor([0., 0.])], 'day': 3}
     """
     if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    return _rebuilt(batch, lambda part: to_device(part, device))
+        return batch.to(device, non_blocking=non_blocking)
+    return _rebuilt(batch, lambda part: to_device(part, device, non_blocking))
 
 
 def _rebuilt(value: Any, change: Any) -> Any:

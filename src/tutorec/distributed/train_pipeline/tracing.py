@@ -161,16 +161,14 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     """
     named = dict(without_wrappers(model).named_modules())
     sharded = {path: module for path, module in named.items() if isinstance(module, ShardedModule)}
-    # One inside of another is the other's affair.
+    # A sharded module inside another one is called by that one, not by the forward.
     inner = {each for outer in sharded.values() for each in outer.modules() if each is not outer}
     sharded = {path: module for path, module in sharded.items() if module not in inner}
     names = {id(module): path for path, module in named.items()}
     root, tracer, stopped = _Step(model, call), Tracer(), ""
     try:
         tracer.trace(root)
-    except (
-        Exception
-    ) as error:  # errors of the model's own code, which got a proxy instead of a value
+    except Exception as error:  # the model's own code may raise anything when it gets proxies
         first = next(iter(str(error).splitlines()), "")
         stopped = (
             f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
