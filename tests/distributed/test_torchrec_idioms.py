@@ -237,7 +237,7 @@ def test_arguments_that_torchrec_has_not_are_given_by_name():
     made: list[tuple[Any, tuple[Any, ...]]] = [
         (CacheParams, (None,) * 7),
         (EmbeddingStorageEstimator, (Topology(2, "cpu"), None, True)),
-        (TrainPipelineSparseDist, (*(None,) * 8, True)),
+        (TrainPipelineSparseDist, (*(None,) * 10, True)),
         (TrainPipelineFusedSparseDist, (*(None,) * 10, True)),
     ]
     for kind, arguments in made:
