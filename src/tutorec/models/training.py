@@ -145,7 +145,8 @@ def train(
     Returns:
         The losses of all steps, and how many samples were seen; the same on every rank.
 
-    A step for which no rank has samples has the loss 0.
+    A step for which no rank has samples has the loss 0. The replicas of a `DMPCollection` are
+    averaged after each batch.
 
     Raises:
         FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on
