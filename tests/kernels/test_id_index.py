@@ -38,7 +38,7 @@ def test_indices_answer_as_dictionaries_do(sizes: list[int], kind: str) -> None:
         for index, size in zip(indices.tables, sizes, strict=True)
     ]
     for _ in range(3):
-        asked, expected, counts = [], [], []
+        asked, expected, counts, absent = [], [], [], []
         for index, oracle in zip(indices.tables, oracles, strict=True):
             left = draw.sample(list(oracle), len(oracle) // 2)
             rows = [oracle.pop(number) for number in left]
@@ -50,10 +50,12 @@ def test_indices_answer_as_dictionaries_do(sizes: list[int], kind: str) -> None:
             draw.shuffle(ids)
             answer = [oracle.get(number, -1) for number in ids]
             assert index.find(torch.tensor(ids)).tolist() == answer
-            asked, expected, counts = asked + ids, expected + answer, [*counts, len(ids)]
-        rows, absent = indices.find(torch.tensor(asked), torch.tensor(counts))
+            last = sizes[len(counts)] - 1
+            expected += [last if row < 0 else row for row in answer]
+            asked, counts, absent = asked + ids, [*counts, len(ids)], [*absent, answer.count(-1)]
+        rows, misses = indices.find(torch.tensor(asked), counts)
         assert rows.tolist() == expected
-        assert absent.tolist() == [at for at, row in enumerate(expected) if row < 0]
+        assert misses == absent
 
 
 def test_other_hash_functions_are_taken_when_ids_find_no_slot() -> None:

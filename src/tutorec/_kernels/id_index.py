@@ -7,7 +7,8 @@ there, which moves to the other half.
 
 A hash function multiplies the id, whose bits have been mixed, by an odd factor, modulo 2**64. The
 product determines the id. Its first bits are the number of the slot, so that a slot holds only the
-others, and the row in the place of the first: 8 bytes.
+others, and the row in the place of the first: 8 bytes. numpy computes, because it shifts and
+compares unsigned numbers; torch reads the slots, because its `index_select` reads more at once.
 
 Source:
     Pagh and Rodler, "Cuckoo hashing", 2004; the slots: Knuth, TAOCP, volume 3, exercise 6.4-13.
@@ -18,19 +19,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # Insertion moves many ids in halves that are nearly full.
 _LEAST_SLOTS_PER_ROW = 1.1
 _FEWEST_BITS = 5
 BYTES_PER_ID = 36  # two halves, each of at most twice the least number of slots, 8 bytes each
-_FREE = -1
+_FREE = 2**64 - 1
 _ROUNDS, _SEEDS = 100, 16
 _MIXER = 0x5851F42D4C957F2D  # an odd number; Knuth's for a generator of random numbers
-_LOW_32 = 2**32 - 1
+
+Words: TypeAlias = NDArray[np.uint64]
+Rows: TypeAlias = NDArray[np.int64]
 
 
 def has_index(ids: Tensor) -> bool:
@@ -59,19 +64,21 @@ class IdIndex:
 
     def __init__(self, indices: IdIndices, slots: Tensor, rows: int) -> None:
         self._indices, self._slots, self._rows = indices, slots, rows
-        self._bits = len(slots).bit_length() - 2
+        self._words, self._bits = _words(slots), len(slots).bit_length() - 2
 
     def fill(self, ids: Tensor, rows: Tensor) -> None:
         """Hold these distinct ids [N] with their rows [N], and no others.
 
-        Of ids with the same first slot the last one gets it, as a rule.
+        Of ids with the same first slot the last one gets it.
         """
         self.clear()
         self._put(ids, rows)
 
     def find(self, ids: Tensor) -> Tensor:
         """The row of each id [N], -1 for an id that is not there."""
-        return self._indices.look_up(self._slots, ids, 0, self._bits, self._rows)[0]
+        rows, absent = self._indices.look_up(self._slots, ids, 0, self._bits, self._rows)
+        rows[absent] = -1
+        return torch.from_numpy(rows)
 
     def replace(self, left: Tensor, came: Tensor, rows: Tensor) -> None:
         """Remove ids [L], and add others [N] with their rows [N]."""
@@ -79,50 +86,51 @@ class IdIndex:
         for half, factor in enumerate(self._indices.factors):
             place, rest = _hash(mixed, factor, self._bits)
             place += half << self._bits
-            is_there = (self._slots[place] ^ rest) >> self._bits == 0
-            self._slots[place[is_there]] = _FREE
+            is_there = (self._words[place] ^ rest) >> self._bits == 0
+            self._words[place[is_there]] = _FREE
         self._put(came, rows)
 
     def clear(self) -> None:
         """Remove all ids."""
-        self._slots.fill_(_FREE)
+        self._words.fill(_FREE)
 
-    def held(self) -> tuple[Tensor, Tensor]:
+    def held(self) -> tuple[Words, Words]:
         """The mixed ids [N] and their rows [N]."""
-        place = (self._slots != _FREE).nonzero().view(-1)
-        return self._ids_of(place, self._slots[place])
+        place = np.flatnonzero(self._words != _FREE).view(np.uint64)
+        return self._ids_of(place, self._words[place])
 
-    def place(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def place(self, ids: Words, rows: Words) -> tuple[Words, Words]:
         """Insert mixed ids [N] with their rows [N]; returns those that found no slot, if any."""
-        owner, in_second = torch.empty_like(self._slots), torch.zeros_like(ids, dtype=torch.bool)
+        owner, in_second = np.empty(len(self._words), np.int64), np.zeros(len(ids), bool)
         for _ in range(_ROUNDS):
             if not len(ids):
                 break
             (first, rest), (second, other) = (
                 _hash(ids, factor, self._bits) for factor in self._indices.factors
             )
-            place = torch.where(in_second, second + (1 << self._bits), first)
-            order = torch.arange(len(ids))
+            place = np.where(in_second, second + (1 << self._bits), first)
+            order = np.arange(len(ids))
             owner[place] = order
             won = owner[place] == order
             taken = place[won]
-            before = self._slots[taken]
-            self._slots[taken] = torch.where(in_second, other, rest)[won] | rows[won]
+            before = self._words[taken]
+            self._words[taken] = np.where(in_second, other, rest)[won] | rows[won]
             moves = before != _FREE
             moved, rows_moved = self._ids_of(taken[moves], before[moves])
-            ids, rows = torch.cat([ids[~won], moved]), torch.cat([rows[~won], rows_moved])
-            in_second = torch.cat([~in_second[~won], taken[moves] < 1 << self._bits])
+            ids = np.concatenate([ids[~won], moved])
+            rows = np.concatenate([rows[~won], rows_moved])
+            in_second = np.concatenate([~in_second[~won], taken[moves] < 1 << self._bits])
         return ids, rows
 
-    def _ids_of(self, place: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def _ids_of(self, place: Words, held: Words) -> tuple[Words, Words]:
         """The mixed ids [N] and rows [N] that these slots [N] hold."""
-        low, bits = (1 << self._bits) - 1, self._bits
-        product = ((held >> bits) & ((1 << 64 - bits) - 1)) | ((place & low) << (64 - bits))
-        first, second = (product * _inverse(factor) for factor in self._indices.factors)
-        return torch.where(place > low, second, first), held & low
+        bits, low = self._bits, (1 << self._bits) - 1
+        product = (held >> bits) | (place << (64 - bits))
+        first, second = (product * pow(factor, -1, 1 << 64) for factor in self._indices.factors)
+        return np.where(place > low, second, first), np.bitwise_and(held, low)
 
     def _put(self, ids: Tensor, rows: Tensor) -> None:
-        left = self.place(_mixed(ids), rows)
+        left = self.place(_mixed(ids), _words(rows))
         if len(left[0]):
             self._indices.rehash(self, left)
 
@@ -143,38 +151,40 @@ class IdIndices:
         widths = [2 << each for each in bits]
         self._seed, self.factors = 0, _factors(0)
         with torch.inference_mode(False):  # slots are written in other modes later
-            self._slots = torch.full((sum(widths),), _FREE)
-        self._firsts = torch.tensor([0, *accumulate(widths[:-1])])
+            self._slots = torch.full((sum(widths),), -1)
+        self._firsts = np.array([0, *accumulate(widths[:-1])], np.uint64)
         self._bits, self._rows = _one_or_each(bits), _one_or_each(sizes)
+        self._last = np.array(sizes) - 1
         self.tables = [
             IdIndex(self, slots, size)
             for slots, size in zip(self._slots.split(widths), sizes, strict=True)
         ]
 
-    def find(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The row of each id [N], -1 if absent, and the positions of absent ids, rising.
+    def find(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The row of each id [N], its table's last one if absent; absent ids of each table.
 
         Args:
             ids: Ids [N], by table.
             counts: Number of the ids of each table.
         """
         firsts, bits, rows = (
-            each.repeat_interleave(counts, output_size=len(ids))
-            if isinstance(each, Tensor)
-            else each
+            each if isinstance(each, int) else each.repeat(counts)
             for each in (self._firsts, self._bits, self._rows)
         )
-        return self.look_up(self._slots, ids, firsts, bits, rows)
+        found, absent = self.look_up(self._slots, ids, firsts, bits, rows)
+        misses = np.diff(np.searchsorted(absent, [0, *accumulate(counts)]))
+        found[absent] = self._last.repeat(misses)
+        return torch.from_numpy(found), misses.tolist()
 
     def look_up(
         self,
         slots: Tensor,
         ids: Tensor,
-        firsts: Tensor | int,
-        bits: Tensor | int,
-        rows: Tensor | int,
-    ) -> tuple[Tensor, Tensor]:
-        """The row of each id [N], -1 if absent, and the positions of absent ids, rising.
+        firsts: Words | int,
+        bits: Words | int,
+        rows: Words | int,
+    ) -> tuple[Rows, Rows]:
+        """The row of each id [N], any number if absent; the positions of absent ids, rising.
 
         Args:
             slots: Those of one table or of all.
@@ -185,16 +195,20 @@ class IdIndices:
         """
         mixed = _mixed(ids)
         place, rest = _hash(mixed, self.factors[0], bits)
-        found = slots.index_select(0, place.add_(firsts)).bitwise_xor_(rest)
-        others = _positions((found < 0) | (found >= rows))
-        firsts, bits, rows = (_selected(each, others) for each in (firsts, bits, rows))
-        place, rest = _hash(mixed.index_select(0, others), self.factors[1], bits)
-        second = slots.index_select(0, place.add_(firsts).add_(1 << bits)).bitwise_xor_(rest)
-        is_absent = (second < 0) | (second >= rows)
-        found.index_copy_(0, others, second.masked_fill_(is_absent, -1))
-        return found, others.index_select(0, _positions(is_absent))
+        place += firsts
+        rest ^= _read(slots, place)
+        others = np.flatnonzero(rest >= rows)
+        firsts, bits, rows = (
+            each if isinstance(each, int) else each[others] for each in (firsts, bits, rows)
+        )
+        place, second = _hash(mixed[others], self.factors[1], bits)
+        place += firsts
+        place += 1 << bits
+        second ^= _read(slots, place)
+        rest[others] = second
+        return rest.view(np.int64), others[np.flatnonzero(second >= rows)]
 
-    def rehash(self, table: IdIndex, left: tuple[Tensor, Tensor]) -> None:
+    def rehash(self, table: IdIndex, left: tuple[Words, Words]) -> None:
         """Insert all ids anew by other hash functions, since some of a table found no slot.
 
         Raises:
@@ -202,7 +216,7 @@ class IdIndices:
         """
         held = [each.held() for each in self.tables]
         at = self.tables.index(table)
-        held[at] = torch.cat([held[at][0], left[0]]), torch.cat([held[at][1], left[1]])
+        held[at] = np.concatenate([held[at][0], left[0]]), np.concatenate([held[at][1], left[1]])
         for _ in range(_SEEDS):
             self._seed += 1
             self.factors = _factors(self._seed)
@@ -217,19 +231,19 @@ class IdIndices:
         )
 
 
-def _positions(mask: Tensor) -> Tensor:
-    """Where a mask is true, rising; numpy finds that in a seventh of torch's time."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+def _words(numbers: Tensor) -> Words:
+    """The same numbers [N] in the same memory, unsigned."""
+    return numbers.numpy().view(np.uint64)
 
 
-def _one_or_each(values: Sequence[int]) -> Tensor | int:
-    """One number where all tables have the same; it is not gathered for each id."""
-    return values[0] if len(set(values)) == 1 else torch.tensor(values)
+def _read(slots: Tensor, place: Words) -> Words:
+    """What these slots [N] hold."""
+    return _words(slots.index_select(0, torch.from_numpy(place.view(np.int64))))
 
 
-def _selected(of_ids: Tensor | int, chosen: Tensor) -> Tensor | int:
-    """The numbers of some ids; one number is that of all ids."""
-    return of_ids.index_select(0, chosen) if isinstance(of_ids, Tensor) else of_ids
+def _one_or_each(values: Sequence[int]) -> Words | int:
+    """One number where all tables have the same; it is not repeated for each id."""
+    return values[0] if len(set(values)) == 1 else np.array(values, np.uint64)
 
 
 def _factors(seed: int) -> tuple[int, int]:
@@ -238,20 +252,16 @@ def _factors(seed: int) -> tuple[int, int]:
     return draw.getrandbits(63) | 1, draw.getrandbits(63) | 1
 
 
-def _inverse(factor: int) -> int:
-    """The number by which the product with a factor is multiplied to get the id, as an int64."""
-    inverse = pow(factor, -1, 1 << 64)
-    return inverse - (1 << 64) if inverse >> 63 else inverse
-
-
-def _mixed(ids: Tensor) -> Tensor:
+def _mixed(ids: Tensor) -> Words:
     """Another number for each id [N], whose low bits depend on all bits of the id."""
-    product = ids * _MIXER
-    return product.bitwise_xor_((product >> 32).bitwise_and_(_LOW_32))
+    product = _words(ids) * _MIXER
+    product ^= product >> 32
+    return product
 
 
-def _hash(mixed: Tensor, factor: int, bits: Tensor | int) -> tuple[Tensor, Tensor]:
+def _hash(mixed: Words, factor: int, bits: Words | int) -> tuple[Words, Words]:
     """The number of each id's slot [N], and its further bits, before the bits of a row [N]."""
     product = mixed * factor
-    place = (product >> (64 - bits)).bitwise_and_((1 << bits) - 1)
-    return place, product.bitwise_left_shift_(bits)
+    place = np.right_shift(product, 64 - bits)
+    product <<= bits
+    return place, product

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -285,8 +284,13 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _mapping_version(self) -> tuple[int, int, int]:
         """Another one after each change of the mapping, whoever made it."""
-        raw, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+        raw, rows = self._ids_and_rows()
         return raw.data_ptr(), raw._version, rows._version
+
+    def _ids_and_rows(self) -> tuple[Tensor, Tensor]:
+        """Two buffers, in a tenth of the time that attributes of a module take."""
+        buffers = vars(self)["_buffers"]
+        return buffers["_mch_sorted_raw_ids"], buffers["_mch_remapped_ids_mapping"]
 
     @torch.no_grad()
     def _rows_of(self, ids: Tensor) -> Tensor:
@@ -378,7 +382,6 @@ class MappingsTogether:
         self._indices = IdIndices([module.output_size() for module in self._modules])
         self._starts = torch.tensor([module._rows.start for module in self._modules])
         self._are_shards = bool(self._starts.any())
-        self._last = torch.tensor([module._rows.stop - 1 for module in self._modules])
         for module, index in zip(self._modules, self._indices.tables, strict=True):
             module._index, module._indexed = index, None
 
@@ -389,7 +392,7 @@ class MappingsTogether:
             type(each) is MCHManagedCollisionModule
             and not each._forward_hooks
             and not each._forward_pre_hooks
-            and has_index(each._mch_sorted_raw_ids)
+            and has_index(each._ids_and_rows()[0])
             for each in modules.values()
         )
 
@@ -410,12 +413,10 @@ class MappingsTogether:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         for module in self._modules:
             module._refresh()
-        of_tables = torch.tensor(counts)
-        rows, missing = self._indices.find(ids.long(), of_tables)
+        rows, misses = self._indices.find(ids.long(), counts)
         if self._are_shards:
-            rows += self._starts.repeat_interleave(of_tables)
-        misses = torch.searchsorted(missing, torch.tensor([0, *accumulate(counts)])).diff()
-        for module, lookups, shared in zip(self._modules, counts, misses.tolist(), strict=True):
+            rows += self._starts.repeat_interleave(torch.tensor(counts))
+        for module, lookups, shared in zip(self._modules, counts, misses, strict=True):
             module.counts.lookups += lookups
             module.counts.admitted += lookups - shared
-        return rows.index_copy_(0, missing, self._last.repeat_interleave(misses))
+        return rows
