@@ -1,4 +1,4 @@
-"""Indices of ids: cuckoo hash tables in tensors, in which many ids are looked up at once.
+"""Indices of ids: cuckoo hash tables in arrays, in which many ids are looked up at once.
 
 The slots of a table have two halves, and an id is in one slot of the first or of the second half,
 which two hash functions choose. A lookup reads the first slot of each id, and the second slot of
