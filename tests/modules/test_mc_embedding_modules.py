@@ -17,6 +17,8 @@ from tutorec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
     evict,
+    return_custom_metadata,
+    return_remapped_lengths_as_mask,
 )
 from tutorec.modules.mc_modules import (
     LRU_EvictionPolicy,
@@ -140,6 +142,16 @@ def test_remapped_features_are_returned_where_asked_for():
     assert rows.values()[0] == rows.values()[1]
     mask = build(True).lookup_remapped_lengths_mask(batch(1, 2))
     assert mask.tolist() == [True, True]
+
+
+def test_masks_say_which_lists_have_ids():
+    features = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([1, 0, 2]))
+    for mask in (
+        return_remapped_lengths_as_mask(features),
+        build(True).lookup_remapped_lengths_mask(features),
+    ):
+        assert mask.tolist() == [True, False, True]
+    assert return_custom_metadata(torch.tensor([7])).tolist() == [7]
 
 
 def test_state_dict_has_torchrecs_names():

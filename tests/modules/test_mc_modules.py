@@ -10,6 +10,7 @@ import pytest
 import torch
 from modules.mc_oracle import Oracle
 
+from tutorec.fx import symbolic_trace
 from tutorec.modules import mch_module
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.mc_modules import (
@@ -362,6 +363,39 @@ def test_index_and_sorted_search_find_the_same_rows(filled: int, monkeypatch: py
         rows.append(module(lists(ids))["t"].values().tolist())
     assert all(each == rows[0] for each in rows)
     assert rows[0][3] == 5
+
+
+def test_a_traced_mapping_is_scripted_and_finds_the_same_rows():
+    module = MCHManagedCollisionModule(5, CPU, LFU_EvictionPolicy(), 1)
+    module(lists([40, 40, 7, 9, -3]))
+    ids = lists([7, 2**63 - 1, 40, 8, -3], torch.int64)
+    expected = module.eval()(ids)["t"].values()
+    traced = torch.fx.symbolic_trace(module)
+    for one in (traced, torch.jit.script(traced)):
+        assert torch.equal(one(ids)["t"].values(), expected)
+
+
+@pytest.mark.parametrize("trace", [torch.fx.symbolic_trace, symbolic_trace])
+def test_a_traced_collection_finds_the_same_rows(trace: Callable[..., torch.fx.GraphModule]):
+    tables, _ = two_tables()
+    collection = ManagedCollisionCollection(
+        {
+            one.name: MCHManagedCollisionModule(one.num_embeddings, CPU, LFU_EvictionPolicy(), 1)
+            for one in tables
+        },
+        tables,
+    )
+    values, lengths = torch.arange(9) // 2, torch.tensor([2, 3, 0, 2, 1, 1])
+    collection(KeyedJaggedTensor(["user", "item", "seen"], values, lengths=lengths))
+    traced = trace(collection.eval())
+    for weights in (None, torch.rand(9)):
+        batch = KeyedJaggedTensor(["user", "item", "seen"], values, weights, lengths)
+        found, expected = traced(batch), collection(batch)
+        assert found.keys() == expected.keys()
+        assert torch.equal(found.values(), expected.values())
+        assert torch.equal(found.lengths(), expected.lengths())
+        if weights is not None:
+            assert torch.equal(found.weights(), expected.weights())
 
 
 def test_a_loaded_state_with_an_id_twice_is_refused():

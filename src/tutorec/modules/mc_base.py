@@ -1,6 +1,6 @@
 """The base class of mappings of raw ids to the rows of a table."""
 
-from __future__ import annotations
+# No import of annotations: TorchScript reads them from the functions.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -190,7 +190,7 @@ class ManagedCollisionModule(nn.Module):
         output_id_range: tuple[int, int],
         output_segments: list[int],
         device: torch.device | None = None,
-    ) -> ManagedCollisionModule:
+    ) -> "ManagedCollisionModule":
         """A new mapping onto the half-open range of rows ``output_id_range``: one shard's."""
 
 

@@ -70,6 +70,26 @@ def _tables_of(collection: nn.Module) -> tuple[list[BaseEmbeddingConfig], nn.Mod
     return [*collection.embedding_configs()], collection.embeddings
 
 
+@torch.fx.wrap
+def return_remapped_lengths_as_mask(features: KeyedJaggedTensor) -> Tensor:
+    """Which lists of a batch have ids [F * B]; one call in a traced graph.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_embedding_modules.return_remapped_lengths_as_mask``.
+    """
+    return features.lengths().bool()
+
+
+@torch.fx.wrap
+def return_custom_metadata(runtime_meta: Tensor) -> Tensor:
+    """What hash mappings hold for ids [N, ...], as it is; one call in a traced graph.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_embedding_modules.return_custom_metadata``.
+    """
+    return runtime_meta
+
+
 class BaseManagedCollisionEmbeddingCollection(nn.Module):
     """Tables and the mappings of raw ids to their rows. The base class of both collections.
 
@@ -139,8 +159,8 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
 
     def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> Tensor:
         """Which lists of the batch have ids after remapping [F * B]."""
-        return (
-            self._managed_collision_collection(features, mutate_miss_lengths=True).lengths().bool()
+        return return_remapped_lengths_as_mask(
+            self._managed_collision_collection(features, mutate_miss_lengths=True)
         )
 
     def lookup_remapped_lengths_mask_and_runtime_meta(
@@ -149,7 +169,7 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         """Lists that have ids after remapping [F * B], and values of hash mappings [N, ...]."""
         remapped = self._managed_collision_collection(features, mutate_miss_lengths=True)
         meta = self._managed_collision_collection.lookup_custom_runtime_meta(remapped)
-        return remapped.lengths().bool(), meta
+        return return_remapped_lengths_as_mask(remapped), return_custom_metadata(meta)
 
 
 class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):

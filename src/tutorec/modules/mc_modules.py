@@ -1,6 +1,6 @@
 """Managed collisions: a stored mapping of raw ids to rows, not a hash that merges ids."""
 
-from __future__ import annotations
+# No import of annotations: TorchScript reads them from the functions.
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
 from tutorec.modules.hash_mc_joint import JointMappings
@@ -52,6 +53,24 @@ def apply_mc_method_to_jt_dict(
         TorchRec's ``torchrec.modules.mc_modules.apply_mc_method_to_jt_dict``.
     """
     return getattr(mc_module, method)(features_dict)
+
+
+@torch.fx.wrap
+def _joined(
+    features: KeyedJaggedTensor,
+    values: list[Tensor],
+    weights: list[Tensor | None],
+    lengths: list[Tensor],
+) -> KeyedJaggedTensor:
+    """The batch with the lists of each table in place of its own."""
+    given: list[Tensor] = []
+    for each in weights:
+        if each is not None:
+            given.append(each)
+    joined = torch.cat(given) if len(given) > 0 else None
+    return KeyedJaggedTensor(
+        features.keys(), torch.cat(values), joined, torch.cat(lengths), None, features.stride()
+    )
 
 
 class ManagedCollisionCollection(nn.Module):
@@ -123,12 +142,12 @@ class ManagedCollisionCollection(nn.Module):
     def _in_graph(
         self, features: KeyedJaggedTensor, mutate_miss_lengths: bool
     ) -> KeyedJaggedTensor:
-        """The same under TorchScript, in a batch of equally many samples for each feature."""
+        """The same under TorchScript and torch.fx; each feature has equally many samples."""
         features = features.permute([features.keys().index(name) for name in self._feature_names])
         parts = features.split(self._table_feature_splits)
         values: list[Tensor] = []
         lengths: list[Tensor] = []
-        weights: list[Tensor] = []
+        weights: list[Tensor | None] = []
         for place, (table, module) in enumerate(self._managed_collision_modules.items()):
             given = JaggedTensor(
                 parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None
@@ -136,16 +155,13 @@ class ManagedCollisionCollection(nn.Module):
             lists = module({table: given}, mutate_miss_lengths)[table]
             values.append(lists.values())
             lengths.append(lists.lengths())
-            left = lists.weights_or_none()
-            if left is not None:
-                weights.append(left)
-        joined = torch.cat(weights) if len(weights) > 0 else None
-        return KeyedJaggedTensor(
-            features.keys(), torch.cat(values), joined, torch.cat(lengths), None, features.stride()
-        )
+            weights.append(lists.weights_or_none())
+        return _joined(features, values, weights, lengths)
 
     @torch.jit.unused
     def _eager(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool) -> KeyedJaggedTensor:
+        if is_fx_symbolic_tracing():
+            return self._in_graph(features, mutate_miss_lengths)
         features = self._in_order(maybe_td_to_kjt(features, self._feature_names))
         weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
         rows = self._rows_at_once(features)

@@ -1,6 +1,6 @@
 """The mapping of a policy: ids with the highest scores have rows, others share one."""
 
-from __future__ import annotations
+# No import of annotations: TorchScript reads them from the functions.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
+from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.mc_base import ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import MCHEvictionPolicy
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
 NO_ID = torch.iinfo(torch.int64).max
 
@@ -158,6 +159,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         write_weights: Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
         """Ids -> rows; the last row for an id that has none."""
+        if is_fx_symbolic_tracing():
+            ids, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+            return rows_by_search(features, ids, rows, self._rows.stop - 1)
         return with_values(features, self._rows_of)
 
     def evict(self) -> Tensor | None:
@@ -234,7 +238,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         output_id_range: tuple[int, int],
         output_segments: list[int],
         device: torch.device | None = None,
-    ) -> MCHManagedCollisionModule:
+    ) -> "MCHManagedCollisionModule":
         """A new mapping onto the rows of one shard."""
         return type(self)(
             zch_size=output_id_range[1] - output_id_range[0],
@@ -262,8 +266,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """The row of each id [N], below 0 for an id without one."""
         raw, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
         if not has_index(raw):
-            position = torch.searchsorted(raw[:-1], ids)
-            return torch.where((raw[position] == ids) & (ids != NO_ID), rows[position], -1)
+            return _searched(raw, rows, ids, -1)
         if self._index is None:
             self._index, self._indexed = IdIndices([self._zch_size]).tables[0], None
         self._refresh()
@@ -367,6 +370,36 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             *self._metadata().values(),
         ):
             buffer.copy_(buffer[order])
+
+
+def _searched(raw: Tensor, rows: Tensor, ids: Tensor, otherwise: int, no_id: int = NO_ID) -> Tensor:
+    """The row of each id [N] by a search in the sorted ids [R] that have ``rows`` [R]."""
+    position = torch.searchsorted(raw[:-1], ids)
+    return torch.where((raw[position] == ids) & (ids != no_id), rows[position], otherwise)
+
+
+@torch.fx.wrap
+def rows_by_search(
+    features: dict[str, JaggedTensor], raw: Tensor, rows: Tensor, otherwise: int
+) -> dict[str, JaggedTensor]:
+    """`MCHManagedCollisionModule.remap` in a traced graph and in TorchScript: one call.
+
+    Args:
+        features: Lists of ids, by name.
+        raw: The ids that have a row, rising [R].
+        rows: Their rows [R].
+        otherwise: The row of all other ids.
+
+    Returns:
+        Lists of rows.
+    """
+    remapped: dict[str, JaggedTensor] = {}
+    for name, lists in features.items():
+        found = _searched(raw, rows, lists.values().long(), otherwise).to(lists.values().dtype)
+        remapped[name] = jagged_from_parts(
+            found, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none()
+        )
+    return remapped
 
 
 class MappingsTogether:
