@@ -177,20 +177,12 @@ class EmbeddingEnumerator(Enumerator):
             estimator = [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
         self._estimators = estimator if isinstance(estimator, Sequence) else [estimator]
         self._breadth_first = bool(use_exact_enumerate_order)
-        self._sharder_map: dict[str, ModuleSharder[Any]] = {}
-        self._last_options: list[ShardingOption] | None = None
+        self.sharder_map: dict[str, ModuleSharder[Any]] = {}
+        """Full class name of a collection -> its sharder, in the last enumeration."""
+        self.last_stored_search_space: list[ShardingOption] | None = None
+        """The options of the last enumeration; None before the first."""
         self.refusals: list[Refusal] = []
         """What was no option in the last enumeration, and why."""
-
-    @property
-    def sharder_map(self) -> dict[str, ModuleSharder[Any]]:
-        """Full class name of a collection -> its sharder, in the last enumeration."""
-        return self._sharder_map
-
-    @property
-    def last_stored_search_space(self) -> list[ShardingOption] | None:
-        """The options of the last enumeration; None before the first."""
-        return self._last_options
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]
@@ -205,36 +197,34 @@ class EmbeddingEnumerator(Enumerator):
             PlannerError: A constraint names an unknown table, has an invalid number, or leaves its
                 table no option.
         """
-        self._sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
+        self.sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
         for name, constraint in self._constraints.items():
             check_numbers(name, constraint, self._topology.world_size)
         tables = model_tables(
             module, sharders, self._batch_size, self._constraints, self._breadth_first
         )
         if sharders:
-            check_names(
-                self._constraints, list(dict.fromkeys(table.facts.name for table in tables))
-            )
+            check_names(self._constraints, dict.fromkeys(table.facts.name for table in tables))
         else:
             warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
         self.refusals = []
         effects: dict[str, list[str]] = {}
-        world_size, local_size = self._topology.world_size, self._local_size
+        world_size = self._topology.world_size
 
         @cache  # tables of one shape share their arrays
         def cut(kind: ShardingType, rows: int, columns: int, width: int) -> Any:
-            return cut_arrays(kind, (rows, columns), world_size, local_size, width)
+            return cut_arrays(kind, (rows, columns), world_size, self._local_size, width)
 
         options = [option for table in tables for option in self._options_of(table, cut, effects)]
         self.populate_estimates(options)
         warn_without_effect(self._constraints, effects)
-        self._last_options = options
+        self.last_stored_search_space = options
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Write costs into options, replacing those that they have."""
         for estimator in self._estimators:
-            estimator.estimate(sharding_options, self._sharder_map)
+            estimator.estimate(sharding_options, self.sharder_map)
 
     def _options_of(
         self, table: ModelTable, cut: Callable[..., Any], effects: dict[str, list[str]]
@@ -242,22 +232,14 @@ class EmbeddingEnumerator(Enumerator):
         facts, constraint = table.facts, table.constraint
         device = self._topology.compute_device
         if constraint.device_group not in (None, device):
-            self._refuse(
-                table,
-                "",
-                "",
-                f"it is left to a planner for {constraint.device_group}, and this is {device}",
-            )
+            reason = f"it is left to a planner for {constraint.device_group}, and this is {device}"
+            self.refusals.append(Refusal(facts.path, facts.name, "", "", reason))
             return
-        first_refusal = len(self.refusals)
-        ways = list(self._ways(table))
+        ways, refusals = self._ways(table)
+        self.refusals += refusals
         if not ways:
             kinds = {ShardingType(kind).value for kind in constraint.sharding_types or ()}
-            removed = [
-                str(each)
-                for each in self.refusals[first_refusal:]
-                if each.sharding_type in kinds or not kinds
-            ]
+            removed = [str(each) for each in refusals if each.sharding_type in kinds or not kinds]
             head = (
                 f"the constraints of table {facts.name!r} leave no way to shard it: "
                 f"{self._remedy(table)}"
@@ -291,9 +273,14 @@ class EmbeddingEnumerator(Enumerator):
                     **{name: getattr(constraint, name) for name in _CARRIED},
                 )
 
-    def _ways(self, table: ModelTable) -> Iterator[tuple[ShardingType, str]]:
-        """The types and kernels of a table, in its sharder's order; refuses the others."""
+    def _ways(self, table: ModelTable) -> tuple[list[tuple[ShardingType, str]], list[Refusal]]:
+        """The types and kernels of a table, in its sharder's order, and why not the others."""
         name, constraint = table.facts.name, table.constraint
+        ways, refusals = list[tuple[ShardingType, str]](), list[Refusal]()
+
+        def refuse(kind: ShardingType, reason: str, kernel: str = "") -> None:
+            refusals.append(Refusal(table.facts.path, name, kind.value, kernel, reason))
+
         wanted_types = members(ShardingType, constraint.sharding_types, "sharding_types", name)
         kernels_of = EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels"
         wanted = [kernel.value for kernel in members(*kernels_of, name)]
@@ -301,10 +288,10 @@ class EmbeddingEnumerator(Enumerator):
         built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
         for kind in wanted_types:
             if kind not in built:
-                self._refuse(table, kind.value, "", f"{sharder} does not build it")
+                refuse(kind, f"{sharder} does not build it")
         for kind in built:
             if reason := self._type_refused(table, kind, wanted_types):
-                self._refuse(table, kind.value, "", reason)
+                refuse(kind, reason)
                 continue
             offered = table.sharder.compute_kernels(kind.value, device)
             # No table is put into a file unless a constraint asks for it, or its sharder supports
@@ -317,7 +304,7 @@ class EmbeddingEnumerator(Enumerator):
             ]
             for kernel in wanted:
                 if kernel not in kernels:
-                    self._refuse(table, kind.value, kernel, f"{sharder} does not build this kernel")
+                    refuse(kind, f"{sharder} does not build this kernel", kernel)
             for kernel in kernels:
                 why = self._kernel_refused(table, kind, kernel, kernels, wanted)
                 # The kernel dense without a type asks for a replicated table, as in TorchRec.
@@ -328,9 +315,10 @@ class EmbeddingEnumerator(Enumerator):
                 ):
                     why = why or "the kernel 'dense' without a sharding type means data_parallel"
                 if why:
-                    self._refuse(table, kind.value, kernel, why)
+                    refuse(kind, why, kernel)
                 else:
-                    yield kind, kernel
+                    ways.append((kind, kernel))
+        return ways, refusals
 
     def _kernel_refused(
         self,
@@ -391,21 +379,16 @@ class EmbeddingEnumerator(Enumerator):
 
     def _remedy(self, table: ModelTable) -> str:
         """For each constraint, the sharding types that the table would have without it."""
-        kept, freed_types = self.refusals, []
+        freed_types = []
         for field in ("sharding_types", "compute_kernels", "pin"):
             if getattr(table.constraint, field):
-                self.refusals = []
                 freed = replace(table, constraint=replace(table.constraint, **{field: None}))
-                kinds = list(dict.fromkeys(kind.value for kind, _ in self._ways(freed)))
+                kinds = list(dict.fromkeys(kind.value for kind, _ in self._ways(freed)[0]))
                 freed_types += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
-        self.refusals = kept
         return (
             "; ".join(freed_types)
             or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
         )
-
-    def _refuse(self, table: ModelTable, kind: str, kernel: str, reason: str) -> None:
-        self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))
 
 
 def _caches(
@@ -596,11 +579,10 @@ def _tables_of(
     constraints: Constraints,
 ) -> Iterator[ModelTable]:
     """The tables of one collection."""
-    configs, pooled = _configs_of(module)
+    configs = _configs_of(module)
     weighted = bool(getattr(module, "is_weighted", bool)())
     fused_params = getattr(sharder, "fused_params", None)
     shared_optimizer = _optimizer_of(fused_params)
-    row_bytes, gradient_bytes = _wire_bytes(sharder, pooled is not False)
     packed_table: Any = getattr(module, "packed_table", None)
     collection: Any = getattr(module, "_managed_collision_collection", None)
     mappings: Any = {} if collection is None else collection._managed_collision_modules
@@ -613,6 +595,8 @@ def _tables_of(
         samples = tuple(float(size * count) for size, count in zip(sizes, bags, strict=True))
         own_optimizer = optimizer_spec_of_parameter(name, tensor)
         packed: Any = packed_table(name) if callable(packed_table) else None
+        pooled = ShardingOption.module_pooled(module, name)
+        row_bytes, gradient_bytes = _wire_bytes(sharder, pooled)
         facts = TableFacts(
             path=path,
             name=name,
@@ -620,7 +604,7 @@ def _tables_of(
             columns=tensor.shape[1],
             element_bytes=tensor.element_size(),
             features=features,
-            pooled=ShardingOption.module_pooled(module, name) if pooled is None else pooled,
+            pooled=pooled,
             weighted=weighted or constraint.is_weighted,
             samples=samples,
             ids=tuple(length * count for length, count in zip(lengths, samples, strict=True)),
@@ -637,14 +621,14 @@ def _tables_of(
         )
 
 
-def _configs_of(module: nn.Module) -> tuple[dict[str, Any], bool | None]:
-    """Table name -> its configuration, and whether bags are pooled; empty for an unknown module."""
-    for attribute, pooled in (("embedding_bag_configs", True), ("embedding_configs", False)):
+def _configs_of(module: nn.Module) -> dict[str, Any]:
+    """Table name -> its configuration; empty for an unknown module."""
+    for attribute in ("embedding_bag_configs", "embedding_configs"):
         ask: Any = getattr(module, attribute, None)
         if callable(ask):
             configs: Any = ask()
-            return {config.name: config for config in configs}, pooled
-    return {}, None
+            return {config.name: config for config in configs}
+    return {}
 
 
 def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tuple[str, ...]:

@@ -86,10 +86,10 @@ class FixedPercentageStorageReservation(_Reservation):
     """
 
     def __init__(self, percentage: float) -> None:
-        self._percentage = _checked_percentage(percentage)
+        self._percentage = require_finite("percentage", percentage, 0, 1, error=bad_input)
 
     def _left(self, memory: int) -> int:
-        return _after_margin(memory, self._percentage)
+        return int((1 - self._percentage) * memory)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(percentage={self._percentage})"
@@ -132,7 +132,7 @@ class FixedAbsoluteStorageReservation(_Reservation):
         return f"{type(self).__name__}(hbm_reserved_bytes={self._bytes})"
 
 
-class HeuristicalStorageReservation(_Reservation):
+class HeuristicalStorageReservation(FixedPercentageStorageReservation):
     """Reserves a fraction of memory, the dense parameters, and batches of ids.
 
     ::
@@ -169,7 +169,7 @@ class HeuristicalStorageReservation(_Reservation):
         parameter_multiplier: float = PARAMETER_MULTIPLIER,
         dense_tensor_estimate: int | None = None,
     ) -> None:
-        self._percentage = _checked_percentage(percentage)
+        super().__init__(percentage)
         self._parameter_multiplier = require_finite(
             "parameter_multiplier", parameter_multiplier, 0, error=bad_input
         )
@@ -204,8 +204,9 @@ class HeuristicalStorageReservation(_Reservation):
         """
         dense, batches = self._needs(module, sharders, batch_size, constraints)
         kind = own_memory(topology)
-        self.dense_storage = Storage(0, dense) if kind else Storage(dense, 0)
-        self.kjt_storage = Storage(0, batches) if kind else Storage(batches, 0)
+        self.dense_storage, self.kjt_storage = (
+            Storage(0, kept) if kind else Storage(kept, 0) for kept in (dense, batches)
+        )
         self._needed = dense + batches
         reserved = super().reserve(topology, batch_size, module, sharders, constraints)
         for rank, left in enumerate(memory_of(reserved)[:, kind].tolist()):
@@ -214,7 +215,7 @@ class HeuristicalStorageReservation(_Reservation):
                 raise PlannerError(
                     f"nothing is left for tables on rank {rank}: of {has:,} bytes of "
                     f"{('HBM', 'host memory')[kind]}, "
-                    f"{has - _after_margin(has, self._percentage):,} are kept as a margin "
+                    f"{has - super()._left(has):,} are kept as a margin "
                     f"(percentage={self._percentage}), {dense:,} for dense parameters and "
                     f"{batches:,} for batches (batch_size={batch_size}), which is {-left:,} too "
                     "many: give the topology more memory, a smaller percentage or batch_size, or "
@@ -224,7 +225,7 @@ class HeuristicalStorageReservation(_Reservation):
         return reserved
 
     def _left(self, memory: int) -> int:
-        return _after_margin(memory, self._percentage) - self._needed
+        return super()._left(memory) - self._needed
 
     def _needs(
         self,
@@ -250,9 +251,6 @@ class HeuristicalStorageReservation(_Reservation):
         parameters = sum(each.nbytes for each in module.parameters() if id(each) not in of_tables)
         buffers = sum(each.nbytes for each in module.buffers() if id(each) not in of_tables)
         return round(self._parameter_multiplier * parameters) + buffers, batches
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(percentage={self._percentage})"
 
 
 class InferenceStorageReservation(HeuristicalStorageReservation):
@@ -288,12 +286,3 @@ class InferenceStorageReservation(HeuristicalStorageReservation):
             percentage, parameter_multiplier=1.0, dense_tensor_estimate=dense_tensor_estimate
         )
         self._kjt_copies = 1
-
-
-def _after_margin(memory: int, percentage: float) -> int:
-    """Bytes of a memory without a fraction of it."""
-    return int((1 - percentage) * memory)
-
-
-def _checked_percentage(percentage: float) -> float:
-    return require_finite("percentage", percentage, 0, 1, error=bad_input)
