@@ -217,7 +217,7 @@ def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
 
 
 def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
-    times, fixed = report.rank_parts.sum(axis=1), fixed_time(report.problem, report.taken)
+    times, fixed = report.rank_times, fixed_time(report.problem, report.taken)
     slowest = int(times.argmax())
     groups = several(
         len({group for choice in report.taken for group in choice.groups}), "sharding type"
@@ -263,7 +263,7 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
         )
         if not held.any():
             continue
-        full = held / np.maximum(room, 1)
+        full = report.fullness[:, kind]
         fullest = int(full.argmax())
         kept, has = whole[fullest] - room[fullest], bytes_text(whole[fullest])
         reserved = f"; {bytes_text(kept)} of its {has} are kept for everything else" if kept else ""
@@ -282,12 +282,8 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
 
 def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     """A row per rank; in a large world for the slowest, the fullest and the fastest only."""
-    parts, kind = report.rank_parts, report.memory
-    times, held, room = (
-        parts.sum(axis=1),
-        report.rank_memory[:, kind],
-        report.problem.capacity[:, kind],
-    )
+    kind, times = report.memory, report.rank_times
+    held, full = report.rank_memory[:, kind], report.fullness[:, kind]
     shards, largest = _on_ranks(report)
     shown = list(range(len(times)))
     if len(shown) > _RANKS_SHOWN:
@@ -302,13 +298,13 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
             if times[rank] > 0
             else ""
         )
-        memory = bytes_text(held[rank]), f"{100 * held[rank] / max(room[rank], 1):.0f} %"
+        memory = bytes_text(held[rank]), f"{100 * full[rank]:.0f} %"
         rows.append(
             [
                 f"{rank}",
                 ms_text(times[rank]),
                 bar,
-                *map(ms_text, parts[rank]),
+                *map(ms_text, report.rank_parts[rank]),
                 *memory,
                 f"{shards[rank]}",
                 share,
@@ -492,7 +488,7 @@ def _table_facts(
     busiest = int(ranks[longest])
     perf = choice_perf(choice)[longest].tolist()
     parts = [f"{name} {ms_text(ms)}" for name, ms in zip(_PERF_NAMES, perf, strict=True) if ms > 0]
-    rank_ms = ms_text(float(report.rank_parts[busiest].sum()))
+    rank_ms = ms_text(float(report.rank_times[busiest]))
     yield (
         "time",
         (

@@ -185,18 +185,18 @@ class Pieces:
     def of_shards(cls, shards: Sequence[Any]) -> Pieces:
         """Arrays from `Shard` objects; a field that one object lacks is None for all."""
 
-        def table(rows: Sequence[Any], columns: int, dtype: type = np.int64) -> Any:
-            return np.array(rows, dtype).reshape(len(shards), columns)
+        def table(name: str, columns: Sequence[str], dtype: type) -> Any:
+            values = [getattr(shard, name) for shard in shards]
+            if None in values:
+                return None
+            rows = [*map(attrgetter(*columns), values)]
+            return np.array(rows, dtype).reshape(len(shards), len(columns))
 
-        perf = [shard.perf for shard in shards]
-        storage = [shard.storage for shard in shards]
+        corners = [(shard.size, shard.offset) for shard in shards]
         return cls(
-            table([shard.size for shard in shards], 2),
-            table([shard.offset for shard in shards], 2),
-            None
-            if None in perf
-            else table([*map(attrgetter(*PERF_FIELDS), perf)], len(PERF_FIELDS), np.float64),
-            None if None in storage else table([*map(attrgetter("hbm", "ddr", "ssd"), storage)], 3),
+            *np.array(corners, np.int64).reshape(-1, 2, 2).swapaxes(0, 1),
+            table("perf", PERF_FIELDS, np.float64),
+            table("storage", ("hbm", "ddr", "ssd"), np.int64),
             np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),
         )
 
@@ -337,8 +337,10 @@ class ShardingOption:
         facts: TableFacts | None = None,
     ) -> None:
         self.name = name
-        self._tensor = tensor
-        self._module = module
+        self.tensor = tensor
+        """The table's weight ``[R, D]``."""
+        self.module = module
+        """``(path, module)`` of the table's collection."""
         self.input_lengths = input_lengths
         self.batch_size = batch_size
         self.sharding_type = sharding_type
@@ -364,24 +366,14 @@ class ShardingOption:
         return other
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """The table's weight ``[R, D]``."""
-        return self._tensor
-
-    @property
-    def module(self) -> tuple[str, nn.Module]:
-        """``(path, module)`` of the table's collection."""
-        return self._module
-
-    @property
     def path(self) -> str:
         """Path of the table's collection in the model."""
-        return self._module[0]
+        return self.module[0]
 
     @property
     def fqn(self) -> str:
         """Path of the collection and name of the table."""
-        return f"{self._module[0]}.{self.name}"
+        return f"{self.path}.{self.name}"
 
     @property
     def shards(self) -> list[Shard]:
@@ -514,13 +506,13 @@ class ShardingOption:
     def is_pooled(self) -> bool:
         """Whether bags are pooled."""
         if self._is_pooled is None:
-            self._is_pooled = self.module_pooled(self._module[1], self.name)
+            self._is_pooled = self.module_pooled(self.module[1], self.name)
         return self._is_pooled
 
     @property
     def is_weighted(self) -> bool:
         """Whether each id carries a weight."""
-        return bool(getattr(self._module[1], "is_weighted", bool)())
+        return bool(getattr(self.module[1], "is_weighted", bool)())
 
     @staticmethod
     def module_pooled(module: nn.Module, sharding_option_name: str) -> bool:
@@ -544,9 +536,9 @@ class ShardingOption:
             self._facts = TableFacts(
                 path=self.path,
                 name=self.name,
-                rows=self._tensor.shape[0],
-                columns=self._tensor.shape[1],
-                element_bytes=self._tensor.element_size(),
+                rows=self.tensor.shape[0],
+                columns=self.tensor.shape[1],
+                element_bytes=self.tensor.element_size(),
                 features=tuple(
                     self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))
                 ),
@@ -587,8 +579,8 @@ class ShardingOption:
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling: everything but the weights and the module."""
         _ = self.is_pooled, self.facts
-        weight = torch.empty(self._tensor.shape, dtype=self._tensor.dtype, device="meta")
-        return {**self.__dict__, "_tensor": weight, "_module": (self._module[0], nn.Module())}
+        weight = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="meta")
+        return {**self.__dict__, "tensor": weight, "module": (self.path, nn.Module())}
 
     def __str__(self) -> str:
         lines = [

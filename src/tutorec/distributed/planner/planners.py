@@ -279,11 +279,11 @@ class EmbeddingShardingPlanner:
         reserved = self._storage_reservation.reserve(
             topology, self._batch_size, module, sharders, constraints
         )
-        serves = all(kernel_model(option.compute_kernel).serves for option in options)
 
-        def fixed(sharding_type: str, pooled: bool) -> float:
+        def fixed(option: ShardingOption) -> float:
             # Inference has no exchange with other ranks.
-            return 0.0 if serves else fixed_cost(topology, sharding_type, pooled)
+            serves = kernel_model(option.compute_kernel).serves
+            return 0.0 if serves else fixed_cost(topology, option.sharding_type, option.is_pooled)
 
         return PlanInputs(
             options=options,
@@ -364,12 +364,10 @@ class OptimalPlanner(EmbeddingShardingPlanner):
 
     def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The best placement that the solver finds, and its gap."""
-        first = search(inputs.problem)
-        result = solve(inputs.problem, self._time_limit, first)
-        placement = result.placement if result.placement is not None else first
-        if placement is None:
+        result = solve(inputs.problem, self._time_limit, search(inputs.problem))
+        if result.placement is None:
             raise why_infeasible(inputs)
-        return placement, f"mixed-integer program ({result.status})", result.gap
+        return result.placement, f"mixed-integer program ({result.status})", result.gap
 
 
 def to_sharding_plan(

@@ -140,7 +140,7 @@ class PlanningProblem:
         options: Sequence[ShardingOption],
         topology: Topology,
         constraints: Constraints | None = None,
-        fixed: Callable[[str, bool], float] | None = None,
+        fixed: Callable[[ShardingOption], float] | None = None,
     ) -> PlanningProblem:
         """The problem of a list of estimated options.
 
@@ -148,7 +148,7 @@ class PlanningProblem:
             options: Options of all tables.
             topology: The ranks, with the storage available to tables.
             constraints: Constraints of the tables: pinned ranks and colocation.
-            fixed: ``(sharding type, whether pooled) -> ms`` of a group.
+            fixed: Option -> ms of its group.
 
         Raises:
             PlannerError: Colocated tables have no sharding or no rank in common; an option has no
@@ -162,7 +162,7 @@ class PlanningProblem:
         for option in options:
             group = groups.setdefault((option.path, option.sharding_type), len(groups))
             if group == len(latencies):
-                latencies.append(fixed(option.sharding_type, option.is_pooled) if fixed else 0.0)
+                latencies.append(fixed(option) if fixed else 0.0)
             constraint = constraints.get(option.name)
             pin = constraint and constraint.pin
             choice = Choice(
@@ -205,14 +205,10 @@ class Placement:
 
 def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
     """Milliseconds of each rank, ``[W]``, without the cost of groups."""
-    taken = placement.taken(problem)
-    if not taken:
-        return np.zeros(problem.world_size)
-    ranks, times = (
-        np.concatenate(placement.ranks),
-        np.concatenate([choice.time for choice in taken]),
-    )
-    return np.bincount(ranks, weights=times, minlength=problem.world_size).astype(np.float64)
+    load = np.zeros(problem.world_size)
+    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+        np.add.at(load, ranks, choice.time)
+    return load
 
 
 def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:

@@ -148,9 +148,19 @@ class PlanReport:
         return parts
 
     @cached_property
+    def rank_times(self) -> Floats:
+        """``[W]`` ms of each rank."""
+        return self.rank_parts.sum(axis=1)
+
+    @cached_property
     def rank_memory(self) -> Ints:
         """``[W, 2]`` bytes of tables on each rank: HBM, DDR."""
         return rank_memory(self.problem, self.placement)
+
+    @cached_property
+    def fullness(self) -> Floats:
+        """``[W, 2]``: the filled fraction of each rank's memory for tables."""
+        return self.rank_memory / np.maximum(self.problem.capacity, 1)
 
     @cached_property
     def whole_memory(self) -> Ints:
@@ -160,8 +170,7 @@ class PlanReport:
     @property
     def memory(self) -> int:
         """Index of the memory that tables fill most: 0 HBM, 1 DDR."""
-        room = np.maximum(self.problem.capacity, 1)
-        return int((self.rank_memory / room).max(axis=0, initial=0.0).argmax())
+        return int(self.fullness.max(axis=0, initial=0.0).argmax())
 
 
 def choice_perf(choice: Choice) -> Floats:
@@ -264,8 +273,7 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
 
 def figure_facts(report: PlanReport) -> dict[str, Any]:
     """The values that the title of a figure may use."""
-    times, kind = report.rank_parts.sum(axis=1), report.memory
-    full = report.rank_memory[:, kind] / np.maximum(report.problem.capacity[:, kind], 1)
+    times, full = report.rank_times, report.fullness[:, report.memory]
     mean = float(times.mean())
     return {
         "slowest": int(times.argmax()),
@@ -273,7 +281,7 @@ def figure_facts(report: PlanReport) -> dict[str, Any]:
         "over": float(times.max()) / mean - 1 if mean else 0.0,
         "fullest": int(full.argmax()),
         "full": float(full.max()),
-        "memory": MEMORIES[kind],
+        "memory": MEMORIES[report.memory],
     }
 
 
@@ -296,7 +304,7 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
         edgecolor="white",
         linewidth=0.0,
     )
-    time_axes.bar_label(exchanges, [*map(ms_text, lookup + exchange)], padding=4, fontsize=10)
+    time_axes.bar_label(exchanges, [*map(ms_text, report.rank_times)], padding=4, fontsize=10)
     time_axes.set_xlabel("ms of a step (hatched: exchange)")
     time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
     time_axes.invert_yaxis()
@@ -316,10 +324,10 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
 def _lines(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     """For many ranks: step plots over rank numbers."""
     ranks = np.arange(report.problem.world_size + 1)
-    lookup, exchange = report.rank_parts.T
+    lookup = report.rank_parts[:, 0]
     kind, (scale, unit) = report.memory, _units(report)
     time_axes.stairs(
-        lookup + exchange, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange"
+        report.rank_times, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange"
     )
     time_axes.stairs(lookup, ranks, color=ACCENT, fill=True, label="lookup and update")
     time_axes.set_ylabel("ms of a step")

@@ -330,11 +330,8 @@ def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]
 
     def moved(choice: Choice) -> Choice:
         allowed = None if choice.allowed is None else choice.allowed[ranks]
-        if choice.spread is Spread.ALL:
-            return replace(
-                choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed
-            )
-        return replace(choice, allowed=allowed)
+        held = ranks if choice.spread is Spread.ALL else slice(None)
+        return replace(choice, time=choice.time[held], memory=choice.memory[held], allowed=allowed)
 
     ordered = tuple(tuple(moved(choice) for choice in problem.choices[table]) for table in tables)
     return replace(problem, capacity=problem.capacity[ranks], choices=ordered), tables, ranks
