@@ -473,14 +473,11 @@ def for_each_size(
         [[3.0, 4.0], [3.0, 4.0], [1.0, 4.0]]
     """
     if (sizes == sizes[:1]).all():  # np.unique takes 30 us, and there are thousands of options
-        few, places = sizes[:1], np.zeros(len(sizes), np.int64)
-    else:
-        few, places = np.unique(sizes, axis=0, return_inverse=True)
+        lines = [line((rows, columns)) for rows, columns in sizes[:1].tolist()]
+        return np.broadcast_to(np.array(lines, dtype).reshape(-1, count), (len(sizes), count))
+    few, places = np.unique(sizes, axis=0, return_inverse=True)
     lines = [line((rows, columns)) for rows, columns in few.tolist()]
-    numbers = np.array(lines, dtype).reshape(-1, count)
-    if len(few) == 1:
-        return np.broadcast_to(numbers, (len(sizes), count))
-    return numbers[places.ravel()]
+    return np.array(lines, dtype)[places.ravel()]
 
 
 def _perf(
@@ -499,7 +496,9 @@ def _perf(
     )
     whole = work.table + (0 if kernel.updates else rows * columns)
     missed = 0.0 if facts.cache is None else facts.cache.miss_rate * work.lookups
-    moved = facts.row_bytes(columns) + _state_bytes_of_a_row(facts, columns)
+    states = facts.optimizer.states if facts.optimizer else ()
+    state_bytes = _FLOAT * sum(1 if state.rowwise else columns for state in states)
+    moved = facts.row_bytes(columns) + state_bytes
     return [
         forward / bandwidth,
         sum(leg.ms(topology) for leg in work.rows_home),
@@ -519,11 +518,6 @@ def distinct_rows(ids: float, rows: int) -> float:
         632
     """
     return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else min(ids, rows)
-
-
-def _state_bytes_of_a_row(facts: TableFacts, columns: int) -> int:
-    states = () if facts.optimizer is None else facts.optimizer.states
-    return _FLOAT * sum(1 if state.rowwise else columns for state in states)
 
 
 def _rows_to_ranks(

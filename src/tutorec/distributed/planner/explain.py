@@ -20,6 +20,7 @@ from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.placements import Packing
 from tutorec.distributed.planner.problem import (
+    MEMORIES,
     Choice,
     Ints,
     Placement,
@@ -31,7 +32,6 @@ from tutorec.distributed.planner.problem import (
     rank_time,
 )
 from tutorec.distributed.planner.report import (
-    MEMORIES,
     PlanReport,
     choice_perf,
     find_table,
@@ -39,6 +39,7 @@ from tutorec.distributed.planner.report import (
     plan_figure,
     type_of,
 )
+from tutorec.distributed.planner.topology import memory_of
 from tutorec.errors import PlannerError
 
 WIDTH = 100
@@ -257,16 +258,16 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
 
 
 def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
+    whole = memory_of(report.inputs.topology)
     for kind, name in enumerate(MEMORIES):
-        held, room, whole = (
-            of[:, kind] for of in (report.rank_memory, report.problem.capacity, report.whole_memory)
-        )
+        held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
         if not held.any():
             continue
         full = report.fullness[:, kind]
         fullest = int(full.argmax())
-        kept, has = whole[fullest] - room[fullest], bytes_text(whole[fullest])
-        reserved = f"; {bytes_text(kept)} of its {has} are kept for everything else" if kept else ""
+        has = whole[fullest, kind]
+        kept = f"; {bytes_text(has - room[fullest])} of its {bytes_text(has)} are kept for "
+        reserved = f"{kept}everything else" if has > room[fullest] else ""
         text = (
             f"{bytes_text(held.sum())} in all; rank {fullest} is the fullest with "
             f"{bytes_text(held[fullest])} of {bytes_text(room[fullest])} "

@@ -37,6 +37,7 @@ PREFERENCE: Sequence[str] = (
     ("table_wise row_wise column_wise table_row_wise table_column_wise grid_shard "
      "data_parallel").split()
 )  # fmt: skip
+MEMORIES = ("HBM", "DDR")  # the kinds of memory that plans are limited by
 
 # The relaxation: relative tolerance by which the solver's optimum may exceed the true one.
 _TOLERANCE = 5e-7
@@ -263,9 +264,8 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         return broken
     held = rank_memory(problem, placement)
     for rank, kind in np.argwhere(held > problem.capacity).tolist():
-        memory = ("HBM", "DDR")[kind]
         broken.append(
-            f"rank {rank}: {held[rank, kind]} bytes of {memory} where "
+            f"rank {rank}: {held[rank, kind]} bytes of {MEMORIES[kind]} where "
             f"{problem.capacity[rank, kind]} are"
         )
     return broken
@@ -592,7 +592,7 @@ def _shortage(problem: PlanningProblem, usable: list[list[Choice]]) -> str:
     """Which memory is short, and by how much; empty if each kind alone suffices."""
     rooms = np.maximum(problem.capacity, 0).sum(axis=0).tolist()
     words = []
-    for kind, name in enumerate(("HBM", "DDR")):
+    for kind, name in enumerate(MEMORIES):
         needed = sum(min(int(c.memory[:, kind].sum()) for c in of_table) for of_table in usable)
         if needed > rooms[kind]:
             words.append(

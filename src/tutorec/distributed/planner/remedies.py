@@ -22,13 +22,14 @@ import numpy as np
 from tutorec._text import bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.problem import (
+    MEMORIES,
     Ints,
     PlanningProblem,
     cost,
     fits,
     rank_memory,
 )
-from tutorec.distributed.planner.report import MEMORIES, PlanInputs, names_of, type_of
+from tutorec.distributed.planner.report import PlanInputs, names_of, type_of
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.shard_estimators import stored_bytes
 from tutorec.distributed.planner.topology import memory_of, own_memory

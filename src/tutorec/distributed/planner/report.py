@@ -23,6 +23,7 @@ from tutorec.distributed.planner.constraints import Constraints, ParameterConstr
 from tutorec.distributed.planner.enumerators import Refusal
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
 from tutorec.distributed.planner.problem import (
+    MEMORIES,
     Bound,
     Choice,
     Floats,
@@ -33,14 +34,13 @@ from tutorec.distributed.planner.problem import (
     lower_bound,
     rank_memory,
 )
-from tutorec.distributed.planner.topology import Topology, memory_of
+from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MEMORIES = ("HBM", "DDR")
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]
 # With more ranks, bars become a step plot.
 _BARS = 32
@@ -161,11 +161,6 @@ class PlanReport:
     def fullness(self) -> Floats:
         """``[W, 2]``: the filled fraction of each rank's memory for tables."""
         return self.rank_memory / np.maximum(self.problem.capacity, 1)
-
-    @cached_property
-    def whole_memory(self) -> Ints:
-        """``[W, 2]`` bytes of each rank's memory, including what is reserved."""
-        return memory_of(self.inputs.topology)[:, :2]
 
     @property
     def memory(self) -> int:

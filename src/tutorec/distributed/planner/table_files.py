@@ -44,23 +44,9 @@ from tutorec.types import DataType
 
 _TOP = ("batch_size", "fused_params", "tables")
 _TABLE = (
-    "name",
-    "num_embeddings",
-    "embedding_dim",
-    "feature_names",
-    "data_type",
-    "pooling",
-    "is_weighted",
-    "module",
+    "name num_embeddings embedding_dim feature_names data_type pooling is_weighted module".split()
 )
-_LISTS = (
-    "sharding_types",
-    "compute_kernels",
-    "pooling_factors",
-    "num_poolings",
-    "batch_sizes",
-    "pin",
-)
+_LISTS = "sharding_types compute_kernels pooling_factors num_poolings batch_sizes pin".split()
 _CONSTRAINTS = (*_LISTS, "min_partition", "colocate")
 _MOST = {
     "num_embeddings": 10**15,
