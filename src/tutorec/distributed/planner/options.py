@@ -192,9 +192,11 @@ class Pieces:
             rows = [*map(attrgetter(*columns), values)]
             return np.array(rows, dtype).reshape(len(shards), len(columns))
 
-        corners = [(shard.size, shard.offset) for shard in shards]
+        corners = np.array([(shard.size, shard.offset) for shard in shards], np.int64)
+        sizes, offsets = corners.reshape(-1, 2, 2).swapaxes(0, 1)
         return cls(
-            *np.array(corners, np.int64).reshape(-1, 2, 2).swapaxes(0, 1),
+            sizes,
+            offsets,
             table("perf", PERF_FIELDS, np.float64),
             table("storage", ("hbm", "ddr", "ssd"), np.int64),
             np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),

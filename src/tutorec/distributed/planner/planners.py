@@ -13,6 +13,7 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.planners``.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ from tutorec.distributed.planner.proposers import best_proposal, placement_of
 from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
-from tutorec.distributed.planner.stats import EmbeddingStats
+from tutorec.distributed.planner.stats import EmbeddingStats, logger
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from tutorec.distributed.planner.topology import Topology, this_machine
 from tutorec.distributed.planner.types import (
@@ -149,9 +150,7 @@ class EmbeddingShardingPlanner:
             proposer if isinstance(proposer, list) else [proposer] if proposer else []
         )
         self._partitioner, self._perf_model = partitioner, performance_model
-        self._stats: list[Stats] = (
-            [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
-        )
+        self._stats = stats if isinstance(stats, list) or stats is None else [stats]
         self._debug = debug
         self._callbacks = list(callbacks or [])
         if timeout_seconds is not None and timeout_seconds != math.inf:
@@ -194,8 +193,11 @@ class EmbeddingShardingPlanner:
         seconds = time.perf_counter() - start
         report = PlanReport(inputs, placement, seconds, searched, gap)
         plan = PlannedSharding(to_sharding_plan(placed, self._topology).plan, report)
-        for stats in self._stats:
-            stats.log(
+        stats = self._stats
+        if stats is None:  # the log, if someone reads it
+            stats = [EmbeddingStats()] if logger.isEnabledFor(logging.INFO) else []
+        for each in stats:
+            each.log(
                 sharding_plan=plan,
                 topology=self._topology,
                 batch_size=self._batch_size,

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -30,6 +30,8 @@ from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.distributed.planner.types import Enumerator, Partitioner, PerfModel, Proposer
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
+# They receive the rating of the last proposal, if it could be placed, and the available storage.
+_Proposals = Generator[Sequence[ShardingOption], tuple[float | None, Topology | None], None]
 logger = logging.getLogger(__name__)
 
 MAX_PROPOSALS = 10_000
@@ -58,7 +60,43 @@ def _by_table(options: Sequence[ShardingOption]) -> dict[str, list[ShardingOptio
     return tables
 
 
-class GreedyProposer(Proposer):
+class _GeneratedProposer(Proposer):
+    """Proposes what a generator of the subclass yields, which receives the feedback."""
+
+    _proposals: _Proposals
+    _current: Sequence[ShardingOption] | None = None
+
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        """Start with these options, which must have estimates."""
+        self._proposals = self._proposed(search_space)
+        self._current = next(self._proposals, None) if search_space else None
+
+    @abstractmethod
+    def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
+        """The proposals for some options."""
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The current option of each table; None at the end."""
+        return None if self._current is None else list(self._current)
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Go on to the next proposal."""
+        if self._current is not None:
+            try:
+                self._current = self._proposals.send((perf_rating, storage_constraint))
+            except StopIteration:
+                self._current = None
+
+
+class GreedyProposer(_GeneratedProposer):
     """Starts with the fastest options; moves the table with most memory to its next option.
 
     Args:
@@ -101,91 +139,35 @@ class GreedyProposer(Proposer):
 
     def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
         self._use_depth = use_depth
-        self._threshold = threshold or None
-        self.load([])
+        self._threshold = threshold or math.inf
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start with these options, which must have estimates."""
-        self._tables = [
+    def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
+        tables = [
             sorted(options, key=lambda option: _score(option, self._use_depth))
             for options in _by_table(search_space).values()
         ]
-        self._needs = [[_needed(option) for option in options] for options in self._tables]
-        self._current = [0] * len(self._tables)
-        self._done = not self._tables
-        self._best_rating = math.inf
-        self._worse_in_a_row = 0
-
-    def propose(self) -> list[ShardingOption] | None:
-        """The current option of each table; None at the end."""
-        if self._done:
-            return None
-        return [
-            options[number] for options, number in zip(self._tables, self._current, strict=True)
-        ]
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Move the table with most memory; stop after `threshold` proposals without improvement."""
-        if self._threshold is not None and perf_rating:
-            self._worse_in_a_row += 1
-            if perf_rating < self._best_rating:
-                self._best_rating, self._worse_in_a_row = perf_rating, 0
-            if self._worse_in_a_row > self._threshold:
-                self._done = True
-        movable = [
-            (needs[current], -number)
-            for number, (needs, current) in enumerate(zip(self._needs, self._current, strict=True))
-            if current + 1 < len(needs) and any(needs[current])
-        ]
-        if not movable:
-            self._done = True
-        if not self._done:
-            self._current[-max(movable)[1]] += 1
+        needs = [[_needed(option) for option in options] for options in tables]
+        current = [0] * len(tables)
+        best_rating, worse_in_a_row = math.inf, 0
+        while True:
+            rating, _ = yield [
+                options[number] for options, number in zip(tables, current, strict=True)
+            ]
+            if rating:
+                worse_in_a_row += 1
+                if rating < best_rating:
+                    best_rating, worse_in_a_row = rating, 0
+            movable = [
+                (of_table[number], -table)
+                for table, (of_table, number) in enumerate(zip(needs, current, strict=True))
+                if number + 1 < len(of_table) and any(of_table[number])
+            ]
+            if worse_in_a_row > self._threshold or not movable:
+                return
+            current[-max(movable)[1]] += 1
 
 
-class _ListedProposer(Proposer):
-    """Proposes one plan after the other, whatever the feedback; a subclass lists them."""
-
-    _proposals: Iterator[Sequence[ShardingOption]] = iter(())
-    _current: Sequence[ShardingOption] | None = None
-
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start with these options, which must have estimates."""
-        self._proposals = iter(self._listed(_by_table(search_space)))
-        self._current = next(self._proposals, None)
-
-    @abstractmethod
-    def _listed(
-        self, tables: Mapping[str, list[ShardingOption]]
-    ) -> Iterable[Sequence[ShardingOption]]:
-        """The proposals for the options of each table."""
-
-    def propose(self) -> list[ShardingOption] | None:
-        """The current proposal; None at the end."""
-        return None if self._current is None else list(self._current)
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Go on to the next proposal."""
-        self._current = next(self._proposals, None)
-
-
-class UniformProposer(_ListedProposer):
+class UniformProposer(_GeneratedProposer):
     """Proposes plans in which all tables have the same sharding type, for each type that all allow.
 
     Args:
@@ -199,14 +181,11 @@ class UniformProposer(_ListedProposer):
     def __init__(self, use_depth: bool = True) -> None:
         self._use_depth = use_depth
 
-    def _listed(
-        self, tables: Mapping[str, list[ShardingOption]]
-    ) -> Iterable[Sequence[ShardingOption]]:
-        kinds = dict.fromkeys(each.sharding_type for options in tables.values() for each in options)
-        for kind in kinds:
+    def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
+        tables = _by_table(search_space).values()
+        for kind in dict.fromkeys(each.sharding_type for options in tables for each in options):
             of_kind = [
-                [each for each in options if each.sharding_type == kind]
-                for options in tables.values()
+                [each for each in options if each.sharding_type == kind] for options in tables
             ]
             if all(of_kind):
                 yield [
@@ -215,7 +194,7 @@ class UniformProposer(_ListedProposer):
                 ]
 
 
-class GridSearchProposer(_ListedProposer):
+class GridSearchProposer(_GeneratedProposer):
     """Proposes every combination of options, or none if there are more than `max_proposals`.
 
     Args:
@@ -228,10 +207,9 @@ class GridSearchProposer(_ListedProposer):
     def __init__(self, max_proposals: int = MAX_PROPOSALS) -> None:
         self._max_proposals = max_proposals
 
-    def _listed(
-        self, tables: Mapping[str, list[ShardingOption]]
-    ) -> Iterable[Sequence[ShardingOption]]:
-        total = math.prod(len(options) for options in tables.values())
+    def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
+        tables = _by_table(search_space).values()
+        total = math.prod(len(options) for options in tables)
         if total > self._max_proposals:
             logger.info(
                 "the grid of %s combinations of %d tables is not searched: max_proposals=%d",
@@ -239,14 +217,13 @@ class GridSearchProposer(_ListedProposer):
                 len(tables),
                 self._max_proposals,
             )
-            return ()
-        fastest_first = (
-            sorted(each, key=lambda option: _score(option, True)) for each in tables.values()
-        )
-        return itertools.product(*fastest_first) if tables else ()
+            return
+        fastest_first = (sorted(each, key=lambda option: _score(option, True)) for each in tables)
+        for proposal in itertools.product(*fastest_first):
+            yield list(proposal)
 
 
-class DynamicProgrammingProposer(Proposer):
+class DynamicProgrammingProposer(_GeneratedProposer):
     """Proposes, for every amount of total memory, the options with the least total time.
 
     The memory of all ranks is divided into bins. Table by table, dynamic programming keeps the
@@ -296,56 +273,23 @@ class DynamicProgrammingProposer(Proposer):
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None:
         self._bins_per_device = max(hbm_bins_per_device, 1)
-        self._tables: list[list[ShardingOption]] = []
-        self._proposals: NDArray[np.int32] | None = None
-        self._next = 0
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start with these options, which must have estimates."""
+    def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
         # options for machines without HBM differ in DDR
         kind = 0 if any(option.memory()[:, 0].any() for option in search_space) else 1
         smallest_first = sorted(search_space, key=lambda option: option.memory()[:, kind].sum())
-        self._tables = list(_by_table(smallest_first).values())
-        self._proposals = None
-        self._next = 0
-
-    def propose(self) -> list[ShardingOption] | None:
-        """The smallest options first, then those of the next bin; None at the end."""
-        if not self._tables:
-            return None
-        if self._proposals is None:
-            return [options[0] for options in self._tables]
-        if self._next >= len(self._proposals):
-            return None
-        return [
-            options[number]
-            for options, number in zip(self._tables, self._proposals[self._next], strict=True)
-        ]
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Go on to the next bin; the first call fills the bins of `storage_constraint`."""
-        if self._proposals is not None:
-            self._next += 1
-            return
-        if not self._tables:
-            return
-        if storage_constraint is None:
+        tables = list(_by_table(smallest_first).values())
+        _, topology = yield [options[0] for options in tables]
+        if topology is None:
             raise ValueError(
-                f"dynamic programming over {len(self._tables)} tables needs the memory that there "
+                f"dynamic programming over {len(tables)} tables needs the memory that there "
                 "is; call feedback(partitionable, storage_constraint=topology) after the first "
                 "proposal"
             )
-        self._proposals = self._fill(storage_constraint)
+        for numbers in self._fill(tables, topology):
+            yield [options[number] for options, number in zip(tables, numbers, strict=True)]
 
-    def _fill(self, topology: Any) -> NDArray[np.int32]:
+    def _fill(self, tables: list[list[ShardingOption]], topology: Any) -> NDArray[np.int32]:
         """Indices of options, one row ``[T]`` per reached bin, the fullest bin first.
 
         Raises:
@@ -354,7 +298,7 @@ class DynamicProgrammingProposer(Proposer):
         memory = memory_of(topology)
         kind = 0 if memory[:, 0].sum() > 0 else 1
         bins = self._bins_per_device * len(topology.devices)
-        of_a_bin = 8 * len(self._tables) + 40 * max(len(options) for options in self._tables)
+        of_a_bin = 8 * len(tables) + 40 * max(len(options) for options in tables)
         if bins * of_a_bin > _MOST_BYTES:
             most = _MOST_BYTES // (of_a_bin * len(topology.devices))
             raise bad_input(
@@ -364,14 +308,14 @@ class DynamicProgrammingProposer(Proposer):
         width = float(memory[:, kind].sum()) / bins or 1.0
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one empty state
         came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
-        for options in self._tables:
+        for options in tables:
             needs = np.array([float(option.memory()[:, kind].sum()) / width for option in options])
             takes = np.array([option.total_perf for option in options])
             time, filled, option, state = _best_of_each_bin(time, filled, takes, needs, bins)
             came_from.append((option, state))
         reached = np.arange(len(time))[::-1]
-        proposals = np.empty((len(reached), len(self._tables)), np.int32)
-        for table in range(len(self._tables) - 1, -1, -1):
+        proposals = np.empty((len(reached), len(tables)), np.int32)
+        for table in range(len(tables) - 1, -1, -1):
             option, state = came_from[table]
             proposals[:, table] = option[reached]
             reached = state[reached]
