@@ -177,20 +177,24 @@ class _Search:
         ]
         if not all(usable):
             return None
-        packing = Packing(self.problem, usable)
-        for stretch in _STRETCHES:
-            packing = Packing(self.problem, self._brief(usable, stretch * self.target))
-            packing.sharpen(_PLACING, self.target)
-            for table in self.order:
-                position = packing.best(table)
-                if position is not None:
-                    packing.put(table, position)
-            if all(position is not None for position in packing.positions):
-                break
+        packing = self._longest_first(usable, _STRETCHES[0])
+        for stretch in _STRETCHES[1:]:
+            if None in packing.positions:
+                packing = self._longest_first(usable, stretch)
         for _ in range(2):
             packing.sharpen(_PLACING, packing.slowest)
             self._sweep(packing)
         self.spent += packing.placings
+        return packing
+
+    def _longest_first(self, usable: Sequence[Sequence[int]], stretch: float) -> Packing:
+        """LPT with the usable choices that are not too long."""
+        packing = Packing(self.problem, self._brief(usable, stretch * self.target))
+        packing.sharpen(_PLACING, self.target)
+        for table in self.order:
+            position = packing.best(table)
+            if position is not None:
+                packing.put(table, position)
         return packing
 
     def _brief(self, usable: Sequence[Sequence[int]], limit: float) -> list[list[int]]:
