@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +128,7 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         fused = top.get("fused_params")
         return TableFile(
             _model(tables),
-            {
-                table.config.name: ParameterConstraints(**table.constraints)
-                for table in tables
-                if table.constraints
-            },
+            {table.config.name: table.constraints for table in tables if table.constraints},
             _number(top.get("batch_size")),
             None
             if fused is None
@@ -196,7 +192,7 @@ class _Table:
     config: EmbeddingBagConfig | EmbeddingConfig
     weighted: bool
     path: str
-    constraints: dict[str, Any] = field(default_factory=dict)
+    constraints: ParameterConstraints | None
 
 
 def _table(entry: object, what: str) -> _Table:
@@ -228,13 +224,13 @@ def _table(entry: object, what: str) -> _Table:
     for key, most in _MOST.items():
         if fields[key] > most:
             raise bad_input(f"table {name!r}: {key} is {fields[key]:,}: give at most {most:,}")
-    constraints = {key: _number(given[key]) for key in _CONSTRAINTS if given.get(key) is not None}
-    constraints |= {
-        key: [value]
-        for key, value in constraints.items()
-        if key in _LISTS and not isinstance(value, list)
-    }
-    return _Table(config, weighted, path, constraints)
+    constraints = {}
+    for key in _CONSTRAINTS:
+        if (value := _number(given.get(key))) is not None:
+            constraints[key] = [value] if key in _LISTS and not isinstance(value, list) else value
+    return _Table(
+        config, weighted, path, ParameterConstraints(**constraints) if constraints else None
+    )
 
 
 def _member(kind: Any, value: Any, table: str) -> Any:
@@ -257,8 +253,8 @@ def _model(tables: Iterable[_Table]) -> nn.Module:
         collection = _collection(members)
         if not path and len(by_path) == 1:
             return collection
-        *parents, last = path.split(".")
-        for name in (*parents, last):
+        *parents, last = names = path.split(".")
+        for name in names:
             if path and (not name or hasattr(nn.Module(), name)):
                 raise bad_input(
                     f"module {path!r}: {name!r} is empty or an attribute of every module: "
