@@ -368,7 +368,7 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
                 names_of(choice),
                 type_of(choice),
                 where,
-                ms_text(choice.time.max(initial=0.0)),
+                ms_text(choice.longest),
                 memory,
                 *other,
             ]
@@ -529,7 +529,7 @@ def _options_table(report: PlanReport, table: int) -> TextTable:
                 type_of(choice) if factor is None else choice.options[0].sharding_type,
                 *cached,
                 f"{len(choice.time)}",
-                ms_text(choice.time.max(initial=0.0)),
+                ms_text(choice.longest),
                 ms_text(choice.time.sum()),
                 bytes_text(memory.max(initial=0)),
                 bytes_text(memory.sum()),

@@ -297,7 +297,7 @@ class Packing:
 def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:
     """The chosen option of each table, as a copy with placed shards, in the problem's order."""
     placed = []
-    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+    for choice, ranks in placement.placed(problem):
         for option in choice.options:
             placed.append(option.with_pieces(replace(option.pieces(), ranks=ranks)))
     return placed
@@ -311,7 +311,7 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
         placement: The placement.
     """
     sorted_ranks = []
-    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+    for choice, ranks in placement.placed(problem):
         # Shards of a grid keep their local rank: whole blocks are exchanged.
         block = units(choice.spread, problem.world_size, problem.local_size).shape[2]
         blocks = ranks.reshape(-1, block)

@@ -398,9 +398,8 @@ def to_sharding_plan(
 
 def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
     pieces, ranks = option.pieces(), option.placed_ranks(topology.world_size).tolist()
-    replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
     spec = None
-    if not replicated:
+    if option.sharding_type != ShardingType.DATA_PARALLEL.value:
         lines = zip(ranks, pieces.offsets.tolist(), pieces.sizes.tolist(), strict=True)
         spec = sharding_spec(
             [ShardPiece(rank, *offset, *size) for rank, offset, size in lines],
@@ -414,7 +413,7 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
         ranks=ranks,
         sharding_spec=spec,
         cache_params=option.cache_params and replace(option.cache_params, stats=None),
-        shape=(int(rows), int(columns)),
+        shape=(rows, columns),
     )
 
 

@@ -19,7 +19,7 @@ all (in large models, also in part).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -109,6 +109,11 @@ class Choice:
     preference: int = 0
     allowed: NDArray[np.bool_] | None = None
     options: tuple[ShardingOption, ...] = ()
+
+    @property
+    def longest(self) -> float:
+        """Milliseconds of its longest shard."""
+        return float(self.time.max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,11 +208,15 @@ class Placement:
             for choices, index in zip(problem.choices, self.chosen.tolist(), strict=True)
         ]
 
+    def placed(self, problem: PlanningProblem) -> Iterator[tuple[Choice, Ints]]:
+        """The choice of each table, with the ranks of its shards."""
+        return zip(self.taken(problem), self.ranks, strict=True)
+
 
 def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
     """Milliseconds of each rank, ``[W]``, without the cost of groups."""
     load = np.zeros(problem.world_size)
-    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+    for choice, ranks in placement.placed(problem):
         np.add.at(load, ranks, choice.time)
     return load
 
@@ -215,7 +224,7 @@ def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
 def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
     """Bytes on each rank, ``[W, 2]``: HBM, DDR."""
     held = np.zeros((problem.world_size, 2), dtype=np.int64)
-    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+    for choice, ranks in placement.placed(problem):
         np.add.at(held, ranks, choice.memory)
     return held
 
@@ -241,9 +250,7 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
     """
     broken = []
     world_size, local_size = problem.world_size, problem.local_size
-    for table, (choice, ranks) in enumerate(
-        zip(placement.taken(problem), placement.ranks, strict=True)
-    ):
+    for table, (choice, ranks) in enumerate(placement.placed(problem)):
         name = table_name(choice, table)
         if len(ranks) != len(choice.time):
             broken.append(f"{name}: {len(ranks)} ranks for {len(choice.time)} shards")
@@ -406,13 +413,8 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     usable = [[c for c in of_table if fits(problem, c)] for of_table in problem.choices]
     for table, choices in enumerate(usable):
         if not choices:
-            return Bound(
-                math.inf,
-                (
-                    f"{table_name(problem.choices[table][0], table)} fits on the ranks in none of "
-                    "its ways"
-                ),
-            )
+            name = table_name(problem.choices[table][0], table)
+            return Bound(math.inf, f"{name} fits on the ranks in none of its ways")
     if short := _shortage(problem, usable):
         return Bound(math.inf, f"the tables need {short}")
     longest = [[longest_ms(problem, c) for c in of_table] for of_table in usable]
@@ -459,7 +461,7 @@ def _relaxation(
     choices = [choice for of_table in usable for choice in of_table]
     table = np.repeat(np.arange(len(usable)), [len(of_table) for of_table in usable])
     paid = np.flatnonzero(fixed)
-    longest = np.array([choice.time.max(initial=0.0) for choice in choices])
+    longest = np.array([choice.longest for choice in choices])
     unit = float(longest.max()) or 1.0  # ms: the solver's tolerances are absolute
     mean = np.array([choice.time.sum() for choice in choices]) / problem.world_size
     room = np.maximum(problem.capacity, 0).sum(axis=0)
@@ -576,7 +578,7 @@ class LinearProgram:
 
 def longest_ms(problem: PlanningProblem, choice: Choice) -> float:
     """Milliseconds of a choice's longest shard, and of its groups."""
-    return float(choice.time.max(initial=0.0)) + fixed_time(problem, [choice])
+    return choice.longest + fixed_time(problem, [choice])
 
 
 def fits(problem: PlanningProblem, choice: Choice) -> bool:

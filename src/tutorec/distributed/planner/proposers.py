@@ -32,6 +32,7 @@ from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 # They receive the rating of the last proposal, if it could be placed, and the available storage.
 _Proposals = Generator[Sequence[ShardingOption], tuple[float | None, Topology | None], None]
+_Indices = NDArray[np.int32]
 logger = logging.getLogger(__name__)
 
 MAX_PROPOSALS = 10_000
@@ -289,7 +290,7 @@ class DynamicProgrammingProposer(_GeneratedProposer):
         for numbers in self._fill(tables, topology):
             yield [options[number] for options, number in zip(tables, numbers, strict=True)]
 
-    def _fill(self, tables: list[list[ShardingOption]], topology: Any) -> NDArray[np.int32]:
+    def _fill(self, tables: list[list[ShardingOption]], topology: Any) -> _Indices:
         """Indices of options, one row ``[T]`` per reached bin, the fullest bin first.
 
         Raises:
@@ -307,7 +308,7 @@ class DynamicProgrammingProposer(_GeneratedProposer):
             )
         width = float(memory[:, kind].sum()) / bins or 1.0
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one empty state
-        came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+        came_from: list[tuple[_Indices, _Indices]] = []
         for options in tables:
             needs = np.array([float(option.memory()[:, kind].sum()) / width for option in options])
             takes = np.array([option.total_perf for option in options])
@@ -324,7 +325,7 @@ class DynamicProgrammingProposer(_GeneratedProposer):
 
 def _best_of_each_bin(
     time: Floats, filled: Floats, takes: Floats, needs: Floats, bins: int
-) -> tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int32]]:
+) -> tuple[Floats, Floats, _Indices, _Indices]:
     """Add one table: from every state with every option, keep what reaches a bin in the least time.
 
     Args:

@@ -141,7 +141,7 @@ class PlanReport:
     def rank_parts(self) -> Floats:
         """``[W, 2]`` ms of each rank: memory work, and exchanges."""
         parts = np.zeros((self.problem.world_size, 2))
-        for choice, ranks in zip(self.taken, self.placement.ranks, strict=True):
+        for choice, ranks in self.placement.placed(self.problem):
             perf = choice_perf(choice)
             compute = perf[:, _COMPUTE].sum(axis=1)
             np.add.at(parts, ranks, np.stack([compute, perf.sum(axis=1) - compute], axis=1))

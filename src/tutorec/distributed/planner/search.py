@@ -201,7 +201,7 @@ class _Search:
         """The usable choices without shards above the limit; at least a table's shortest."""
         brief = []
         for of_table, numbers in zip(self.problem.choices, usable, strict=True):
-            longest = {number: float(of_table[number].time.max()) for number in numbers}
+            longest = {number: of_table[number].longest for number in numbers}
             most = max(limit, min(longest.values()))
             brief.append([number for number in numbers if longest[number] <= most])
         return brief
@@ -347,7 +347,7 @@ def _key(choices: Sequence[Choice]) -> tuple[object, ...]:
         (
             float(choice.time.sum()),
             -int(choice.memory.sum()),
-            float(choice.time.max(initial=0.0)),
+            choice.longest,
             choice.spread.value,
             choice.preference,
             choice.groups,
