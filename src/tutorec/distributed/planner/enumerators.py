@@ -209,11 +209,11 @@ class EmbeddingEnumerator(Enumerator):
             warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
         self.refusals = []
         effects: dict[str, list[str]] = {}
-        world_size = self._topology.world_size
+        ranks = self._topology.world_size, self._local_size
 
         @cache  # tables of one shape share their arrays
         def cut(kind: ShardingType, rows: int, columns: int, width: int) -> Any:
-            return cut_arrays(kind, (rows, columns), world_size, self._local_size, width)
+            return cut_arrays(kind, (rows, columns), *ranks, width)
 
         options = [option for table in tables for option in self._options_of(table, cut, effects)]
         self.populate_estimates(options)

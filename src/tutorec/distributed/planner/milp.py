@@ -169,7 +169,7 @@ class MilpModel:
     def __init__(
         self, problem: PlanningProblem, bound: float, below: float, spare: float = 0.0
     ) -> None:
-        self.problem, self.bound, self.below = problem, bound, below
+        self.problem, self.below = problem, below
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
         self.fixed = np.zeros(0) if problem.fixed is None else problem.fixed
         self.program = program = LinearProgram()
@@ -203,8 +203,8 @@ class MilpModel:
             for number, choice in enumerate(choices)
             if (way := self._way(table, number, choice))
         ]
-        self.program.put(self.program.rows(1, 1.0, 1.0), [way.used for way in ways], 1.0)
         used = np.array([way.used for way in ways], np.int64)
+        self.program.put(self.program.rows(1, 1.0, 1.0), used, 1.0)
         pay_for_groups(
             self.program,
             (used, self._groups),

@@ -104,9 +104,7 @@ def search(problem: PlanningProblem, seconds: float | None = None) -> Placement 
         return solve(problem, _PROGRAM_SECONDS).placement if small else None
     chosen, places = np.empty_like(placement.chosen), list(placement.ranks)
     chosen[tables] = placement.chosen
-    for table, choice, held_by in zip(
-        tables, placement.taken(ordered), placement.ranks, strict=True
-    ):
+    for table, (choice, held_by) in zip(tables, placement.placed(ordered), strict=True):
         places[table] = held_by if choice.spread is Spread.ALL else ranks[held_by]
     return Placement(chosen, places)
 
