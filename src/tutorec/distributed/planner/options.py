@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
-from operator import attrgetter
+from operator import add, attrgetter, le, sub
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,9 +62,7 @@ class Perf:
         return float(sum(astuple(self)))
 
     def __add__(self, other: Perf) -> Perf:
-        return Perf(
-            *(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
-        )
+        return Perf(*map(add, astuple(self), astuple(other)))
 
 
 PERF_FIELDS = tuple(each.name for each in fields(Perf))
@@ -89,14 +87,14 @@ class Storage:
     ssd: int = 0
 
     def __add__(self, other: Storage) -> Storage:
-        return Storage(self.hbm + other.hbm, self.ddr + other.ddr, self.ssd + other.ssd)
+        return Storage(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Storage) -> Storage:
-        return Storage(self.hbm - other.hbm, self.ddr - other.ddr, self.ssd - other.ssd)
+        return Storage(*map(sub, astuple(self), astuple(other)))
 
     def fits_in(self, other: Storage) -> bool:
         """Whether it fits into ``other``, in each kind of memory."""
-        return self.hbm <= other.hbm and self.ddr <= other.ddr and self.ssd <= other.ssd
+        return all(map(le, astuple(self), astuple(other)))
 
 
 @dataclass

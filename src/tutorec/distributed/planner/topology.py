@@ -515,11 +515,7 @@ def _storages(
     """The memory of each rank."""
     memory = []
     for key, cap in caps.items():
-        of_ranks = (
-            custom.get_data(key)
-            if custom is not None and custom.has_data(key)
-            else [cap] * world_size
-        )
+        of_ranks = custom.get_data(key) if custom and custom.has_data(key) else [cap] * world_size
         if len(of_ranks) != world_size:
             raise bad_input(
                 f"CustomTopologyData has {len(of_ranks)} numbers of {key} for {world_size} ranks"
