@@ -215,10 +215,11 @@ class Placement:
 
 def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
     """Milliseconds of each rank, ``[W]``, without the cost of groups."""
-    load = np.zeros(problem.world_size)
-    for choice, ranks in placement.placed(problem):
-        np.add.at(load, ranks, choice.time)
-    return load
+    if not placement.ranks:
+        return np.zeros(problem.world_size)
+    times = np.concatenate([choice.time for choice in placement.taken(problem)])
+    load = np.bincount(np.concatenate(placement.ranks), times, problem.world_size)
+    return load.astype(np.float64)
 
 
 def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
