@@ -28,6 +28,7 @@ from tutorec.distributed.sharding_plan import (
     apply_to_all,
     column_wise,
     construct_module_sharding_plan,
+    data_parallel,
     row_wise,
     table_wise,
 )
@@ -200,6 +201,65 @@ def test_a_quantized_model_is_sharded_on_meta_and_loaded_afterwards(kind: str):
         assert not sharded(ids).values().any()
     sharded.load_state_dict(served.state_dict())
     assert torch.equal(sharded(ids).values(), served.to(serving(2))(ids).values())
+
+
+def copied(rank: int, world_size: int) -> list[bool]:
+    """A quantized model with a dense layer in DDP, and copies of it: what each of them holds."""
+    here, meta = device(), torch.device("meta")
+    served = quantize_embeddings(small("cpu"), dtype=torch.qint8, inplace=True)
+    served.append(nn.Linear(3, 2))
+    model = DistributedModelParallel(served)
+    ids = KeyedJaggedTensor(
+        ["f0", "f1"], torch.tensor([1, 15, 3]), lengths=torch.tensor([1, 0, 1, 1])
+    ).to(here)
+    twin, moved = model.copy(here), model.copy(meta)
+    expected, of_twin = (each.module.get_submodule("0")(ids).values() for each in (model, twin))
+    with torch.no_grad():
+        for held in [*twin.parameters(), *twin.module.get_submodule("0").buffers()]:
+            held.zero_()
+    weights = [each.module.get_parameter("1.weight") for each in (model, twin, moved)]
+    return [
+        torch.equal(of_twin, expected),
+        torch.equal(model.module.get_submodule("0")(ids).values(), expected),
+        bool(expected.any() and weights[0].any() and not weights[1].any()),
+        weights[2].is_meta and not weights[0].is_meta,
+        model.device == here and moved.device == meta,
+    ]
+
+
+def test_a_model_that_serves_is_copied_to_another_device(ranks):
+    assert ranks(1).run(copied) == [[True] * 5]
+
+
+def initialized_again(
+    rank: int, world_size: int
+) -> tuple[dict[str, str], dict[str, list[torch.Tensor]]]:
+    """Sharding types of a collection's tables; this rank's rows before and after."""
+    torch.manual_seed(10 + rank)
+    module = small("cpu")
+    plan = construct_module_sharding_plan(
+        module[0], {"t0": row_wise(), "t1": data_parallel()}, world_size=world_size
+    )
+    model = DistributedModelParallel(module, plan=ShardingPlan({"0": plan}))
+    sharded: Any = model.module.get_submodule("0")
+    rows: dict[str, list[torch.Tensor]] = {"t0": [], "t1": []}
+    for _ in range(2):
+        for held in sharded.held_tables():
+            rows[held.table.name].append(held.rows[0].detach().cpu().clone())
+        sharded.reset_parameters()
+    with pytest.raises(TypeError, match="can be neither copied nor pickled"):
+        model.copy(device())
+    types = {name: entry.sharding_type for name, entry in sharded.module_sharding_plan.items()}
+    return types, rows
+
+
+def test_sharded_rows_are_initialized_again_and_replicas_stay_equal(ranks):
+    (types, first), (_, second) = ranks(2).run(initialized_again)
+    assert types == {"t0": "row_wise", "t1": "data_parallel"}
+    for name in types:
+        before, after = first[name]
+        assert not torch.equal(before, after) and after.abs().max() <= 0.25  # 1 / sqrt(16 rows)
+        assert torch.equal(second[name][1], after) == (name == "t1")
 
 
 def test_small_signatures_are_torchrecs():

@@ -18,16 +18,20 @@ from torch import nn
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.awaitable import Awaitable, LazyAwaitable, map_awaitable
-from tutorec.distributed import comm
+from tutorec.distributed import comm, messages
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact
 from tutorec.distributed.collectives.kjt import KJTArrival
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.initial_rows import InitialRows
+from tutorec.distributed.initial_rows import InitialRows, draw_piece
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.lookup.grouped import EmbeddingLookup
 from tutorec.distributed.optimizer_state import ShardedStates
-from tutorec.distributed.plan import ParameterSharding, ShardingType
+from tutorec.distributed.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingType,
+)
 from tutorec.distributed.sharded_module import CompIn, DistOut, Out, ShardedModule
 from tutorec.distributed.sharding.base import (
     EmbeddingSharding,
@@ -154,7 +158,8 @@ class ShardedEmbeddingModule(
         build: Callable[[ShardingType, Sequence[PlacedTable]], S],
     ) -> None:
         super().__init__()
-        self._env = env
+        self.module_sharding_plan = EmbeddingModuleShardingPlan(plan)
+        self._env, self._sources = env, {config.name: config for config in source.configs}
         self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
         self._device = usable_device(device, plan)
         self._tables = agreed_tables(source, plan, env, fused_params, sharding_types)
@@ -329,6 +334,23 @@ class ShardedEmbeddingModule(
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizers that update this rank's tables in backward, one per group of tables."""
         return self._optimizer
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialize all rows anew, from rank 0's torch seed; keeps optimizer state. Collective.
+
+        Rows of tables in virtual memory are kept.
+        """
+        if self._device.type == "meta":
+            return
+        seed = torch.randint(2**31, (1,))
+        if (group := self._env.process_group) is not None:
+            seed = seed.to(messages.message_device(group))
+            messages.broadcast(seed, 0, group, "initial rows")
+        for held in self.held_tables():
+            for piece, rows in zip(held.pieces, held.rows, strict=True):
+                if not held.table.virtual:
+                    draw_piece(self._sources[held.table.name], piece, int(seed), rows)
 
     def flush(self) -> None:
         """Write cached rows back, so that parameters and optimizer state are current.

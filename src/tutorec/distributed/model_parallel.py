@@ -8,6 +8,7 @@ replicated as well, once per group of ranks (`DMPCollection`).
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -187,6 +188,18 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             self._divides = get_gradient_division()
             self._wrapper.wrap(self, self._dense_env, self.device)
             self._ddp_is_built = True
+
+    def copy(self, device: torch.device) -> DistributedModelParallel:
+        """A copy for serving: tensors on this rank's device are on ``device``, others stay.
+
+        Raises:
+            TypeError: Tables are sharded for training, and belong to their process group.
+        """
+        memo: dict[int, Any] = {id(env): env for env in (self._env, self._dense_env)}
+        memo[id(self._dmp_wrapped_module)] = copy.deepcopy(self.module, memo)
+        twin = copy.deepcopy(self, memo)
+        twin.device, twin._ddp_is_built = device, False
+        return twin._apply(lambda held: held.to(device) if held.device == self.device else held)
 
     # Names are those of the unsharded model, whatever wraps it here.
 
