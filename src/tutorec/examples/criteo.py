@@ -30,27 +30,13 @@ from tutorec.datasets.criteo import (
 )
 from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.examples.running import (
-    go_on,
-    parser,
-    plan_in_words,
-    positive,
-    samples_of_rank,
-    say,
-    say_speed,
-    share,
-    start,
-    train_on,
-    write_report,
-)
+from tutorec.examples.running import Run, parser, positive, share
 from tutorec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
-from tutorec.models.training import Metrics, combined_optimizer, evaluate
+from tutorec.models.training import Metrics, evaluate
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.criteo"
 _M = 40_000_000  # MLPerf's largest table: more ids than that share its rows
@@ -112,44 +98,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.set_defaults(epochs=1, table_rate=0.02, rate=0.001)
     options = made.parse_args(argv)
     shape = shape_of(options)
-    group = start(options)
-    device, rank, world_size, samples = (
-        own_device(),
-        group.rank(),
-        group.size(),
-        samples_of_rank(options, group),
-    )
-    train, test = read(options.folder, shape, samples)
-    model = DistributedModelParallel(
+    train, test = read(options.folder, shape, options.batch_size)
+    run = Run(
+        options,
+        "",
         build(shape, options),
-        device=device,
-        sharders=[
-            EmbeddingBagCollectionSharder(
-                {"optimizer": "adagrad", "learning_rate": options.table_rate}
-            )
-        ],
+        EmbeddingBagCollectionSharder,
+        "adagrad",
+        torch.optim.Adagrad,
     )
-    optimizer = combined_optimizer(
-        model, lambda params: torch.optim.Adagrad(params, lr=options.rate)
-    )
-    say(f"{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
-    begun = go_on(model, optimizer, options, group)
-
-    def to_device(batch: Batch) -> Batch:
-        return batch.to(device)
 
     def judge(when: str) -> Metrics:
-        metrics = evaluate(model, test(samples, rank, world_size).map(to_device))
-        say(f"{when}: {metrics}", group)
+        metrics = evaluate(run.model, test(run.samples, *run.ranks).map(run.to_device))
+        run.say(f"{when}: {metrics}")
         return metrics
 
     judge("before")
-    batches = train(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(
-        to_device
-    )
-    done = train_on(model, optimizer, batches, begun.step, options, group)
-    say_speed(done, group)
-    write_report(options, model, done, asdict(judge("after")), group)
+    run.train(train)
+    run.report(asdict(judge("after")))
     return 0
 
 

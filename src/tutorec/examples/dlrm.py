@@ -18,26 +18,12 @@ from dataclasses import asdict
 import torch
 
 from tutorec.datasets.random import DENSE_NAMES, Shop
-from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.examples.running import (
-    go_on,
-    parser,
-    plan_in_words,
-    samples_of_rank,
-    say,
-    say_speed,
-    shop_of,
-    start,
-    train_on,
-    write_report,
-)
+from tutorec.examples.running import Run, parser, shop_of
 from tutorec.models.dlrm import DLRM, DLRMTrain
-from tutorec.models.training import Metrics, combined_optimizer, evaluate
+from tutorec.models.training import Metrics, evaluate
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.dlrm"
 
@@ -59,58 +45,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         users=500,
         items=200,
     ).parse_args(argv)
-    group = start(options)
-    rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     store = shop_of(options)
-    device = own_device()
-    model = DistributedModelParallel(
-        build(store, options),
-        device=device,
-        sharders=[
-            EmbeddingBagCollectionSharder(
-                {"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate}
-            )
-        ],
-    )
-    optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
-    say(
-        f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group
-    )
-    begun = go_on(model, optimizer, options, group)
-
-    def to_device(batch: Batch) -> Batch:
-        return batch.to(device)
+    run = Run(options, f"{store}\n", build(store, options), EmbeddingBagCollectionSharder)
 
     def judge(when: str) -> Metrics:
-        test = store.batches(2048, rank, world_size, split="test")
-        metrics = evaluate(model, test.map(to_device))
-        say(f"{when}: {metrics}; best possible AUC {store.best_auc:.4f}", group)
+        test = store.batches(2048, *run.ranks, split="test")
+        metrics = evaluate(run.model, test.map(run.to_device))
+        run.say(f"{when}: {metrics}; best possible AUC {store.best_auc:.4f}")
         return metrics
 
     judge("before")
-    batches = store.batches(
-        samples, rank, world_size, epochs=options.epochs, start=begun.position
-    ).map(to_device)
-    done = train_on(model, optimizer, batches, begun.step, options, group)
-    say_speed(done, group)
-    write_report(options, model, done, asdict(judge("after")), group)
+    run.train(store.batches)
+    run.report(asdict(judge("after")))
     return 0
 
 
 def build(store: Shop, options: Namespace) -> DLRMTrain:
     """The model with tables on the meta device, so that each rank allocates only its own rows."""
     torch.manual_seed(options.seed)
-    options_of_tables = {"embedding_dim": options.columns, "pooling": PoolingType.MEAN}
     tables = [
         EmbeddingBagConfig(
-            store.table_rows["user"], name="t_user", feature_names=["user"], **options_of_tables
-        ),
-        EmbeddingBagConfig(
-            store.table_rows["item"],
-            name="t_item",
-            feature_names=["item", "clicked"],
-            **options_of_tables,
-        ),
+            store.table_rows[of],
+            options.columns,
+            f"t_{of}",
+            feature_names=features,
+            pooling=PoolingType.MEAN,
+        )
+        for of, features in (("user", ["user"]), ("item", ["item", "clicked"]))
     ]
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     dense_layers, over_layers = [32, options.columns], [32, 1]

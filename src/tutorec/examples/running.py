@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,10 +22,10 @@ from tutorec.distributed.checkpoint.manager import CheckpointManager
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.models.retrieval import build_index, recall_at
-from tutorec.models.training import Trained, train
+from tutorec.models.training import combined_optimizer, train
 from tutorec.models.two_tower import Towers
-from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.rates import check_rate
+from tutorec.spmd.devices import device as own_device
 from tutorec.spmd.worker import init
 
 KS = (1, 10, 50)  # recall is given at these
@@ -211,94 +210,158 @@ def start(options: argparse.Namespace) -> dist.ProcessGroup:
     return init(timeout=options.timeout)
 
 
-def say(text: str, group: dist.ProcessGroup) -> None:
-    """Print on rank 0."""
-    if group.rank() == 0:
-        print(text, flush=True)
-
-
-def say_speed(done: Trained, group: dist.ProcessGroup) -> None:
-    """Print how long the training took."""
-    say(f"{done.steps:,} steps, {done.samples:,} samples, {_speed(done):,.0f} samples/s", group)
-
-
-def _speed(done: Trained) -> float:
-    """Samples of all ranks in a second."""
-    return done.samples / max(done.seconds, 1e-9)
-
-
-def say_recall(
-    model: DistributedModelParallel,
-    items: int,
-    test: Callable[[], Iterable[Batch]],
-    popular: Tensor,
-    best: Callable[[int], float],
-    group: dist.ProcessGroup,
-) -> dict[str, float]:
-    """Print and return how often the next item is among the model's first k of all items.
-
-    Args:
-        model: of a `TwoTowerTrain`.
-        items: how many items there are.
-        test: makes this rank's held-out batches, with the feature ``item``.
-        popular: the most popular items, best first.
-        best: gives the best possible recall at k; asked on rank 0 alone.
-        group: all ranks.
-    """
-    towers, ks = cast(Towers, model.module.model), [k for k in KS if k <= items]
-    index = build_index(towers, torch.arange(items, device=popular.device))
-
-    @torch.no_grad()
-    def found(batch: Batch) -> Tensor:
-        return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
-
-    of_model = recall_at(ks, test(), found, "item")
-    of_popular = recall_at(ks, test(), lambda batch: popular.expand(len(batch.labels), -1), "item")
-    for k in ks:
-        limit = f"{best(k):.4f}" if group.rank() == 0 else ""
-        say(
-            (
-                f"recall@{k}: {of_model[k]:.4f}; the {k} most popular {of_popular[k]:.4f}; best "
-                f"possible {limit}"
-            ),
-            group,
-        )
-    return {f"recall@{k}": of_model[k] for k in ks}
-
-
-def write_report(
-    options: argparse.Namespace,
-    model: DistributedModelParallel,
-    done: Trained,
-    metrics: Mapping[str, float],
-    group: dist.ProcessGroup,
-) -> None:
-    """Write ``--report`` on rank 0: the options, the plan, the losses, the speed and the metrics.
+class Run:
+    """One run of a script: its ranks, and the sharded model with its optimizer.
 
     Args:
         options: of the command line.
-        model: whose plan.
-        done: what was trained.
-        metrics: by name.
-        group: all ranks.
+        data: what the model is trained on, for the first line that is printed.
+        model: with its tables on the meta device, so that each rank allocates only its own rows.
+        sharder: class of the tables' sharder.
+        optimizer: of the tables.
+        dense: of the dense parts.
     """
-    if options.report is None or group.rank() != 0:
-        return
-    facts = {
-        "options": {
-            name: value if value is None else str(value) for name, value in vars(options).items()
-        },
-        "versions": {"tutorec": version("tutorec"), "torch": torch.__version__},
-        "ranks": group.size(),
-        "plan": dict(_placements(model.plan)),
-        "steps": done.steps,
-        "samples": done.samples,
-        "samples_per_second": round(_speed(done), 1),
-        "losses": [round(loss, 6) for loss in done.losses.tolist()],
-        "metrics": dict(metrics),
-    }
-    with whole_file(options.report) as draft:
-        draft.write_text(json.dumps(facts, indent=1) + "\n")
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        data: str,
+        model: nn.Module,
+        sharder: Callable[[dict[str, Any]], Any],
+        optimizer: str = "exact_row_wise_adagrad",
+        dense: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    ) -> None:
+        self.options, self.group, self.device = options, start(options), own_device()
+        self.ranks = self.group.rank(), self.group.size()
+        self.samples = samples_of_rank(options, self.group)
+        of_tables = {"optimizer": optimizer, "learning_rate": options.table_rate}
+        self.model = DistributedModelParallel(
+            model, device=self.device, sharders=[sharder(of_tables)]
+        )
+        self.optimizer = combined_optimizer(
+            self.model, lambda params: dense(params, lr=options.rate)
+        )
+        ranks = f"{self.ranks[1]} rank(s), {self.samples} samples each"
+        self.say(f"{data}{ranks}: {plan_in_words(self.model.plan)}")
+        self._step, self._position = 0, 0  # where the run begins
+        if options.checkpoints is not None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Load the latest checkpoint, if there is one."""
+        info = CheckpointManager(self.options.checkpoints).load(self.model, self.optimizer)
+        if info is not None:
+            self._step, self._position = int(info.step or 0), int(info.position)
+            saved = f"saved by {info.world_size} rank(s) after {info.position:,} samples"
+            self.say(f"goes on from step-{info.step}, {saved}")
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.ranks[0] == 0:
+            print(text, flush=True)
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch on this rank's device."""
+        return batch.to(self.device)
+
+    def train(
+        self, data: Callable[..., RowBatches], change: Callable[[Batch], Batch] | None = None
+    ) -> None:
+        """Train to the last step, with checkpoints in the background and one at the end.
+
+        Args:
+            data: makes this rank's batches.
+            change: what the model takes of a batch; the batch on the device by default.
+        """
+        options, first = self.options, self._step
+        batches = data(self.samples, *self.ranks, epochs=options.epochs, start=self._position).map(
+            change or self.to_device
+        )
+        saved = first
+
+        def save(step: int) -> None:
+            nonlocal saved
+            if manager is not None and step != saved:
+                saved, position = step, batches.position_after(step - first)
+                manager.save(self.model, self.optimizer, step=step, position=position)
+
+        with (
+            nullcontext()
+            if options.checkpoints is None
+            else CheckpointManager(options.checkpoints, keep=_KEPT, asynchronous=True) as manager
+        ):
+            self.done = train(
+                self.model,
+                batches,
+                self.optimizer,
+                steps=None if options.steps is None else max(options.steps - first, 0),
+                first_step=first,
+                progress=not options.no_progress,
+                after_step=lambda step: None if step % options.save_every else save(step),
+                group=self.group,
+            )
+            save(first + self.done.steps)
+        self._speed = self.done.samples / max(self.done.seconds, 1e-9)
+        made = f"{self.done.steps:,} steps, {self.done.samples:,} samples"
+        self.say(f"{made}, {self._speed:,.0f} samples/s")
+
+    def recall(
+        self,
+        data: Callable[..., RowBatches],
+        counts: Tensor,
+        best: Callable[[int], float],
+        change: Callable[[Batch], Batch] | None = None,
+    ) -> dict[str, float]:
+        """Print and return how often the next item is among a `TwoTowerTrain`'s first k of all.
+
+        Args:
+            data: makes batches with the feature ``item``.
+            counts: how often each item was clicked [items].
+            best: gives the best possible recall at k; asked on rank 0 alone.
+            change: as of `train`.
+        """
+        counts = counts.to(self.device)
+        towers = cast(Towers, self.model.module.model)
+        ks = [k for k in KS if k <= len(counts)]
+        index = build_index(towers, torch.arange(len(counts), device=self.device))
+        popular = counts.topk(max(ks)).indices
+
+        @torch.no_grad()
+        def found(batch: Batch) -> Tensor:
+            return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
+
+        def recalls(answer: Callable[[Batch], Tensor]) -> dict[int, float]:
+            test = data(2048, *self.ranks, split="test").map(change or self.to_device)
+            return recall_at(ks, test, answer, "item")
+
+        of_model = recalls(found)
+        of_popular = recalls(lambda batch: popular.expand(len(batch.labels), -1))
+        for k in ks:
+            limit = f"{best(k):.4f}" if self.ranks[0] == 0 else ""
+            others = f"the {k} most popular {of_popular[k]:.4f}; best possible {limit}"
+            self.say(f"recall@{k}: {of_model[k]:.4f}; {others}")
+        return {f"recall@{k}": of_model[k] for k in ks}
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Write ``--report`` on rank 0: options, plan, losses, speed and these metrics."""
+        if self.options.report is None or self.ranks[0] != 0:
+            return
+        facts = {
+            "options": {
+                name: value if value is None else str(value)
+                for name, value in vars(self.options).items()
+            },
+            "versions": {"tutorec": version("tutorec"), "torch": torch.__version__},
+            "ranks": self.ranks[1],
+            "plan": dict(_placements(self.model.plan)),
+            "steps": self.done.steps,
+            "samples": self.done.samples,
+            "samples_per_second": round(self._speed, 1),
+            "losses": [round(loss, 6) for loss in self.done.losses.tolist()],
+            "metrics": dict(metrics),
+        }
+        with whole_file(self.options.report) as draft:
+            draft.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def plan_in_words(plan: ShardingPlan) -> str:
@@ -317,97 +380,3 @@ def _placements(plan: ShardingPlan) -> Iterator[tuple[str, str]]:
     for of_module in plan.plan.values():
         for name, entry in cast(EmbeddingModuleShardingPlan, of_module).items():
             yield name, f"{entry.sharding_type} on {entry.ranks}"
-
-
-@dataclass(frozen=True)
-class Begun:
-    """Where a run begins.
-
-    Attributes:
-        step: steps that were made before.
-        position: where the data stood then.
-    """
-
-    step: int = 0
-    position: int = 0
-
-
-def go_on(
-    model: nn.Module,
-    optimizer: KeyedOptimizer,
-    options: argparse.Namespace,
-    group: dist.ProcessGroup,
-) -> Begun:
-    """Load the latest checkpoint, where the options name a folder that has one.
-
-    Args:
-        model: to be filled.
-        optimizer: to be filled.
-        options: of the command line.
-        group: all ranks.
-    """
-    info = (
-        None
-        if options.checkpoints is None
-        else CheckpointManager(options.checkpoints).load(model, optimizer)
-    )
-    if info is None:
-        return Begun()
-    say(
-        (
-            f"goes on from step-{info.step}, saved by {info.world_size} rank(s) after "
-            f"{info.position:,} samples"
-        ),
-        group,
-    )
-    return Begun(int(info.step or 0), int(info.position))
-
-
-def train_on(
-    model: nn.Module,
-    optimizer: KeyedOptimizer,
-    batches: RowBatches,
-    done: int,
-    options: argparse.Namespace,
-    group: dist.ProcessGroup,
-) -> Trained:
-    """Train to the last step, with checkpoints in the background and one at the end.
-
-    Args:
-        model: to be trained.
-        optimizer: of the whole model.
-        batches: this rank's, from where the run begins.
-        done: steps that were made before.
-        options: of the command line.
-        group: all ranks.
-    """
-    folder, saved = options.checkpoints, done
-
-    def save(step: int) -> None:
-        nonlocal saved
-        if manager is not None and step != saved:
-            saved = step
-            manager.save(model, optimizer, step=step, position=batches.position_after(step - done))
-
-    def after_step(step: int) -> None:
-        if step % options.save_every == 0:
-            save(step)
-
-    left = None if options.steps is None else max(options.steps - done, 0)
-    with (
-        nullcontext()
-        if folder is None
-        else CheckpointManager(folder, keep=_KEPT, asynchronous=True) as manager
-    ):
-        result = train(
-            model,
-            batches,
-            optimizer,
-            steps=left,
-            first_step=done,
-            progress=not options.no_progress,
-            after_step=after_step,
-            group=group,
-        )
-        save(done + result.steps)
-    return result

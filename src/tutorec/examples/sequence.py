@@ -18,29 +18,13 @@ from collections.abc import Sequence
 import torch
 
 from tutorec.datasets.sessions import Sessions
-from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.examples.running import (
-    KS,
-    go_on,
-    parser,
-    plan_in_words,
-    samples_of_rank,
-    say,
-    say_recall,
-    say_speed,
-    start,
-    train_on,
-    write_report,
-)
+from tutorec.examples.running import Run, parser
 from tutorec.models.baseline import click_counts
 from tutorec.models.sequence import SequenceTower
-from tutorec.models.training import combined_optimizer
 from tutorec.models.two_tower import TwoTowerTrain
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
-from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.sequence"
 
@@ -64,41 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     made.set_defaults(columns=64, table_rate=0.3, epochs=3)
     options = made.parse_args(argv)
-    group = start(options)
-    device, store = (
-        own_device(),
-        Sessions(options.items, options.rows, options.test_rows, options.longest, options.seed),
-    )
-    rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
+    sizes = options.items, options.rows, options.test_rows, options.longest, options.seed
+    store = Sessions(*sizes)
     # every rank counts all items: one pass over the rows
     counts = click_counts(store.batches(8192), "item", store.items)
-    sharder = EmbeddingCollectionSharder(
-        {"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate}
-    )
-    model = DistributedModelParallel(
-        build(store, counts, options), device=device, sharders=[sharder]
-    )
-    optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
-    say(
-        f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group
-    )
-    begun = go_on(model, optimizer, options, group)
-
-    def to_device(batch: Batch) -> Batch:
-        return batch.to(device)
-
-    batches = store.batches(
-        samples, rank, world_size, epochs=options.epochs, start=begun.position
-    ).map(to_device)
-    done = train_on(model, optimizer, batches, begun.step, options, group)
-    say_speed(done, group)
-
-    def test() -> RowBatches:
-        return store.batches(2048, rank, world_size, split="test").map(to_device)
-
-    popular = counts.to(device).topk(min(max(KS), store.items)).indices
-    metrics = say_recall(model, store.items, test, popular, store.best_recall, group)
-    write_report(options, model, done, metrics, group)
+    model = build(store, counts, options)
+    run = Run(options, f"{store}\n", model, EmbeddingCollectionSharder)
+    run.train(store.batches)
+    run.report(run.recall(store.batches, counts, store.best_recall))
     return 0
 
 

@@ -19,29 +19,13 @@ from collections.abc import Sequence
 import torch
 
 from tutorec.datasets.random import Shop
-from tutorec.datasets.utils import Batch, RowBatches
+from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.examples.running import (
-    KS,
-    go_on,
-    parser,
-    plan_in_words,
-    samples_of_rank,
-    say,
-    say_recall,
-    say_speed,
-    shop_of,
-    start,
-    train_on,
-    write_report,
-)
+from tutorec.examples.running import Run, parser, shop_of
 from tutorec.models.baseline import click_counts
-from tutorec.models.training import combined_optimizer
 from tutorec.models.two_tower import TwoTower, TwoTowerTrain, clicks_of
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.two_tower"
 
@@ -70,38 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="items that stand for all that were not clicked (%(default)s)",
     )
     options = made.parse_args(argv)
-    group = start(options)
-    device, store = own_device(), shop_of(options)
-    rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
+    store = shop_of(options)
     # every rank counts all clicks: one pass over the rows
     counts = click_counts(store.batches(8192), "item", store.table_rows["item"])
-    sharder = EmbeddingBagCollectionSharder(
-        {"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate}
-    )
-    model = DistributedModelParallel(
-        build(store, counts, options), device=device, sharders=[sharder]
-    )
-    optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
-    say(
-        f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group
-    )
-    begun = go_on(model, optimizer, options, group)
+    model = build(store, counts, options)
+    run = Run(options, f"{store}\n", model, EmbeddingBagCollectionSharder)
 
     def clicks(batch: Batch) -> Batch:
-        return clicks_of(batch).to(device)
+        return clicks_of(batch).to(run.device)
 
-    batches = store.batches(
-        samples, rank, world_size, epochs=options.epochs, start=begun.position
-    ).map(clicks)
-    done = train_on(model, optimizer, batches, begun.step, options, group)
-    say_speed(done, group)
-    popular = counts.to(device).topk(min(max(KS), len(counts))).indices
-
-    def test() -> RowBatches:
-        return store.batches(2048, rank, world_size, split="test").map(clicks)
-
-    metrics = say_recall(model, len(counts), test, popular, store.best_recall, group)
-    write_report(options, model, done, metrics, group)
+    run.train(store.batches, clicks)
+    run.report(run.recall(store.batches, counts, store.best_recall, clicks))
     return 0
 
 
