@@ -90,12 +90,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         require_one_of("stage", stage, list(_STAGES))
-        self.stage, self.batch_size, self.rank, self.world_size = (
-            stage,
-            batch_size,
-            rank,
-            world_size,
-        )
+        self.stage, self.batch_size = stage, batch_size
+        self.rank, self.world_size = rank, world_size
         self.drop_last, self.shuffle_batches, self.mmap_mode = drop_last, shuffle_batches, mmap_mode
         self.hashes = None if hashes is None else np.array(hashes).reshape(1, CAT_FEATURE_COUNT)
         self._generator = np.random.RandomState(shuffle_training_set_random_seed)
@@ -123,10 +119,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             for sparse in self.sparse_arrs:
                 _hash(sparse, self.hashes, out=sparse)
         self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
-        self._lengths, self._offsets = (
-            torch.ones(0, dtype=torch.int32),
-            torch.arange(1, dtype=torch.int32),
-        )
+        self._lengths = torch.ones(0, dtype=torch.int32)
+        self._offsets = torch.arange(1, dtype=torch.int32)
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()

@@ -53,6 +53,10 @@ class ArrayColumns:
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows start..stop-1."""
+        return type(self)(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+
 
 @dataclass(frozen=True)
 class CriteoColumns(ArrayColumns):
@@ -75,10 +79,6 @@ class CriteoColumns(ArrayColumns):
 
     def __len__(self) -> int:
         return len(self.label)
-
-    def slice(self, start: int, stop: int) -> CriteoColumns:
-        """Rows start..stop-1."""
-        return CriteoColumns(*(getattr(self, field.name)[start:stop] for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,8 @@ class _Ratings(IterDataPipe):
         self, root: str, with_movies: bool, row_mapper: RowMapper, open_kw: dict[str, Any]
     ) -> None:
         super().__init__()
-        self.root, self.with_movies, self.row_mapper, self.open_kw = (
-            root,
-            with_movies,
-            row_mapper,
-            open_kw,
-        )
+        self.root, self.with_movies = root, with_movies
+        self.row_mapper, self.open_kw = row_mapper, open_kw
 
     def __iter__(self) -> Iterator[Any]:
         movies = (

@@ -285,10 +285,8 @@ def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str
         kind = schema.field(name).type
         if i < len(sparse):
             ids = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
-            fits, expected = (
-                types.is_integer(ids),
-                "integers or lists of them (hash other ids first)",
-            )
+            fits = types.is_integer(ids)
+            expected = "integers or lists of them (hash other ids first)"
         else:
             fits = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
             expected = "numbers"

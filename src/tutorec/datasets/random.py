@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -100,17 +100,9 @@ class ShopRows(ArrayColumns):
     def slice(self, start: int, stop: int) -> ShopRows:
         """Rows start..stop-1."""
         ends = np.concatenate([[0], np.cumsum(self.clicked_lengths)])
-        first, last = int(ends[start]), int(ends[stop])
-        return ShopRows(
-            user=self.user[start:stop],
-            item=self.item[start:stop],
-            clicked=self.clicked[first:last],
-            clicked_lengths=self.clicked_lengths[start:stop],
-            dwell=self.dwell[first:last],
-            dense=self.dense[start:stop],
-            probability=self.probability[start:stop],
-            label=self.label[start:stop],
-        )
+        clicks = slice(ends[start], ends[stop])
+        rows = super().slice(start, stop)
+        return replace(rows, clicked=self.clicked[clicks], dwell=self.dwell[clicks])
 
 
 def shop(
@@ -504,14 +496,10 @@ def _to_batch(rows: ShopRows, weighted: bool) -> Batch:
 def _criteo_columns(rows: ShopRows) -> CriteoColumns:
     """The shop's columns laid out as write_criteo documents."""
     b = len(rows)
-    ints, ints_known = (
-        np.zeros((b, INT_FEATURE_COUNT), np.int64),
-        np.zeros((b, INT_FEATURE_COUNT), bool),
+    ints, cats = (
+        np.zeros((b, columns), np.int64) for columns in (INT_FEATURE_COUNT, CAT_FEATURE_COUNT)
     )
-    cats, cats_known = (
-        np.zeros((b, CAT_FEATURE_COUNT), np.int64),
-        np.zeros((b, CAT_FEATURE_COUNT), bool),
-    )
+    ints_known, cats_known = ints.astype(bool), cats.astype(bool)
     hour, price, age, discount = rows.dense.T
     ints[:, :5] = np.rint(
         np.stack([hour, price * 100, age, discount * 100, rows.clicked_lengths], axis=1)

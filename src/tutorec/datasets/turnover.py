@@ -100,10 +100,8 @@ class TurningShop:
         scale = _AFFINITY / np.sqrt(factors)
         self._visits = list[tuple[Tensor, ...]]()
         for day in range(days):
-            user, column = (
-                rng.integers(0, users, visits),
-                rng.choice(products, visits, p=self.share.numpy()),
-            )
+            user = rng.integers(0, users, visits)
+            column = rng.choice(products, visits, p=self.share.numpy())
             product = places[day, column]
             affinity = scale * np.einsum("vf,vf->v", hidden[0][user], hidden[1][product])
             probability = 1 / (

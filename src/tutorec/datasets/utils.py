@@ -10,6 +10,7 @@ import csv
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
@@ -213,17 +214,10 @@ class RowBatches(Iterator[Batch]):
 
     def map(self, change: Callable[[Batch], Batch]) -> RowBatches:
         """The remaining batches, each passed through a function, for example moved to a device."""
-        read = self._read
-        return RowBatches(
-            lambda first, stop: change(read(first, stop)),
-            self._rows,
-            self._batch_size,
-            self._rank,
-            self._world_size,
-            self._epochs,
-            self._drop_last,
-            self.position,
-        )
+        read, changed = self._read, copy(self)
+        changed._read = lambda first, stop: change(read(first, stop))
+        changed._positions, changed._steps = [self.position], iter(())
+        return changed
 
     def __length_hint__(self) -> int:
         """The steps that are left; an epoch that another world began may have one less."""
@@ -489,9 +483,9 @@ def idx_split_train_val(
         >>> list(train)[-3:], list(val)
         ([15, 16, 17], [8, 9, 18, 19])
     """
-    return _two_parts(
-        datapipe, train_perc, partial(_by_position, key_fn, train_perc, decimal_places)
-    )
+    # begun anew in each pass, like the one that draws
+    rule = partial(partial, train_filter, key_fn, train_perc, decimal_places)
+    return _two_parts(datapipe, train_perc, rule)
 
 
 def rand_split_train_val(
@@ -518,12 +512,6 @@ def rand_split_train_val(
         (True, [0, 1, 6])
     """
     return _two_parts(datapipe, train_perc, partial(_drawn, train_perc, random_seed))
-
-
-def _by_position(
-    key_fn: Callable[[int], int], train_perc: float, decimal_places: int
-) -> Callable[[int], bool]:
-    return partial(train_filter, key_fn, train_perc, decimal_places)
 
 
 def _drawn(train_perc: float, seed: int) -> Callable[[int], bool]:

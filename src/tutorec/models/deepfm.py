@@ -50,11 +50,12 @@ class DenseArch(nn.Module):
 
     def __init__(self, in_features: int, hidden_layer_size: int, embedding_dim: int) -> None:
         super().__init__()
-        first, second = (
+        self.model: nn.Module = nn.Sequential(
             nn.Linear(in_features, hidden_layer_size),
+            nn.ReLU(),
             nn.Linear(hidden_layer_size, embedding_dim),
+            nn.ReLU(),
         )
-        self.model: nn.Module = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
 
     def forward(self, features: Tensor) -> Tensor:
         """Dense columns [B, D_in] to a vector [B, D]."""

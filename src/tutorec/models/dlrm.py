@@ -233,10 +233,8 @@ class InteractionProjectionArch(nn.Module):
         """Vectors [B, D] and [B, F, D] to [B, D + F1 F2]."""
         if self.F <= 0:
             return dense_features
-        columns, width = (
-            _all_vectors(dense_features, sparse_features, self.F).flatten(1),
-            dense_features.shape[1],
-        )
+        columns = _all_vectors(dense_features, sparse_features, self.F).flatten(1)
+        width = dense_features.shape[1]
         one = self.interaction_branch1(columns).unflatten(1, (-1, width))
         other = self.interaction_branch2(columns).unflatten(1, (width, -1))
         return torch.cat((dense_features, torch.bmm(one, other).flatten(1)), dim=1)

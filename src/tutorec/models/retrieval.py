@@ -78,12 +78,9 @@ class CandidateIndex:
             positions = torch.arange(
                 first, first + products.shape[1], device=queries.device
             ).expand(len(queries), -1)
-            scores, places = (
-                torch.cat([scores, products], dim=1),
-                torch.cat([places, positions], dim=1),
-            )
+            scores = torch.cat([scores, products], dim=1)
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
-            places = places.gather(1, best)
+            places = torch.cat([places, positions], dim=1).gather(1, best)
         return self.ids.to(places.device)[places], scores
 
 
@@ -111,7 +108,7 @@ def build_index(
         raise ValueError(
             f"build_index looks up one feature, and candidates have {model.candidate_features}"
         )
-    group = group if group is not None else comm.default_group()
+    group = group or comm.default_group()
     rank, world_size = (group.rank(), group.size()) if group is not None else (0, 1)
     if group is not None:
         digest = zlib.crc32(ids.detach().cpu().contiguous().numpy().tobytes())
@@ -178,7 +175,7 @@ def recall_at(
         ... )
         {200: 1.0}
     """
-    group = group if group is not None else comm.default_group()
+    group = group or comm.default_group()
     for k in ks:
         require_int("recall_at: k", k, 1)
     if group is not None:

@@ -177,12 +177,12 @@ def train(
         >>> done.steps, done.samples
         (5, 500)
     """
-    group = group if group is not None else comm.default_group()
+    group = group or comm.default_group()
     _agree_on_steps("train", batches, steps, group)
     began, losses, sizes = time.perf_counter(), [], []
     model.train()
     total = steps if steps is not None else length_hint(batches) or None
-    with _bar(progress and (group is None or group.rank() == 0), total) as show:
+    with _bar(progress, total, group) as show:
         for step, (detached, _, labels) in enumerate(
             _pipelined(model, islice(batches, steps), optimizer), first_step + 1
         ):
@@ -267,14 +267,12 @@ def evaluate(
         >>> 0.5 < evaluate(Cheap(), shop().batches(4096, split="test")).auc < 0.65
         True
     """
-    group = group if group is not None else comm.default_group()
+    group = group or comm.default_group()
     _agree_on_steps("evaluate", batches, None, group)
     was_training, columns, device = model.training, [], _device_of(model)
     model.eval()
     try:
-        with _bar(
-            progress and (group is None or group.rank() == 0), length_hint(batches) or None
-        ) as show:
+        with _bar(progress, length_hint(batches) or None, group) as show:
             for batch in batches:
                 loss, (_, logits, labels) = model(to_device(batch, device))
                 columns.append(
@@ -340,9 +338,11 @@ def _check_finite(losses: Tensor, first_step: int) -> None:
 
 
 @contextmanager
-def _bar(shown: bool, steps: int | None) -> Iterator[Callable[[Tensor], None]]:
-    """A progress bar with a late loss; what it gives is called after each step, with its loss."""
-    if not shown:
+def _bar(
+    progress: bool, steps: int | None, group: dist.ProcessGroup | None
+) -> Iterator[Callable[[Tensor], None]]:
+    """A progress bar of rank 0 with a late loss; what it gives is called after each step."""
+    if not progress or (group is not None and group.rank() != 0):
         yield lambda loss: None
         return
     from tqdm import tqdm

@@ -242,11 +242,8 @@ class TwoTowerTrain(nn.Module):
         key = self.model.candidate_features[0]
         # Looked up as further samples of the same batch: one exchange for both.
         queries, candidates = self.model(_with_more_samples(features, key, drawn.to(ids.dtype)))
-        queries, positives, negatives = (
-            queries[: len(ids)],
-            candidates[: len(ids)],
-            candidates[len(ids) :],
-        )
+        queries = queries[: len(ids)]
+        positives, negatives = candidates.tensor_split([len(ids)])
         scores = torch.cat(
             [(queries * positives).sum(1, keepdim=True), queries @ negatives.t()], dim=1
         )

@@ -236,12 +236,29 @@ class KeyedOptimizer(Optimizer):
             check_names("Different param_group size", missed, group, new[names], f"group {title}")
 
 
-class _Outer(KeyedOptimizer, ABC):
+class _Around(KeyedOptimizer, ABC):
     """A keyed optimizer around others."""
 
     @abstractmethod
-    def _inner(self) -> Sequence[KeyedOptimizer]:
+    def _inner(self) -> Sequence[Any]:
         """These others."""
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Pass the number of the next step to the inner optimizers that have the method."""
+        self._pass_on("set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Pass hyper-parameters to the inner optimizers that have the method."""
+        self._pass_on("update_hyper_parameters", params_dict)
+
+    def _pass_on(self, method: str, argument: Any) -> None:
+        for optim in self._inner():
+            if hasattr(optim, method):
+                getattr(optim, method)(argument)
+
+
+class _Outer(_Around, ABC):
+    """A keyed optimizer around keyed ones."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of every inner optimizer."""
@@ -258,16 +275,6 @@ class _Outer(KeyedOptimizer, ABC):
         """Call ``post_load_state_dict`` of every inner optimizer."""
         for optim in self._inner():
             optim.post_load_state_dict()
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Pass the number of the next step to the inner optimizers that have the method."""
-        for optim in self._inner():
-            _call_if_there(optim, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters to the inner optimizers that have the method."""
-        for optim in self._inner():
-            _call_if_there(optim, "update_hyper_parameters", params_dict)
 
 
 class CombinedOptimizer(_Outer):
@@ -352,10 +359,8 @@ class CombinedOptimizer(_Outer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Call ``step`` of every optimizer."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():  # once for all optimizers
-                loss = closure()
+        # once for all optimizers
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for optim in self._inner():
             optim.step(closure=None)
         return loss
@@ -439,7 +444,7 @@ class CombinedOptimizer(_Outer):
             yield part
 
 
-class KeyedOptimizerWrapper(KeyedOptimizer):
+class KeyedOptimizerWrapper(_Around):
     """A torch optimizer with parameter names.
 
     Args:
@@ -492,13 +497,8 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         """Set gradients to None in any case: Adam would update with zero gradients."""
         self._optimizer.zero_grad()
 
-    def set_optimizer_step(self, step: int) -> None:
-        """Pass the number of the next step to the wrapped optimizer, if it has the method."""
-        _call_if_there(self._optimizer, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters to the wrapped optimizer, if it has the method."""
-        _call_if_there(self._optimizer, "update_hyper_parameters", params_dict)
+    def _inner(self) -> Sequence[Any]:
+        return [self._optimizer]
 
     def _takes_new_state(self) -> bool:
         # torch optimizers create their state at the first step; before it, the loaded state is
@@ -586,11 +586,6 @@ class OptimizerWrapper(_Outer):
 
     def __repr__(self) -> str:
         return repr(self._optimizer)
-
-
-def _call_if_there(optimizer: Any, method: str, argument: Any) -> None:
-    if hasattr(optimizer, method):
-        getattr(optimizer, method)(argument)
 
 
 def _groups_by_names(

@@ -149,11 +149,10 @@ class _UpdatingLookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
-        of_weights: list[Tensor | None] = []
-        for one, rows, grad in zip(ctx.batches, ctx.rows, grads, strict=True):
-            of_weights.append(
-                None if rows is None or grad is None else _weights_gradient(one, rows, grad)
-            )
+        of_weights = [
+            None if rows is None or grad is None else _weights_gradient(one, rows, grad)
+            for one, rows, grad in zip(ctx.batches, ctx.rows, grads, strict=True)
+        ]
         arrived = [
             (one, grad) for one, grad in zip(ctx.batches, grads, strict=True) if grad is not None
         ]
@@ -185,10 +184,8 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
             [update.step for update in known],
         )
         return
-    columns, parts = (
-        [table.shape[1] for table in tables],
-        {table: list[TouchedRows]() for table in stepped},
-    )
+    columns = [table.shape[1] for table in tables]
+    parts = {table: list[TouchedRows]() for table in stepped}
     for batch, grad in arrived:
         for touched in touched_rows(batch, grad, columns):
             parts[touched.table].append(touched)

@@ -61,12 +61,8 @@ class MultiProcessContext:
         use_deterministic_algorithms: bool = True,
         disable_cuda_tf_32: bool = True,
     ) -> None:
-        self.rank, self.world_size, self.backend, self.local_size = (
-            rank,
-            world_size,
-            backend,
-            local_size,
-        )
+        self.rank, self.world_size = rank, world_size
+        self.backend, self.local_size = backend, local_size
         self.disable_cuda_tf_32 = disable_cuda_tf_32
         self.device = torch.device("cpu")
         self.pg: dist.ProcessGroup | None = None

@@ -443,10 +443,8 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
         submodule_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__([*tables], dense_device=dense_device, sparse_device=sparse_device)
-        for name, value in (
-            ("max_feature_lengths", max_feature_lengths),
-            ("zch_kwargs", zch_kwargs),
-        ):
+        refused = {"max_feature_lengths": max_feature_lengths, "zch_kwargs": zch_kwargs}
+        for name, value in refused.items():
             if value is not None:
                 raise NotImplementedError(f"TestSparseNN: {name} is not supported; leave it out")
         weighted_tables, kwargs = weighted_tables or [], submodule_kwargs or {}
@@ -500,8 +498,6 @@ def _joined(plain: KeyedTensor, weighted: KeyedTensor | None, samples: int | Non
     values = torch.cat([part.values() for part in parts], dim=1)
     if samples is not None:
         values = F.pad(values, (0, 0, 0, samples - values.size(0)))
-    keys, lengths = (
-        [k for p in parts for k in p.keys()],
-        [n for p in parts for n in p.length_per_key()],
-    )
+    keys = [key for part in parts for key in part.keys()]
+    lengths = [length for part in parts for length in part.length_per_key()]
     return KeyedTensor(keys, lengths, values)
