@@ -120,19 +120,17 @@ class CompressedEmbeddingBagCollection(nn.Module):
         self._tables, self._is_weighted = tables, is_weighted
         how = {table.name: compression.get(table.name, Whole()) for table in tables}
         self._parts = {table.name: how[table.name].parts(table) for table in tables}
-        pooled = [
-            part
-            for table in tables
-            if not how[table.name].per_id
-            for part in self._parts[table.name]
-        ]
-        rows = [
-            part for table in tables if how[table.name].per_id for part in self._parts[table.name]
-        ]
-        configs, row_configs = (
-            [_plain(part) for part in pooled],
-            [_unpooled(_plain(part)) for part in rows],
+        pooled, rows = (
+            [
+                part
+                for table in tables
+                if how[table.name].per_id == per_id
+                for part in self._parts[table.name]
+            ]
+            for per_id in (False, True)
         )
+        configs = [_plain(part) for part in pooled]
+        row_configs = [_unpooled(_plain(part)) for part in rows]
         self.pooled = EmbeddingBagCollection(configs, is_weighted, device) if pooled else None
         self.rows = EmbeddingCollection(row_configs, device) if rows else None
         self._pooled_features, self._row_features = _made_features(pooled), _made_features(rows)

@@ -172,10 +172,8 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def _build(self, table: EmbeddingBagConfig) -> nn.EmbeddingBag:
         """Create the module of a table, not yet initialized."""
-        weight, mode = (
-            empty_weight(table, self._device),
-            kernel_pooling(_pooling(table), self._is_weighted),
-        )
+        weight = empty_weight(table, self._device)
+        mode = kernel_pooling(_pooling(table), self._is_weighted)
         rows, columns = weight.shape
         return nn.EmbeddingBag(rows, columns, _weight=weight, mode=mode, include_last_offset=True)
 

@@ -201,31 +201,16 @@ def fuse_embedding_optimizer(
     Source:
         TorchRec's ``torchrec.modules.fused_embedding_modules.fuse_embedding_optimizer``.
     """
+    optimizer = optimizer_type, optimizer_kwargs
     if type(model) is EmbeddingBagCollection:
-        fused = FusedEmbeddingBagCollection(
-            model.embedding_bag_configs(),
-            optimizer_type,
-            optimizer_kwargs,
-            model.is_weighted(),
-            device or model.device,
-            location,
-        )
+        options = model.is_weighted(), device or model.device, location
+        fused = FusedEmbeddingBagCollection(model.embedding_bag_configs(), *optimizer, *options)
     elif type(model) is EmbeddingCollection:
-        fused = FusedEmbeddingCollection(
-            model.embedding_configs(),
-            optimizer_type,
-            optimizer_kwargs,
-            device or model.device,
-            model.need_indices(),
-            location,
-        )
+        options = device or model.device, model.need_indices(), location
+        fused = FusedEmbeddingCollection(model.embedding_configs(), *optimizer, *options)
     else:
         for name, child in model.named_children():
-            setattr(
-                model,
-                name,
-                fuse_embedding_optimizer(child, optimizer_type, optimizer_kwargs, device, location),
-            )
+            setattr(model, name, fuse_embedding_optimizer(child, *optimizer, device, location))
         return model
     with torch.no_grad():
         for weight, source in zip(fused.parameters(), model.parameters(), strict=True):

@@ -92,21 +92,16 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._output_segments = boundaries
         self._max_rows, self._buckets, self._per_bucket = max_rows, buckets, per_bucket
         self._policy = eviction_policy or LRU_EvictionPolicy()
-        self._interval, self._admit_after, self._sketch_width = (
-            eviction_interval,
-            admit_after,
-            sketch_width,
-        )
+        self._interval, self._admit_after = eviction_interval, admit_after
+        self._sketch_width = sketch_width
         self.first_row, last = output_id_range or (0, max_rows)
         self._rows = last - self.first_row
         for name in _OF_ROWS:
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
-        self._index, self._sketch = (
-            RowIndex(self._rows, device),
-            FrequencySketch(sketch_width, device),
-        )
+        self._index = RowIndex(self._rows, device)
+        self._sketch = FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
         self._looked_up: tuple[Tensor, Tensor] | None = None
@@ -159,10 +154,6 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def input_size(self) -> int:
         """0: ids may be any number of 64 bits."""
         return 0
-
-    def buckets(self) -> int:
-        """Into how many equal parts the rows of the whole table can be split between ranks."""
-        return self._buckets
 
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
@@ -298,11 +289,8 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Give rows [U] to ids [U]."""
         if not rows.numel():
             return
-        self._row_ids[rows], self._counts[rows], self._last_access_iter[rows] = (
-            ids,
-            counts,
-            iteration,
-        )
+        self._row_ids[rows], self._counts[rows] = ids, counts
+        self._last_access_iter[rows] = iteration
         self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
         self._reassigned = (
             rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
@@ -312,12 +300,8 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Ids, counts, buckets and others by bucket and falling count; ties keep their order."""
         order = counts.argsort(descending=True, stable=True)
         order = order[self._bucket(ids[order]).argsort(stable=True)]
-        return (
-            ids[order],
-            counts[order],
-            self._bucket(ids[order]),
-            *(other[order] for other in others),
-        )
+        ids = ids[order]
+        return (ids, counts[order], self._bucket(ids), *(other[order] for other in others))
 
     def _bucket(self, ids: Tensor) -> Tensor:
         """Bucket of each id, counted from this shard's first."""

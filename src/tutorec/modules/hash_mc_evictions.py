@@ -147,9 +147,7 @@ class HashZchPerFeatureTtlScorer(HashZchEvictionScorer):
         scores = self._per_feature_ttl.repeat_interleave(counts) + self.gen_threshold()
         return scores.to(feature.values().device if device is None else device)
 
-    def gen_threshold(self) -> int:
-        """The hour now."""
-        return int(time.time() / _HOUR)
+    gen_threshold = HashZchSingleTtlScorer.gen_threshold
 
 
 def get_eviction_scorer(
@@ -179,9 +177,8 @@ class HashZchThresholdEvictionModule(nn.Module):
     @torch.jit.unused
     def forward(self, feature: JaggedTensor, device: torch.device) -> tuple[Tensor, int]:
         """The score of each id, int32 [N], and the threshold."""
-        return self._eviction_scorer.gen_score(
-            feature, device
-        ), self._eviction_scorer.gen_threshold()
+        scorer = self._eviction_scorer
+        return scorer.gen_score(feature, device), scorer.gen_threshold()
 
 
 class HashZchOptEvictionModule(nn.Module):

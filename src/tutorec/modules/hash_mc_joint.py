@@ -70,9 +70,8 @@ class JointMappings:
         """
         ids, first = ids.to(self._identities.device, torch.int64), self._mappings[0]
         if bool((ids == -1).any()):  # refused by the mapping of its table
-            for name, mapping, part in zip(
-                self._names, self._mappings, ids.split(list(counts)), strict=True
-            ):
+            parts = zip(self._names, self._mappings, ids.split(list(counts)), strict=True)
+            for name, mapping, part in parts:
                 mapping._refuse(name, part, None)
         repeats = torch.tensor(counts, device=ids.device)
         starts, buckets, widths, firsts, ttls = self._numbers.repeat_interleave(
@@ -134,6 +133,5 @@ def _put_together(tensors: Sequence[Tensor]) -> Tensor:
 def _place(mapping: Any) -> tuple[int, int]:
     """A mapping's tensors, read from its dictionaries, which is faster than attributes."""
     scores = mapping._buffers["_hash_zch_metadata"]
-    return mapping._parameters[
-        "_hash_zch_identities"
-    ].data_ptr(), 0 if scores is None else scores.data_ptr()
+    ids = mapping._parameters["_hash_zch_identities"]
+    return ids.data_ptr(), 0 if scores is None else scores.data_ptr()

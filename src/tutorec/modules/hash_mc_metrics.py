@@ -152,15 +152,10 @@ class ScalarLogger(nn.Module):
         if evicted_emb_indices is not None and evicted_emb_indices.numel() > 0:
             evicted = torch.unique(evicted_emb_indices)
             self._counts.update(eviction=evicted.numel())
-            if (
-                eviction_config is not None
-                and eviction_config.single_ttl is not None
-                and metadata is not None
-            ):
-                last_used = metadata[evicted, 0] - eviction_config.single_ttl
-                self._counts.update(
-                    age=int((int(time.time() / self.SECONDS_IN_HOUR) - last_used).sum())
-                )
+            ttl = eviction_config and eviction_config.single_ttl
+            if ttl is not None and metadata is not None:
+                now = int(time.time() / self.SECONDS_IN_HOUR)
+                self._counts.update(age=int((now - (metadata[evicted, 0] - ttl)).sum()))
 
     @torch.jit.unused
     def forward(self, run_type: str, identities: Tensor) -> None:

@@ -26,7 +26,7 @@ from tutorec.modules.hash_mc_evictions import (
     get_kernel_from_policy,
 )
 from tutorec.modules.hash_mc_metrics import ScalarLogger
-from tutorec.modules.mc_base import ManagedCollisionModule
+from tutorec.modules.mc_base import ManagedCollisionModule, validate_loaded_state
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.layout import offsets_of_lengths
 
@@ -86,10 +86,8 @@ class TrainInputMapper(nn.Module):
         if self._input_hash_size > 0:
             width = (self._input_hash_size + self._buckets - 1) // self._buckets
             within = (values >= 0) & (values < width * self._buckets)
-            buckets, inside = (
-                torch.where(within, values // width, buckets),
-                torch.where(within, values % width, inside),
-            )
+            buckets = torch.where(within, values // width, buckets)
+            inside = torch.where(within, values % width, inside)
         sizes = self._zch_size_per_training_rank.to(values.device).index_select(0, buckets)
         offsets = self._train_rank_offsets.to(values.device).index_select(0, buckets)
         if output_offset is not None:
@@ -220,10 +218,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._input_hash_size, self._output_segments, self._name = input_hash_size, segments, name
         self._start_bucket, self._end_bucket = start_bucket, end_bucket or total_num_buckets
         self._disable_fallback, self._no_bag = disable_fallback, no_bag
-        self._eviction_policy_name_copy, self._eviction_config = (
-            eviction_policy_name,
-            eviction_config,
-        )
+        self._eviction_policy_name_copy = eviction_policy_name
+        self._eviction_config = eviction_config
         self._opt_in_prob, self._percent_reserved_slots = opt_in_prob, percent_reserved_slots
         self._track_id_freq, self._write_runtime_meta_dim = track_id_freq, write_runtime_meta_dim
         self._reserved = max(self.get_reserved_slots_per_bucket(), 0)
@@ -265,10 +261,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             and not is_inference
             and device.type != "meta"
         ):
-            buckets, reserved = (
-                self._end_bucket - start_bucket,
-                self.get_reserved_slots_per_bucket(),
-            )
+            buckets = self._end_bucket - start_bucket
+            reserved = self.get_reserved_slots_per_bucket()
             numbers = (zch_size, tb_logging_frequency, start_bucket, buckets, reserved)
             self._scalar_logger = ScalarLogger(name, *numbers, device, disable_fallback)
         self.reset_training_mode()
@@ -295,7 +289,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         )
         self._evicted_indices = []
         self.register_load_state_dict_pre_hook(_leave_out_scores)
-        self.register_load_state_dict_post_hook(_validate_loaded_state)
+        self.register_load_state_dict_post_hook(validate_loaded_state)
 
     def forward(
         self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
@@ -345,11 +339,9 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 else:
                     rows = find_slots(ids, self._hash_zch_identities, sizes, offsets, probing)
                     self._log(ids, rows, self._hash_zch_identities.data, None, None)
-            lengths, ends, weights = (
-                feature.lengths_or_none(),
-                feature.offsets_or_none(),
-                feature.weights_or_none(),
-            )
+            lengths = feature.lengths_or_none()
+            ends = feature.offsets_or_none()
+            weights = feature.weights_or_none()
             if self._disable_fallback:
                 hits = rows != -1
                 if self._no_bag:
@@ -395,10 +387,6 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         """Raw ids are below this; 0 without a bound."""
         return self._input_hash_size
 
-    def buckets(self) -> int:
-        """K, into how many buckets the rows of all ranks are split."""
-        return self._buckets
-
     @property
     def device(self) -> torch.device:
         """Where the mapping is held."""
@@ -436,10 +424,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if self._opt_in_prob == -1:
             return None
         local = range(self._start_bucket, self._end_bucket)
-        first, ends = (
-            self._output_segments[self._start_bucket],
-            [self._output_segments[one + 1] for one in local],
-        )
+        first = self._output_segments[self._start_bucket]
+        ends = [self._output_segments[one + 1] for one in local]
         rows = torch.tensor(ends, device=self.device).unsqueeze(1) - first
         return (rows + torch.arange(-self._reserved, 0, device=self.device)).flatten()
 
@@ -545,10 +531,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             opted_in = torch.rand(ids.shape, device=ids.device) * 100 < self._opt_in_prob
         before, scores_before = table, self._hash_zch_metadata
         if self._scalar_logger is not None:
-            before, scores_before = (
-                table.clone(),
-                None if scores_before is None else scores_before.clone(),
-            )
+            before = table.clone()
+            scores_before = None if scores_before is None else scores_before.clone()
         claims = claim_slots(ids, table, sizes, offsets, probing, eviction, opted_in)
         if claims.evicted.numel() > 0:
             self._evicted_indices.append(claims.evicted)
@@ -643,10 +627,6 @@ def _compute_lengths_from_hits(lengths: Tensor, hit_indices: Tensor) -> Tensor:
     return offsets_of_lengths(hit_indices.to(lengths.dtype))[
         offsets_of_lengths(lengths).long()
     ].diff()
-
-
-def _validate_loaded_state(module: HashZchManagedCollisionModule, _keys: object) -> None:
-    module.validate_state()
 
 
 def _leave_out_scores(

@@ -117,11 +117,8 @@ class McEmbeddingCollectionAdapter(_Adapter):
     """
 
     mc_embedding_collection: ManagedCollisionEmbeddingCollection
-    _path, _plain, _managed = (
-        "mc_embedding_collection",
-        EmbeddingCollection,
-        ManagedCollisionEmbeddingCollection,
-    )
+    _path = "mc_embedding_collection"
+    _plain, _managed = EmbeddingCollection, ManagedCollisionEmbeddingCollection
     remapped_ids: KeyedJaggedTensor | None = None
 
     def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -171,11 +168,8 @@ class McEmbeddingBagCollectionAdapter(_Adapter):
     """
 
     mc_embedding_bag_collection: ManagedCollisionEmbeddingBagCollection
-    _path, _plain, _managed = (
-        "mc_embedding_bag_collection",
-        EmbeddingBagCollection,
-        ManagedCollisionEmbeddingBagCollection,
-    )
+    _path = "mc_embedding_bag_collection"
+    _plain, _managed = EmbeddingBagCollection, ManagedCollisionEmbeddingBagCollection
 
     def forward(self, input_kjt: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows of raw ids."""

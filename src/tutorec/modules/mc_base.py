@@ -59,6 +59,7 @@ class ManagedCollisionModule(nn.Module):
         "_hash_zch_bucket",
     )
 
+    _buckets: int
     _output_segments_tensor: Tensor
     _current_iter_tensor: Tensor
 
@@ -90,7 +91,7 @@ class ManagedCollisionModule(nn.Module):
         self.register_buffer(
             "_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device)
         )
-        self.register_load_state_dict_post_hook(_validate_loaded_state)
+        self.register_load_state_dict_post_hook(validate_loaded_state)
 
     @property
     def device(self) -> torch.device:
@@ -137,9 +138,9 @@ class ManagedCollisionModule(nn.Module):
     def input_size(self) -> int:
         """Raw ids, after ``preprocess``, are below this."""
 
-    @abstractmethod
     def buckets(self) -> int:
-        """Into how many equal parts the rows can be split between ranks."""
+        """Into how many equal parts the rows of all ranks can be split between ranks."""
+        return self._buckets
 
     @abstractmethod
     def validate_state(self) -> None:
@@ -209,5 +210,6 @@ def with_values(
     }
 
 
-def _validate_loaded_state(module: nn.Module, _keys: object) -> None:
+def validate_loaded_state(module: nn.Module, _keys: object) -> None:
+    """A hook that is called after a state was loaded."""
     cast(ManagedCollisionModule, module).validate_state()

@@ -205,20 +205,16 @@ class MCHEvictionPolicy:
             Positions in the metadata of rows whose ids leave, and which new ids, counted among
             those without a row, take their places; of equal length.
         """
-        has_row, position = (
-            coalesced_history_mch_matching_elements_mask,
-            coalesced_history_mch_matching_indices,
-        )
+        has_row = coalesced_history_mch_matching_elements_mask
+        position = coalesced_history_mch_matching_indices
         merged = {}
         for name, of_rows in mch_metadata.items():
             if name == "counts":
                 seen, of_last = coalesced_history_sorted_unique_ids_counts, _LARGEST
                 of_rows[position] += seen[has_row]
             else:
-                seen, of_last = (
-                    coalesced_history_metadata[name][coalesced_history_argsort_mapping],
-                    current_iter,
-                )
+                seen = coalesced_history_metadata[name][coalesced_history_argsort_mapping]
+                of_last = current_iter
                 of_rows[position] = seen[has_row]
             of_rows[mch_size - 1] = of_last
             merged[name] = torch.cat([of_rows, seen[~has_row]])

@@ -181,15 +181,14 @@ class ManagedCollisionCollection(nn.Module):
             return features._with_tensors(
                 values, weights, features.lengths(), features.offsets_or_none(), inverse
             )
+        variable = features.variable_stride_per_key()
         return KeyedJaggedTensor(
             features.keys(),
             values,
             None if weights is None else torch.cat([lists.weights() for lists in remapped]),
             torch.cat([lists.lengths() for lists in remapped]),
-            stride_per_key_per_rank=features.stride_per_key_per_rank()
-            if features.variable_stride_per_key()
-            else None,
-            stride=None if features.variable_stride_per_key() else features.stride(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+            stride=None if variable else features.stride(),
             inverse_indices=inverse,
         )
 

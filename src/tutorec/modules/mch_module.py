@@ -95,18 +95,11 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             warnings.warn(
                 "MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2
             )
-        self._name, self._zch_size, self._rows, self._output_segments = (
-            name,
-            zch_size,
-            rows,
-            segments,
-        )
+        self._name, self._zch_size = name, zch_size
+        self._rows, self._output_segments = rows, segments
         self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
-        self._input_hash_size, self._input_hash_func, self._buckets = (
-            input_hash_size,
-            input_hash_func,
-            buckets,
-        )
+        self._input_hash_size, self._input_hash_func = input_hash_size, input_hash_func
+        self._buckets = buckets
         self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), NO_ID, device=device))
         self.register_buffer(
             "_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device)
@@ -176,10 +169,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def input_size(self) -> int:
         """Ids, after ``input_hash_func``, are below this."""
         return self._input_hash_size
-
-    def buckets(self) -> int:
-        """Into how many equal parts the rows can be split between ranks."""
-        return self._buckets
 
     def open_slots(self) -> Tensor:
         """Rows that no id has, without the one that ids without a row share [1]."""
@@ -341,15 +330,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _give(self, positions: Tensor, ids: Tensor) -> None:
         """Give the rows at these positions of the sorted ids [U] to other ids."""
-        index = (
-            self._index
-            if self._index is not None and self._indexed == self._mapping_version()
-            else None
-        )
-        given, before = (
-            self._mch_remapped_ids_mapping[positions],
-            self._mch_sorted_raw_ids[positions],
-        )
+        index = self._index if self._indexed == self._mapping_version() else None
+        given = self._mch_remapped_ids_mapping[positions]
+        before = self._mch_sorted_raw_ids[positions]
         before = before[before != NO_ID]
         self.counts.evictions = self.counts.evictions + before.numel()
         self._mch_sorted_raw_ids[positions] = ids
@@ -364,11 +347,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def _sort(self) -> None:
         """Put the ids in order again, and all that belongs to them."""
         order = torch.argsort(self._mch_sorted_raw_ids, stable=True)
-        for buffer in (
-            self._mch_sorted_raw_ids,
-            self._mch_remapped_ids_mapping,
-            *self._metadata().values(),
-        ):
+        of_rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+        for buffer in (*of_rows, *self._metadata().values()):
             buffer.copy_(buffer[order])
 
 

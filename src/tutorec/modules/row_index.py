@@ -65,10 +65,8 @@ class RowIndex(nn.Module):
 
     def _find_further(self, place: Tensor, values: Tensor, ids: Tensor) -> Tensor:
         """Row of each id [N], or R - 1, from its first slot on."""
-        rows, which = (
-            torch.full_like(values, self._no_row),
-            torch.arange(len(values), device=values.device),
-        )
+        rows = torch.full_like(values, self._no_row)
+        which = torch.arange(len(values), device=values.device)
         ahead = torch.arange(_WINDOW, device=values.device)
         while True:
             slots = (place.unsqueeze(1) + ahead).bitwise_and_(self._slots.numel() - 1)

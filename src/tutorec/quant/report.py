@@ -117,17 +117,8 @@ class AccuracyReport:
 
     def _table(self) -> TextTable:
         before, after = self.bytes_before, self.bytes_after
-        sums = (
-            "all",
-            "",
-            "",
-            bytes_text(before),
-            bytes_text(after),
-            _share(before - after, before),
-            "",
-            "",
-            "",
-        )
+        sizes = bytes_text(before), bytes_text(after), _share(before - after, before)
+        sums = ("all", *[""] * 2, *sizes, *[""] * 3)
         lines = [table.cells(name) for table, name in zip(self.tables, self.names(), strict=True)]
         return TextTable(_HEAD, [*lines, sums], right=range(2, len(_HEAD)))
 

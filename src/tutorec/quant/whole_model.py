@@ -304,7 +304,7 @@ def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTab
 
 def spread_over_devices(path: str, module: nn.Module) -> str | None:
     """The beginning of a message about a sharded module; None for another one."""
-    kind, where = type(module), f"{path!r}" if path else "the model"
+    kind, where = type(module), repr(path) if path else "the model"
     if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
         return f"{where} is a {kind.__name__}, whose tables are spread over devices"
     return None
@@ -312,7 +312,7 @@ def spread_over_devices(path: str, module: nn.Module) -> str | None:
 
 def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Raise for a submodule that this function cannot quantize and must not skip."""
-    kind, where = type(module), f"{path!r}" if path else "the model"
+    kind, where = type(module), repr(path) if path else "the model"
     if isinstance(module, PackedTables):
         raise ValueError(
             f"{where} is already quantized (tables {module.table_names()}); quantize the float "
