@@ -56,25 +56,19 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
-        return Batch(
-            dense_features=self.dense_features.to(device=device, non_blocking=non_blocking),
-            sparse_features=self.sparse_features.to(device=device, non_blocking=non_blocking),
-            labels=self.labels.to(device=device, non_blocking=non_blocking),
-        )
+        return Batch(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` uses this batch's memory (CUDA)."""
-        self.dense_features.record_stream(stream)
-        self.sparse_features.record_stream(stream)
-        self.labels.record_stream(stream)
+        for part in self._parts():
+            part.record_stream(stream)
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from which copies to a GPU need not wait."""
-        return Batch(
-            dense_features=self.dense_features.pin_memory(),
-            sparse_features=self.sparse_features.pin_memory(),
-            labels=self.labels.pin_memory(),
-        )
+        return Batch(*(part.pin_memory() for part in self._parts()))
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.dense_features, self.sparse_features, self.labels
 
 
 def step_slices(

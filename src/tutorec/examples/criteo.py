@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -150,8 +151,10 @@ def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
     return DLRMTrain(DLRM(collection, *layers))
 
 
-class Rows:
-    """Consecutive rows of the files, as batches for any rank.
+def rows_between(
+    data: InMemoryBinaryCriteoIterDataPipe, first: int, stop: int, shape: Shape
+) -> Callable[..., RowBatches]:
+    """What makes batches of rows first..stop-1 of the files, with the arguments of `RowBatches`.
 
     Args:
         data: the files.
@@ -160,27 +163,15 @@ class Rows:
         shape: of the model, for the ids of a bag.
     """
 
-    def __init__(
-        self, data: InMemoryBinaryCriteoIterDataPipe, first: int, stop: int, shape: Shape
-    ) -> None:
-        self._data, self._first, self._stop, self._shape = data, first, stop, shape
+    def read(start: int, end: int) -> Batch:
+        return in_bags(data.to_batch(first + start, first + end), shape)
 
-    def __call__(
-        self, batch_size: int, rank: int = 0, world_size: int = 1, epochs: int = 1, start: int = 0
-    ) -> RowBatches:
-        """This rank's batches; see :class:`tutorec.datasets.utils.RowBatches`."""
-
-        def read(first: int, stop: int) -> Batch:
-            return in_bags(
-                self._data.to_batch(self._first + first, self._first + stop), self._shape
-            )
-
-        return RowBatches(
-            read, self._stop - self._first, batch_size, rank, world_size, epochs, start=start
-        )
+    return partial(RowBatches, read, stop - first)
 
 
-def read(folder: Path, shape: Shape, batch_size: int) -> tuple[Rows, Rows]:
+def read(
+    folder: Path, shape: Shape, batch_size: int
+) -> tuple[Callable[..., RowBatches], Callable[..., RowBatches]]:
     """The rows to train with, and those that are held out.
 
     Raises:
@@ -211,7 +202,7 @@ def read(folder: Path, shape: Shape, batch_size: int) -> tuple[Rows, Rows]:
     of_days = [len(labels) for labels in data.labels_arrs]
     held_out = of_days[-1] if len(days) > 1 else max(1, of_days[0] // 7)
     cut, end = sum(of_days) - held_out, sum(of_days)
-    return Rows(data, 0, cut, shape), Rows(data, cut, end, shape)
+    return rows_between(data, 0, cut, shape), rows_between(data, cut, end, shape)
 
 
 def in_bags(batch: Batch, shape: Shape) -> Batch:

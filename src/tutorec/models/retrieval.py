@@ -5,13 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tutorec._check import require_int
-from tutorec.datasets.utils import Batch, step_slices
+from tutorec.datasets.utils import Batch, split_evenly
 from tutorec.distributed import comm, messages
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
@@ -121,19 +122,17 @@ def build_index(
         raise ValueError(
             f"build_index: {len(ids)} ids for {world_size} rank(s); give at least one for each rank"
         )
-    steps = step_slices(len(ids), batch_size, world_size)
-    parts = [_vectors(model, ids[step[rank][0] : step[rank][1]]) for step in steps]
+    require_int("build_index: batch_size", batch_size, 1)
+    of_ranks = split_evenly(0, len(ids), world_size)
+    steps = -(-len(ids) // (world_size * batch_size))
+    parts = [_vectors(model, ids[slice(*rows)]) for rows in split_evenly(*of_ranks[rank], steps)]
     local = torch.cat(parts)
     if group is None or world_size == 1:
         return CandidateIndex(ids, local)
-    rows = [torch.cat([torch.arange(*step[of]) for step in steps]) for of in range(world_size)]
-    counts = [len(of_rank) * local.shape[1] for of_rank in rows]
-    gathered = (
-        comm.all_gather(local.reshape(-1), counts, group, _STAGE).wait().view(-1, local.shape[1])
-    )
-    vectors = torch.empty_like(gathered)
-    vectors[torch.cat(rows).to(vectors.device)] = gathered
-    return CandidateIndex(ids, vectors)
+    columns = local.shape[1]
+    counts = [(stop - first) * columns for first, stop in of_ranks]
+    gathered = comm.all_gather(local.reshape(-1), counts, group, _STAGE).wait()
+    return CandidateIndex(ids, gathered.view(-1, columns))
 
 
 @torch.no_grad()
@@ -189,15 +188,10 @@ def recall_at(
                 "were retrieved"
             )
         hits = items == targets.unsqueeze(1)
-        counts = [
-            *(counts[i] + int(hits[:, :k].any(1).sum()) for i, k in enumerate(ks)),
-            counts[-1] + len(targets),
-        ]
+        more = [*(int(hits[:, :k].any(1).sum()) for k in ks), len(targets)]
+        counts = [*map(add, counts, more)]
     if group is not None and group.size() > 1:
-        counts = [
-            sum(column)
-            for column in zip(*messages.all_gather_ints(counts, group, _STAGE), strict=True)
-        ]
+        counts = [*map(sum, zip(*messages.all_gather_ints(counts, group, _STAGE), strict=True))]
     if counts[-1] == 0:
         raise ValueError("recall_at: there are no clicks in the batches of any rank")
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}

@@ -30,25 +30,29 @@ class EmbeddingCollectionInterface(nn.Module, ABC):
         TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollectionInterface``.
     """
 
+    _embedding_configs: list[EmbeddingConfig]
+    _embedding_names_by_table: list[list[str]]
+    _need_indices: bool
+
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Return the rows ``[N_f, D]`` of F features' ids, by name."""
 
-    @abstractmethod
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Configuration of each table, in order."""
+        """Configuration of each table, in order; ``data_type`` is the format of its rows."""
+        return self._embedding_configs
 
-    @abstractmethod
-    def need_indices(self) -> bool:
-        """Whether results carry their ids, as weights."""
-
-    @abstractmethod
-    def embedding_dim(self) -> int:
-        """Number of columns D of every table."""
-
-    @abstractmethod
     def embedding_names_by_table(self) -> list[list[str]]:
         """Names of the results, table by table."""
+        return self._embedding_names_by_table
+
+    def embedding_dim(self) -> int:
+        """Number of columns D of every table; -1 without tables, an error if they differ."""
+        return common_width(self._embedding_configs)
+
+    def need_indices(self) -> bool:
+        """Whether results carry their ids, as weights."""
+        return self._need_indices
 
 
 class EmbeddingCollection(EmbeddingCollectionInterface):
@@ -173,30 +177,10 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         lists, batches = features.to_dict(), []
         for index, name in enumerate(weights):
             ids = lists[self._features_of_names[name]].values()
-            batches.append(
-                PooledBatch(
-                    ids, torch.arange(ids.numel() + 1, device=ids.device), None, False, (index,)
-                )
-            )
-        return dict(
-            zip(weights, look_up(cast(list[Tensor], [*weights.values()]), batches), strict=True)
-        )
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Configuration of each table, in order."""
-        return self._embedding_configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Names of the results, table by table."""
-        return self._embedding_names_by_table
-
-    def embedding_dim(self) -> int:
-        """Number of columns D of every table; -1 without tables, an error if they differ."""
-        return common_width(self._embedding_configs)
-
-    def need_indices(self) -> bool:
-        """Whether results carry their ids, as weights."""
-        return self._need_indices
+            ends = torch.arange(ids.numel() + 1, device=ids.device)
+            batches.append(PooledBatch(ids, ends, None, False, (index,)))
+        rows = look_up(cast(list[Tensor], [*weights.values()]), batches)
+        return dict(zip(weights, rows, strict=True))
 
     def use_gather_select(self) -> bool:
         """As given; has no effect."""

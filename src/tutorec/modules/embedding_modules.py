@@ -35,17 +35,20 @@ class EmbeddingBagCollectionInterface(nn.Module, ABC):
         TorchRec's ``torchrec.modules.embedding_modules.EmbeddingBagCollectionInterface``.
     """
 
+    _embedding_bag_configs: list[EmbeddingBagConfig]
+    _is_weighted: bool
+
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Return the pooled rows ``[B, D]`` of F features and B samples."""
 
-    @abstractmethod
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Configuration of each table, in order."""
+        """Configuration of each table, in order; ``data_type`` is the format of its rows."""
+        return self._embedding_bag_configs
 
-    @abstractmethod
     def is_weighted(self) -> bool:
         """Whether each id carries a weight."""
+        return self._is_weighted
 
 
 class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
@@ -101,8 +104,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         super().__init__()
         tables = checked_tables("EmbeddingBagCollection", tables, EmbeddingBagConfig)
         check_pooling(tables, is_weighted)
-        self._embedding_bag_configs = tables
-        self._is_weighted = is_weighted
+        self._embedding_bag_configs, self._is_weighted = tables, is_weighted
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embedding_bags = nn.ModuleDict({table.name: self._build(table) for table in tables})
         self._feature_rows = [
@@ -152,14 +154,6 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 pooled.append(table(bag.values(), bag.offsets(), weights).float())
         columns = self._side_by_side(features, pooled)
         return KeyedTensor(self._embedding_names, self._length_per_name, columns)
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Configuration of each table, in order."""
-        return self._embedding_bag_configs
-
-    def is_weighted(self) -> bool:
-        """Whether each id carries a weight."""
-        return self._is_weighted
 
     @property
     def device(self) -> torch.device:

@@ -153,31 +153,24 @@ class GradientClippingOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
         """The norm of all gradients ``[]``, over ranks if requested, and this rank's gradients."""
-        reduce = self._reduce
+        reduce, groups_of = self._reduce, self._groups_of
         sharded = (lambda parameter: False) if reduce is None else reduce.is_sharded
-        unsharded = self._gradients(
-            lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of
+        every = self._gradients(
+            lambda parameter: not sharded(parameter) and id(parameter) not in groups_of
         )
-        parts, every = [self._power(unsharded)], unsharded
+        parts = [self._power(every)]
         if reduce is not None:
             gradients = self._gradients(sharded)
             parts.append(reduce(self._power(gradients), self._largest))
-            every = every + gradients
-        for groups in dict.fromkeys(self._groups_of.values()):
-            gradients = self._gradients(
-                lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups
-            )
+            every += gradients
+        for groups in dict.fromkeys(groups_of.values()):
+            owners = [each for each in self._parameters() if groups_of.get(id(each)) == groups]
+            gradients = [_dense(each) for each in owners if each.grad is not None]
             # A rank without gradients has a zero on the CPU, for which another backend than the
             # other ranks' would be used.
-            device = next(
-                each.device
-                for each in self._parameters()
-                if self._groups_of.get(id(each)) == groups
-            )
-            parts.append(
-                _reduce_in_groups(self._power(gradients).to(device), groups, self._largest)
-            )
-            every = every + gradients
+            power = self._power(gradients).to(owners[0].device)
+            parts.append(_reduce_in_groups(power, groups, self._largest))
+            every += gradients
         device = every[0].device if every else torch.device("cpu")
         total = torch.stack([part.to(device) for part in parts])
         norm = total.amax() if self._largest else total.sum().pow(1.0 / self._norm_type)

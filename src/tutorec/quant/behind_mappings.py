@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.quant.packed_tables import PackedTables
-from tutorec.quant.preparing import weight_of
 
 _Quantized = TypeVar("_Quantized", bound=PackedTables)
 
@@ -42,9 +41,7 @@ def quantized_behind_mappings(kind: type[_Quantized], module: Any) -> _Quantized
     Returns:
         The quantized collection, in eval mode.
     """
-    held = module._embedding_module
     mappings = copy.deepcopy(module._managed_collision_collection)
-    quantized = kind.without_rows(held, module.qconfig, managed_collision_collection=mappings)
-    for name, table in getattr(held, kind._holder).items():
-        quantized.pack(name, weight_of(table))
-    return quantized.eval()
+    return kind.packed(
+        module._embedding_module, module.qconfig, managed_collision_collection=mappings
+    ).eval()

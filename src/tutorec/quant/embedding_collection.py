@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
-from tutorec.modules.embedding_configs import EmbeddingConfig, common_width
+from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.mc_modules import ManagedCollisionCollection
@@ -139,22 +139,6 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
                 rows[name], indices, ids.lengths(), None if traced else ids.offsets()
             )
         return outputs if traced else samples_of_lists(outputs, features, self._features_of_names)
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Configuration of each table, in order; ``data_type`` is the format of its packed rows."""
-        return self._embedding_configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Names of the results, table by table."""
-        return self._embedding_names_by_table
-
-    def embedding_dim(self) -> int:
-        """Number of columns D of every table; -1 without tables, an error if they differ."""
-        return common_width(self._embedding_configs)
-
-    def need_indices(self) -> bool:
-        """Whether results carry their ids, as weights."""
-        return self._need_indices
 
     def _looked_up(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
         """The rows of each result, for a batch with its features in operator order."""

@@ -148,14 +148,6 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
                 return self._of_lists(features)
         return self._keyed(self._looked_up(features_in_order(features, self._features)))
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Configuration of each table, in order; ``data_type`` is the format of its packed rows."""
-        return self._embedding_bag_configs
-
-    def is_weighted(self) -> bool:
-        """Whether each id carries a weight."""
-        return self._is_weighted
-
     def _looked_up(self, features: KeyedJaggedTensor) -> Tensor:
         """Pooled rows of a batch with its features in operator order; columns in table order."""
         if not self._operators:

@@ -74,7 +74,12 @@ class PackedTables(nn.Module):
             raise ValueError(
                 f"this {cls.__name__} is already quantized {tables}; quantize the float model"
             )
-        quantized = cls.without_rows(module, module.qconfig)
+        return cls.packed(module, module.qconfig)
+
+    @classmethod
+    def packed(cls, module: Any, qconfig: Any, **more: Any) -> Self:
+        """The quantized form of a float collection; ``more`` for its constructor."""
+        quantized = cls.without_rows(module, qconfig, **more)
         for name, table in getattr(module, cls._holder).items():
             quantized.pack(name, weight_of(table))
         return quantized

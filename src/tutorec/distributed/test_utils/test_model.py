@@ -134,17 +134,20 @@ class ModelInput:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on ``device``."""
-        parts = (self.float_features, self.idlist_features, self.idscore_features, self.label)
         moved: list[Any] = [
-            None if part is None else part.to(device, non_blocking=non_blocking) for part in parts
+            None if part is None else part.to(device, non_blocking=non_blocking)
+            for part in self._parts()
         ]
         return ModelInput(*moved)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the CUDA caching allocator that ``stream`` uses the batch."""
-        for part in (self.float_features, self.idlist_features, self.idscore_features, self.label):
+        for part in self._parts():
             if part is not None:
-                part.record_stream(stream)  # pyright: ignore[reportArgumentType]
+                part.record_stream(stream)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.float_features, self.idlist_features, self.idscore_features, self.label
 
 
 class _Bags(NamedTuple):
