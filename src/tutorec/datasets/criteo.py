@@ -88,10 +88,8 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
             line).
         FileNotFoundError: a file is not there.
     """
-    if rows is not None:
-        require_int("read_criteo: rows", rows, 0)
     parts: list[CriteoColumns] = []
-    left = sys.maxsize if rows is None else rows
+    left = sys.maxsize if rows is None else require_int("read_criteo: rows", rows, 0)
     for block in _blocks(_as_paths(paths)):
         parts.append(parse_lines(block, slice(0, left)))
         left -= len(parts[-1])
@@ -287,14 +285,7 @@ class CriteoIterDataPipe(IterDataPipe):
         return iter(lines) if self.row_mapper is None else map(self.row_mapper, lines)
 
 
-def criteo_terabyte(
-    paths: Iterable[str],
-    *,
-    row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper,
-    **open_kw: Any,
-) -> IterDataPipe:
-    """The lines of the 1 TB click logs: a :class:`CriteoIterDataPipe` over ``paths``."""
-    return CriteoIterDataPipe(paths, row_mapper=row_mapper, **open_kw)
+criteo_terabyte = CriteoIterDataPipe  # the lines of the 1 TB click logs
 
 
 def criteo_kaggle(

@@ -110,7 +110,12 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             first, stop = split_evenly(0, rows, world_size)[rank]
             places = self._generator.permutation(rows)  # where each row goes
             selected = np.flatnonzero((first <= places) & (places < stop))
-            arrays = [[_gathered(part, selected, places[selected] - first)] for part in arrays]
+            new = [np.empty((len(selected), of[0].shape[1]), of[0].dtype) for of in arrays]
+            targets = places[selected] - first
+            arrays = [
+                [gather_rows(part, selected, targets, output)]
+                for part, output in zip(arrays, new, strict=True)
+            ]
             ends = list(accumulate((stop - start for start, stop in self._slices), initial=0))
             self._slices = list(pairwise(ends))
         self.dense_arrs, self.sparse_arrs, self.labels_arrs = arrays
@@ -196,12 +201,6 @@ def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
                 f"{', '.join(names)} have {[len(file) for file in files]} rows: they must be "
                 "of one day"
             )
-
-
-def _gathered(files: Rows, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[Any]:
-    gathered = np.empty((len(rows), files[0].shape[1]), files[0].dtype)
-    gather_rows(files, rows, places, gathered)
-    return gathered
 
 
 def _hash(ids: NDArray[Any], hashes: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:

@@ -241,7 +241,7 @@ def gather_rows(
     rows: NDArray[np.int64],
     places: NDArray[np.int64],
     output: NDArray[Any],
-) -> None:
+) -> NDArray[Any]:
     """Copy rows of several arrays to other places; each file is read from front to back.
 
     Args:
@@ -249,6 +249,9 @@ def gather_rows(
         rows: [N], rising; counted over all files.
         places: [N], where each row goes.
         output: [N, C].
+
+    Returns:
+        ``output``.
 
     Raises:
         ValueError: an integer that the output's type does not hold.
@@ -264,6 +267,7 @@ def gather_rows(
             )
         output[places[low:high]] = block
         start += len(array)
+    return output
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -171,18 +171,20 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
     ends = ends.copy()
     ends[:, -1] -= block.data[np.maximum(ends[:, -1] - 1, 0)] == _RETURN
     split = ends.shape[1] - CAT_FEATURE_COUNT
+    names = DEFAULT_COLUMN_NAMES[-ends.shape[1] :]
     decimals, decimals_known = _numbers(
-        block, numbers, starts[:, :split], ends[:, :split], base=10, digits=18
+        block, numbers, starts[:, :split], ends[:, :split], names, base=10, digits=18
     )
     cats, cats_known = _numbers(
-        block, numbers, starts[:, split:], ends[:, split:], base=16, digits=8
+        block, numbers, starts[:, split:], ends[:, split:], names[split:], base=16, digits=8
     )
     if split == INT_FEATURE_COUNT:
         return CriteoColumns(np.full(len(ends), -1), decimals, decimals_known, cats, cats_known)
     label = decimals[:, 0]
     wrong = ~decimals_known[:, 0] | (label < 0) | (label > 1)
     if wrong.any():
-        raise _bad_field(block, numbers, starts, ends, (int(wrong.argmax()), 0), "0 or 1")
+        at = int(wrong.argmax()), 0
+        raise _bad_field(block, numbers[at[0]], starts[at], ends[at], names[0], "0 or 1")
     return CriteoColumns(label, decimals[:, 1:], decimals_known[:, 1:], cats, cats_known)
 
 
@@ -191,6 +193,7 @@ def _numbers(
     numbers: NDArray[np.int64],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
+    names: Sequence[str],
     base: int,
     digits: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -211,34 +214,20 @@ def _numbers(
         bad |= inside & (digit >= base)
         np.copyto(values, values * base + digit, where=inside)
     if bad.any():
-        where = np.unravel_index(int(bad.argmax()), starts.shape)
+        row, column = np.unravel_index(int(bad.argmax()), starts.shape)
         kind = "an integer" if base == 10 else f"at most {digits} hexadecimal digits"
-        raise _bad_field(
-            block, numbers, starts, ends, (int(where[0]), int(where[1])), kind, is_cat=base == 16
-        )
+        field = starts[row, column], ends[row, column], names[int(column)]
+        raise _bad_field(block, numbers[row], *field, kind)
     np.negative(values, out=values, where=minus)
     return values.reshape(starts.shape), known
 
 
 def _bad_field(
-    block: LineBlock,
-    numbers: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    at: tuple[int, int],
-    expected: str,
-    is_cat: bool = False,
+    block: LineBlock, line: int, start: int, end: int, name: str, expected: str
 ) -> ValueError:
-    row, column = at
-    names = (
-        DEFAULT_CAT_NAMES if is_cat else DEFAULT_COLUMN_NAMES[FIELDS - block.separators.shape[1] :]
-    )
-    text = bytes(block.data[starts[row, column] : ends[row, column]][:40]).decode(
-        "ascii", "backslashreplace"
-    )
+    text = bytes(block.data[start:end][:40]).decode("ascii", "backslashreplace")
     return ValueError(
-        f"{block.path}, line {numbers[row]}: column '{names[column]}' is '{text}', expected "
-        f"{expected}"
+        f"{block.path}, line {line}: column '{name}' is '{text}', expected {expected}"
     )
 
 

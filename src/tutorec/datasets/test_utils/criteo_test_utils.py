@@ -7,6 +7,7 @@ import tempfile
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,23 +80,18 @@ class CriteoTest(unittest.TestCase):
         def drawn(bounds: tuple[int, int], columns: int) -> NDArray[np.int32]:
             return np.random.randint(bounds[0], bounds[1] + 1, (num_rows, columns), np.int32)
 
-        arrays: dict[str, NDArray[Any]] = {}
-        if generate_dense:
-            random_dense = np.random.random((num_rows, INT_FEATURE_COUNT)).astype(np.float32)
-            arrays["dense"] = random_dense if dense is None else dense
-        if generate_sparse:
-            arrays["sparse"] = (
-                drawn(cls.CAT_VAL_RANGE, CAT_FEATURE_COUNT) if sparse is None else sparse
-            )
-        if generate_labels:
-            arrays["labels"] = drawn(cls.LABEL_VAL_RANGE, 1) if labels is None else labels
+        if dense is None:
+            dense = np.random.random((num_rows, INT_FEATURE_COUNT)).astype(np.float32)
+        if sparse is None:
+            sparse = drawn(cls.CAT_VAL_RANGE, CAT_FEATURE_COUNT)
+        if labels is None:
+            labels = drawn(cls.LABEL_VAL_RANGE, 1)
+        arrays = {"dense": dense, "sparse": sparse, "labels": labels}
+        wanted = generate_dense, generate_sparse, generate_labels
         with tempfile.TemporaryDirectory() as folder:
-            names = [filename] if filenames is None else filenames
-            paths = {
-                Path(folder) / f"{name}_{part}.npy": array
-                for name in names
-                for part, array in arrays.items()
-            }
-            for path, array in paths.items():
-                np.save(path, array)
-            yield tuple(map(str, paths))
+            paths: list[str] = []
+            for name in [filename] if filenames is None else filenames:
+                for part, array in compress(arrays.items(), wanted):
+                    paths.append(f"{folder}/{name}_{part}.npy")
+                    np.save(paths[-1], array)
+            yield tuple(paths)
