@@ -118,11 +118,9 @@ class TwoTower(nn.Module):
         self._candidate_columns, candidate_width = _of_tower(
             "candidate_features", self.candidate_features, columns
         )
-        self.query_tower: nn.Module = MLP(
-            query_width, layer_sizes, activation_on_last=False, device=dense_device
-        )
-        self.candidate_tower: nn.Module = MLP(
-            candidate_width, layer_sizes, activation_on_last=False, device=dense_device
+        self.query_tower, self.candidate_tower = (
+            MLP(width, layer_sizes, activation_on_last=False, device=dense_device)
+            for width in (query_width, candidate_width)
         )
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:

@@ -119,15 +119,6 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
                 self._observe(lists.values(), int(self._current_iter_tensor))
         return features
 
-    def remap(
-        self,
-        features: dict[str, JaggedTensor],
-        mutate_miss_lengths: bool = True,
-        write_weights: Tensor | None = None,
-    ) -> dict[str, JaggedTensor]:
-        """Mixed ids -> rows; an id without a row gets its bucket's shared row; lengths stay."""
-        return with_values(features, self._find)
-
     def evict(self) -> Tensor | None:
         """Rows [U] that have got an id since the last call, or None; they are to be initialized."""
         rows, self._reassigned = self._reassigned, None
@@ -215,7 +206,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         shard.load_state_by_row({**state, "_current_iter_tensor": self._current_iter_tensor})
         return shard
 
-    def _find(self, ids: Tensor) -> Tensor:
+    def _rows_of(self, ids: Tensor) -> Tensor:
         """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
         observed, self._looked_up = self._looked_up, None
         rows = (

@@ -111,14 +111,18 @@ class ManagedCollisionModule(nn.Module):
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Observe a batch in training mode and update the mapping when due; ids do not change."""
 
-    @abstractmethod
     def remap(
         self,
         features: dict[str, JaggedTensor],
         mutate_miss_lengths: bool = True,
         write_weights: Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
-        """Preprocessed ids -> rows."""
+        """Preprocessed ids -> rows; an id without one shares a row, so that lengths stay."""
+        return with_values(features, self._rows_of)
+
+    @abstractmethod
+    def _rows_of(self, ids: Tensor) -> Tensor:
+        """The row of each preprocessed id [N]; not needed where ``remap`` is overridden."""
 
     def forward(
         self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True

@@ -286,6 +286,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     @torch.no_grad()
     def _rows_of(self, ids: Tensor) -> Tensor:
+        """The row of each id [N]; the last one for an id that has none."""
         rows = self._find(ids.long())
         has_row = rows >= 0
         self.counts.add_lookups(has_row)

@@ -85,17 +85,9 @@ def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
     """A deep copy of a parameter, including its optimizers."""
     if id(parameter) in memo:
         return memo[id(parameter)]
-    rows = (
-        parameter.detach()
-        .clone(memory_format=torch.preserve_format)
-        .requires_grad_(parameter.requires_grad)
-    )
-    twin = (
-        nn.Parameter(rows.detach(), rows.requires_grad)
-        if isinstance(parameter, nn.Parameter)
-        else rows
-    )
-    memo[id(parameter)] = twin
+    rows = parameter.detach().clone(memory_format=torch.preserve_format)
+    twin = nn.Parameter(rows) if isinstance(parameter, nn.Parameter) else rows
+    memo[id(parameter)] = twin.requires_grad_(parameter.requires_grad)
     _mark(twin, deepcopy([getattr(parameter, name) for name in _MARKS], memo))
     return twin
 

@@ -105,30 +105,28 @@ class ModelInput:
                 max_feature_lengths or (),
             )
         )
+        features = _features("tables", tables, tables_pooling, pooling_avg)
         plain = {
             name: draw.bags(rows, draw.lengths(mean, bool(tables_pooling), longest.get(name)))
-            for name, (rows, mean) in _features(
-                "tables", tables, tables_pooling, pooling_avg
-            ).items()
+            for name, (rows, mean) in features.items()
         }
-        features = _features(
-            "weighted_tables", weighted_tables, weighted_tables_pooling, pooling_avg
-        )
+        given = weighted_tables, weighted_tables_pooling, pooling_avg
         weighted = {
             name: draw.bags(rows, draw.lengths(mean), True)
-            for name, (rows, mean) in features.items()
+            for name, (rows, mean) in _features("weighted_tables", *given).items()
         }
         fill = torch.rand if randomize_indices else torch.zeros
         floats = fill(world_size * batch_size, num_float_features, device=device)
         labels = fill(world_size * batch_size, device=device)
+        dense = zip(floats.split(batch_size), labels.split(batch_size), strict=True)
         local = [
             ModelInput(
-                floats[rank * batch_size : (rank + 1) * batch_size],
+                floats_of_rank,
                 _batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
                 _batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
-                labels[rank * batch_size : (rank + 1) * batch_size],
+                labels_of_rank,
             )
-            for rank in range(world_size)
+            for rank, (floats_of_rank, labels_of_rank) in enumerate(dense)
         ]
         return ModelInput(floats, _batch(plain), _batch(weighted), labels), local
 
