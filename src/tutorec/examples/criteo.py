@@ -154,7 +154,7 @@ def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
 def rows_between(
     data: InMemoryBinaryCriteoIterDataPipe, first: int, stop: int, shape: Shape
 ) -> Callable[..., RowBatches]:
-    """What makes batches of rows first..stop-1 of the files, with the arguments of `RowBatches`.
+    """What makes batches of consecutive rows of the files for any rank.
 
     Args:
         data: the files.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
@@ -219,12 +219,9 @@ def _pipelined(
         TrainPipelineSparseDist(model, optimizer, _device_of(model), pipeline_postproc=True)
     )
     try:
-        while True:
-            try:
-                answer = pipeline.progress(batches)
-            except StopIteration:
-                return
-            yield answer
+        with suppress(StopIteration):
+            while True:
+                yield pipeline.progress(batches)
     finally:
         pipeline.detach()
 

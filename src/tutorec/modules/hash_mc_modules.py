@@ -294,16 +294,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     def forward(
         self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
     ) -> dict[str, JaggedTensor]:
-        """Raw ids -> rows; new ids are given one in training mode."""
+        """Raw ids -> rows; new ids are given one in training mode, when they are remapped."""
         return self.remap(features, mutate_miss_lengths)
-
-    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """The ids as they are."""
-        return features
-
-    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """The ids as they are: they are observed when they are remapped."""
-        return features
 
     def remap(
         self,

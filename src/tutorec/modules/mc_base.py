@@ -103,13 +103,13 @@ class ManagedCollisionModule(nn.Module):
         """End of the names of features that are remapped and not observed."""
         return self._read_only_suffix
 
-    @abstractmethod
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Raw ids -> the ids that are mapped, such as their hashes."""
+        """Raw ids -> the ids that are mapped, such as their hashes; here the raw ids."""
+        return features
 
-    @abstractmethod
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Observe a batch in training mode and update the mapping when due; ids do not change."""
+        return features
 
     def remap(
         self,
