@@ -118,15 +118,14 @@ class ModelInput:
         fill = torch.rand if randomize_indices else torch.zeros
         floats = fill(world_size * batch_size, num_float_features, device=device)
         labels = fill(world_size * batch_size, device=device)
-        dense = zip(floats.split(batch_size), labels.split(batch_size), strict=True)
         local = [
             ModelInput(
-                floats_of_rank,
+                floats[rank * batch_size : (rank + 1) * batch_size],
                 _batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
                 _batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
-                labels_of_rank,
+                labels[rank * batch_size : (rank + 1) * batch_size],
             )
-            for rank, (floats_of_rank, labels_of_rank) in enumerate(dense)
+            for rank in range(world_size)
         ]
         return ModelInput(floats, _batch(plain), _batch(weighted), labels), local
 
