@@ -5,8 +5,8 @@ the memory of the host. ``MANAGED_CACHING``: rows of a batch are copied into a c
 of the GPU, updated there, and written back when they make room. Row-wise state is in the memory of
 the GPU, other state beside the rows.
 
-Nothing here was run on a GPU yet. The tests run it in CPU memory, with formulas and a cache of
-their own in place of fbgemm's kernels.
+On machines without a GPU the tests run it in CPU memory, with formulas and a cache of their own in
+place of fbgemm's kernels; ``make gpu`` runs it as it is.
 """
 
 from __future__ import annotations

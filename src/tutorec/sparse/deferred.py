@@ -14,7 +14,7 @@ the device has come by; which id it was is searched only then::
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -85,7 +85,6 @@ class _Check:
 
 
 _under_way: list[_Check] = []
-_bounds: dict[Any, tuple[Tensor, Tensor]] = {}
 
 
 def bad_id(
@@ -146,9 +145,9 @@ def defer(
     """
     if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ids
-    low, high = _bounds_of(keys, feature_rows, ids.device)
+    low, high = _bounds_of(tuple(keys), tuple(feature_rows), ids.device)
     feature = _features_of(ids.numel(), _starts(offsets, samples))
-    bad = (ids < low[feature]) | (ids >= high[feature])
+    bad = (ids < low.index_select(0, feature)) | (ids >= high.index_select(0, feature))
     _under_way.append(_Check(bad, ids, offsets, list(keys), samples, feature_rows))
     return torch.where(bad, 0, ids)
 
@@ -171,28 +170,26 @@ def report(wait: bool = True) -> None:
             raise error
 
 
+@lru_cache(maxsize=_MOST)
 def _bounds_of(
-    keys: list[str], feature_rows: FeatureRows, device: torch.device
+    keys: tuple[str, ...], feature_rows: tuple[tuple[str, str, int], ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Smallest id and one past the largest that fit each key's tables [F]."""
-    cached = (tuple(keys), tuple(feature_rows), device)
-    known = _bounds.get(cached)
-    if known is None:
-        low, high = dict.fromkeys(keys, _INT64.min), dict.fromkeys(keys, _INT64.max)
-        for feature, _, rows in feature_rows:
-            low[feature], high[feature] = 0, min(rows, high[feature])
-        known = (
-            ints_on_device(list(low.values()), torch.int64, device),
-            ints_on_device(list(high.values()), torch.int64, device),
-        )
-        if len(_bounds) >= _MOST:
-            _bounds.clear()
-        _bounds[cached] = known
-    return known
+    """Smallest id and one past the largest that fit each key's tables [F].
+
+    They are there when this returns, whatever stream a later batch is checked on.
+    """
+    low, high = dict.fromkeys(keys, _INT64.min), dict.fromkeys(keys, _INT64.max)
+    for feature, _, rows in feature_rows:
+        low[feature], high[feature] = 0, min(rows, high[feature])
+    return torch.tensor([*low.values()], device=device), torch.tensor(
+        [*high.values()], device=device
+    )
 
 
 def _starts(offsets: Tensor, samples: list[int]) -> Tensor:
     """Where each feature's ids begin, and their number [F + 1]."""
+    if samples[0] and len(set(samples)) == 1:
+        return offsets[:: samples[0]].long().contiguous()
     ends = ints_on_device(running_sum(samples), torch.int64, offsets.device)
     return offsets.index_select(0, ends).long()
 
