@@ -129,10 +129,10 @@ def test_what_make_gpu_writes_is_what_the_status_page_shows(tmp_path: Path) -> N
     assert page["gpu_rows"](unfinished)[-1] == ("benchmark", "did not end")
 
 
-def test_the_status_page_says_that_nothing_was_run_on_a_gpu_until_a_run_is_recorded() -> None:
+def test_the_status_page_says_that_no_whole_run_is_recorded_until_one_is() -> None:
     page = runpy.run_path(str(ROOT / "book/_ext/tables.py"))
     [(title, text)] = page["gpu_rows"](None)
-    assert title == "run on a GPU" and text.startswith("nothing; ")
+    assert title == "run as a whole" and text.startswith("not yet; ")
 
 
 def test_what_make_versions_writes_is_what_the_status_page_shows(

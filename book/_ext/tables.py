@@ -115,8 +115,8 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
     if run is None:
         return [
             (
-                "run on a GPU",
-                "nothing; `make gpu` on a machine with one runs the tests, chapters and benchmark",
+                "run as a whole",
+                "not yet; `make gpu` on a machine with a GPU runs tests, chapters and benchmark",
             )
         ]
     hardware, tests, chapters, bench = run["hardware"], run["tests"], run["chapters"], run["bench"]

@@ -158,11 +158,11 @@ class ShardedEmbeddingModule(
         build: Callable[[ShardingType, Sequence[PlacedTable]], S],
     ) -> None:
         super().__init__()
-        self.module_sharding_plan = EmbeddingModuleShardingPlan(plan)
         self._env, self._sources = env, {config.name: config for config in source.configs}
         self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
         self._device = usable_device(device, plan)
         self._tables = agreed_tables(source, plan, env, fused_params, sharding_types)
+        self.module_sharding_plan = EmbeddingModuleShardingPlan(plan)
         by_type: dict[ShardingType, list[PlacedTable]] = {}
         for table in self._tables:
             by_type.setdefault(table.sharding_type, []).append(table)
@@ -494,10 +494,11 @@ class ShardedEmbeddingModule(
                 )
         ctx.features = features
         _check_device(features, self._device)
-        if self._prepare_raw_ids is None:
-            arranged = self._features.arrange(check_ids(features, self._feature_rows))
-        else:
-            arranged = self._prepare_raw_ids(self._features.arrange(features))
+        arranged = self._features.arrange(features)
+        if self._prepare_raw_ids is not None:
+            arranged = self._prepare_raw_ids(arranged)
+        elif (checked := check_ids(features, self._feature_rows)) is not features:
+            arranged = self._features.arrange(checked)
         pooled = self._kind == "EmbeddingBagCollection"
         check_weights(features, self._is_weighted if pooled else None, self)
         weights = arranged.weights_or_none()

@@ -1,7 +1,7 @@
 """`EmbeddingCollection`: tables without pooling, for models of sequences."""
 
 from abc import ABC, abstractmethod
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,10 @@ class EmbeddingCollectionInterface(nn.Module, ABC):
         TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollectionInterface``.
     """
 
-    _embedding_configs: list[EmbeddingConfig]
-    _embedding_names_by_table: list[list[str]]
-    _need_indices: bool
+    if TYPE_CHECKING:  # TorchScript compiles what it finds annotated
+        _embedding_configs: list[EmbeddingConfig]
+        _embedding_names_by_table: list[list[str]]
+        _need_indices: bool
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:

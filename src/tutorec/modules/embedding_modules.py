@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,9 @@ class EmbeddingBagCollectionInterface(nn.Module, ABC):
         TorchRec's ``torchrec.modules.embedding_modules.EmbeddingBagCollectionInterface``.
     """
 
-    _embedding_bag_configs: list[EmbeddingBagConfig]
-    _is_weighted: bool
+    if TYPE_CHECKING:  # TorchScript compiles what it finds annotated
+        _embedding_bag_configs: list[EmbeddingBagConfig]
+        _is_weighted: bool
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
