@@ -35,7 +35,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.test_utils.test_model.ModelInput.generate",
         "tutorec.distributed.test_utils.test_model.TestSparseNN.__init__",
         "tutorec.distributed.train_pipeline.semi_sync.TrainPipelineSemiSync.__init__",
-        "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineFusedSparseDist.__init__",
+        "tutorec.distributed.train_pipeline.fused_sparse_dist.TrainPipelineFusedSparseDist.__init__",
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineSparseDist.__init__",
         "tutorec.inference.modules.shard_quant_model",
         "tutorec.modules.hash_mc_metrics.ScalarLogger.__init__",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
     from tutorec.distributed.train_pipeline.engine import TrainPipeline
     from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
+    from tutorec.distributed.train_pipeline.fused_sparse_dist import TrainPipelineFusedSparseDist
     from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
     from tutorec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil, StageOut
     from tutorec.distributed.train_pipeline.prefetch import (
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
         TrainPipelinePrefetch,
     )
     from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
-    from tutorec.distributed.train_pipeline.sparse_dist import (
-        TrainPipelineFusedSparseDist,
-        TrainPipelineSparseDist,
-        TrainPipelineSparseDistLite,
-    )
+    from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+    from tutorec.distributed.train_pipeline.sparse_dist_lite import TrainPipelineSparseDistLite
     from tutorec.distributed.train_pipeline.staged import StagedTrainPipeline
     from tutorec.distributed.train_pipeline.tracing import Tracer
 
@@ -39,11 +37,11 @@ _DEFINED_IN = {
     "TrainPipeline": ".engine",
     "TrainPipelineBase": ".base",
     "TrainPipelineContext": ".pipeline_context",
-    "TrainPipelineFusedSparseDist": ".sparse_dist",
+    "TrainPipelineFusedSparseDist": ".fused_sparse_dist",
     "TrainPipelinePrefetch": ".prefetch",
     "TrainPipelineSemiSync": ".semi_sync",
     "TrainPipelineSparseDist": ".sparse_dist",
-    "TrainPipelineSparseDistLite": ".sparse_dist",
+    "TrainPipelineSparseDistLite": ".sparse_dist_lite",
 }
 
 __all__ = [
