@@ -13,6 +13,7 @@ from modules.test_growing import stream
 from torch import Tensor
 
 from tutorec._kernels.unwritten import is_all_zero
+from tutorec.bench.memory import measurable, peak_during, resident
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
@@ -24,33 +25,36 @@ from tutorec.modules.growing import GrowingManagedCollisionModule
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import device
+from tutorec.spmd import Ranks, device
 
 ROWS, COLUMNS, SAMPLES, STEPS = 256, 4, 24, 12
 
 
-def unsharded(rows: int = ROWS) -> ManagedCollisionEmbeddingBagCollection:
+def unsharded(
+    rows: int = ROWS, columns: int = COLUMNS, optimizer: Any = torch.optim.Adagrad
+) -> ManagedCollisionEmbeddingBagCollection:
     def filled(weight: Tensor) -> Tensor:
         return weight.fill_(0.25)
 
     tables = [
         EmbeddingBagConfig(
-            rows, COLUMNS, "t", feature_names=["a", "b"], init_fn=filled, use_virtual_table=True
+            rows, columns, "t", feature_names=["a", "b"], init_fn=filled, use_virtual_table=True
         )
     ]
     growing = GrowingManagedCollisionModule(
         rows, device(), admit_after=2, eviction_interval=3, buckets=8
     )
     collection = EmbeddingBagCollection(tables, device=device())
-    apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.5})
+    apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": 0.5})
     return ManagedCollisionEmbeddingBagCollection(
         collection, ManagedCollisionCollection({"t": growing}, tables), True
     )
 
 
-def sharded(kind: str, rows: int = ROWS) -> Any:
-    env, module = ShardingEnv.from_process_group(group()), unsharded(rows)
+def sharded(kind: str, *made: Any) -> Any:
+    env, module = ShardingEnv.from_process_group(group()), unsharded(*made)
     sharder = ManagedCollisionEmbeddingBagCollectionSharder()
     words = {"row_wise": row_wise(), "table_wise": table_wise(env.world_size - 1)}[kind]
     plan = construct_module_sharding_plan(module, {"t": words}, sharder, env.local_size)
@@ -143,7 +147,7 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(
 
 def unused_rows() -> tuple[bool, bool]:
     """Whether rows not in use, and their optimizer state, are as they were made."""
-    model = sharded("row_wise", rows=1 << 18)
+    model = sharded("row_wise", 1 << 18)
     for ids in batches(2):
         step(model, ids[group().rank() : group().rank() + 1])
     [held] = model._embedding_module.held_tables()
@@ -164,3 +168,36 @@ def unused_rows() -> tuple[bool, bool]:
 
 def test_rows_not_in_use_are_not_written(ranks: Any) -> None:
     assert ranks(2).run(unused_rows) == [(True, True)] * 2
+
+
+def peak_per_row(rank: int, world_size: int, rows: int) -> float:
+    """Bytes that training takes on this rank for each of its rows in use, with room for 1 million."""
+    torch.set_num_threads(1)
+
+    def grow(rows: int) -> Any:
+        # not torch's Adagrad, which writes the state of every row when it is made
+        model = sharded("row_wise", 2_000_000, 64, RowWiseAdagrad)
+        draw = torch.Generator().manual_seed(rank)
+        ids = torch.randint(-(2**63), 2**63 - 1, (rows // world_size,), generator=draw)
+        for part in ids.split(20 * SAMPLES):
+            for _ in range(2):  # an id gets its row when it is seen again
+                step(model, part.view(-1, 2 * SAMPLES))
+        return model
+
+    kept = [grow(rows // 40)]
+    kept.clear()
+    before = resident()
+    peak = peak_during(lambda: kept.append(grow(rows)))
+    [growing] = (
+        part for part in kept[0].modules() if isinstance(part, GrowingManagedCollisionModule)
+    )
+    return (peak - before) / growing.report("t").occupied
+
+
+@pytest.mark.skipif(not measurable(), reason="reads and resets the peak in /proc, which Linux has")
+def test_memory_of_each_rank_follows_its_rows_in_use() -> None:
+    with Ranks(2) as world:
+        found = world.run(peak_per_row, rows=96_000)
+        print(found)
+    # 1.38 where the index, the ids and what the policy keeps of them are counted, 1.24 unsharded
+    assert max(found) <= 1.45 * (64 * 4 + 4)
