@@ -332,7 +332,7 @@ def test_missing_features_and_weights_are_named():
     module = sharded(quantized, {one.name: table_wise(rank=0) for one in TABLES}, 2)
     with pytest.raises(
         KeyError,
-        match=r"table 'users' needs feature 'user', and the batch has the keys \['item', 'seen'\]",
+        match=r"no feature 'user', which table 'users' reads; its keys are \['item', 'seen'\]",
     ):
         module(batch("item", "seen"))
     with pytest.raises(KeyError, match="feature 'user'"):

@@ -333,7 +333,7 @@ def test_without_checks_an_id_outside_its_table_is_still_an_error(name: str) -> 
 
 def test_a_missing_feature_is_named() -> None:
     with pytest.raises(
-        KeyError, match=r"table 't1' needs feature 'f2', and the batch has the keys \['f1'\]"
+        KeyError, match=r"no feature 'f2', which table 't1' reads; its keys are \['f1'\]"
     ):
         EmbeddingCollection(two_tables())(batch("f1"))
 

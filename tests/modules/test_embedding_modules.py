@@ -244,10 +244,10 @@ def test_an_id_is_checked_against_every_table_of_its_feature() -> None:
 
 def test_a_missing_feature_is_named() -> None:
     with pytest.raises(
-        KeyError, match=r"table 't' needs feature 'item', and the batch has the keys \['product'"
+        KeyError, match=r"no feature 'item', which table 't' reads; its keys are \['product'"
     ):
         EmbeddingBagCollection([table()])(documents_batch())
-    with validation(False), pytest.raises(KeyError, match="needs feature 'item'"):
+    with validation(False), pytest.raises(KeyError, match="no feature 'item'"):
         EmbeddingBagCollection([table()])(documents_batch())
 
 

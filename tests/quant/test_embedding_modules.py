@@ -404,7 +404,7 @@ def test_sets_of_keys_leave_nothing_behind():
         (
             lambda: batch("t_id"),
             KeyError,
-            "table 'u' needs feature 'u_id', and the batch has the keys",
+            "the batch has no feature 'u_id', which table 'u' reads; its keys are",
         ),
         (
             lambda: batch("t_id", "u_id", ids=[3, 1, 3, 3, 7, 3]),

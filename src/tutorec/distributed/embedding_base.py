@@ -494,11 +494,10 @@ class ShardedEmbeddingModule(
                 )
         ctx.features = features
         _check_device(features, self._device)
-        arranged = self._features.arrange(features)
-        if self._prepare_raw_ids is not None:
-            arranged = self._prepare_raw_ids(arranged)
-        elif (checked := check_ids(features, self._feature_rows)) is not features:
-            arranged = self._features.arrange(checked)
+        if self._prepare_raw_ids is None:
+            arranged = self._features.arrange(check_ids(features, self._feature_rows))
+        else:
+            arranged = self._prepare_raw_ids(self._features.arrange(features))
         pooled = self._kind == "EmbeddingBagCollection"
         check_weights(features, self._is_weighted if pooled else None, self)
         weights = arranged.weights_or_none()

@@ -73,7 +73,8 @@ def check_ids(
     for feature, table, _ in feature_rows:
         if feature not in known:
             raise KeyError(
-                f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}"
+                f"the batch has no feature {feature!r}, which table {table!r} reads; its keys are "
+                f"{list(keys)}"
             )
     check_weights(features, weighted, tables)
     values = features.values()
