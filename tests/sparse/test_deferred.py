@@ -90,7 +90,7 @@ def test_ids_that_were_changed_before_the_flag_is_read_are_told_of_without_a_num
     ids = batch(7, 8, 9, 4, 5)
     defer(ids, TABLES[:2])
     ids.values().zero_()
-    with pytest.raises(ValueError, match=r"no rows of the tables \['items', 'users'\]; it was"):
+    with pytest.raises(ValueError, match=r"not rows of tables \['items', 'users'\]; the first"):
         report()
 
 

@@ -1,7 +1,7 @@
 """Checks of ids on a device that runs behind the program: made there, and raised later.
 
 Reading a number from a GPU makes the program wait for it. So the check is a few operators on the
-device: they find the ids that are no rows of their tables, put 0 in their place for the lookup, and
+device: they find the ids that are not rows of their tables, replace them by 0 for the lookup, and
 leave one flag, which is copied to page-locked memory. A wrong id therefore reads and writes no
 memory outside its table. The flag is read at the next named sync point, or at a later check when
 the device has come by; which id it was is searched only then::
@@ -78,9 +78,9 @@ class _Check:
                     return ValueError(bad_id(table, rows, key, sample, number, outside, total))
         tables = sorted({table for _, table, _ in self._feature_rows})
         return ValueError(
-            f"the batch with the keys {self._keys} held ids that are no rows of the tables "
-            f"{tables}; it was changed, or its device failed, before the first could be looked "
-            "for: check the batch's ids on the CPU, batch.to(torch.device('cpu'))"
+            f"a batch with the keys {self._keys} held ids that are not rows of tables {tables}; "
+            "the first of them is not known, because the batch was changed or its device failed "
+            "since: look a batch up on the CPU, where the error comes at once and names the id"
         )
 
 
@@ -128,7 +128,7 @@ def defer(
         feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
 
     Returns:
-        The ids to look up ``[N]``: 0 in place of those that are no rows.
+        The ids to look up ``[N]``, with 0 in place of wrong ones.
 
     Example:
         >>> import torch
