@@ -92,11 +92,11 @@ def update(
     """Move each row of a batch once.
 
     Args:
-        first: As of ``look_up``.
-        geometry: As of ``look_up``.
-        ids: As of ``look_up``.
-        mode: As of ``look_up``.
-        weights: As of ``look_up``.
+        first: See ``look_up``.
+        geometry: See ``look_up``.
+        ids: See ``look_up``.
+        mode: See ``look_up``.
+        weights: See ``look_up``.
         grad: Of the pooled rows [B, sum of D].
         states: Of each feature's table, float32.
         step: The optimizer, its rate and its number.
@@ -116,16 +116,16 @@ def update(
         )
     ]
     rate = torch.tensor(step.rate)
-    count: tuple[Any, ...] = (*kept, rate)
+    of_rule: tuple[Any, ...] = (*kept, rate)
     if rule.kind == "adagrad":
-        count = (*count, rule.eps)
+        of_rule = (*of_rule, rule.eps)
     elif rule.kind == "rowwise_adagrad":
-        count = (*count, rule.eps, 0.0, 0, 0.0)  # weight decay and its mode, maximum norm
-    elif rule.kind == "adam":  # and its counters of rows, which it does not use so
+        of_rule = (*of_rule, rule.eps, 0.0, 0, 0.0)  # weight decay and its mode, maximum norm
+    elif rule.kind == "adam":  # with fbgemm's row counters, which the last argument turns off
         counters = (absent.states, absent.states, geometry.placements, geometry.starts)
-        count = (*count, *counters, *_of_adam(step), False)
+        of_rule = (*of_rule, *counters, *_of_adam(step), False)
     elif rule.kind == "partial_rowwise_adam":
-        count = (*count, *_of_adam(step))
+        of_rule = (*of_rule, *_of_adam(step))
     grad = grad.contiguous()
     if grad.data_ptr() % _WORD:
         grad = grad.clone()
@@ -138,7 +138,7 @@ def update(
         *(geometry.rows, geometry.bits, *ids, mode),
         *(() if weights is None else (weights,)),
         *(absent.slots, 0, _IDS_PER_WARP, False, bits, mask, False, True),
-        *count,
+        *of_rule,
     )
 
 

@@ -33,6 +33,7 @@ _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
 _INT32_BITS = 31
 _CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
+_CUDA_WORD = 16  # bytes that they read at once, from such addresses only
 _PLAIN = {Tensor, nn.Parameter}
 _DTYPES = {torch.float32, torch.float16}
 # Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
@@ -144,6 +145,10 @@ class ScatteredTables:
         if self.first.is_cuda:
             from tutorec._kernels import scattered_cuda
 
+            # A number for a whole row is read by itself.
+            of_elements = (part for state in states for part in state if part.dim() > 1)
+            if any(part.data_ptr() % _CUDA_WORD for part in of_elements):
+                return False
             scattered_cuda.update(self.first, geometry, ids, mode, weights, grad, states, step)
             return True
         if step.rule.kind not in ("sgd", "rowwise_adagrad"):
@@ -247,7 +252,9 @@ def _geometry(
     if any((addresses[table] - first) % itemsize for table in used):
         return None
     widths = [shapes[table][1] for table in features]
-    if device.type == "cuda" and max(widths) > _CUDA_COLUMNS:
+    if device.type == "cuda" and (
+        max(widths) > _CUDA_COLUMNS or any(addresses[table] % _CUDA_WORD for table in used)
+    ):
         return None
     # Neighbours that look up one table share its rows; that is how the updates see that they belong
     # together.
