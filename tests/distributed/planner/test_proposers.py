@@ -1,4 +1,5 @@
 import logging
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -161,6 +162,16 @@ def test_dynamic_programming_says_that_it_needs_the_memory() -> None:
     proposer.load(two_tables())
     with pytest.raises(ValueError, match=r"over 2 tables .* storage_constraint=topology"):
         proposer.feedback(True)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_proposer_that_has_begun_is_copied_and_begins_anew(make: Callable[[], Proposer]) -> None:
+    proposer = make()
+    before = proposed(proposer, two_tables())
+    proposer.load(two_tables())
+    sent = pickle.loads(pickle.dumps(proposer))
+    assert sent.propose() is None
+    assert proposed(sent, two_tables()) == before
 
 
 @pytest.mark.parametrize("make", ALL)

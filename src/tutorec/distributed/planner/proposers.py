@@ -67,6 +67,14 @@ class _GeneratedProposer(Proposer):
     _proposals: _Proposals
     _current: Sequence[ShardingOption] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A generator cannot be pickled; the planner that gets the copy loads it before it asks.
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_proposals", "_current")
+        }
+
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
