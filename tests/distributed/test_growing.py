@@ -171,7 +171,7 @@ def test_rows_not_in_use_are_not_written(ranks: Any) -> None:
 
 
 def peak_per_row(rank: int, world_size: int, rows: int) -> float:
-    """Bytes that training takes on this rank for each of its rows in use, with room for 1 million."""
+    """Bytes that training takes on this rank for each row in use, with room for a million."""
     torch.set_num_threads(1)
 
     def grow(rows: int) -> Any:
@@ -198,6 +198,5 @@ def peak_per_row(rank: int, world_size: int, rows: int) -> float:
 def test_memory_of_each_rank_follows_its_rows_in_use() -> None:
     with Ranks(2) as world:
         found = world.run(peak_per_row, rows=96_000)
-        print(found)
     # 1.38 where the index, the ids and what the policy keeps of them are counted, 1.24 unsharded
     assert max(found) <= 1.45 * (64 * 4 + 4)
