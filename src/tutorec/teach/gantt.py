@@ -46,7 +46,7 @@ class Gantt:
 
     def _repr_html_(self) -> str:
         """What Jupyter and the book render."""
-        style = "display: block; font-style: normal"
+        style = "display: block; font-style: normal; font-weight: normal"
         legend = f'<small style="{style}">{html.escape(self.legend)}</small>'
         words = f"<figcaption>{caption(self.claim)}{legend}</figcaption>"
         return f'<figure class="drawn">{self.svg}{words}</figure>'
