@@ -74,6 +74,7 @@ SHORTER = {
         "2500 * IDS": "600 * IDS",
         "settle=2000": "settle=300",
     },
+    "18_dynamic_vocabularies.ipynb": {"visits=20_000": "visits=4_000"},
     "page_equivalence.ipynb": {"def matrix(": "LOOKUPS = LOOKUPS[2:]\n\n\ndef matrix("},
     "page_two_tower.ipynb": {"store = shop()": "store = shop(rows=30_000, test_rows=4_000)"},
 }
