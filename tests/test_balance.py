@@ -292,9 +292,7 @@ def test_what_cannot_be_divided_says_why():
         match=r"features \[1\] have no rows in embeddings_per_feat=\[5, 0\]: leave them out",
     ):
         LoadBalanceManager([5, 0], 2)
-    with pytest.raises(
-        ValueError, match=r"num_groups=0: rows are divided among at least one group"
-    ):
+    with pytest.raises(ValueError, match=r"num_groups=0: there must be at least one"):
         LoadBalanceManager([5, 7], 0)
     with pytest.raises(
         ValueError, match=r"2 features are too few for 3 groups of whole features.*do_fair=True"

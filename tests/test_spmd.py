@@ -323,7 +323,7 @@ def test_hosts_split_the_ranks_in_order(ranks, hosts, local, groups):
         ({"world_size": True}, "got True"),
         (
             {"world_size": 4, "hosts": 3},
-            r"hosts=3 cannot share 4 ranks evenly; hosts may be one of \[1, 2, 4\]",
+            r"hosts=3 cannot share 4 ranks evenly; use one of \[1, 2, 4\]",
         ),
         ({"world_size": 4, "hosts": 0}, "hosts=0"),
         ({"world_size": 2, "backend": "mpi"}, "'auto', 'gloo' or 'nccl', got 'mpi'"),

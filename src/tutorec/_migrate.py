@@ -123,8 +123,7 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
             source = read_source(file, package)
             if source is not None and file.is_symlink():
                 raise ValueError(
-                    f"a link to {file.resolve()}, outside of {path}; run tutorec migrate on "
-                    "that file"
+                    f"a link to {file.resolve()}, outside of {path}: migrate that file"
                 )
         except (OSError, ValueError) as error:
             report.skipped[str(file)] = f"not read: {error}"

@@ -318,9 +318,7 @@ class LoadBalanceManager:
     def _check_division(self) -> None:
         check_feature_rows(self.embeddings_per_feat)
         if self._num_groups < 1:
-            raise ValueError(
-                f"num_groups={self._num_groups}: rows are divided among at least one group"
-            )
+            raise ValueError(f"num_groups={self._num_groups}: there must be at least one")
         if not self._do_fair and len(self.embeddings_per_feat) < self._num_groups:
             raise ValueError(
                 f"{len(self.embeddings_per_feat)} features are too few for {self._num_groups} "

@@ -291,7 +291,7 @@ def test_models_of_the_same_tables_pass():
         ),
         (
             {"grid_shard": None},
-            "module '' has no table 'grid_shard'; make the plan from this model",
+            "module '' has no table 'grid_shard'; plan this model",
         ),
         ({"more": (8, 4)}, "the plan has no table 'more' of module ''"),
     ],

@@ -266,7 +266,7 @@ def test_more_devices_than_tables_and_rows(name, word):
         module = sharded(
             quantized,
             {"few": word, "one": word},
-            7 if word.words != "column_wise(ranks=[0, 1, 2, 3])" else 4,
+            7 if word.call != "column_wise(ranks=[0, 1, 2, 3])" else 4,
         )
         features = batch("item", "user", ids=[2, 1, 0, 0, 0, 0])
         assert torch.allclose(

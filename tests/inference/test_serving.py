@@ -168,9 +168,7 @@ class Answers(nn.Module):
 
 
 def test_what_cannot_be_served_is_refused():
-    with pytest.raises(
-        TypeError, match="the model answers with a dict; make it return a tensor or a KeyedTensor"
-    ):
+    with pytest.raises(TypeError, match="the model returns a dict, not a tensor or a KeyedTensor"):
         with_tensor_inputs(Answers(), [batch(1)])
     with pytest.raises(
         ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"
@@ -265,7 +263,7 @@ def test_files_give_the_same_bits_in_a_new_process(tmp_path: Path):
 
 
 def test_files_that_hold_no_scripted_model_are_refused(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"there is no scripted model .*save_scripted"):
+    with pytest.raises(FileNotFoundError, match=r"No such file.*none\.pt"):
         load_scripted(tmp_path / "none.pt")
     (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 no model")
     with pytest.raises(ValueError, match=r"bad\.pt' is damaged, cut or not a model"):

@@ -134,7 +134,7 @@ def test_rows_that_are_missing_or_of_another_layout_are_named():
     before = model.packed_rows("item").clone()
     other = {"item": (torch.zeros_like(found["item"][0]), torch.zeros_like(found["item"][1]))}
     with pytest.raises(
-        KeyError, match=r"no packed rows for the tables \['user'\]; there are some for \['item'\]"
+        KeyError, match=r"no packed rows for the tables \['user'\]; some for \['item'\]"
     ):
         assign_weights_to_tbe(model, other)
     assert torch.equal(model.packed_rows("item"), before)
@@ -147,7 +147,7 @@ def test_rows_that_are_missing_or_of_another_layout_are_named():
     ):
         assign_weights_to_tbe(model, found | {"item": (found["item"][0], found["item"][1][:, :2])})
     with pytest.raises(
-        ValueError, match="EmbeddingBagCollection has no quantized tables: quantize it first"
+        ValueError, match=r"EmbeddingBagCollection is not quantized: tutorec\.quantize"
     ):
         get_table_to_weights_from_tbe(bags())
 
@@ -181,7 +181,7 @@ def test_mappings_of_other_things_are_named():
     model = nn.Sequential(bags(), nn.Linear(2, 2))
     before = model[0].embedding_bags["item"].weight.detach().clone()
     for mapping in ({}, {torch.typename(EmbeddingCollection): QuantBags}):
-        with pytest.raises(ValueError, match="no module is of a class in quantization_mapping"):
+        with pytest.raises(ValueError, match="no module's class is in quantization_mapping"):
             quantize_inference_model(model, quantization_mapping=mapping)
     assert torch.equal(model[0].embedding_bags["item"].weight, before)
     found = quantize_inference_model(

@@ -31,8 +31,8 @@ _ON_DEVICE = 0  # fbgemm's code of the place where the rows of a CUDA table are
 class SplitTableBatchedEmbeddingBagsCodegen(tbe_cuda.SplitTableBatchedEmbeddingBagsCodegen):
     """The adapter whose module takes the form that it has on CUDA, wherever its memory is."""
 
-    def _place_on(self, device: torch.device) -> tbe_cuda.Place:
-        return tbe_cuda.Place("DEVICE", "CUDA", "dev")
+    def _place_on(self, device: torch.device) -> tbe_cuda.RowMemory:
+        return tbe_cuda.RowMemory("DEVICE", "CUDA", "dev")
 
 
 @contextmanager

@@ -360,7 +360,7 @@ def broken(name: str, state_dict):
         ("shard", r"optimizer state 'one / parts' is \[3\] here and \[2\] in what is loaded"),
         ("kind", r"optimizer state 'one / parts' is a Halves here and a Tensor in what is loaded"),
         ("no tensor", r"optimizer state 'one / tensor' is a tensor here and a str"),
-        ("no dict", r"optimizer state of 'two / deep' is a dict here and a int"),
+        ("no dict", r"optimizer state 'two / deep' is a dict here and a int"),
         ("no groups", r"has no param_groups: it was stored without save_param_groups\(True\)"),
         ("no state", r"not an optimizer's state dict: it has no 'state', only \['param_groups'\]"),
         ("groups", r"Different param_groups count: 2 vs 1"),

@@ -310,7 +310,7 @@ def test_packed_rows_of_the_caller_are_taken():
         made(*configs, table_name_to_quantized_weights=weights)(features).values(),
         quantized(features).values(),
     )
-    with pytest.raises(KeyError, match=r"no packed rows for table 'u'; there are some for \['t'\]"):
+    with pytest.raises(KeyError, match=r"no packed rows for table 'u'; some for \['t'\]"):
         made(*configs, table_name_to_quantized_weights={"t": weights["t"]})
     weights["t"] = (weights["t"][0][:, :6], weights["t"][1])
     with pytest.raises(

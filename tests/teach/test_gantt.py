@@ -80,5 +80,5 @@ def test_another_wait_is_striped_and_no_part_of_the_share():
 
 
 def test_nothing_to_draw_is_refused():
-    with pytest.raises(ValueError, match=r"'loop' has no interval between 20\.000 s and 30\.000 s"):
+    with pytest.raises(ValueError, match=r"'loop' has no interval between 20\.000 and 30\.000 s"):
         drawn(between={"loop": (20.0, 30.0)})

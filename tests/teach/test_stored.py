@@ -127,5 +127,5 @@ def test_prose_is_markdown_and_a_table_html():
     assert say("**2** ms")._repr_markdown_() == repr(say("**2** ms")) == "**2** ms"
     shown = table({"a < b": ["1"]}, ["x", "y"])._repr_html_()
     assert '<td style="text-align: left">a &lt; b</td><td style="text-align: right">1</td>' in shown
-    with pytest.raises(ValueError, match=r"3 columns needs 2 cells in each row, got \{'b': 1\}"):
+    with pytest.raises(ValueError, match=r"each row needs 2 cells, got \{'b': 1\}"):
         table({"a": ["1", "2"], "b": ["1"]}, ["", "x", "y"])

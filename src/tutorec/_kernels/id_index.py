@@ -171,10 +171,10 @@ class IdIndices:
             each if isinstance(each, int) else each.repeat(counts)
             for each in (self._firsts, self._bits, self._rows)
         )
-        found, absent = self.look_up(self._slots, ids, firsts, bits, rows)
+        positions, absent = self.look_up(self._slots, ids, firsts, bits, rows)
         misses = np.diff(np.searchsorted(absent, [0, *accumulate(counts)]))
-        found[absent] = self._last.repeat(misses)
-        return torch.from_numpy(found), misses.tolist()
+        positions[absent] = self._last.repeat(misses)
+        return torch.from_numpy(positions), misses.tolist()
 
     def look_up(
         self,
@@ -226,9 +226,7 @@ class IdIndices:
                 len(each.place(*pairs)[0]) for each, pairs in zip(self.tables, held, strict=True)
             ):
                 return
-        raise RuntimeError(
-            f"an index of ids has no slot for {len(left[0])} ids: each may be there once"
-        )
+        raise RuntimeError(f"no slot for {len(left[0])} ids in an index: each may be there once")
 
 
 def _words(numbers: Tensor) -> Words:

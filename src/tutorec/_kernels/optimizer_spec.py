@@ -103,10 +103,7 @@ class OptimizerSpec:
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"{name}={beta} must be at least 0 and less than 1")
             if self.kind not in _ADAMS and beta != default:
-                raise ValueError(
-                    f"{name}={beta} with {self.kind}: only {' and '.join(_ADAMS)} have it; "
-                    "leave it out"
-                )
+                raise ValueError(f"{name}={beta} is for {' and '.join(_ADAMS)}, not {self.kind}")
         if self.weight_decay != 0.0 and self.kind not in _ADAMS:
             raise ValueError(
                 f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore "

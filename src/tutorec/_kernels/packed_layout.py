@@ -111,9 +111,7 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
     if columns < 1:
         raise ValueError(f"a row of {columns} columns cannot be packed; it needs at least 1")
     if not isinstance(alignment, int) or alignment < 4 or alignment % 4:
-        raise ValueError(
-            f"row alignment {alignment!r} is not a multiple of 4 bytes; use {ROW_ALIGNMENT}"
-        )
+        raise ValueError(f"row alignment {alignment!r} is not a multiple of 4; use {ROW_ALIGNMENT}")
     bits, step = _BITS[data_type], _COLUMNS_AT_ONCE.get(data_type, 1)
     stored = -(-columns // step) * step
     scale = _SCALE_AND_BIAS if bits <= 8 else 0

@@ -218,6 +218,6 @@ def sqrtn_weights(indices: Tensor, offsets: Tensor, weights: Tensor | None) -> T
         >>> sqrtn_weights(torch.tensor([5, 6, 7, 8]), torch.tensor([0, 4]), None)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    found = bag_weights("sqrtn", offsets, weights, indices.shape[0])
-    assert found is not None, "this pooling weighs every id"
-    return found
+    factors = bag_weights("sqrtn", offsets, weights, indices.shape[0])
+    assert factors is not None, "this pooling weighs every id"
+    return factors

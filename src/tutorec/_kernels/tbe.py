@@ -160,10 +160,10 @@ class TableBatch(nn.Module, ABC):
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Live state of each table by the names of ``OptimizerSpec.states``, and ``step``."""
         names = [] if self.optimizer is None else [state.name for state in self.optimizer.states]
-        found = [dict(zip(names, states, strict=True)) for states in self._states]
-        for state, count in zip(found, self._counts, strict=False):
+        by_name = [dict(zip(names, states, strict=True)) for states in self._states]
+        for state, count in zip(by_name, self._counts, strict=False):
             state["step"] = count
-        return found
+        return by_name
 
     def autograd_leaf(self) -> Tensor:
         """The tensor by which autograd records a fused lookup; its gradient is always None."""
@@ -243,9 +243,7 @@ class TableBatch(nn.Module, ABC):
         """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
         flat = fn(self._flat.detach())
         if flat.dtype != torch.float32:
-            raise ValueError(
-                f"tables {self.spec.names} cannot become {flat.dtype}: they train in float32"
-            )
+            raise ValueError(f"tables {self.spec.names} cannot become {flat.dtype}: use float32")
         self._flat, before = flat, self._kept
         self._kept = [fn(kept) for kept in before]
         for old, new in zip(before, self._kept, strict=True):

@@ -190,9 +190,9 @@ class CachedTableBatch(TableBatch):
             return cast(
                 Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights)
             )
-        found = operator._lookup(values, offsets, weights)
+        pooled = operator._lookup(values, offsets, weights)
         pending.held.release()
-        return found
+        return pooled
 
     def _rows_of(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor | int]:
         """Rows of ids ``[N]``, numbered as in ``RowCache``, and their tables' first rows."""
@@ -306,13 +306,13 @@ class _Lookup(torch.autograd.Function):
         weights: Tensor | None,
     ) -> Tensor:
         with torch.enable_grad():
-            ctx.found = operator._lookup(values, offsets, weights)
+            ctx.pooled = operator._lookup(values, offsets, weights)
         ctx.pending = pending
-        return ctx.found.detach()
+        return ctx.pooled.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        ctx.pending.update(lambda: torch.autograd.backward(ctx.found, grads))
+        ctx.pending.update(lambda: torch.autograd.backward(ctx.pooled, grads))
         return None, None, None, None, None, None
 
 

@@ -26,7 +26,7 @@ from tutorec._kernels.tbe_layout import empty_bags
 
 __all__ = [
     "DenseTableBatchedEmbeddingBagsCodegen",
-    "Place",
+    "RowMemory",
     "SplitTableBatchedEmbeddingBagsCodegen",
 ]
 
@@ -43,7 +43,7 @@ _OPTIMIZERS: dict[OptimizerKind, str] = {
 }
 
 
-class Place(NamedTuple):
+class RowMemory(NamedTuple):
     """What fbgemm calls a place of rows, in its enumerations and at the end of a buffer's name."""
 
     location: str
@@ -61,9 +61,11 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
 
     _fbgemm: Any
 
-    def _place_on(self, device: torch.device) -> Place:
+    def _place_on(self, device: torch.device) -> RowMemory:
         return (
-            Place("HOST", "CPU", "host") if device.type == "cpu" else Place("DEVICE", "CUDA", "dev")
+            RowMemory("HOST", "CPU", "host")
+            if device.type == "cpu"
+            else RowMemory("DEVICE", "CUDA", "dev")
         )
 
     @property

@@ -89,10 +89,10 @@ class FbgemmTableBatch(TableBatch):
             )
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        found = self._call(*self._arranged(values, offsets, weights))
+        pooled = self._call(*self._arranged(values, offsets, weights))
         if self.spec.pooling == "none":
-            return found[:, : self.spec.feature_columns[0]]
-        return pick_columns(found, self._slices) if self._slices else found
+            return pooled[:, : self.spec.feature_columns[0]]
+        return pick_columns(pooled, self._slices) if self._slices else pooled
 
     def _arranged(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None

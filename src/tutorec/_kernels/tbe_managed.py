@@ -22,7 +22,7 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec
 from tutorec._kernels.tbe import TableBatch
-from tutorec._kernels.tbe_cuda import Place, SplitTableBatchedEmbeddingBagsCodegen
+from tutorec._kernels.tbe_cuda import RowMemory, SplitTableBatchedEmbeddingBagsCodegen
 
 __all__ = ["ManagedCachingTableBatch", "ManagedTableBatch"]
 
@@ -32,8 +32,8 @@ _UNKNOWN = -1  # a number of writes that no tensor has
 class ManagedTableBatch(SplitTableBatchedEmbeddingBagsCodegen):
     """Fused tables in the memory of the host, read and updated there by the GPU."""
 
-    def _place_on(self, device: torch.device) -> Place:
-        return Place("MANAGED", "CUDA", "uvm")
+    def _place_on(self, device: torch.device) -> RowMemory:
+        return RowMemory("MANAGED", "CUDA", "uvm")
 
     @property
     def kernel(self) -> str:
@@ -81,8 +81,8 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         object.__setattr__(self, "_cache", cache)
         super().__init__(spec, optimizer, device)
 
-    def _place_on(self, device: torch.device) -> Place:
-        return Place("MANAGED_CACHING", "CUDA", "uvm")
+    def _place_on(self, device: torch.device) -> RowMemory:
+        return RowMemory("MANAGED_CACHING", "CUDA", "uvm")
 
     @property
     def kernel(self) -> str:
@@ -155,12 +155,12 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         self._number += 1
         if torch.is_grad_enabled():
             self._check_counts()
-        found = super()._lookup(values, offsets, weights)
+        pooled = super()._lookup(values, offsets, weights)
         if not torch.is_grad_enabled():
             if self._cache.prefetch_pipeline:  # it is backward that lets go of rows
                 self._forget_prefetched()
-            return found
-        return cast(Tensor, _InOrder.apply(found, self, self._number))
+            return pooled
+        return cast(Tensor, _InOrder.apply(pooled, self, self._number))
 
     def prepare_backward(self) -> None:
         """Find the rows of the last lookup again, as later batches may have been prefetched."""
@@ -213,9 +213,9 @@ class _InOrder(torch.autograd.Function):
     """A result as it is, whose backward comes before the next lookup."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, tables: ManagedCachingTableBatch, number: int) -> Tensor:
+    def forward(ctx: Any, pooled: Tensor, tables: ManagedCachingTableBatch, number: int) -> Tensor:
         ctx.tables, ctx.number = tables, number
-        return found.view_as(found)
+        return pooled.view_as(pooled)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -82,13 +82,13 @@ def installed() -> dict[str, str | None]:
     # here: it costs 20 ms and import tutorec needs it not
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def choose(

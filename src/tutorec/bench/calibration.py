@@ -154,7 +154,7 @@ def loads(
         samples: B of a rank.
         topology: The machine.
     """
-    found = np.zeros((topology.world_size, 6))
+    estimates = np.zeros((topology.world_size, 6))
     for table in tables:
         ids = (float(samples * table.pooling),)
         facts = TableFacts(
@@ -169,8 +169,8 @@ def loads(
         pieces = plan[table.name].pieces(table, topology.world_size)
         sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
         perf = shard_perf(facts, ShardingType(plan[table.name].kind), "fused", sizes, topology)
-        np.add.at(found, [piece.rank for piece in pieces], perf)
-    return found
+        np.add.at(estimates, [piece.rank for piece in pieces], perf)
+    return estimates
 
 
 def estimated_ms(
@@ -233,16 +233,20 @@ def solve(times: Floats, device: str) -> dict[str, float]:
 
     world_size = times.shape[1]
     counts = np.stack([_counts(number, world_size, device) for number in range(len(CASES))])
-    told = times > 0
-    lines = counts[told] / times[told][:, None]
+    measured = times > 0
+    lines = counts[measured] / times[measured][:, None]
     used = np.flatnonzero(lines.any(axis=0))
     scale = lines[:, used].max(axis=0)
     numbers = np.zeros(lines.shape[1])
     numbers[used] = nnls(lines[:, used] / scale, np.ones(len(lines)))[0] / scale
     lookup, update, row_ms, wire, latency = np.maximum(numbers, [_LEAST, 0, 0, _LEAST, 0]).tolist()
     memory = "ddr_mem_bw" if device == "cpu" else "hbm_mem_bw"
-    found = {memory: 1 / lookup, "bwd_compute_multiplier": update / lookup, "row_ms": row_ms}
-    return found if world_size == 1 else {**found, "intra_host_bw": 1 / wire, "latency_ms": latency}
+    constants = {memory: 1 / lookup, "bwd_compute_multiplier": update / lookup, "row_ms": row_ms}
+    return (
+        constants
+        if world_size == 1
+        else {**constants, "intra_host_bw": 1 / wire, "latency_ms": latency}
+    )
 
 
 def _counts(number: int, world_size: int, device: str) -> Floats:
@@ -284,12 +288,12 @@ def _measure(device_type: str, rank: int, world_size: int) -> tuple[Floats, floa
             draw_batch(tables, samples, 100 * rank + each, device) for each in range(_BATCHES)
         ]
         steps.append((Step(tables, plan, samples, device), batches))
-    found = np.zeros((ROUNDS + WARMUP, len(steps), 2))
-    for turn in range(len(found)):
+    times = np.zeros((ROUNDS + WARMUP, len(steps), 2))
+    for turn in range(len(times)):
         for number, (step, batches) in enumerate(steps):
             messages.all_gather_ints([number], default_group(), _STAGE)  # all ranks begin together
-            found[turn, number] = step.seconds(batches[turn % _BATCHES])
-    return np.percentile(found[WARMUP:], 25, axis=0), _copy_bandwidth(device)
+            times[turn, number] = step.seconds(batches[turn % _BATCHES])
+    return np.percentile(times[WARMUP:], 25, axis=0), _copy_bandwidth(device)
 
 
 class Step:

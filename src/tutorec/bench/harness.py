@@ -190,9 +190,9 @@ class Report:
 def _seconds(value: float) -> str:
     """Eleven characters: microseconds below a millisecond, milliseconds below a second."""
     scale, unit = next(
-        found
-        for found in ((1e6, "us"), (1e3, "ms"), (1.0, "s "))
-        if value * found[0] < 1e3 or found[0] == 1
+        scaled
+        for scaled in ((1e6, "us"), (1e3, "ms"), (1.0, "s "))
+        if value * scaled[0] < 1e3 or scaled[0] == 1
     )
     return f"{value * scale:8.2f} {unit}"
 
@@ -262,10 +262,7 @@ def time_command(
     )
     sample = Sample(_cpu_seconds() - cpu, time.perf_counter() - wall)
     if done.returncode:
-        raise RuntimeError(
-            "the measured command failed with exit status "
-            f"{done.returncode}:\n{done.stderr.strip()}"
-        )
+        raise RuntimeError(f"the command ended with {done.returncode}:\n{done.stderr.strip()}")
     return sample
 
 

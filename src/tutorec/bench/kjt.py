@@ -301,9 +301,7 @@ def _require_equal(title: str, made: dict[str, Case]) -> None:
             torch.equal(a, b) for a, b in zip(flat[0], other, strict=True)
         )
         if not same:
-            raise ValueError(
-                f"{title}: {' and '.join(made)} give different tensors; nothing was timed"
-            )
+            raise ValueError(f"{title}: {' and '.join(made)} give different tensors; not timed")
 
 
 def _flatten(result: Any) -> list[Tensor]:

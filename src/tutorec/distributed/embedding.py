@@ -30,7 +30,7 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingSharding,
     SequenceShardingContext,
 )
-from tutorec.distributed.source_tables import Unsharded
+from tutorec.distributed.source_tables import CollectionSpec
 from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -85,14 +85,14 @@ class RowResults:
         arrived = [rows for dist, part, own in of_shardings for rows in dist.by_key(part, own)]
         rows_of = dict(zip(self._arriving_keys, arrived, strict=True))
         lists = ctx.features.to_dict()
-        found: dict[str, JaggedTensor] = {}
+        jagged: dict[str, JaggedTensor] = {}
         for key, feature in self._feature_of.items():
             ids, rows = lists[feature], rows_of[key]
             if ctx.reverse_indices:
                 rows = rows.index_select(0, ctx.reverse_indices[feature])
             indices = ids.values() if self._need_indices else None
-            found[key] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
-        return samples_of_lists(found, ctx.features, self._feature_of)
+            jagged[key] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
+        return samples_of_lists(jagged, ctx.features, self._feature_of)
 
 
 class _AllOrNone(torch.autograd.Function):
@@ -170,7 +170,7 @@ class ShardedEmbeddingCollection(
         self._embedding_dim_of = module.embedding_dim
         weights = {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
         codecs = qcomm_codecs_registry or {}
-        source = Unsharded(
+        source = CollectionSpec(
             "EmbeddingCollection", "embeddings", self._configs, weights, False, codecs
         )
 

@@ -38,7 +38,7 @@ from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     SparseFeaturesDist,
 )
-from tutorec.distributed.source_tables import Unsharded, agreed_tables
+from tutorec.distributed.source_tables import CollectionSpec, agreed_tables
 from tutorec.distributed.state_dict import copy_when_loading, register_state_hooks
 from tutorec.distributed.tables import (
     IN_FILE,
@@ -149,7 +149,7 @@ class ShardedEmbeddingModule(
 
     def __init__(
         self,
-        source: Unsharded,
+        source: CollectionSpec,
         plan: Mapping[str, ParameterSharding],
         env: ShardingEnv,
         fused_params: Mapping[str, Any] | None,
@@ -370,13 +370,13 @@ class ShardedEmbeddingModule(
         """Every table of the collection, with the shards that this rank holds."""
         self.flush()
         parameters, rank = dict(self.named_parameters()), self._env.rank
-        found: list[HeldTable] = []
+        held: list[HeldTable] = []
         for table in self._tables:
             pieces = tuple(piece for piece in table.pieces if piece.rank == rank)
             stem = f"{self._path}.{table.name}.weight"
             names = [stem if index == 0 else f"{stem}_{index}" for index in range(len(pieces))]
-            found.append(HeldTable(stem, table, pieces, tuple(parameters[name] for name in names)))
-        return found
+            held.append(HeldTable(stem, table, pieces, tuple(parameters[name] for name in names)))
+        return held
 
     @property
     def env(self) -> ShardingEnv:

@@ -61,8 +61,7 @@ def bucketize_kjt_before_all2all(
     strides, ids, lengths = kjt.stride_per_key(), kjt.values(), kjt.lengths()
     if block_sizes.numel() != len(strides):
         raise ValueError(
-            f"{block_sizes.numel()} block sizes for the {len(strides)} features {kjt.keys()}; "
-            "give each one"
+            f"{block_sizes.numel()} block sizes for the {len(strides)} features {kjt.keys()}"
         )
     device = ids.device
     feature_of_bag = torch.arange(len(strides), device=device).repeat_interleave(

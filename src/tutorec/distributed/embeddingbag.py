@@ -27,7 +27,7 @@ from tutorec.distributed.sharded_module import KJTList
 from tutorec.distributed.sharders import BaseEmbeddingSharder
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
-from tutorec.distributed.source_tables import Unsharded
+from tutorec.distributed.source_tables import CollectionSpec
 from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -159,7 +159,7 @@ class ShardedEmbeddingBagCollection(
         self._configs = module.embedding_bag_configs()
         weights = {name: bag.get_parameter("weight") for name, bag in module.embedding_bags.items()}
         codecs, weighted = qcomm_codecs_registry or {}, module.is_weighted()
-        source = Unsharded(
+        source = CollectionSpec(
             "EmbeddingBagCollection", "embedding_bags", self._configs, weights, weighted, codecs
         )
 

@@ -43,10 +43,7 @@ class ShardingEnv:
                 "output_dtensor=True: state dicts hold ShardedTensors, not DTensors; leave it out"
             )
         if not 0 <= rank < world_size:
-            raise ValueError(
-                f"rank {rank} is outside of a world of {world_size}: ranks are 0 to "
-                f"{world_size - 1}"
-            )
+            raise ValueError(f"rank {rank} is outside of a world of ranks 0 to {world_size - 1}")
         if local_size is not None and (local_size < 1 or world_size % local_size):
             raise ValueError(
                 f"{world_size} ranks cannot be split into hosts of {local_size}: "
@@ -178,10 +175,7 @@ def _number_in_environment(names: Sequence[str]) -> int | None:
     for name in names:
         text = os.environ.get(name, "-1")
         if not text.lstrip("-").isdigit():
-            raise ValueError(
-                f"{name}={text!r} is not a number of ranks: unset it, or let torchrun or Ranks "
-                "set it"
-            )
+            raise ValueError(f"{name}={text!r} is not a number of ranks: torchrun and Ranks set it")
         if int(text) >= 0:
             return int(text)
     return None

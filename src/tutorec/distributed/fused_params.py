@@ -156,9 +156,7 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
         return None
     if len(classes) > 1:
         names = [optimizer.__name__ for optimizer in classes]
-        raise ValueError(
-            f"table {name!r} has {len(classes)} optimizers in backward, {names}: apply one"
-        )
+        raise ValueError(f"table {name!r} has several optimizers in backward, {names}: apply one")
     (optimizer,), (arguments,) = classes, getattr(parameter, "_optimizer_kwargs", ({},))
     if optimizer not in _IN_BACKWARD:
         known = ", ".join(each.__name__ for each in _IN_BACKWARD)

@@ -64,9 +64,7 @@ def hit_rate(
     )
     total = float((probabilities * rows).sum())
     if total <= 0 or bool((probabilities < 0).any()):
-        raise ValueError(
-            f"hit_rate: probabilities must not be negative, and not all 0; sum {total:g}"
-        )
+        raise ValueError(f"hit_rate: probabilities must not be negative or all 0; sum {total:g}")
     if slots >= float(rows.sum()):
         return 1.0
     uses = probabilities.double() * (ids / total)

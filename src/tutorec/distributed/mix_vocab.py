@@ -146,13 +146,13 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         )
         x = checked.values().view(features, samples).t()
         lengths = torch.full((samples,), features, device=x.device)
-        found = self.collection(
+        embeddings = self.collection(
             KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths)
         )
         if self._mode != "max":
-            return found.values()
+            return embeddings.values()
         # Features share no rows, so the gradient of each column's maximum goes to one row.
-        return found[_FEATURE].values().unflatten(0, (samples, features)).max(dim=1).values
+        return embeddings[_FEATURE].values().unflatten(0, (samples, features)).max(dim=1).values
 
 
 def _env() -> ShardingEnv:
@@ -166,6 +166,5 @@ def _check(rows: Sequence[int], mode: str, weight: Tensor | None) -> None:
     check_feature_rows(rows)
     if weight is not None and len(weight) != sum(rows):
         raise ValueError(
-            f"weight has {len(weight)} rows, and the features have {sum(rows)} together: "
-            f"{list(rows)}"
+            f"weight has {len(weight)} rows, the features have {sum(rows)}: {list(rows)}"
         )

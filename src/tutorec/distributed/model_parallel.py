@@ -111,11 +111,13 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self._ddp_is_built, self._divides = False, get_gradient_division()
         for path in list(shardable):
             # Drop the reference, so that the unsharded collection can be freed once it is replaced.
-            found, sharder = shardable.pop(path)
+            collection, sharder = shardable.pop(path)
             module_plan = self._plan.get_plan_for_module(path)
             if module_plan is not None:
                 module = replaced(
-                    module, found, sharder.shard(found, module_plan, self._env, self.device, path)
+                    module,
+                    collection,
+                    sharder.shard(collection, module_plan, self._env, self.device, path),
                 )
         if init_parameters:
             allocate_dense_parts(module, self.device, {})
@@ -529,7 +531,7 @@ def _agreed_plan(
     problem: Exception | None = None
     facts: dict[str, str] = {}
     try:
-        check_plan_fits(plan, {path: found for path, (found, _) in shardable.items()})
+        check_plan_fits(plan, {path: collection for path, (collection, _) in shardable.items()})
         sharded = [path for path in shardable if path in plan.plan]
         facts |= {"collections that the plan shards": str(sharded), **division_fact()}
         facts |= {

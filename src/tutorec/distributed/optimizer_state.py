@@ -55,14 +55,14 @@ class ShardedStates:
 
     def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """State by parameter -> state by table; tensors are live views if they are contiguous."""
-        found: dict[str, dict[str, Any]] = {}
+        by_table: dict[str, dict[str, Any]] = {}
         for name, own in self._pieces.items():
             states = [state[parameter] for parameter, _, _ in own if parameter in state]
             if len(states) == len(own):
-                found[name] = {
+                by_table[name] = {
                     key: self._whole(own, [each[key] for each in states]) for key in states[0]
                 }
-        return found
+        return by_table
 
     def local(
         self, loaded: Mapping[str, Mapping[str, Any]], state: Mapping[str, Mapping[str, Any]]
@@ -77,17 +77,19 @@ class ShardedStates:
         Raises:
             ValueError: The state was saved under another plan, or shapes differ.
         """
-        found = {name: dict(value) for name, value in loaded.items() if name not in self._pieces}
+        by_parameter = {
+            name: dict(value) for name, value in loaded.items() if name not in self._pieces
+        }
         for name, own in self._pieces.items():
             for parameter, table, piece in own if name in loaded else ():
                 here = state.get(parameter, {})
-                found[parameter] = {
+                by_parameter[parameter] = {
                     key: _piece_of(value, here[key], table, piece, f"{key!r} of {name!r}")
                     if key in here
                     else value
                     for key, value in loaded[name].items()
                 }
-        return found
+        return by_parameter
 
     def _whole(
         self, own: Sequence[tuple[str, PlacedTable, ShardPiece]], parts: Sequence[torch.Tensor]

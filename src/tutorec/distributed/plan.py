@@ -207,9 +207,7 @@ class ParameterSharding:
             shards = [ShardMetadata(s.offsets, s.sizes, s.placement) for s in stored.shards or ()]
             for shard in shards:
                 if shard.placement is None or shard.placement.rank() is None:
-                    raise ValueError(
-                        f"{str(shard.placement)!r} names no rank, as 'rank:0/cpu' does"
-                    )
+                    raise ValueError(f"{str(shard.placement)!r} names no rank: 'rank:0/cpu' does")
             spec = EnumerableShardingSpec(shards) if stored.shards is not None else None
         except (ValueError, RuntimeError) as error:
             raise ValueError(
@@ -396,8 +394,7 @@ class ShardingPlan:
                 (s.source for of in self.plan.values() for s in of.values() if s.source), "the plan"
             )
             raise ValueError(
-                f"{source} is for other tables: {'; '.join(differences)}; make the plan from "
-                "this model"
+                f"{source} is for other tables: {'; '.join(differences)}; plan this model"
             )
 
     def diff(self, other: ShardingPlan) -> PlanDiff:

@@ -156,8 +156,8 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
         }
         for path, of in reader.value("the document", document, "modules", dict).items()
     }
-    found = fingerprint(modules)
-    if document.get("fingerprint") != found:
+    computed = fingerprint(modules)
+    if document.get("fingerprint") != computed:
         tables = {
             f"{path}.{name}".strip("."): entry.shape
             for path, of in modules.items()
@@ -165,7 +165,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
         }
         raise ValueError(
             f"{source} is damaged: its fingerprint is {document.get('fingerprint')}, and its "
-            f"tables, of (rows, columns) {tables}, have {found}; make the plan anew from the model"
+            f"tables, of (rows, columns) {tables}, have {computed}; make the plan from the model"
         )
     return modules
 
@@ -201,13 +201,11 @@ class _Reader:
         """Return ``holder[key]`` if it has one of the allowed types."""
         value = holder.get(key, self)
         if value is self:
-            raise ValueError(f"{self._source} is damaged: {where} lacks {key!r}")
+            raise self._damaged(f"{where} lacks {key!r}")
         # Python's bool is an int, but a boolean is not valid here.
         if not isinstance(value, kinds) or isinstance(value, bool):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise ValueError(
-                f"{self._source} is damaged: {key!r} of {where} is {value!r}, not {names}"
-            )
+            raise self._damaged(f"{key!r} of {where} is {value!r}, not {names}")
         return value
 
     def numbers(
@@ -221,17 +219,13 @@ class _Reader:
         )
         if not whole or count not in (None, len(values)):
             wanted = "whole numbers" if count is None else f"{count} whole numbers"
-            raise ValueError(
-                f"{self._source} is damaged: {key!r} of {where} is {values!r}, not {wanted}"
-            )
+            raise self._damaged(f"{key!r} of {where} is {values!r}, not {wanted}")
         return values
 
     def entry(self, where: str, entry: Any) -> StoredTable:
         """Read the entry of one table."""
         if not isinstance(entry, dict):
-            raise ValueError(
-                f"{self._source} is damaged: {where} is {entry!r}, not an entry of a plan"
-            )
+            raise self._damaged(f"{where} is {entry!r}, not an entry of a plan")
         shards = self.value(where, entry, "shards", list, type(None))
         rows = self.value(where, entry, "rows", int, type(None))
         columns = self.value(where, entry, "columns", int, type(None))
@@ -253,11 +247,12 @@ class _Reader:
             else None,
         )
 
+    def _damaged(self, problem: str) -> ValueError:
+        return ValueError(f"{self._source} is damaged: {problem}")
+
     def _cache(self, where: str, cache: Any) -> StoredCache:
         if not isinstance(cache, dict) or cache.get("algorithm") not in (None, "lru", "lfu"):
-            raise ValueError(
-                f"{self._source} is damaged: {where} is {cache!r}: its algorithm must be lru or lfu"
-            )
+            raise self._damaged(f"{where} is {cache!r}: its algorithm must be lru or lfu")
         return StoredCache(
             cache.get("algorithm"),
             self.value(where, cache, "load_factor", float, int, type(None)),
@@ -266,7 +261,7 @@ class _Reader:
 
     def _shard(self, where: str, shard: Any) -> StoredShard:
         if not isinstance(shard, dict):
-            raise ValueError(f"{self._source} is damaged: {where} is {shard!r}, not a shard")
+            raise self._damaged(f"{where} is {shard!r}, not a shard")
         return StoredShard(
             self.numbers(where, shard, "offsets", 2),
             self.numbers(where, shard, "sizes", 2),

@@ -208,9 +208,7 @@ def _codec(direction: str, precision: CommType, loss_scale: float | None) -> Com
             "rows and gradients are sent as FP32, FP16 or BF16"
         )
     if loss_scale is not None and not loss_scale > 0:
-        raise ValueError(
-            f"{direction}_loss_scale must be a positive number or None, got {loss_scale!r}"
-        )
+        raise ValueError(f"{direction}_loss_scale must be positive or None, got {loss_scale!r}")
     dtype = _DTYPES[precision]
     return None if dtype is None else CommCodec(dtype, loss_scale)
 

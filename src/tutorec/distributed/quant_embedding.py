@@ -123,16 +123,16 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
 
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Collect the rows under the names of the unsharded module."""
-        found: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._feature_of}
+        by_name: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._feature_of}
         for sharding, rows, own in zip(self._asked, output, ctx, strict=True):
             for pieces, part, first, of_call in sharding.rows_home(rows, own, self._output_device):
                 every = rows_of_features(of_call, part, first, len(pieces))
                 for position, piece in enumerate(pieces):
-                    found[piece.key].append((piece.offset, every[position]))
+                    by_name[piece.key].append((piece.offset, every[position]))
         traced = is_fx_symbolic_tracing()
         lists = on_device(ctx.features, self._output_device).to_dict()
         results: dict[str, JaggedTensor] = {}
-        for name, slices in found.items():
+        for name, slices in by_name.items():
             ids = lists[self._feature_of[name]]
             columns = [rows for _, rows in sorted(slices, key=lambda each: each[0])]
             rows = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)

@@ -185,8 +185,8 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         ):
             return self._run(features)
         features = check_ids(features, self._feature_rows, self._is_weighted, self)
-        found = lookup.forward(self._order.arrange(features))
-        return self._keyed(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+        pooled = lookup.forward(self._order.arrange(features))
+        return self._keyed(pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1))
 
     def _keyed(self, pooled: Any) -> KeyedTensor:
         """Columns in the order of the shardings -> the result."""
@@ -206,8 +206,8 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             sharding.gather(pooled, own, self._output_device)
             for sharding, pooled, own in zip(self._asked, output, ctx, strict=True)
         ]
-        together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        keyed = self._keyed(together)
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        keyed = self._keyed(joined)
         if not ctx.of_lists:
             return keyed
         pooled = self._of_samples(keyed.values(), ctx.features)

@@ -207,12 +207,12 @@ class ShardedQuantModule(
 
     def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
         """Write packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], uint8."""
-        found, own = self._table(table), self._own_rows(table)
+        placed, own = self._table(table), self._own_rows(table)
         self._not_loaded.discard(table)
-        shape = found.table.rows, found.table.layout.row_bytes
+        shape = placed.table.rows, placed.table.layout.row_bytes
         whole = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
-        write_parts(table, whole, found.table, payload, scale_bias)
-        for rows, piece in zip(own, _cut(found, whole), strict=True):
+        write_parts(table, whole, placed.table, payload, scale_bias)
+        for rows, piece in zip(own, _cut(placed, whole), strict=True):
             rows.copy_(piece)
 
     def _table(self, name: str) -> QuantTable:

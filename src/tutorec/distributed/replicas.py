@@ -73,10 +73,10 @@ class ReplicaGroups:
         numbers = sharding_groups(len(everyone), sharding_group_size, use_inter_host_allreduce)
         ranks = [[everyone[number] for number in members] for members in numbers]
         if use_inter_host_allreduce:
-            found = host_groups(group, sharding_group_size)
-            return cls(found.intra, found.cross, ranks)
-        found = host_groups(group, len(numbers))
-        return cls(found.cross, found.intra, ranks)
+            groups = host_groups(group, sharding_group_size)
+            return cls(groups.intra, groups.cross, ranks)
+        groups = host_groups(group, len(numbers))
+        return cls(groups.cross, groups.intra, ranks)
 
 
 class ReplicaMean:

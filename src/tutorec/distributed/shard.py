@@ -24,8 +24,8 @@ from tutorec.distributed.sharding_plan import (
     apply_to_all,
     check_plan_fits,
     construct_module_sharding_plan,
+    default_sharder,
     get_default_sharders,
-    get_module_to_default_sharders,
 )
 from tutorec.quant.packed_tables import PackedTables
 from tutorec.spmd.devices import device as own_device
@@ -65,14 +65,7 @@ def shard(
     Source:
         TorchRec's ``torchrec.distributed.shard.shard``.
     """
-    if sharder is None:
-        sharder = get_module_to_default_sharders().get(type(module))
-    if sharder is None:
-        known = ", ".join(dict.fromkeys(kind.__name__ for kind in get_module_to_default_sharders()))
-        raise ValueError(
-            f"there is no sharder for a {type(module).__name__}: pass sharder=, or a collection "
-            f"({known}); shard_modules shards the collections inside a model"
-        )
+    sharder = sharder if sharder is not None else default_sharder(module)
     env = env if env is not None else default_env("shard")
     device = torch.device(device) if device is not None else own_device()
     if isinstance(plan, ParameterShardingGenerator):
@@ -153,13 +146,13 @@ def _shard_modules(
     sharders = get_default_sharders() if sharders is None else list(sharders)
     env = env if env is not None else default_env("shard_modules")
     device = torch.device(device) if device is not None else own_device()
-    found = dict(collections_of(module, sharders))
+    collections = dict(collections_of(module, sharders))
     if plan is None:
         plan = make_plan(module, sharders, env, device, planner)
-    check_plan_fits(plan, {path: part for path, (part, _) in found.items()})
-    for path in list(found):
+    check_plan_fits(plan, {path: part for path, (part, _) in collections.items()})
+    for path in list(collections):
         # Drop the reference, so that the unsharded collection can be freed once it is replaced.
-        part, sharder = found.pop(path)
+        part, sharder = collections.pop(path)
         module_plan = plan.get_plan_for_module(path)
         if module_plan is not None:
             module = replaced(module, part, sharder.shard(part, module_plan, env, device, path))

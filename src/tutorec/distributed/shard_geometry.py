@@ -282,9 +282,7 @@ def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
         remote = shard.placement
         rank = remote.rank() if remote is not None else None
         if rank is None:
-            raise ValueError(
-                f"shard {shard} has no rank in its placement: write it as 'rank:0/cpu'"
-            )
+            raise ValueError(f"shard {shard} has no rank in its placement: write 'rank:0/cpu'")
         row, column = shard.shard_offsets
         rows, columns = shard.shard_sizes
         pieces.append(ShardPiece(rank, row, column, rows, columns))

@@ -107,14 +107,14 @@ class ParameterShardingGenerator:
     """How one table will be sharded, before its shape is known; `table_wise` and others return it.
 
     Args:
-        words: The call that made it, for messages: ``"table_wise(rank=1)"``.
+        call: The call that made it, for messages: ``"table_wise(rank=1)"``.
         sharding_type: The sharding type.
         compute_kernel: The compute kernel; None for the default of the collection's sharder.
         cut: ``(R, D, machine)`` -> shards in plan order.
         devices: Device type of each shard; None for that of the plan.
     """
 
-    words: str
+    call: str
     sharding_type: ShardingType
     compute_kernel: EmbeddingComputeKernel | None
     cut: Callable[[int, int, Machine], list[ShardPiece]]
@@ -159,12 +159,12 @@ class ParameterShardingGenerator:
                     f"it names {len(devices)} devices for {len(pieces)} shards; name one for each"
                 )
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.words} for table {table!r}: {error}") from None
+            raise type(error)(f"{self.call} for table {table!r}: {error}") from None
         kernel = self.compute_kernel or default_kernel
         return parameter_sharding(self.sharding_type, pieces, devices, machine.local_size, kernel)
 
     def __repr__(self) -> str:
-        return self.words
+        return self.call
 
 
 def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerator:
@@ -239,7 +239,7 @@ def row_wise(
         (row_wise(), row_wise(sizes_placement=([10, 6], 'cpu')))
     """
     if sizes_placement is None:
-        words = "row_wise()" if num_buckets is None else f"row_wise(num_buckets={num_buckets})"
+        call = "row_wise()" if num_buckets is None else f"row_wise(num_buckets={num_buckets})"
 
         def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
             sizes = (
@@ -247,13 +247,9 @@ def row_wise(
             )
             return row_wise_pieces(rows, columns, range(machine.world_size), sizes)
 
-        return ParameterShardingGenerator(
-            words, ShardingType.ROW_WISE, _kernel(compute_kernel), cut
-        )
+        return ParameterShardingGenerator(call, ShardingType.ROW_WISE, _kernel(compute_kernel), cut)
     if num_buckets is not None:
-        raise ValueError(
-            f"row_wise takes sizes or num_buckets={num_buckets}, not both: leave one out"
-        )
+        raise ValueError(f"row_wise takes sizes or num_buckets={num_buckets}, not both")
     sizes, given = list(sizes_placement[0]), sizes_placement[1]
     devices = [given] * len(sizes) if isinstance(given, str) else list(given)
     return ParameterShardingGenerator(
@@ -288,7 +284,7 @@ def column_wise(
         (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
     """
     given = {"ranks": ranks, "size_per_rank": size_per_rank}
-    words = ", ".join(
+    arguments = ", ".join(
         f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None
     )
     sizes = list(size_per_rank) if size_per_rank is not None else None
@@ -306,7 +302,7 @@ def column_wise(
     devices = None if device_types is None else [_device_type(device) for device in device_types]
     kernel = _kernel(compute_kernel)
     return ParameterShardingGenerator(
-        f"column_wise({words})", ShardingType.COLUMN_WISE, kernel, cut, devices
+        f"column_wise({arguments})", ShardingType.COLUMN_WISE, kernel, cut, devices
     )
 
 
@@ -363,7 +359,7 @@ def table_column_wise(
             f"table_column_wise takes a host or ranks of one host, got host_index={host_index} and "
             f"ranks={ranks}: table_column_wise(host_index=0)"
         )
-    words = f"host_index={host_index}" if ranks is None else f"ranks={list(ranks)}"
+    arguments = f"host_index={host_index}" if ranks is None else f"ranks={list(ranks)}"
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
         if ranks is None:
@@ -380,7 +376,10 @@ def table_column_wise(
         return _columns_cut(rows, columns, holders, None)
 
     return ParameterShardingGenerator(
-        f"table_column_wise({words})", ShardingType.TABLE_COLUMN_WISE, _kernel(compute_kernel), cut
+        f"table_column_wise({arguments})",
+        ShardingType.TABLE_COLUMN_WISE,
+        _kernel(compute_kernel),
+        cut,
     )
 
 
@@ -438,8 +437,8 @@ def apply_to_all(
         ([0, 1], [[4, 4], [4, 4]])
     """
     if not isinstance(parameter_sharding_generator, ParameterShardingGenerator):
-        raise TypeError(f"every table is given {_shown(parameter_sharding_generator)}: {_WORDS}")
-    sharder = sharder if sharder is not None else _sharder_of(module)
+        raise TypeError(f"every table is given {_shown(parameter_sharding_generator)}: {_REMEDY}")
+    sharder = sharder if sharder is not None else default_sharder(module)
     return {name: parameter_sharding_generator for name in sharder.shardable_parameters(module)}
 
 
@@ -482,7 +481,7 @@ def construct_module_sharding_plan(
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.construct_module_sharding_plan``.
     """
-    sharder = sharder if sharder is not None else _sharder_of(module)
+    sharder = sharder if sharder is not None else default_sharder(module)
     parameters = sharder.shardable_parameters(module)
     if not isinstance(per_param_sharding, Mapping):
         raise TypeError(
@@ -506,14 +505,16 @@ def construct_module_sharding_plan(
     plan = EmbeddingModuleShardingPlan()
     for name, parameter in parameters.items():
         rows, columns = parameter.shape
-        word = per_param_sharding[name]
-        if isinstance(word, ParameterShardingGenerator):
-            kernels = sharder.compute_kernels(word.sharding_type.value, machine.device_type)
-            plan[name] = word.generate(name, (rows, columns), machine, _default_kernel(kernels))
-        elif callable(word) and word not in _CONSTRUCTORS.values():
-            plan[name] = word(parameter, local_size, world_size, machine.device_type, sharder)
+        generator = per_param_sharding[name]
+        if isinstance(generator, ParameterShardingGenerator):
+            kernels = sharder.compute_kernels(generator.sharding_type.value, machine.device_type)
+            plan[name] = generator.generate(
+                name, (rows, columns), machine, _default_kernel(kernels)
+            )
+        elif callable(generator) and generator not in _CONSTRUCTORS.values():
+            plan[name] = generator(parameter, local_size, world_size, machine.device_type, sharder)
         else:
-            raise TypeError(f"table {name!r} is given {_shown(word)}: {_WORDS}")
+            raise TypeError(f"table {name!r} is given {_shown(generator)}: {_REMEDY}")
     return plan
 
 
@@ -615,17 +616,24 @@ def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
             )
 
 
-def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
-    for sharder in get_default_sharders():
-        if type(module) is sharder.module_type:
-            return sharder
-    # The quantized collections have the class names of the float collections.
-    known = ", ".join(
-        dict.fromkeys(sharder.module_type.__name__ for sharder in get_default_sharders())
-    )
-    raise ValueError(
-        f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}"
-    )
+def default_sharder(module: nn.Module) -> ModuleSharder[Any]:
+    """The sharder of the module's class with default settings.
+
+    Args:
+        module: A collection.
+
+    Raises:
+        ValueError: No default sharder shards modules of its class.
+    """
+    sharders = get_module_to_default_sharders()
+    if type(module) not in sharders:
+        # The quantized collections have the class names of the float collections.
+        known = ", ".join(dict.fromkeys(kind.__name__ for kind in sharders))
+        raise ValueError(
+            f"there is no sharder for a {type(module).__name__}: pass sharder=, or a module of "
+            f"{known}; shard_modules shards those inside a model"
+        )
+    return sharders[type(module)]
 
 
 def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
@@ -634,12 +642,14 @@ def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
     return fused if fused.value in built or not built else EmbeddingComputeKernel(built[0])
 
 
-_WORDS = "pass table_wise(rank=0), row_wise() or another generator"
+_REMEDY = "pass table_wise(rank=0), row_wise() or another generator"
 
 
-def _shown(word: object) -> str:
+def _shown(value: object) -> str:
     """Text of an invalid value, for messages; for a function that was not called, its name."""
-    return f"{word.__name__}, which is not called" if isinstance(word, FunctionType) else repr(word)
+    return (
+        f"{value.__name__}, which is not called" if isinstance(value, FunctionType) else repr(value)
+    )
 
 
 def _device_type(given: str | torch.device | None) -> str:
@@ -659,9 +669,7 @@ def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:
         return EmbeddingComputeKernel(compute_kernel)
     except ValueError:
         names = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
-        raise ValueError(
-            f"compute_kernel {compute_kernel!r} is unknown: use one of {names}"
-        ) from None
+        raise ValueError(f"kernel {compute_kernel!r} is unknown: use one of {names}") from None
 
 
 def _columns_cut(
@@ -673,8 +681,7 @@ def _columns_cut(
     if len(sizes) != len(ranks) or min(sizes, default=0) < 0 or sum(sizes) != columns:
         raise ValueError(
             f"{len(sizes)} sizes add up to {sum(sizes)}, for {len(ranks)} ranks and a table of "
-            f"{columns} columns; give one size, at least 0, for each rank, which add up to the "
-            "columns"
+            f"{columns} columns; give one size, at least 0, for each rank, {columns} in all"
         )
     return [piece for piece in column_wise_pieces(rows, sizes, ranks) if piece.columns]
 

@@ -28,7 +28,7 @@ from tutorec.modules.embedding_tables import get_embedding_names_by_table
 
 
 @dataclass(frozen=True)
-class Unsharded:
+class CollectionSpec:
     """An unsharded collection and what is needed to shard it.
 
     Args:
@@ -49,7 +49,7 @@ class Unsharded:
 
 
 def agreed_tables(
-    source: Unsharded,
+    source: CollectionSpec,
     plan: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     fused_params: Mapping[str, Any] | None,

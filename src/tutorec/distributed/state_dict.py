@@ -163,10 +163,7 @@ def sharded_tensor(
     ]
     mine = [shard for shard, rank in zip(shards, rectangles.ranks, strict=True) if rank == env.rank]
     if local and len(local) != len(mine):
-        raise ValueError(
-            f"{len(local)} tensors are given for the {len(mine)} shards of this rank in "
-            f"{rectangles}"
-        )
+        raise ValueError(f"{len(local)} tensors for this rank's {len(mine)} shards in {rectangles}")
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size(rectangles.size),
@@ -224,14 +221,14 @@ def local_piece(
         ValueError: This rank does not have that shard.
     """
     wanted = (list(offsets), list(sizes))
-    found = []
+    shards = []
     for shard in value.local_shards():
-        found.append((shard.metadata.shard_offsets, shard.metadata.shard_sizes))
-        if found[-1] == wanted:
+        shards.append((shard.metadata.shard_offsets, shard.metadata.shard_sizes))
+        if shards[-1] == wanted:
             return shard.tensor
     raise ValueError(
         f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and the loaded "
-        f"tensor has shards (offsets, sizes) {found} here: it was saved under another plan; load "
+        f"tensor has shards (offsets, sizes) {shards} here: it was saved under another plan; load "
         "it under that plan, or save and load with tutorec.distributed.checkpoint"
     )
 

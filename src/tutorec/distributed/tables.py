@@ -364,9 +364,7 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
         member = None
     if member is None or member not in built:
         names = ", ".join(str(each.value) for each in built)
-        raise ValueError(
-            f"the plan gives table {table!r} the {what} {value!r}; supported now: {names}"
-        )
+        raise ValueError(f"the plan gives table {table!r} {what} {value!r}; supported now: {names}")
     return member
 
 

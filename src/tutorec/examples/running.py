@@ -191,9 +191,7 @@ def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> in
     size, world_size = options.batch_size, group.size()
     if size < 1 or size % world_size:
         near = max(1, -(-size // world_size)) * world_size
-        raise ValueError(
-            f"--batch-size {size}: {world_size} ranks cannot share it evenly; try {near}"
-        )
+        raise ValueError(f"--batch-size {size}: {world_size} ranks share it unevenly; try {near}")
     return size // world_size
 
 
@@ -327,14 +325,14 @@ class Run:
         popular = counts.topk(max(ks)).indices
 
         @torch.no_grad()
-        def found(batch: Batch) -> Tensor:
+        def retrieved(batch: Batch) -> Tensor:
             return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
 
         def recalls(answer: Callable[[Batch], Tensor]) -> dict[int, float]:
             test = data(2048, *self.ranks, split="test").map(change or self.to_device)
             return recall_at(ks, test, answer, "item")
 
-        of_model = recalls(found)
+        of_model = recalls(retrieved)
         of_popular = recalls(lambda batch: popular.expand(len(batch.labels), -1))
         for k in ks:
             limit = f"{best(k):.4f}" if self.ranks[0] == 0 else ""

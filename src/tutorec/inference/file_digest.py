@@ -74,9 +74,7 @@ def check_digest(path: str | Path) -> None:
         file.seek(max(size - _COMMENT, 0))
         if size < _END + _COMMENT or file.read() != _comment(file, size - _COMMENT):
             problem = "is damaged, cut or not a model: it does not end in the SHA-256 of the rest"
-            raise ValueError(
-                f"{str(path)!r} {problem}; write it with save_scripted or save_exported"
-            )
+            raise ValueError(f"{str(path)!r} {problem}; save_scripted and save_exported write it")
 
 
 def _comment(file: IO[bytes], size: int) -> bytes:

@@ -148,10 +148,7 @@ def quantize_inference_model(
         if torch.typename(each) in by_name
     }
     if quantization_mapping is not None and not kinds:
-        raise ValueError(
-            f"no module is of a class in quantization_mapping, {[*quantization_mapping]}; "
-            "leave it out"
-        )
+        raise ValueError(f"no module's class is in quantization_mapping: {[*quantization_mapping]}")
     quant_prep_enable_register_tbes(model, [*kinds])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
     return swap_collections(model, config, kinds or QUANTIZED, inplace=True).eval()
@@ -218,10 +215,7 @@ def shard_quant_model(
     env = ShardingEnv.from_local(world_size, 0)
     collections = dict(collections_of(model, sharders))
     if not collections:
-        raise ValueError(
-            f"the {type(model).__name__} holds no quantized collection: "
-            "tutorec.quantize(model) first"
-        )
+        raise ValueError(f"{type(model).__name__} is not quantized: tutorec.quantize(model) first")
     plan = sharding_plan
     if plan is None:
         if constraints is None:

@@ -81,10 +81,6 @@ def load_scripted(
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged, or is not a scripted model.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"there is no scripted model {str(path)!r}; save_scripted(model, path) writes one"
-        )
     backend()  # loads fbgemm's operators, if fbgemm is installed
     check_digest(path)
     try:

@@ -69,10 +69,9 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
         )
     if lengths.numel() > 0 and int(lengths.min()) < 0:
         raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
-    if int(lengths.sum()) != values.numel():
-        raise ValueError(
-            f"lengths add up to {int(lengths.sum())}, and there are {values.numel()} values"
-        )
+    total = int(lengths.sum())
+    if total != values.numel():
+        raise ValueError(f"lengths add up to {total}, and there are {values.numel()} values")
     if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # the sum has overflowed
         raise ValueError(
             f"lengths has the number {int(lengths.max())}, and there are {values.numel()} values"
@@ -194,8 +193,7 @@ def request_of(
         tensors += [part.values(), part.lengths(), *([] if weights is None else [weights])]
     if len(tensors) != len(names):
         raise ValueError(
-            f"the model is served with {len(names)} tensors {names}, and the inputs hold "
-            f"{len(tensors)}"
+            f"served with {len(names)} tensors {names}; the inputs hold {len(tensors)}"
         )
     return dict(zip(names, tensors, strict=True))
 
@@ -281,10 +279,7 @@ def _argument_names(model: nn.Module, inputs: int) -> list[str]:
 def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
     """The tensors of a batch."""
     if batch.variable_stride_per_key():
-        raise ValueError(
-            f"input {name!r} has a number of samples for each feature; a server's request has "
-            "one for all"
-        )
+        raise ValueError(f"input {name!r} has a number of samples for each feature, not one")
     return (
         ["values", "lengths"]
         if batch.weights_or_none() is None
@@ -305,7 +300,4 @@ def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> A
         return tuple(
             _tensors_of(graph, part, each) for part, each in zip(parts, example, strict=True)
         )
-    raise TypeError(
-        f"the model answers with a {type(example).__name__}; make it return a tensor or a "
-        "KeyedTensor"
-    )
+    raise TypeError(f"the model returns a {type(example).__name__}, not a tensor or a KeyedTensor")

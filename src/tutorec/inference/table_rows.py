@@ -134,10 +134,7 @@ def assign_weights_to_tbe(
     tables = _tables(model)
     missing = [name for name, _, _ in tables if name not in table_to_weight]
     if missing:
-        raise KeyError(
-            f"there are no packed rows for the tables {missing}; there are some for "
-            f"{list(table_to_weight)}"
-        )
+        raise KeyError(f"no packed rows for the tables {missing}; some for {list(table_to_weight)}")
     for name, collection, table in tables:
         check_packed(name, collection.packed_table(table), *table_to_weight[name])
     for name, collection, table in tables:
@@ -151,10 +148,7 @@ def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
         if isinstance(module, PackedTables | ShardedQuantModule):
             tables += [(path, module, table) for table in module.table_names()]
     if not tables:
-        raise ValueError(
-            f"{type(model).__name__} has no quantized tables: quantize it first, "
-            "tutorec.quantize(model)"
-        )
+        raise ValueError(f"{type(model).__name__} is not quantized: tutorec.quantize(model) first")
     count = Counter(table for _, _, table in tables)
     return [
         (f"{path}.{table}" if path and count[table] > 1 else table, module, table)

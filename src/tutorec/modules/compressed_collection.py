@@ -111,12 +111,10 @@ class CompressedEmbeddingBagCollection(nn.Module):
         super().__init__()
         tables = checked_tables("CompressedEmbeddingBagCollection", tables, EmbeddingBagConfig)
         check_pooling(tables, is_weighted)
-        unknown = sorted(set(compression) - {table.name for table in tables})
+        names = [table.name for table in tables]
+        unknown = sorted(set(compression).difference(names))
         if unknown:
-            raise KeyError(
-                f"there are no tables {unknown} to compress; they are "
-                f"{[table.name for table in tables]}"
-            )
+            raise KeyError(f"there are no tables {unknown} to compress; they are {names}")
         self._tables, self._is_weighted = tables, is_weighted
         how = {table.name: compression.get(table.name, Whole()) for table in tables}
         self._parts = {table.name: how[table.name].parts(table) for table in tables}

@@ -57,9 +57,9 @@ class Compression(ABC):
     def parts(self, table: EmbeddingBagConfig) -> list[Part]:
         """The plain tables that are stored instead of a table."""
 
-    def combine(self, found: Sequence[Tensor]) -> Tensor:
+    def combine(self, results: Sequence[Tensor]) -> Tensor:
         """Combine the results of parts and maps, in order, to [N, D]: here their sum."""
-        return sum(found[1:], start=found[0])
+        return sum(results[1:], start=results[0])
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class QR(Compression):
             Part(remainders, (IdMap(f"%{buckets}", partial(torch.remainder, other=buckets)),)),
         ]
 
-    def combine(self, found: Sequence[Tensor]) -> Tensor:
+    def combine(self, results: Sequence[Tensor]) -> Tensor:
         """Multiply, add or concatenate rows of quotients and remainders."""
         if self.operation == "add":
-            return found[0] + found[1]
-        return found[0] * found[1] if self.per_id else torch.cat(list(found), dim=-1)
+            return results[0] + results[1]
+        return results[0] * results[1] if self.per_id else torch.cat(list(results), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,12 @@ class Hash(Compression):
             parts.append(Part(replace(importance, init_fn=None)))
         return parts
 
-    def combine(self, found: Sequence[Tensor]) -> Tensor:
+    def combine(self, results: Sequence[Tensor]) -> Tensor:
         """The sum of the hashes' rows, each times its weight."""
         if self.importance:
-            *found, weights = found
-            found = [rows * weights[:, seed, None] for seed, rows in enumerate(found)]
-        return super().combine(found)
+            *results, weights = results
+            results = [rows * weights[:, seed, None] for seed, rows in enumerate(results)]
+        return super().combine(results)
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,4 @@ def check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> No
                 "EmbeddingCollection returns rows"
             )
         if is_weighted and table.pooling is PoolingType.MEAN:
-            raise ValueError(
-                f"table {table.name!r}: weights go with SUM, not MEAN; divide the weights by "
-                "their sum"
-            )
+            raise ValueError(f"table {table.name!r}: weights go with SUM, not MEAN; normalize them")

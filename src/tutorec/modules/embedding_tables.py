@@ -57,10 +57,7 @@ def checked_tables(
     names = [table.name for table in tables]
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
-        raise ValueError(
-            f"tables {repeated} are named more than once in {names}; a name is a table's key "
-            "in state_dict"
-        )
+        raise ValueError(f"tables {repeated} are named more than once in {names}")
     for table in tables:
         _check_table(table, trained)
     return [
@@ -72,10 +69,7 @@ def checked_tables(
 def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
     """Check one table's name and number format."""
     if not table.name or "." in table.name:
-        raise ValueError(
-            f"table name {table.name!r} must not be empty or contain a dot; it becomes part of "
-            "a path"
-        )
+        raise ValueError(f"table name {table.name!r} must not be empty or contain a dot")
     if hasattr(nn.ModuleDict, table.name) or table.name == "training":
         raise ValueError(
             f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which "

@@ -106,10 +106,7 @@ def _checked(
         else []
     )
     if unknown:
-        raise TypeError(
-            f"RowWiseAdagrad does not take {unknown}; optimizer_kwargs may hold "
-            f"{', '.join([*known][1:-1])}"
-        )
+        raise TypeError(f"RowWiseAdagrad does not take {unknown}, but {', '.join([*known][1:-1])}")
     parameters = list(params)
     for parameter in parameters:
         shape = list(parameter.shape)

@@ -76,7 +76,7 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ShardPosition:
     """Position of the local rows and columns in a table [rows, columns]."""
 
     name: str
@@ -103,7 +103,7 @@ class _Gradients(Mapping[str, Tensor]):
     names: dict[str, None] = field(default_factory=dict)
     held: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, place: _Place, rows: Tensor, sums: Tensor) -> None:
+    def add(self, place: _ShardPosition, rows: Tensor, sums: Tensor) -> None:
         """Add gradients ``[U, D_local]`` of local rows ``[U]``."""
         whole = sums.detach()
         if place.columns != sums.shape[1]:
@@ -123,9 +123,7 @@ class _Gradients(Mapping[str, Tensor]):
                     f"no gradient of {name!r} was seen: forward and backward both belong inside "
                     "the block of debug_grads, and this rank must hold rows of the table"
                 )
-            raise KeyError(
-                f"{name!r} is not a table that backward updates; there are {[*self.names]}"
-            )
+            raise KeyError(f"{name!r} is not a table that backward updates: {[*self.names]}")
         return self.held[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -149,13 +147,13 @@ def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
         places = _places(part, prefix)
         for optimizer in _leaves(fused[0].fused_optimizer):
             of_tables = [
-                places.get(id(parameter)) or _Place(prefix + name, *parameter.shape)
+                places.get(id(parameter)) or _ShardPosition(prefix + name, *parameter.shape)
                 for name, parameter in optimizer.params.items()
             ]
             seen.names.update(dict.fromkeys(place.name for place in of_tables))
 
             def listener(
-                table: int, rows: Tensor, sums: Tensor, of_tables: list[_Place] = of_tables
+                table: int, rows: Tensor, sums: Tensor, of_tables: list[_ShardPosition] = of_tables
             ) -> None:
                 seen.add(of_tables[table], rows, sums)
 
@@ -171,20 +169,20 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
             or any(isinstance(one, KeyedOptimizer) for one in optimizers)
         ):
             continue
-        place = _Place(_bare(model, name), *parameter.shape)
+        place = _ShardPosition(_bare(model, name), *parameter.shape)
         seen.names[place.name] = None
 
-        def listener(rows: Tensor, sums: Tensor, place: _Place = place) -> None:
+        def listener(rows: Tensor, sums: Tensor, place: _ShardPosition = place) -> None:
             seen.add(place, rows, sums)
 
         yield _Watched(parameter, GRADIENT_LISTENER, place.name, listener)
 
 
-def _places(part: Any, prefix: str) -> dict[int, _Place]:
+def _places(part: Any, prefix: str) -> dict[int, _ShardPosition]:
     """Id of each parameter of a sharded collection -> position of its shard in the table."""
     held = part.held_tables() if hasattr(part, "held_tables") else ()
     return {
-        id(rows): _Place(
+        id(rows): _ShardPosition(
             prefix + one.name,
             one.table.rows,
             one.table.columns,

@@ -224,10 +224,7 @@ class KeyedOptimizer(Optimizer):
         current = {tuple(names): group for names, group in self._named_groups() if names}
         new = _groups_by_names(state_dict["param_groups"])
         if len(current) != len(new):
-            raise ValueError(
-                f"Different param_groups count: {len(current)} vs {len(new)}: {[*current]} vs "
-                f"{[*new]}"
-            )
+            raise ValueError(f"Different param_groups count: {len(current)} vs {len(new)}")
         for names, group in current.items():
             title = "/".join(names)
             if names not in new:

@@ -43,9 +43,7 @@ def check_form(state_dict: Mapping[str, Any]) -> None:
         ValueError: this is not an optimizer's state dict: it has no 'state', only ['weight']
     """
     if "state" not in state_dict:
-        raise ValueError(
-            f"this is not an optimizer's state dict: it has no 'state', only {[*state_dict]}"
-        )
+        raise ValueError(f"not an optimizer's state dict: it has no 'state', only {[*state_dict]}")
 
 
 def check_names(
@@ -91,10 +89,7 @@ def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[s
     """
     where = " / ".join(path)
     if not isinstance(new, Mapping):
-        raise ValueError(
-            f"optimizer state of {where!r} is a dict here and a {type(new).__name__} in what "
-            "is loaded"
-        )
+        raise _differs(where, "a dict", f"a {type(new).__name__}")
     check_names("Different state size", f"State {{}} of {where!r} not found", own, new, repr(where))
     for name, value in own.items():
         _check_value(value, new[name], [*path, name])
@@ -124,10 +119,7 @@ def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
     if isinstance(value, dict):
         check_state(value, other, path)
     elif (shards is None) != (theirs is None):
-        raise ValueError(
-            f"optimizer state {where!r} is a {type(value).__name__} here and a "
-            f"{type(other).__name__} in what is loaded"
-        )
+        raise _differs(where, f"a {type(value).__name__}", f"a {type(other).__name__}")
     elif shards is not None and theirs is not None:
         if len(shards) != len(theirs):
             raise ValueError(
@@ -139,19 +131,17 @@ def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
             _check_shape(where, shard, loaded)
     elif isinstance(value, torch.Tensor):
         if not isinstance(other, torch.Tensor | int | float):
-            kind = type(other).__name__
-            raise ValueError(
-                f"optimizer state {where!r} is a tensor here and a {kind} in what is loaded"
-            )
+            raise _differs(where, "a tensor", f"a {type(other).__name__}")
         _check_shape(where, value, torch.as_tensor(other))
 
 
 def _check_shape(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
     if own.shape != new.shape:
-        raise ValueError(
-            f"optimizer state {where!r} is {list(own.shape)} here and {list(new.shape)} in "
-            "what is loaded"
-        )
+        raise _differs(where, list(own.shape), list(new.shape))
+
+
+def _differs(where: str, here: object, loaded: object) -> ValueError:
+    return ValueError(f"optimizer state {where!r} is {here} here and {loaded} in what is loaded")
 
 
 def _local_shards(value: Any) -> list[torch.Tensor] | None:

@@ -131,16 +131,10 @@ class WarmupOptimizer(OptimizerWrapper):
         self._lr = check_rate(lr, "WarmupOptimizer")
         self._lr_param, self._param_name = lr_param, param_name
         if param_name in optimizer.params:
-            raise ValueError(
-                f"param_name={param_name!r} is the name of a parameter of "
-                f"{type(optimizer).__name__}"
-            )
+            raise ValueError(f"param_name={param_name!r} is the name of a parameter already")
         known = {key for group in optimizer.param_groups for key in group if key != "params"}
         if lr_param != "lr" and optimizer.param_groups and lr_param not in known:
-            raise ValueError(
-                f"lr_param={lr_param!r} is in no parameter group, so that it would do nothing: "
-                f"{known}"
-            )
+            raise ValueError(f"lr_param={lr_param!r} is in no parameter group; they have {known}")
         self._parameter = torch.nn.Parameter(torch.empty(0))
         # State of the schedule; created at the first step, like that of torch's optimizers.
         self._progress: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -263,9 +257,7 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
         if stage.policy is WarmupPolicy.INTERPOLATE:
             _check_interpolation(stage)
         if stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
-            raise ValueError(
-                f"sgdr_period={stage.sgdr_period} of the stage {stage} must be at least 1"
-            )
+            raise ValueError(f"sgdr_period={stage.sgdr_period} of stage {stage} must be at least 1")
         if stage.decay_iters <= 0:
             stage.decay_iters = 1 if stage.policy is WarmupPolicy.STEP else stage.max_iters
         filled.append(stage)

@@ -219,10 +219,7 @@ def _sample(weight: Tensor, rows: int) -> Tensor:
     """At most ``rows`` rows of a table, evenly spaced."""
     weight = weight.detach()
     if weight.is_meta:
-        raise ValueError(
-            "a table on the meta device has no values, so its errors cannot be computed; load "
-            "the model"
-        )
+        raise ValueError("a table on the meta device has no values to compare: load the model")
     if weight.shape[0] <= rows:
         return weight
     places = torch.arange(rows, device=weight.device) * weight.shape[0] // rows

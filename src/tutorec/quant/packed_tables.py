@@ -228,10 +228,7 @@ class PackedTables(nn.Module):
             return
         for name in self._shown:
             if name not in weights:
-                raise KeyError(
-                    f"there are no packed rows for table {name!r}; there are some for "
-                    f"{sorted(weights)}"
-                )
+                raise KeyError(f"no packed rows for table {name!r}; some for {sorted(weights)}")
             self.write_rows(name, *weights[name])
 
     def _show(self) -> None:
@@ -266,8 +263,7 @@ def _packed_table(
     rows, left = table.num_embeddings, table.num_embeddings_post_pruning
     if left is not None and not 0 < left <= rows:
         raise ValueError(
-            f"table {table.name!r}: num_embeddings_post_pruning={left}, and the table has {rows} "
-            "rows"
+            f"table {table.name!r} has {rows} rows: num_embeddings_post_pruning={left}"
         )
     kind = packed_type(table.data_type, table.name)
     alignment = row_alignment(table.embedding_dim, kind, requested, device.type)
@@ -390,8 +386,7 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
             f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
         )
         raise ValueError(
-            f"{holds}, and the state has rows of {stored[1]} in {stored[0]}; quantize both "
-            "models alike"
+            f"{holds}, the state {stored[1]} in {stored[0]}: quantize both models alike"
         )
 
 
@@ -426,7 +421,7 @@ def check_parts(
                 f"table {table.name!r} holds packed rows, {part} {list(buffer.shape)} of {numbers}"
             )
             raise ValueError(
-                f"{holds}, and the state to be loaded has {shape}{_why(table, parts, given)}"
+                f"{holds}, and the loaded state has {shape}{_why(table, parts, given)}"
             )
 
 

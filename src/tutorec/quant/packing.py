@@ -290,7 +290,5 @@ def _layout_of(
 ) -> RowLayout:
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float16):
         given = f"{rows.dtype} {list(rows.shape)}"
-        raise ValueError(
-            f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {given}"
-        )
+        raise ValueError(f"table {name!r}: rows to pack are float32 or float16 [R, D], got {given}")
     return row_layout(rows.shape[1], data_type, alignment)

@@ -192,7 +192,5 @@ def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
     devices = {name: weight_of(table).device for name, table in tables.items()}
     if len(set(devices.values())) > 1:
         places = {name: str(device) for name, device in devices.items()}
-        raise ValueError(
-            f"the tables are on several devices, {places}: move the model to one first"
-        )
+        raise ValueError(f"the tables are on several devices, {places}: move the model to one")
     return next(iter(devices.values()), default)

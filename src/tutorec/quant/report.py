@@ -98,9 +98,7 @@ class AccuracyReport:
         matches = [table for table in self.tables if name == table.full_name]
         matches = matches or [table for table in self.tables if name == table.name]
         if len(matches) != 1:
-            raise KeyError(
-                f"{len(matches)} tables are called {name!r}; the tables are {self.names()}"
-            )
+            raise KeyError(f"{len(matches)} tables are called {name!r}, of {self.names()}")
         return matches[0]
 
     def names(self) -> list[str]:
@@ -207,10 +205,7 @@ def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) ->
         raise ValueError(f"the float model is quantized {where}, perhaps in place: {remedy}")
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
         tables = quantized.table_names()
-        raise ValueError(
-            f"the float model has no collection {where}, where the quantized one has the "
-            f"tables {tables}"
-        )
+        raise ValueError(f"the float model has no collection {where} with the tables {tables}")
     weights = {name: weight_of(table) for name, table in tables_of(module)[0].items()}
     for name in quantized.table_names():
         table = quantized.packed_table(name)

@@ -113,9 +113,7 @@ def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
     if isinstance(carried, DataType):
         return carried
     if not isinstance(carried, torch.dtype):
-        raise TypeError(
-            f"{_of(table)}: {asked!r} is not a number format and has none; use {choice}"
-        )
+        raise TypeError(f"{_of(table)}: {asked!r} is not a number format; use {choice}")
     try:
         return dtype_to_data_type(carried)
     except ValueError:

@@ -314,18 +314,12 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
     """Raise for a submodule that this function cannot quantize and must not skip."""
     kind, where = type(module), repr(path) if path else "the model"
     if isinstance(module, PackedTables):
-        raise ValueError(
-            f"{where} is already quantized (tables {module.table_names()}); quantize the float "
-            "model"
-        )
+        raise ValueError(f"{where} is already quantized, tables {module.table_names()}")
     spread = spread_over_devices(path, module)
     if spread is not None:
         raise ValueError(f"{spread}: {QUANTIZE_FIRST}")
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            f"{where} is wrapped in DistributedDataParallel, which is for training; quantize "
-            "its .module"
-        )
+        raise ValueError(f"{where} is wrapped in DistributedDataParallel; quantize its .module")
     derived = next((base for base in kinds if isinstance(module, base)), None)
     if derived is not None and kind not in kinds:
         differs = f"a subclass of {derived.__name__} whose forward may differ"

@@ -92,9 +92,7 @@ def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: in
         return BOTH_BACKENDS
     if backend == "nccl":
         counts = f"{world_size} ranks, {len(gpus)} GPUs"
-        raise ValueError(
-            f"backend='nccl' needs a GPU for each rank: {counts}; use 'gloo' or 'auto'"
-        )
+        raise ValueError(f"backend='nccl' needs a GPU per rank: {counts}; use 'gloo' or 'auto'")
     return "gloo"
 
 

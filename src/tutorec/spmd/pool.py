@@ -161,8 +161,7 @@ class Ranks:
         if not is_int(count, 1) or world_size % count:
             fits = [k for k in range(1, world_size + 1) if world_size % k == 0]
             raise ValueError(
-                f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of "
-                f"{fits}"
+                f"hosts={hosts!r} cannot share {world_size} ranks evenly; use one of {fits}"
             )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
@@ -180,9 +179,7 @@ class Ranks:
     @property
     def rank(self) -> int:
         """This process's rank: inside a run only."""
-        raise AttributeError(
-            "a pool has a rank inside of a run only, in the function given to run()"
-        )
+        raise AttributeError("a pool has a rank inside a run only, in the function given to run()")
 
     @property
     def device(self) -> torch.device:
@@ -247,9 +244,7 @@ class Ranks:
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
         with self._lock:
             if self._closed:
-                raise ValueError(
-                    f"{self!r}: run() after close(); make another Ranks({self.world_size})"
-                )
+                raise ValueError(f"run() after close(); make another Ranks({self.world_size})")
             if not self._pools:
                 self._pools.append(WorkerPool(self._options))
             # What cannot be pickled raises here and does the ranks no harm.

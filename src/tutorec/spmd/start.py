@@ -63,10 +63,7 @@ def default_method() -> str:
     """
     method = os.environ.get(METHOD_VARIABLE) or ("fork" if sys.platform == "linux" else "spawn")
     if method not in ("fork", "spawn") or (method == "fork" and sys.platform != "linux"):
-        raise ValueError(
-            f"{METHOD_VARIABLE}={method!r} cannot be had on {sys.platform}: use 'spawn', or on "
-            "Linux 'fork'"
-        )
+        raise ValueError(f"{METHOD_VARIABLE}={method!r}: use 'spawn', or on Linux 'fork'")
     return method
 
 

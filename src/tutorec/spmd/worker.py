@@ -199,8 +199,7 @@ class RankWorld:
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Refuse: a rank is already inside a run."""
         raise RuntimeError(
-            f"run() was called inside rank {self.rank}: call {name_of(fn)}() directly, or "
-            "start Ranks there"
+            f"run() was called inside rank {self.rank}: call {name_of(fn)}() directly"
         )
 
 

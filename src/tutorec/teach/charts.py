@@ -257,10 +257,7 @@ def timeline(
     facts: dict[str, Any] = {}
     for position, (name, trace) in enumerate(traces.items()):
         if not trace.spans():
-            raise ValueError(
-                f"timeline {name!r} needs events with a duration; none were recorded (use "
-                "Trace.span)"
-            )
+            raise ValueError(f"timeline {name!r} needs events with a duration; none were recorded")
         suffix = f"_{position + 1}" if position else ""
         facts |= {
             f"{key}{suffix}": value for key, value in _span_facts(trace.spans(), waiting).items()

@@ -96,9 +96,7 @@ def find(exercise_id: str) -> Exercise:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise KeyError(
-            f"exercise {exercise_id!r}: chapter {chapter!r} stores no exercises"
-        ) from None
+        raise KeyError(f"{exercise_id!r}: chapter {chapter!r} stores no exercises") from None
     known = {one.id: one for one in module.EXERCISES}
     if exercise_id not in known:
         raise KeyError(

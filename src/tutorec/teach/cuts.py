@@ -34,10 +34,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
         ValueError: There is no plan, or a plan without tables.
     """
     if not plans or not all(plans.values()):
-        raise ValueError(
-            f"cuts needs plans that have tables, got {[len(plan) for plan in plans.values()]} "
-            "tables"
-        )
+        raise ValueError(f"cuts needs plans that have tables, got {[*map(len, plans.values())]}")
     boxes = {
         name: {table: _boxes(entry) for table, entry in plan.items()}
         for name, plan in plans.items()

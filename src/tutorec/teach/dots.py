@@ -37,10 +37,7 @@ def dots(rows: Mapping[str, Mapping[str, float]], *, unit: str, claim: str | Non
     """
     names = {tuple(row) for row in rows.values()}
     if len(names) != 1 or not 2 <= len(next(iter(names))) <= len(_LOOKS):
-        raise ValueError(
-            "dots needs rows that all have the same two or three names, got rows of "
-            f"{sorted(names)}"
-        )
+        raise ValueError(f"dots needs rows of the same two or three names, got {sorted(names)}")
     order = names.pop()
     ratios = {label: row[order[1]] / row[order[0]] for label, row in rows.items()}
     most = max(ratios, key=ratios.__getitem__)

@@ -103,9 +103,7 @@ def gantt(
         start, end = between[title]
         shown = [each for each in intervals if each.end > start and each.start < end]
         if not shown:
-            raise ValueError(
-                f"gantt {title!r} has no interval between {start:.3f} s and {end:.3f} s"
-            )
+            raise ValueError(f"gantt {title!r} has no interval between {start:.3f} and {end:.3f} s")
         waited = [each for each in shown if each.stage in waiting]
         idle = sum(
             min(each.end, end) - max(each.start, start)

@@ -64,8 +64,7 @@ class Exercise:
         """Refuse an exercise that could not tell its answers apart."""
         if len(self.mistakes) < 2:
             raise ValueError(
-                f"exercise {self.id!r} stores {len(self.mistakes)} wrong answers; two or more "
-                "are needed"
+                f"exercise {self.id!r} needs two wrong answers, has {len(self.mistakes)}"
             )
 
 

@@ -91,17 +91,17 @@ def constraints(
         >>> constraints({"cities": "data_parallel"})["cities"].sharding_types
         ['data_parallel']
     """
-    found = {}
+    constraints = {}
     for table, (_, columns, bag) in TABLES.items():
         kind, ranks = _parts((words or {}).get(table, "free"))
         cut = columns > 32 and kind in ("free", "column_wise")
-        found[table] = ParameterConstraints(
+        constraints[table] = ParameterConstraints(
             sharding_types=list(TYPES) if kind == "free" else [kind],
             pin=ranks or None,
             min_partition=narrowest if cut else None,
             pooling_factors=[float((bags or {}).get(table, bag))],
         )
-    return found
+    return constraints
 
 
 def shop_plan(

@@ -164,9 +164,7 @@ def here(
         ValueError: The station is not on the map.
     """
     if station not in STATIONS:
-        raise ValueError(
-            f"station {station!r} is not on the map; the stations are {', '.join(STATIONS)}"
-        )
+        raise ValueError(f"station {station!r} is not on the map of {', '.join(STATIONS)}")
     place = STATIONS.index(station)
     known = {
         "station": station,

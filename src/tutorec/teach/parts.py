@@ -37,9 +37,7 @@ def parts(
     bars = [bar for panel in panels.values() for bar in panel.values()]
     names = {tuple(bar) for bar in bars}
     if len(names) != 1 or not all(panels.values()):
-        raise ValueError(
-            f"parts needs bars that all have the same parts, got bars of {sorted(names)}"
-        )
+        raise ValueError(f"parts needs bars that all have the same parts, got {sorted(names)}")
     facts: dict[str, Any] = {}
     for place, panel in enumerate(panels.values()):
         suffix = f"_{place + 1}" if place else ""

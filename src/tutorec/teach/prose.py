@@ -82,8 +82,5 @@ def table(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> Table:
     """
     wrong = {name: len(cells) for name, cells in rows.items() if len(cells) + 1 != len(columns)}
     if wrong:
-        raise ValueError(
-            f"a table of {len(columns)} columns needs {len(columns) - 1} cells in each row, "
-            f"got {wrong}"
-        )
+        raise ValueError(f"each row needs {len(columns) - 1} cells, got {wrong}")
     return Table((tuple(columns), *((name, *cells) for name, cells in rows.items())))

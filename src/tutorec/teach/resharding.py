@@ -83,13 +83,13 @@ def _panel(
     shift_x, shift_y = (
         _GAP * (begin > 0) * round(begin / part) for begin, part in ((left, columns), (top, rows))
     )
-    found = []
+    sizes = []
     for file, row, column, height, width in files:
         r0, r1 = max(top, row), min(top + rows, row + height)
         c0, c1 = max(left, column), min(left + columns, column + width)
         if r0 >= r1 or c0 >= c1:
             continue
-        found.append(_BYTES * (r1 - r0) * (c1 - c0))
+        sizes.append(_BYTES * (r1 - r0) * (c1 - c0))
         x, y = c0 / shape[1] + shift_x, r0 / shape[0] + shift_y
         wide, high = (c1 - c0) / shape[1], (r1 - r0) / shape[0]
         axes.add_patch(Rectangle((x, y), wide, high, facecolor=rank_color(file), edgecolor="none"))
@@ -101,7 +101,7 @@ def _panel(
             "fontsize": 9,
             "rotation": turned,
         }
-        axes.text(x + wide / 2, y + high / 2, size(found[-1]), **label)
+        axes.text(x + wide / 2, y + high / 2, size(sizes[-1]), **label)
     x, y = left / shape[1] + shift_x, top / shape[0] + shift_y
     wide, high = columns / shape[1], rows / shape[0]
     axes.add_patch(Rectangle((x, y), wide, high, facecolor="none", edgecolor=INK, linewidth=1.2))
@@ -119,4 +119,4 @@ def _panel(
             fontsize=8,
             rotation=270,
         )
-    return found
+    return sizes

@@ -146,8 +146,8 @@ def _columns(root: str) -> str:
 
 def _id_outside(root: str) -> str:
     sharded = _sharded(root, _tables(root, "a"), {"a": _table_wise(root, compute_kernel="fused")})
-    found = sharded(_batch(root, "a", [_ROWS], [1])).wait().values().detach()
-    return "row 0" if torch.equal(found[0], _rows(sharded)[0]) else "another row"
+    row = sharded(_batch(root, "a", [_ROWS], [1])).wait().values().detach()
+    return "row 0" if torch.equal(row[0], _rows(sharded)[0]) else "another row"
 
 
 def _lengths(root: str) -> str:

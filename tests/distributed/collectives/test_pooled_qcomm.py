@@ -151,9 +151,7 @@ def test_other_types_are_refused_by_name(precision):
 def test_words_and_scales_that_mean_nothing_are_refused():
     with pytest.raises(ValueError, match="forward_precision must be a CommType, got 'fp16'"):
         QCommsConfig(forward_precision="fp16")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        ValueError, match="backward_loss_scale must be a positive number or None, got 0"
-    ):
+    with pytest.raises(ValueError, match="backward_loss_scale must be positive or None, got 0"):
         QCommsConfig(backward_precision=CommType.FP16, backward_loss_scale=0.0)
 
 

@@ -516,7 +516,7 @@ def test_semi_sync_looks_tables_up_after_the_optimizer_that_updates_them(ranks):
         assert all(map(torch.equal, wanted[0], found[0]))
         assert_same(wanted[1], found[1], "of the plain loop")
     with pytest.raises(
-        RankError, match=r"strict=True: \['tables'\] have tables that the optimizer updates"
+        RankError, match=r"strict=True: the optimizer, not backward, updates \['tables'\]"
     ):
         ranks(2).run(kept_fresh, strict=True)
 

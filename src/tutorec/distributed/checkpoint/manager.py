@@ -72,10 +72,7 @@ class CheckpointManager:
         self, folder: str | os.PathLike[str], keep: int | None = 3, *, asynchronous: bool = False
     ) -> None:
         if keep is not None and keep < 1:
-            raise ValueError(
-                f"keep={keep}: give 1 or more, or None for all; the latest checkpoint is "
-                "always kept"
-            )
+            raise ValueError(f"keep={keep}: give 1 or more checkpoints, or None for all")
         self._named, self._folder, self._keep = folder, folder_of(folder), keep
         self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
         # One entry per save of this rank: the ranks that wait for each other. Replicas write

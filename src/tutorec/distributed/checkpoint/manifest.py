@@ -113,9 +113,7 @@ def read_manifest(folder: Folder) -> Manifest:
     with named_errors(path, "is damaged"):
         document = json.loads(content.decode("utf-8"))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} is not the manifest of a {FORMAT}: it is another program's file"
-        )
+        raise CheckpointError(f"{path} is not the manifest of a {FORMAT}, but another program's")
     version = document.get("version")
     if version not in (1, VERSION):
         raise CheckpointError(
@@ -180,17 +178,12 @@ def _check_form(manifest: Manifest) -> None:
 
     for name, facts in manifest.files.items():
         if _PLAIN.fullmatch(name) is None:
-            raise CheckpointError(
-                f"{name!r:.200} is not a plain file name: load another checkpoint"
-            )
+            raise CheckpointError(f"{name!r:.200} is not a plain file name: load another")
         must(
             type(facts.bytes) is int and isinstance(facts.crc32, str), f"size or CRC-32 of {name!r}"
         )
     if manifest.metadata not in manifest.files:
-        raise CheckpointError(
-            f"{manifest.metadata!r:.200} is not among the files of the manifest: load another "
-            "checkpoint"
-        )
+        raise CheckpointError(f"{manifest.metadata!r:.200} is not among the files of the manifest")
     must(type(manifest.world_size) is int, "world_size")
     must(manifest.step is None or (type(manifest.step) is int and manifest.step >= 0), "step")
     for name, widths in manifest.slices.items():

@@ -109,9 +109,7 @@ def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
     total, known = 0, set[tuple[str, int]]()
     for name, tensor in tensors.items():
         if len(paths[name]) not in (2, 4):
-            raise CheckpointError(
-                f"{name!r} has a path of {len(paths[name])} keys; 2 or 4 are valid"
-            )
+            raise CheckpointError(f"{name!r} has a path of {len(paths[name])} keys, not 2 or 4")
         total += math.prod(tensor.size) * tensor.properties.dtype.itemsize
         for chunk in tensor.chunks:
             # a block without a file is a KeyError

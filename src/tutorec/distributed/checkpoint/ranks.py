@@ -116,7 +116,7 @@ class RankBarrier:
         except Exception as error:  # any error: the other ranks must not wait for this rank
             problem, text = error, error_text(error)
         failures = [
-            (rank, found) for rank, found in enumerate(self.gather(text)) if found is not None
+            (rank, message) for rank, message in enumerate(self.gather(text)) if message is not None
         ]
         if not failures:
             return cast(V, value)
@@ -127,7 +127,7 @@ class RankBarrier:
                 raise problem
             raise CheckpointError(f"{self._doing} failed: {text}") from problem
         # All ranks that read a damaged file report the same error: name it once.
-        lines = dict.fromkeys(found for _, found in failures)
+        lines = dict.fromkeys(message for _, message in failures)
         named = [
             f"{named_ranks([rank for rank, each in failures if each == line])}: {line}"
             for line in lines

@@ -74,9 +74,7 @@ def _in_all_replicas(model: DMPCollection, doing: str, act: Callable[[], Out]) -
         raise problem
     if failed := [(rank, text) for rank, text in enumerate(texts) if text is not None]:
         rank, text = failed[0]
-        raise CheckpointError(
-            f"{doing} was aborted, since rank {rank} of another replica failed: {text}"
-        )
+        raise CheckpointError(f"{doing} was aborted: rank {rank} of another replica failed: {text}")
     return result  # pyright: ignore[reportReturnType]
 
 

@@ -85,7 +85,7 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
     # members make the subgroup, under a name that they agree on.
     alone = group != default_group()
     backend, me = dist.get_backend(group), dist.get_rank()
-    found: list[dist.ProcessGroup | None] = []
+    groups: list[dist.ProcessGroup | None] = []
     with _agreed_names(group) if alone else nullcontext():
         for subgroups in (inside, across):
             made = [
@@ -93,8 +93,8 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
                 for members in subgroups
             ]
             mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
-            found.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
-    return found[0], found[1]
+            groups.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
+    return groups[0], groups[1]
 
 
 def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:

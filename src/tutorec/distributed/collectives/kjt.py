@@ -96,7 +96,7 @@ class KJTAllToAll(nn.Module):
             )
         if stagger < 1 or world_size % stagger:
             raise ValueError(
-                f"stagger {stagger} does not divide the {world_size} ranks into equal hosts"
+                f"stagger {stagger} does not divide {world_size} ranks into equal hosts"
             )
         self._pg = pg
         self._slots = Slots(splits, order)

@@ -208,7 +208,7 @@ class TableRows(NamedTuple):
     grad: torch.Tensor
 
 
-class RowGradients:
+class GradientExchange:
     """The exchange of gradients of unpooled rows, as bags of one id.
 
     Args:
@@ -343,8 +343,8 @@ __all__ = [
     "Agreed",
     "CopiedTable",
     "GlobalBags",
+    "GradientExchange",
     "PooledGradients",
-    "RowGradients",
     "TableRows",
     "add_over_ranks",
     "cheaper_as_bags",

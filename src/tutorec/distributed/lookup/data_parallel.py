@@ -33,8 +33,8 @@ from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import (
     CopiedTable,
+    GradientExchange,
     PooledGradients,
-    RowGradients,
     add_over_ranks,
     features_of,
 )
@@ -158,8 +158,8 @@ class ReplicatedLookup(EmbeddingLookup):
             return [None] * len(dense)
         with torch.enable_grad(), _learning_rates(self.fused_optimizers(), rates):
             rows = self._lookup(everyone)
-        found = iter(torch.autograd.grad(rows, wanted, gradient, allow_unused=True))
-        return [next(found) if parameter.requires_grad else None for parameter in dense]
+        grads = iter(torch.autograd.grad(rows, wanted, gradient, allow_unused=True))
+        return [next(grads) if parameter.requires_grad else None for parameter in dense]
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(``table.weight``, its rows as a parameter), group after group."""
@@ -198,11 +198,11 @@ class ReplicatedLookup(EmbeddingLookup):
     ) -> torch.Tensor:
         """A table's gradient ``[R, D]``, from each id's ``[N, D]``; ``[R, D + 1]`` with marks."""
         size = self._tables[table]
-        found = gradient.new_zeros(size.rows, size.columns).index_add_(0, ids, gradient)
+        summed = gradient.new_zeros(size.rows, size.columns).index_add_(0, ids, gradient)
         if not self._marked(table):
-            return found
-        marks = found.new_zeros(size.rows, 1).index_fill_(0, ids.long(), 1.0)
-        return torch.cat([found, marks], dim=1)
+            return summed
+        marks = summed.new_zeros(size.rows, 1).index_fill_(0, ids.long(), 1.0)
+        return torch.cat([summed, marks], dim=1)
 
     def _touched(self, table: int, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that a summed gradient updates, and their gradients."""
@@ -390,7 +390,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
 
     def _gather(self, batch: ArrivedIds, gradient: torch.Tensor) -> tuple[ArrivedIds, torch.Tensor]:
         counts = batch.counts[0]
-        exchange = RowGradients(self.process_group(), self._tables, self._ids_dtype)
+        exchange = GradientExchange(self.process_group(), self._tables, self._ids_dtype)
         agreed = exchange.agree(counts)
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         arriving = exchange.gather(agreed, batch.values, gradient) if any(agreed.as_bags) else None
@@ -443,9 +443,9 @@ class _LocalLookup(torch.autograd.Function):
         ctx.lookup, ctx.batch = lookup, batch
         # Autograd refuses backward if one of them has been written to.
         ctx.save_for_backward(*lookup._tensors(batch))
-        found = lookup._lookup(batch)
+        rows = lookup._lookup(batch)
         ctx.rates = [optimizer.operator.learning_rate for optimizer in lookup.fused_optimizers()]
-        return found
+        return rows
 
     @staticmethod
     @once_differentiable

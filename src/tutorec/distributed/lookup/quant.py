@@ -182,16 +182,16 @@ class DeviceLookup(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> list[Tensor]:
         """Features in ``features`` order -> the output of each operator."""
         parts = [features] if len(self._counts) == 1 else features.split(self._counts)
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for index, operator in enumerate(self._asked):
             ids, offsets, weights = _unwrap_kjt(parts[index])
             # `forward`, not a call: a traced graph should contain the operator, not its module.
-            found.append(
+            results.append(
                 operator.forward(
                     ids, offsets, _required_weights(weights) if self._weighted else None
                 )
             )
-        return found
+        return results
 
 
 class _InferLookup(nn.Module):
@@ -222,10 +222,10 @@ class InferGroupedPooledEmbeddingsLookup(_InferLookup):
         """The features of each device -> pooled rows ``[B, D of the device]`` of each."""
         pooled: list[Tensor] = []
         for index, lookup in enumerate(self._embedding_lookups_per_rank):
-            found = lookup.forward(features[index])
+            results = lookup.forward(features[index])
             pooled.append(
                 embeddings_cat_empty_rank_handle_inference(
-                    found, dim=1, device=str(lookup.device), dtype=lookup.output_dtype
+                    results, dim=1, device=str(lookup.device), dtype=lookup.output_dtype
                 )
             )
         return pooled
@@ -268,10 +268,10 @@ def _operator(
     tables = [shard.piece for shard in shards]
     feature_tables = [index for index, shard in enumerate(shards) for _ in shard.features]
     pooling, rows = shards[0].pooling, [shard.in_place(device) for shard in shards]
-    found = [each for each in rows if each is not None]
-    if found:
-        storage = torch.empty(0, dtype=torch.uint8, device=device).set_(found[0].untyped_storage())
-        offsets = [int(each.storage_offset()) for each in found]
+    stored = [each for each in rows if each is not None]
+    if stored:
+        storage = torch.empty(0, dtype=torch.uint8, device=device).set_(stored[0].untyped_storage())
+        offsets = [int(each.storage_offset()) for each in stored]
         return IntNBitTableBatchedEmbeddingBagsCodegen(
             tables,
             feature_tables,

@@ -97,14 +97,14 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         groups = len(self._emb_modules)
         if groups == 0:
             return torch.empty(0, dtype=torch.float32, device=ids.values.device)
-        found = [
+        looked_up = [
             bags(*batch) for bags, batch in zip(self._emb_modules, self._batches(ids), strict=True)
         ]
         if groups == 1:
-            return found[0].contiguous().view(-1)
+            return looked_up[0].contiguous().view(-1)
         parts = [
             rows.split_with_sizes(sizes)
-            for rows, sizes in zip(found, self._sizes(ids), strict=True)
+            for rows, sizes in zip(looked_up, self._sizes(ids), strict=True)
         ]
         return torch.cat(
             [rows.reshape(-1) for of_rank in zip(*parts, strict=True) for rows in of_rank]

@@ -282,13 +282,13 @@ class InferWholeRowsSharding(InferSharding):
         parts: Any = features.split(self._counts) if traced or len(self._counts) > 1 else [features]
         every = [parts[index] for index in range(len(self._counts))]
         ctx.parts = [every[part] for part in self._part_of]
-        found = [
+        batches = [
             on_device(part, lookup.device)
             for part, lookup in zip(ctx.parts, self.lookups, strict=True)
         ]
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
-        return found
+        return batches
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
@@ -297,13 +297,13 @@ class InferWholeRowsSharding(InferSharding):
 
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
         """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
-        found, call = [], 0
+        homes, call = [], 0
         for lookup, features in zip(self.lookups, ctx.parts, strict=True):
             first = 0
             for count in lookup.counts:
-                found.append(Home(self.calls[call], features, first, rows[call].to(device)))
+                homes.append(Home(self.calls[call], features, first, rows[call].to(device)))
                 first, call = first + count, call + 1
-        return found
+        return homes
 
 
 class InferSplitRowsSharding(InferSharding):
@@ -374,12 +374,12 @@ class InferSplitRowsSharding(InferSharding):
             parts, ctx.places = _split_at_once(
                 features, self._bounds, self._pooling, self._weighted
             )
-        found = [
+        batches = [
             on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)
         ]
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
-        return found
+        return batches
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Add the partial sums of each device to ``[B, D]``, with the columns of ``calls``."""
@@ -421,10 +421,10 @@ def shard_quant_tables(
             layout = table.table.layout
             width = (layout.columns, layout.stored_columns) if table.pooling == "none" else None
             groups.setdefault((table.pooling, width, table.table.alignment), []).append(table)
-    found: list[InferSharding] = (
+    shardings: list[InferSharding] = (
         [InferWholeRowsSharding(whole, packed, devices, weighted, output_dtype)] if whole else []
     )
-    return found + [
+    return shardings + [
         InferSplitRowsSharding(group, packed, devices, weighted, output_dtype)
         for group in groups.values()
     ]
@@ -465,7 +465,7 @@ def split_by_rows(
     )
     starts = torch.tensor(bounds, dtype=ids.dtype, device=ids.device)
     ranges = starts.shape[1] - 1
-    found: list[KeyedJaggedTensor] = []
+    batches: list[KeyedJaggedTensor] = []
     places: list[Tensor] = []
     for index in range(ranges):
         low = starts[:, index][feature]
@@ -479,7 +479,7 @@ def split_by_rows(
         if weights is not None:
             own_weights = weights[place]
         running = torch.cat([offsets.new_zeros([1]), mine.cumsum(0).type_as(offsets)])
-        found.append(
+        batches.append(
             _batch(
                 features.keys(),
                 ids[place] - low[place],
@@ -492,7 +492,7 @@ def split_by_rows(
     stood = torch.cat(places)
     went = torch.empty_like(stood)
     went[stood] = torch.arange(stood.shape[0], device=stood.device)
-    return found, went
+    return batches, went
 
 
 @torch.fx.wrap
@@ -524,7 +524,7 @@ def _split_at_once(
     if pooling == "sqrtn":
         weights = bag_weights(pooling, features.offsets(), weights, features.values().shape[0])
     keys, stride = features.keys(), features.stride()
-    found = bucketize(
+    bucketized = bucketize(
         features.lengths(),
         features.values(),
         weights,
@@ -532,17 +532,17 @@ def _split_at_once(
         bounds,
         keep_places=pooling == "none",
     )
-    lengths = found.lengths.view(len(bounds[0]) - 1, -1)
+    lengths = bucketized.lengths.view(len(bounds[0]) - 1, -1)
     sizes = lengths.sum(1).tolist()
-    values = found.values.split(sizes)
-    parts = [None] * len(sizes) if found.weights is None else found.weights.split(sizes)
+    values = bucketized.values.split(sizes)
+    parts = [None] * len(sizes) if bucketized.weights is None else bucketized.weights.split(sizes)
     batches = [
         KeyedJaggedTensor._from_parts(
             keys, values[index], parts[index], lengths[index], None, stride
         )
         for index in range(len(sizes))
     ]
-    return batches, found.places
+    return batches, bucketized.places
 
 
 def on_device(features: Any, device: torch.device) -> Any:

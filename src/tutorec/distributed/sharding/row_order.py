@@ -89,7 +89,7 @@ class RowOrder:
     ) -> list[list[torch.Tensor]]:
         """Rows of each key and column shard in id order: one gather per shard width."""
         orders = self._orders(counts, places)
-        found: dict[tuple[int, int], torch.Tensor] = {}
+        rows_of: dict[tuple[int, int], torch.Tensor] = {}
         for columns in dict.fromkeys(self._columns):
             alike = [
                 (key, layer)
@@ -103,9 +103,9 @@ class RowOrder:
             order = torch.cat([orders[slice_] for slice_ in alike])
             moved = cast(torch.Tensor, _Reordered.apply(rows, order))
             lengths = [orders[slice_].numel() for slice_ in alike]
-            found |= zip(alike, moved.split_with_sizes(lengths), strict=True)
+            rows_of |= zip(alike, moved.split_with_sizes(lengths), strict=True)
         return [
-            [found[key, layer] for layer in range(len(of_key))]
+            [rows_of[key, layer] for layer in range(len(of_key))]
             for key, of_key in enumerate(self._pieces)
         ]
 

@@ -58,7 +58,7 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         if buckets == 1:
             return features
         strides, raw, ids = features.stride_per_key(), self._raw_ids, features.values()
-        found = bucketize(
+        bucketized = bucketize(
             features.lengths(),
             ids if raw is None else raw.buckets_of(features),
             features.weights_or_none(),
@@ -66,16 +66,16 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
             self._route.bounds if raw is None else raw.bounds,
             self._keep_places or raw is not None,
         )
-        ctx.places, values = found.places, found.values
+        ctx.places, values = bucketized.places, bucketized.values
         if raw is not None:
-            assert found.places is not None, "asked for above"
-            values = ids.new_empty(ids.shape).index_copy_(0, found.places, ids)
+            assert bucketized.places is not None, "asked for above"
+            values = ids.new_empty(ids.shape).index_copy_(0, bucketized.places, ids)
         variable = features.variable_stride_per_key()
         return KeyedJaggedTensor._from_parts(
             features.keys() * buckets,
             values,
-            found.weights,
-            found.lengths,
+            bucketized.weights,
+            bucketized.lengths,
             None,
             None if variable else features.stride(),
             None,

@@ -76,10 +76,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
                     if not _is_fused(module)
                 ]
                 if strict and updated:
-                    raise ValueError(
-                        f"strict=True: {updated} have tables that the optimizer updates, not "
-                        "backward"
-                    )
+                    raise ValueError(f"strict=True: the optimizer, not backward, updates {updated}")
                 stages.look_up(ctx, updated)
 
         def optimizer_step(stages: Stages, ctx: TrainPipelineContext) -> None:
