@@ -134,7 +134,7 @@ def test_tables_that_cannot_be_trained_here_are_refused():
 def test_several_ranks_without_a_process_group_are_refused():
     with pytest.raises(ValueError, match=r"over 2 ranks needs a process group.*from_process_group"):
         EmbeddingBagCollectionSharder().shard(one_table(), plan(), ShardingEnv.from_local(2, 0))
-    with pytest.raises(ValueError, match="rank 2 is outside of a world of 2: ranks are 0 to 1"):
+    with pytest.raises(ValueError, match="rank 2 is outside of a world of ranks 0 to 1"):
         ShardingEnv.from_local(2, 2)
 
 
@@ -345,7 +345,7 @@ def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
     )
     _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
     with pytest.raises(
-        ValueError, match=r"table 'products' has 2 optimizers in backward, \['SGD', 'SGD'\]"
+        ValueError, match=r"table 'products' has several optimizers in backward, \['SGD', 'SGD'\]"
     ):
         sharded(ebc)
     momentum = one_table()

@@ -119,6 +119,6 @@ def test_what_cannot_be_built_says_why():
     ):
         ParallelMixVocabEmbeddingBag([5, 0], COLUMNS)
     with pytest.raises(
-        ValueError, match=r"weight has 40 rows, and the features have 41 together: \[5, 26, 1, 9\]"
+        ValueError, match=r"weight has 40 rows, the features have 41: \[5, 26, 1, 9\]"
     ):
         ParallelMixVocabEmbeddingBag(ROWS, COLUMNS, weight=torch.zeros(40, COLUMNS))

@@ -491,7 +491,7 @@ def test_bad_specs_are_refused_with_names_and_numbers():
     with pytest.raises(ValueError, match=r"beta2=1.0 must be at least 0 and less than 1"):
         OptimizerSpec("adam", beta2=1.0)
     with pytest.raises(
-        ValueError, match=r"beta1=0.5 with adagrad: only adam and partial_rowwise_adam have it"
+        ValueError, match=r"beta1=0.5 is for adam and partial_rowwise_adam, not adagrad"
     ):
         OptimizerSpec("adagrad", beta1=0.5)
     with pytest.raises(ValueError, match=r"max_gradient=-1.0"):

@@ -346,9 +346,7 @@ def test_only_rows_left_after_pruning_are_kept():
     ):
         quantized(batch("t_id", ids=[9, 1, 3]))
     ebc.embedding_bag_configs()[0].num_embeddings_post_pruning = 11
-    with pytest.raises(
-        ValueError, match="num_embeddings_post_pruning=11, and the table has 10 rows"
-    ):
+    with pytest.raises(ValueError, match="table 't' has 10 rows: num_embeddings_post_pruning=11"):
         QuantEmbeddingBagCollection.from_float(ebc)
 
 

@@ -128,7 +128,7 @@ def test_same_keeps_bools_apart_from_numbers_and_compares_nested_answers():
 
 
 def test_exercise_with_one_mistake_is_refused():
-    with pytest.raises(ValueError, match=r"'99\.3' stores 1 wrong answers"):
+    with pytest.raises(ValueError, match=r"'99\.3' needs two wrong answers, has 1"):
         Exercise(id="99.3", compared="", solution=1, mistakes=offsets.mistakes[:1])
 
 
