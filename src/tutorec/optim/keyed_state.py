@@ -40,7 +40,7 @@ def check_form(state_dict: Mapping[str, Any]) -> None:
     Example:
         >>> check_form({"weight": None})
         Traceback (most recent call last):
-        ValueError: this is not an optimizer's state dict: it has no 'state', only ['weight']
+        ValueError: not an optimizer's state dict: it has no 'state', only ['weight']
     """
     if "state" not in state_dict:
         raise ValueError(f"not an optimizer's state dict: it has no 'state', only {[*state_dict]}")
