@@ -178,13 +178,13 @@ def peak_per_row(rank: int, world_size: int, rows: int) -> float:
         # not torch's Adagrad, which writes the state of every row when it is made
         model = sharded("row_wise", 2_000_000, 64, RowWiseAdagrad)
         draw = torch.Generator().manual_seed(rank)
-        ids = torch.randint(-(2**63), 2**63 - 1, (rows // world_size,), generator=draw)
-        for part in ids.split(20 * SAMPLES):
+        for _ in range(rows // world_size // (40 * SAMPLES)):
+            ids = torch.randint(-(2**63), 2**63 - 1, (20, 2 * SAMPLES), generator=draw)
             for _ in range(2):  # an id gets its row when it is seen again
-                step(model, part.view(-1, 2 * SAMPLES))
+                step(model, ids)
         return model
 
-    kept = [grow(rows // 40)]
+    kept = [grow(rows // 10)]
     kept.clear()
     before = resident()
     peak = peak_during(lambda: kept.append(grow(rows)))
@@ -195,8 +195,9 @@ def peak_per_row(rank: int, world_size: int, rows: int) -> float:
 
 
 @pytest.mark.skipif(not measurable(), reason="reads and resets the peak in /proc, which Linux has")
-def test_memory_of_each_rank_follows_its_rows_in_use() -> None:
+def test_memory_of_each_rank_follows_its_rows_in_use(monkeypatch: Any) -> None:
+    # else torch keeps a record of the last 2,000 collectives, 2.7 MB on a rank
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     with Ranks(2) as world:
-        found = world.run(peak_per_row, rows=96_000)
-    # 1.38 where the index, the ids and what the policy keeps of them are counted, 1.24 unsharded
-    assert max(found) <= 1.45 * (64 * 4 + 4)
+        found = world.run(peak_per_row, rows=192_000)  # soon after the index has doubled
+    assert max(found) <= 1.3 * (64 * 4 + 4)
