@@ -10,6 +10,7 @@ import torch
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.growing import GrowingManagedCollisionModule
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from tutorec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
@@ -18,6 +19,7 @@ from tutorec.modules.mc_embedding_modules import (
 from tutorec.modules.mc_modules import (
     LFU_EvictionPolicy,
     ManagedCollisionCollection,
+    ManagedCollisionModule,
     MCHManagedCollisionModule,
 )
 from tutorec.quant.embedding_modules import (
@@ -36,7 +38,15 @@ QUANTIZED = {
 }
 
 
-def trained(pooled: bool, hashed: bool) -> Any:
+def mapping(kind: str, rows: int, device: torch.device = DEVICE) -> ManagedCollisionModule:
+    if kind == "hash":
+        return HashZchManagedCollisionModule(rows, device, 1)
+    if kind == "growing":
+        return GrowingManagedCollisionModule(rows, device)
+    return MCHManagedCollisionModule(rows, device, LFU_EvictionPolicy(), 1)
+
+
+def trained(pooled: bool, mappings_of: str) -> Any:
     """A collection of two tables, both of which have seen the batch."""
     kind = EmbeddingBagConfig if pooled else EmbeddingConfig
     tables: Any = [
@@ -44,13 +54,7 @@ def trained(pooled: bool, hashed: bool) -> Any:
         for name, rows in (("item", 8), ("user", 12))
     ]
     mappings = ManagedCollisionCollection(
-        {
-            table.name: HashZchManagedCollisionModule(table.num_embeddings, DEVICE, 1)
-            if hashed
-            else MCHManagedCollisionModule(table.num_embeddings, DEVICE, LFU_EvictionPolicy(), 1)
-            for table in tables
-        },
-        tables,
+        {table.name: mapping(mappings_of, table.num_embeddings) for table in tables}, tables
     )
     model = (
         ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(tables), mappings)
@@ -69,12 +73,16 @@ def values_of(result: Any) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-@pytest.mark.parametrize("pooled", [True, False])
-def test_quantize_dynamic_keeps_the_mappings(pooled: bool, hashed: bool):
-    model = trained(pooled, hashed)
+def quantized_of(model: Any) -> Any:
     model.qconfig = QuantConfig(torch.float, torch.int8)
-    quantized = QUANTIZED[type(model)].from_float(model)
+    return QUANTIZED[type(model)].from_float(model)
+
+
+@pytest.mark.parametrize("mappings_of", ["policy", "hash", "growing"])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_quantize_dynamic_keeps_the_mappings(pooled: bool, mappings_of: str):
+    model = trained(pooled, mappings_of)
+    quantized = quantized_of(model)
     assert model.training and not quantized.training
     expected = values_of(model.eval()(BATCH)[0])
     result, rows = quantized(BATCH)
@@ -89,7 +97,7 @@ def test_quantize_dynamic_keeps_the_mappings(pooled: bool, hashed: bool):
 
 
 def test_mappings_of_other_tables_are_refused():
-    model = trained(True, False)
+    model = trained(True, "policy")
     tables = [EmbeddingBagConfig(8, 8, "other", feature_names=["item"])]
     with pytest.raises(ValueError, match=r"of tables None, and the tables are \['other'\]"):
         QuantManagedCollisionEmbeddingBagCollection(tables, False, DEVICE)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import _symbolic_trace
 from torch.fx.node import has_side_effect
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-__all__ = ["assert_fx_safe", "fx_marker", "is_fx_symbolic_tracing", "is_marker_node"]
+__all__ = ["assert_fx_safe", "call_whole", "fx_marker", "is_fx_symbolic_tracing", "is_marker_node"]
 
 
 def _flag_without_compiling() -> bool:
@@ -71,6 +72,39 @@ def is_marker_node(node: torch.fx.Node, marker_name: str) -> bool:
         and len(node.args) > 0
         and node.args[0] == marker_name
     )
+
+
+def call_whole(module: nn.Module, traced: Any, *args: Any) -> Any:
+    """The call of a submodule as one call in a traced graph, whatever tracer is at work.
+
+    Args:
+        module: A submodule of the model that is traced.
+        traced: A value of the graph.
+        args: What the module is called with.
+
+    Returns:
+        Its result, a value of the graph.
+
+    Raises:
+        ValueError: The module is the whole model.
+
+    Example:
+        >>> import torch
+        >>> class Sign(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         if is_fx_symbolic_tracing():
+        ...             return call_whole(self, x, x)
+        ...         return x if x.sum() > 0 else -x
+        >>> torch.fx.symbolic_trace(torch.nn.Sequential(Sign()))(torch.tensor([-2.0, 1.0]))
+        tensor([ 2., -1.])
+    """
+    tracer = traced.tracer
+    if module is tracer.root:
+        raise ValueError(
+            f"a {type(module).__name__} is one call in a traced graph, and here it is all that is "
+            "traced: trace a model that holds it"
+        )
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), args, {})
 
 
 def assert_fx_safe(condition: bool, message: str) -> None:

@@ -99,6 +99,11 @@ class ManagedCollisionModule(nn.Module):
         return self._device
 
     @property
+    def is_traced_whole(self) -> bool:
+        """Whether its call is one call in a traced graph."""
+        return True
+
+    @property
     def readable_suffix(self) -> str:
         """End of the names of features that are remapped and not observed."""
         return self._read_only_suffix

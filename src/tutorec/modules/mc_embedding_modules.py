@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from tutorec.fx.utils import call_whole, is_fx_symbolic_tracing
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import (
     BaseEmbeddingConfig,
@@ -137,6 +138,11 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         self._allow_in_place_embed_weight_update = allow_in_place_embed_weight_update
         self._embedding_module = embedding_module
 
+    @property
+    def is_traced_whole(self) -> bool:
+        """Whether its call is one call in a traced graph: where its mappings learn."""
+        return self.training
+
     def forward(
         self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
     ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
@@ -149,6 +155,8 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         Returns:
             What the collection of tables returns, and the batch of rows or None.
         """
+        if self.is_traced_whole and is_fx_symbolic_tracing():
+            return call_whole(self, features, features, mutate_miss_lengths)
         mapping = self._managed_collision_collection
         remapped = mapping(features, mutate_miss_lengths=mutate_miss_lengths)
         evictions = mapping.evict()

@@ -3,13 +3,14 @@
 # No import of annotations: TorchScript reads them from the functions.
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec.fx.utils import is_fx_symbolic_tracing
+from tutorec.fx.utils import call_whole, is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
 from tutorec.modules.hash_mc_joint import JointMappings
@@ -119,6 +120,11 @@ class ManagedCollisionCollection(nn.Module):
         """A copy looks up by indices of its own."""
         return {**self.__dict__, "_together": None}
 
+    @property
+    def is_traced_whole(self) -> bool:
+        """Whether its call is one call in a traced graph: where it learns."""
+        return self.training
+
     def forward(
         self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
     ) -> KeyedJaggedTensor:
@@ -152,7 +158,12 @@ class ManagedCollisionCollection(nn.Module):
             given = JaggedTensor(
                 parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None
             )
-            lists = module({table: given}, mutate_miss_lengths)[table]
+            if is_scripting():
+                lists = module({table: given}, mutate_miss_lengths)[table]
+            else:
+                whole = cast(ManagedCollisionModule, module).is_traced_whole
+                call = partial(call_whole, module, features) if whole else module
+                lists = call({table: given}, mutate_miss_lengths)[table]
             values.append(lists.values())
             lengths.append(lists.lengths())
             weights.append(lists.weights_or_none())
@@ -161,6 +172,8 @@ class ManagedCollisionCollection(nn.Module):
     @torch.jit.unused
     def _eager(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool) -> KeyedJaggedTensor:
         if is_fx_symbolic_tracing():
+            if self.is_traced_whole:
+                return call_whole(self, features, features, mutate_miss_lengths)
             return self._in_graph(features, mutate_miss_lengths)
         features = self._in_order(maybe_td_to_kjt(features, self._feature_names))
         weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()

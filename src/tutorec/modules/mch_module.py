@@ -114,6 +114,11 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._index: IdIndex | None = None
         self._indexed: tuple[int, int, int] | None = None
 
+    @property
+    def is_traced_whole(self) -> bool:
+        """Whether its call is one call in a traced graph; in eval mode its parts are."""
+        return self.training
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes an index of its own when it needs one."""
         return {**self.__dict__, "_index": None}
