@@ -10,25 +10,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
-from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
     construct_module_sharding_plan,
+    get_module_to_default_sharders,
     row_wise,
     table_wise,
 )
-from tutorec.quant.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.packed_tables import PackedTables
 
 Words = dict[str, ParameterShardingGenerator]
 
 
 def sharder_of(module: nn.Module) -> Any:
-    if isinstance(module, EmbeddingBagCollection):
-        return QuantEmbeddingBagCollectionSharder()
-    return QuantEmbeddingCollectionSharder()
+    return get_module_to_default_sharders()[type(module)]
 
 
 def sharded(

@@ -62,8 +62,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                     "sharded_tensor state_dict optimizer_state source_tables "
                     "embedding_base embeddingbag embedding fused_embeddingbag "
                     "fused_embedding mc_modules mc_resharding mc_embedding_modules "
-                    "mc_embedding mc_embeddingbag quant_state quant_embeddingbag "
-                    "quant_embedding mix_vocab"
+                    "mc_embedding mc_embeddingbag quant_state quant_behind_mappings "
+                    "quant_embeddingbag quant_embedding mix_vocab"
                 ).split()
             ),
             ("distributed.planner",),

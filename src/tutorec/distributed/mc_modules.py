@@ -599,3 +599,28 @@ class ManagedCollisionCollectionSharder(ModuleSharder[ManagedCollisionCollection
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """`ShardingType` values that it can build, on any device."""
         return [sharding_type.value for sharding_type in MANAGED_SHARDINGS]
+
+
+class InferManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
+    """Puts the mappings of a quantized collection on the device of its results, whole.
+
+    Source:
+        TorchRec's ``torchrec.distributed.mc_modules.InferManagedCollisionCollectionSharder``, which
+        splits mappings by rows.
+    """
+
+    def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        module: ManagedCollisionCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        embedding_shardings: Sequence[Any],
+        device: torch.device | None = None,
+    ) -> ManagedCollisionCollection:
+        """The mappings themselves where they are on the device, else copies."""
+        device = torch.device(device or "cpu")
+        mappings = {name: each.on(device) for name, each in module._modules_by_table()}
+        if [*mappings.values()] == [*module._managed_collision_modules.values()]:
+            return module
+        configs = module.embedding_configs()
+        return ManagedCollisionCollection(mappings, configs, module.need_preprocess).eval()

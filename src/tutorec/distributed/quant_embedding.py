@@ -11,7 +11,13 @@ from torch import Tensor
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup
 from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.quant_embeddingbag import ShardedQuantEbcInputDist, flatten_feature_lengths
+from tutorec.distributed.quant_behind_mappings import BehindMappingsSharder, ShardedBehindMappings
+from tutorec.distributed.quant_embeddingbag import (
+    QuantEmbeddingBagCollectionSharder,
+    QuantManagedCollisionEmbeddingBagCollectionSharder,
+    ShardedQuantEbcInputDist,
+    flatten_feature_lengths,
+)
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,
     QuantContext,
@@ -23,6 +29,7 @@ from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbeddingCollection
+from tutorec.quant.embedding_collection import QuantManagedCollisionEmbeddingCollection
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -169,6 +176,39 @@ class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCo
     _sharded_type = ShardedQuantEmbeddingCollection
 
 
+class ShardedQuantManagedCollisionEmbeddingCollection(
+    ShardedBehindMappings, ShardedQuantEmbeddingCollection
+):
+    """A quantized collection of raw ids, sharded over the devices of one process.
+
+    It gives what the unsharded `QuantManagedCollisionEmbeddingCollection` gives. Its arguments are
+    those of `ShardedQuantEmbeddingCollection`, with the sharder of the mappings as the third.
+
+    Source:
+        TorchRec's
+        ``torchrec.distributed.quant_embedding.ShardedQuantManagedCollisionEmbeddingCollection``.
+    """
+
+
+class QuantManagedCollisionEmbeddingCollectionSharder(
+    BehindMappingsSharder[QuantManagedCollisionEmbeddingCollection]
+):
+    """Sharder of a `QuantManagedCollisionEmbeddingCollection`, over the devices of one process.
+
+    Args:
+        e_sharder: Says how the tables may be sharded.
+        mc_sharder: Puts the mappings where they are used.
+
+    Source:
+        TorchRec's
+        ``torchrec.distributed.quant_embedding.QuantManagedCollisionEmbeddingCollectionSharder``.
+    """
+
+    _module_type = QuantManagedCollisionEmbeddingCollection
+    _sharded_type = ShardedQuantManagedCollisionEmbeddingCollection
+    _tables_sharder = QuantEmbeddingCollectionSharder
+
+
 def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """For a variable batch, all ids of a feature as one bag, which is enough for unpooled rows."""
     if not features.variable_stride_per_key():
@@ -178,3 +218,13 @@ def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor._from_parts(
         features.keys(), features.values(), None, lengths, None, 1, counts
     )
+
+
+def default_quant_sharders() -> list[BaseQuantEmbeddingSharder[Any]]:
+    """One sharder per class of quantized collections."""
+    return [
+        QuantEmbeddingBagCollectionSharder(),
+        QuantEmbeddingCollectionSharder(),
+        QuantManagedCollisionEmbeddingBagCollectionSharder(),
+        QuantManagedCollisionEmbeddingCollectionSharder(),
+    ]

@@ -16,6 +16,7 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
 from tutorec.distributed.lookup.quant import DeviceLookup, InferGroupedPooledEmbeddingsLookup
 from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.quant_behind_mappings import BehindMappingsSharder, ShardedBehindMappings
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,
     QuantContext,
@@ -26,7 +27,10 @@ from tutorec.distributed.sharding.infer_sharding import InferSharding, InferWhol
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.pooled_lookup import join_samples
-from tutorec.quant.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.embedding_modules import (
+    EmbeddingBagCollection,
+    QuantManagedCollisionEmbeddingBagCollection,
+)
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed import KeyedTensor
@@ -246,3 +250,37 @@ class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder[EmbeddingBagC
 
     _module_type = EmbeddingBagCollection
     _sharded_type = ShardedQuantEmbeddingBagCollection
+
+
+class ShardedQuantManagedCollisionEmbeddingBagCollection(
+    ShardedBehindMappings, ShardedQuantEmbeddingBagCollection
+):
+    """A quantized collection of raw ids and bags, sharded over the devices of one process.
+
+    It gives what the unsharded `QuantManagedCollisionEmbeddingBagCollection` gives. Its arguments
+    are those of `ShardedQuantEmbeddingBagCollection`, with the sharder of the mappings as the
+    third.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embeddingbag
+        .ShardedQuantManagedCollisionEmbeddingBagCollection``.
+    """
+
+
+class QuantManagedCollisionEmbeddingBagCollectionSharder(
+    BehindMappingsSharder[QuantManagedCollisionEmbeddingBagCollection]
+):
+    """Sharder of a `QuantManagedCollisionEmbeddingBagCollection`, over one process's devices.
+
+    Args:
+        e_sharder: Says how the tables may be sharded.
+        mc_sharder: Puts the mappings where they are used.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embeddingbag
+        .QuantManagedCollisionEmbeddingBagCollectionSharder``.
+    """
+
+    _module_type = QuantManagedCollisionEmbeddingBagCollection
+    _sharded_type = ShardedQuantManagedCollisionEmbeddingBagCollection
+    _tables_sharder = QuantEmbeddingBagCollectionSharder

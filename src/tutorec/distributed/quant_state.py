@@ -78,9 +78,11 @@ class QuantContext(list[InferContext]):
     Attributes:
         features: The batch as the caller passed it, checked.
         of_lists: Whether features have different numbers of bags (inverse indices).
+        remapped: The batch of rows, where its ids were remapped.
     """
 
     features: Any = None
+    remapped: Any = None
     of_lists: bool = False
 
 

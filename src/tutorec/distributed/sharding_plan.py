@@ -29,8 +29,7 @@ from tutorec.distributed.plan import (
     ShardingPlan,
     ShardingType,
 )
-from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
-from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
+from tutorec.distributed.quant_embedding import default_quant_sharders
 from tutorec.distributed.shard_geometry import (
     ShardPiece,
     bucket_rows,
@@ -572,8 +571,7 @@ def get_default_sharders() -> list[ModuleSharder[Any]]:
         EmbeddingCollectionSharder(),
         FusedEmbeddingBagCollectionSharder(),
         FusedEmbeddingCollectionSharder(),
-        QuantEmbeddingBagCollectionSharder(),
-        QuantEmbeddingCollectionSharder(),
+        *default_quant_sharders(),
         ManagedCollisionEmbeddingBagCollectionSharder(),
         ManagedCollisionEmbeddingCollectionSharder(),
     ]
@@ -583,8 +581,9 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]
     """Class of a collection -> its sharder with default settings.
 
     Example:
-        >>> [kind.__module__.split(".")[1] for kind in get_module_to_default_sharders()]
-        ['modules', 'modules', 'modules', 'modules', 'quant', 'quant', 'modules', 'modules']
+        >>> kinds = [kind.__module__.split(".")[1] for kind in get_module_to_default_sharders()]
+        >>> kinds.count("modules"), kinds.count("quant")
+        (6, 4)
 
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.

@@ -15,8 +15,7 @@ from torch import nn
 from tutorec._check import require_int
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
-from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
-from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
+from tutorec.distributed.quant_embedding import default_quant_sharders
 from tutorec.distributed.shard import _shard_modules, collections_of
 from tutorec.inference.table_rows import (
     assign_weights_to_tbe,
@@ -173,7 +172,7 @@ def shard_quant_model(
         world_size: Number of devices; on the CPU they are virtual and share its memory.
         compute_device: ``"cpu"``, or ``"cuda"`` for ``cuda:0`` to ``cuda:world_size-1``.
         sharding_device: Device type of the shards; by default ``compute_device``.
-        sharders: One sharder per class of collections; those of both quantized ones by default.
+        sharders: One sharder per class of collections; those of all quantized ones by default.
         device_memory_size: Bytes per device for tables; by default the GPU's memory, or 128 GiB on
             the CPU.
         constraints: Table name -> its constraints; by default every table is whole on one device.
@@ -228,11 +227,6 @@ def shard_quant_model(
         plan = _planned(model, sharders, topology, constraints)
     device = torch.device(sharding_device or compute_device)
     return _shard_modules(model, env, device, plan, sharders), plan
-
-
-def default_quant_sharders() -> list[Any]:
-    """One sharder per class of quantized collections."""
-    return [QuantEmbeddingBagCollectionSharder(), QuantEmbeddingCollectionSharder()]
 
 
 def _whole_tables(names: Any) -> dict[str, Any]:

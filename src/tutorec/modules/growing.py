@@ -188,7 +188,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         output_segments: list[int],
         device: torch.device | None = None,
     ) -> GrowingManagedCollisionModule:
-        """The mapping of one shard's rows, with the ids that they have."""
+        """The mapping of one shard's rows, with the ids that they have; from meta without ids."""
         shard = GrowingManagedCollisionModule(
             self._max_rows,
             device or self.device,
@@ -199,7 +199,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             self._sketch_width,
             output_id_range,
         )
-        if shard.device.type == "meta":
+        if "meta" in (shard.device.type, self.device.type):
             return shard
         first, last = (row - self.first_row for row in output_id_range)
         state = {name: self.get_buffer(name)[first:last] for name in _OF_ROWS}

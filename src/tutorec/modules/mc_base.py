@@ -203,6 +203,17 @@ class ManagedCollisionModule(nn.Module):
     ) -> "ManagedCollisionModule":
         """A new mapping onto the half-open range of rows ``output_id_range``: one shard's."""
 
+    def on(self, device: torch.device) -> "ManagedCollisionModule":
+        """This mapping, or a copy of it on another device; from meta one without ids."""
+        if self.device == device:
+            return self
+        rows = self.output_size()
+        segments = getattr(self, "_output_segments", [0, rows])
+        copy = self.rebuild_with_output_id_range((0, rows), segments, device)
+        if self.device.type != "meta":
+            copy.load_state_by_row(self.state_by_row())
+        return copy
+
 
 def with_values(
     features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]
