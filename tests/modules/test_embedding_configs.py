@@ -116,6 +116,10 @@ def test_a_field_that_would_have_no_effect_is_refused(
         EmbeddingConfig(10, 4, "users", **{field: value})  # type: ignore[arg-type]
 
 
+def test_one_bucket_is_a_whole_table() -> None:
+    assert EmbeddingConfig(10, 4, "users", total_num_buckets=1).total_num_buckets == 1
+
+
 def test_fields_stand_in_torchrecs_order() -> None:
     assert [field.name for field in fields(EmbeddingBagConfig)] == (
         "num_embeddings embedding_dim name data_type feature_names weight_init_max "

@@ -27,10 +27,11 @@ from tutorec.modules.hash_mc_evictions import (
     HashZchSingleTtlScorer,
 )
 from tutorec.modules.hash_mc_joint import JointMappings
-from tutorec.modules.hash_mc_metrics import ScalarLoggerBackend
+from tutorec.modules.hash_mc_metrics import ScalarLogger, ScalarLoggerBackend
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.modules.utils import make_hash_zch_buckets_non_persistent
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -341,6 +342,20 @@ def test_reports_come_every_so_many_batches_with_their_shares():
     assert (reports[1][3]["eviction_rate"], reports[1][3]["avg_eviction_age"]) == (0.5, 8.0)
 
 
+def test_counts_between_reports_have_the_names_of_torchrec():
+    logger = ScalarLogger("t", 5, 2, 0, 1, 0, CPU, False)
+    before, after = torch.tensor([[0], [1], [2], [-1], [-1]]), torch.arange(5).view(5, 1)
+    ids = torch.arange(5)
+    for expected in ((5, 3, 2, 0), (10, 6, 4, 0)):
+        logger.update(before, after, ids, ids, ids >= 0, None, None)
+        counts = logger._total_cnt, logger._hit_cnt, logger._insert_cnt, logger._collision_cnt
+        assert counts == expected
+    logger("train", after)
+    assert logger._total_cnt == 10, "a report comes every two batches"
+    logger("train", after)
+    assert (logger._total_cnt, logger._eviction_cnt, logger._opt_in_cnt) == (0, 0, 0)
+
+
 def test_the_mapper_numbers_ids_inside_their_buckets():
     mapper = TrainInputMapper(10, 3, torch.tensor([4, 2, 3]), torch.tensor([0, 4, 6]), True)
     ids, sizes, offsets = mapper(torch.tensor([3, 4, 11, 13]), torch.tensor([4]))
@@ -379,6 +394,19 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         HashZchManagedCollisionModule(
             **{"zch_size": 8, "device": CPU, "total_num_buckets": 1, **settings}
         )
+
+
+def test_two_uses_of_the_numbers_of_ids_are_an_assertion_error_too_as_in_torchrec():
+    with pytest.raises(AssertionError, match="track_id_freq and write_runtime_meta_dim"):
+        HashZchManagedCollisionModule(8, CPU, 1, track_id_freq=True, write_runtime_meta_dim=1)
+
+
+def test_the_number_of_buckets_is_left_out_of_a_state_on_demand():
+    model = torch.nn.ModuleList([HashZchManagedCollisionModule(8, CPU, 2) for _ in range(2)])
+    kept = [*model.state_dict()]
+    assert make_hash_zch_buckets_non_persistent(model) == 2
+    assert [*model.state_dict()] == [name for name in kept if "_hash_zch_bucket" not in name]
+    assert make_hash_zch_buckets_non_persistent(model) == 0
 
 
 def test_a_policy_without_a_time_to_live_says_so_at_the_first_batch():

@@ -6,8 +6,10 @@ from tutorec.distributed.lookup.quant import (
     InferGroupedPooledEmbeddingsLookup,
 )
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
+from tutorec.distributed.plan import EmbeddingComputeKernel
 
 __all__ = [
+    "EmbeddingComputeKernel",
     "GroupedEmbeddingsLookup",
     "GroupedPooledEmbeddingsLookup",
     "InferGroupedEmbeddingsLookup",

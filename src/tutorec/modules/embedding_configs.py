@@ -87,6 +87,7 @@ def common_width(tables: "Sequence[BaseEmbeddingConfig]") -> int:
     return next(iter(widths.values()), -1)
 
 
+_ONE_BUCKET = "total_num_buckets", 1
 _FIXED_ROWS = "a table has num_embeddings rows from the first batch on: hash ids to them"
 _UNSUPPORTED = {
     "need_pos": "pass weights with the batch",
@@ -116,7 +117,7 @@ class BaseEmbeddingConfig:
         need_pos: TorchRec's position weights; not supported, leave it False.
         input_dim: TorchRec's; not supported, like the next one and the last three: leave them at
             their defaults.
-        total_num_buckets: Buckets of a table that grows.
+        total_num_buckets: Buckets of a table that grows; 1 is the same as None.
         use_virtual_table: Whether R is a cap. Rows are zeros; they take memory and get initial
             values when the table's `GrowingManagedCollisionModule` admits an id to them.
         virtual_table_eviction_policy: Eviction of such rows.
@@ -164,7 +165,8 @@ class BaseEmbeddingConfig:
                 f"table {self.name!r}: feature_names {self.feature_names} name a feature twice"
             )
         for field_name, remedy in _UNSUPPORTED.items():
-            if getattr(self, field_name):
+            # one bucket is the whole table
+            if getattr(self, field_name) and (field_name, self.total_num_buckets) != _ONE_BUCKET:
                 raise NotImplementedError(
                     f"table {self.name!r}: {field_name}={getattr(self, field_name)!r} is not "
                     f"supported; {remedy}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 
 import torch
 from torch import Tensor, nn
@@ -105,13 +104,18 @@ class ScalarLogger(nn.Module):
         bucket = zch_size // num_buckets_per_rank
         bounds = torch.arange(1, num_buckets_per_rank + 1, device=device) * bucket
         self._opt_in_ranges = bounds - max(num_reserved_slots_per_bucket, 0)
-        self._counts = Counter[str]()
+        self._begin_anew()
         self._backend = ConsoleScalarLoggerBackend(log_file_path) if backend is None else backend
 
     def should_report(self) -> bool:
         """Whether the next call reports."""
         due = int(self._scalar_logger_steps) % self._frequency == 0
-        return self._start_bucket == 0 and self._counts["total"] > 0 and due
+        return self._start_bucket == 0 and self._total_cnt > 0 and due
+
+    def _begin_anew(self) -> None:
+        self._total_cnt = self._hit_cnt = self._insert_cnt = self._collision_cnt = 0
+        self._eviction_cnt = self._opt_in_cnt = 0
+        self._sum_eviction_age = 0.0
 
     @torch.jit.unused
     def update(
@@ -142,20 +146,18 @@ class ScalarLogger(nn.Module):
         hits = int((before == with_slot).sum())
         inserted = int((before == -1).sum()) - int((after == -1).sum())
         buckets = self._opt_in_ranges[with_slot % self._opt_in_ranges.shape[0]]
-        self._counts.update(
-            total=values.numel(),
-            hit=hits,
-            insert=inserted,
-            collision=values.numel() - hits - inserted,
-            opt_in=int((remapped_ids < buckets).sum()),
-        )
+        self._total_cnt += values.numel()
+        self._hit_cnt += hits
+        self._insert_cnt += inserted
+        self._collision_cnt += values.numel() - hits - inserted
+        self._opt_in_cnt += int((remapped_ids < buckets).sum())
         if evicted_emb_indices is not None and evicted_emb_indices.numel() > 0:
             evicted = torch.unique(evicted_emb_indices)
-            self._counts.update(eviction=evicted.numel())
+            self._eviction_cnt += evicted.numel()
             ttl = eviction_config and eviction_config.single_ttl
             if ttl is not None and metadata is not None:
                 now = int(time.time() / self.SECONDS_IN_HOUR)
-                self._counts.update(age=int((now - (metadata[evicted, 0] - ttl)).sum()))
+                self._sum_eviction_age += float((now - (metadata[evicted, 0] - ttl)).sum())
 
     @torch.jit.unused
     def forward(self, run_type: str, identities: Tensor) -> None:
@@ -166,18 +168,24 @@ class ScalarLogger(nn.Module):
             identities: The id in each slot [R, 1].
         """
         if self.should_report():
-            counts, self._counts = self._counts, Counter()
-            shares = {
-                kind: counts[kind] / counts["total"]
-                for kind in ("hit", "insert", "collision", "eviction", "opt_in")
+            counts = {
+                "hit": self._hit_cnt,
+                "insert": self._insert_cnt,
+                "collision": self._collision_cnt,
+                "eviction": self._eviction_cnt,
+                "opt_in": self._opt_in_cnt,
             }
-            rates = {f"{kind}_rate": round(share, 3) for kind, share in shares.items()}
-            rates["avg_eviction_age"] = round(counts["age"] / max(counts["eviction"], 1), 3)
+            total, age = self._total_cnt, self._sum_eviction_age
+            self._begin_anew()
+            rates = {f"{kind}_rate": round(count / total, 3) for kind, count in counts.items()}
+            rates["avg_eviction_age"] = round(age / max(counts["eviction"], 1), 3)
             rates["table_usage_ratio"] = round(
                 int((identities[:, 0] != -1).sum()) / self._zch_size, 3
             )
             step = int(self._scalar_logger_steps)
-            text = ", ".join(f"{kind}={number}" for kind, number in {**counts, **rates}.items())
+            text = ", ".join(
+                f"{kind}={number}" for kind, number in {"total": total, **counts, **rates}.items()
+            )
             self._backend.report(
                 f"table {self._name}, {run_type}, batch {step}: {text}",
                 self._name,

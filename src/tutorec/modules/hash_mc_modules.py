@@ -598,10 +598,14 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 "that reserve a row or more"
             )
         if self._track_id_freq and self._write_runtime_meta_dim > 0:
-            raise ValueError(
+            raise _TwoUsesError(
                 f"{where}: track_id_freq and write_runtime_meta_dim both need the numbers of "
                 "an id; choose one"
             )
+
+
+class _TwoUsesError(ValueError, AssertionError):
+    """The numbers of ids are to hold two things; TorchRec raises an AssertionError."""
 
 
 def _equal_buckets(rows: int, buckets: int) -> list[int]:
