@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,8 @@ _LONGEST_LINE = 1 << 20
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _BAD = 255
 
-
-_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _VALUES = np.full(256, _BAD, dtype=np.uint8)  # of characters as digits
-_VALUES[_DIGITS] = _VALUES[np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)] = np.arange(16)
+_VALUES[list(b"0123456789abcdef")] = _VALUES[list(b"0123456789ABCDEF")] = np.arange(16)
 
 
 @dataclass(frozen=True)
@@ -235,33 +233,23 @@ def _whole_lines(path: Path) -> Iterator[tuple[NDArray[np.uint8], int]]:
     """The bytes of a file in pieces that end with a newline, and how far the file was read."""
     rest = b""
     with open(path, "rb") as raw:
-        for chunk in _chunks(path, raw):
-            cut = chunk.rfind(b"\n") + 1
-            if cut:
-                yield np.frombuffer(rest + chunk[:cut], dtype=np.uint8), raw.tell()
-                rest = chunk[cut:]
-            else:
-                rest += chunk
-            if len(rest) > _LONGEST_LINE:
-                raise ValueError(
-                    f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text file"
-                )
-        if rest:
-            yield np.frombuffer(rest + b"\n", dtype=np.uint8), raw.tell()
-
-
-def _chunks(path: Path, raw: IO[bytes]) -> Iterator[bytes]:
-    file = gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw
-    while True:
+        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
-            chunk = file.read(_BLOCK_BYTES)
+            while chunk := file.read(_BLOCK_BYTES):
+                lines, newline, rest = (rest + chunk).rpartition(b"\n")
+                if newline:
+                    yield np.frombuffer(lines + newline, dtype=np.uint8), raw.tell()
+                if len(rest) > _LONGEST_LINE:
+                    raise ValueError(
+                        f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text "
+                        "file"
+                    )
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(
                 f"{path}: damaged gzip file ({error}): fetch or write it again"
             ) from error
-        if not chunk:
-            return
-        yield chunk
+        if rest:
+            yield np.frombuffer(rest + b"\n", dtype=np.uint8), raw.tell()
 
 
 def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
@@ -275,34 +263,23 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
         ``path``.
     """
     with open(path, "wb") as raw:
-        if path.suffix != ".gz":
-            raw.writelines(format_rows(block) for block in blocks)
-            return path
         # mtime=0 and no name: equal rows make equal bytes
-        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=1, mtime=0) as packed:
-            packed.writelines(format_rows(block) for block in blocks)
+        packed = path.suffix == ".gz"
+        with gzip.GzipFile("", "wb", 1, raw, mtime=0) if packed else raw as file:
+            file.writelines(map(format_rows, blocks))
     return path
 
 
 def format_rows(rows: CriteoColumns) -> bytes:
     """The text of some rows, one line each."""
-    columns = [rows.label.astype(np.str_).tolist()]
-    for values, known in zip(rows.ints.T, rows.ints_known.T, strict=True):
-        columns.append(_texts(known, values[known].astype(np.str_)))
-    for values, known in zip(rows.cats.T, rows.cats_known.T, strict=True):
-        columns.append(_texts(known, _hex8(values[known])))
-    return "".join("\t".join(line) + "\n" for line in zip(*columns, strict=True)).encode("ascii")
-
-
-def _texts(known: NDArray[np.bool_], texts: NDArray[np.str_]) -> list[str]:
-    """One column's fields: the texts where something is known, empty elsewhere."""
-    column = np.zeros(len(known), dtype=texts.dtype)
-    column[known] = texts
-    return column.tolist()
-
-
-def _hex8(ids: NDArray[np.int64]) -> NDArray[np.str_]:
-    """Eight hexadecimal digits for every id."""
-    shifts = np.arange(28, -4, -4)
-    digits = _DIGITS[(ids[..., None] >> shifts) & 15]
-    return np.ascontiguousarray(digits.astype(np.uint32)).view("<U8")[..., 0]
+    ints_known, cats_known = rows.ints_known.T, rows.cats_known.T
+    ids = rows.cats.T[cats_known].astype(">u4").tobytes().hex().encode()
+    columns = [rows.label.astype("S").tolist()]
+    for known, texts in (
+        (ints_known, rows.ints.T[ints_known].astype("S")),
+        (cats_known, np.frombuffer(ids, "S8")),
+    ):
+        fields = np.zeros(known.shape, texts.dtype)
+        fields[known] = texts
+        columns += fields.tolist()
+    return b"".join(b"\t".join(line) + b"\n" for line in zip(*columns, strict=True))
