@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import accumulate, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,11 @@ from tutorec.datasets.criteo_text import (
     INT_FEATURE_COUNT,
     TOTAL_TRAINING_SAMPLES,
     CriteoColumns,
-    LineBlock,
     count_lines,
     line_blocks,
     parse_lines,
 )
-from tutorec.datasets.progress import ProgressBar
+from tutorec.datasets.progress import byte_bar
 from tutorec.datasets.utils import Batch, LoadFiles, ReadLinesFromCSV, rank_slices, safe_cast
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -90,7 +89,7 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
     """
     parts: list[CriteoColumns] = []
     left = sys.maxsize if rows is None else require_int("read_criteo: rows", rows, 0)
-    for block in _blocks(_as_paths(paths)):
+    for block in chain.from_iterable(map(line_blocks, _as_paths(paths))):
         parts.append(parse_lines(block, slice(0, left)))
         left -= len(parts[-1])
         if left <= 0:
@@ -150,11 +149,23 @@ class CriteoDataset:
             raise ValueError(
                 f"{features=} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}"
             )
-        self._columns = {name: _column_numbers(name, columns) for name, columns in features.items()}
-        self.features: dict[str, list[str]] = {
-            name: list(columns) for name, columns in features.items()
-        }
-        self.rows_per_table = {name: _table_rows(rows_per_table, name) for name in self.features}
+        self.features: dict[str, list[str]] = {}
+        self.rows_per_table: dict[str, int] = {}
+        self._columns: dict[str, list[int]] = {}
+        for name, columns in features.items():
+            if not columns or not set(columns) <= set(DEFAULT_CAT_NAMES):
+                raise ValueError(
+                    f"feature '{name}' is made of columns {columns!r}: give a list of 'cat_0' to "
+                    "'cat_25'"
+                )
+            rows = rows_per_table
+            if isinstance(rows_per_table, Mapping):
+                rows = rows_per_table.get(name)
+            self.rows_per_table[name] = require_int(
+                f"rows_per_table: feature '{name}': rows", rows, 1, 2**63 - 1
+            )
+            self.features[name] = list(columns)
+            self._columns[name] = [DEFAULT_CAT_NAMES.index(column) for column in columns]
         self.progress = progress
 
     @cached_property
@@ -197,10 +208,8 @@ class CriteoDataset:
         require_int("epochs", epochs, 0)
         slices = rank_slices(len(self), batch_size, rank, world_size, drop_last=drop_last)
         for epoch in range(epochs):
-            size = sum(path.stat().st_size for path in self.paths)
-            with ProgressBar(f"epoch {epoch}", size, wanted=self.progress) as bar:
-                for rows in _rows_of_slices(self.paths, slices, bar):
-                    yield self.to_batch(rows)
+            with byte_bar(f"epoch {epoch}", *self.paths, wanted=self.progress) as bar:
+                yield from map(self.to_batch, _rows_of_slices(self.paths, slices, bar))
 
     def to_batch(self, rows: CriteoColumns) -> Batch:
         """Rows of the file as a batch: logarithms, hashed ids, labels."""
@@ -305,57 +314,32 @@ def _as_paths(paths: Paths) -> list[Path]:
     return files
 
 
-def _table_rows(rows_per_table: int | Mapping[str, int], name: str) -> int:
-    rows = rows_per_table.get(name) if isinstance(rows_per_table, Mapping) else rows_per_table
-    return require_int(f"rows_per_table: feature '{name}': rows", rows, 1, 2**63 - 1)
-
-
-def _column_numbers(name: str, columns: Sequence[str]) -> list[int]:
-    if not columns or not set(columns) <= set(DEFAULT_CAT_NAMES):
-        raise ValueError(
-            f"feature '{name}' is made of columns {columns!r}: give a list of 'cat_0' to 'cat_25'"
-        )
-    return [DEFAULT_CAT_NAMES.index(column) for column in columns]
-
-
-def _blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
-    for path in paths:
-        yield from line_blocks(path)
-
-
 def _rows_of_slices(
-    paths: list[Path], slices: list[tuple[int, int]], bar: ProgressBar
+    paths: list[Path], slices: list[tuple[int, int]], bar: Any
 ) -> Iterator[CriteoColumns]:
     """The rows of each slice, from one pass over the files that parses no other rows."""
     bounds = np.array(slices, dtype=np.int64)
+    sizes = [stop - start for start, stop in slices]
     pending: list[CriteoColumns] = []
     held, step, row = 0, 0, 0
-    before = dict(
-        zip(paths, accumulate((path.stat().st_size for path in paths), initial=0), strict=False)
-    )
-    for block in _blocks(paths):
-        bar.at(before[block.path] + block.position)
+    for block in chain.from_iterable(line_blocks(path, bar=bar) for path in paths):
         lines = _rows_inside(bounds, row, row + len(block)) - row
         row += len(block)
         if len(lines) == 0:
             continue
         pending.append(parse_lines(block, lines))
         held += len(lines)
-        while step < len(slices) and held >= slices[step][1] - slices[step][0]:
-            size = slices[step][1] - slices[step][0]
+        while step < len(sizes) and held >= (size := sizes[step]):
             rows = CriteoColumns.concat(pending)
             yield rows.slice(0, size)
             pending = [rows.slice(size, held)]
             held -= size
             step += 1
-    if step < len(slices):
-        needed = (
-            f"step {step} needs rows {slices[step][0]} to {slices[step][1] - 1}: make the "
-            "dataset again"
-        )
+    if step < len(sizes):
+        start, stop = slices[step]
         raise ValueError(
             f"{', '.join(map(str, paths))}: the files were replaced and have {row} rows now; "
-            f"{needed}"
+            f"step {step} needs rows {start} to {stop - 1}: make the dataset again"
         )
 
 

@@ -110,14 +110,12 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             first, stop = split_evenly(0, rows, world_size)[rank]
             places = self._generator.permutation(rows)  # where each row goes
             selected = np.flatnonzero((first <= places) & (places < stop))
-            new = [np.empty((len(selected), of[0].shape[1]), of[0].dtype) for of in arrays]
             targets = places[selected] - first
-            arrays = [
-                [gather_rows(part, selected, targets, output)]
-                for part, output in zip(arrays, new, strict=True)
-            ]
-            ends = list(accumulate((stop - start for start, stop in self._slices), initial=0))
-            self._slices = list(pairwise(ends))
+            for part in arrays:
+                own = np.empty((len(selected), part[0].shape[1]), part[0].dtype)
+                part[:] = [gather_rows(part, selected, targets, own)]
+            sizes = (stop - start for start, stop in self._slices)
+            self._slices = list(pairwise(accumulate(sizes, initial=0)))
         self.dense_arrs, self.sparse_arrs, self.labels_arrs = arrays
         self._hash_each_batch = mmap_mode and not shuffled
         if self.hashes is not None and not self._hash_each_batch:

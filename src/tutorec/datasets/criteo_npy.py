@@ -29,7 +29,7 @@ from tutorec.datasets.criteo_text import (
     line_blocks,
     parse_lines,
 )
-from tutorec.datasets.progress import ProgressBar
+from tutorec.datasets.progress import byte_bar, progress_bar
 from tutorec.datasets.utils import PATH_MANAGER_KEY, opener, split_evenly
 
 _PARTS = ("dense", "sparse", "labels")
@@ -70,20 +70,18 @@ class BinaryCriteoUtils:
                 )
             )
             whole = dense.view(np.int32)  # until the least is known
-            bar = files.enter_context(ProgressBar(path.name, path.stat().st_size))
-            for block in line_blocks(path, labelled):
+            bar = files.enter_context(byte_bar(path.name, path))
+            for block in line_blocks(path, labelled, bar):
                 columns = parse_lines(block)
-                low, high = columns.ints.min(), columns.ints.max()
-                if low < _INT32.min or high > _INT32.max:
-                    lines = f"lines {block.first_line} to {block.first_line + len(block) - 1}"
-                    value = low if low < _INT32.min else high
-                    raise ValueError(
-                        f"{path}: an integer of {lines} is {value}, and 32 bits must hold it"
-                    )
-                least = min(least, int(low))
+                for value in (low := int(columns.ints.min()), columns.ints.max()):
+                    if not _INT32.min <= value <= _INT32.max:
+                        lines = f"lines {block.first_line} to {block.first_line + len(block) - 1}"
+                        raise ValueError(
+                            f"{path}: an integer of {lines} is {value}, and 32 bits must hold it"
+                        )
+                least = min(least, low)
                 at = slice(row, row := row + len(block))
                 whole[at], sparse[at], labels[at, 0] = columns.ints, columns.cats, columns.label
-                bar.at(block.position)
             for start in range(0, rows, _ROWS):
                 chunk = dense[start : start + _ROWS]
                 np.log(
@@ -170,14 +168,12 @@ class BinaryCriteoUtils:
         """
         arrays = [np.load(file) for file in in_files]
         ends = np.cumsum([len(array) for array in arrays])[:-1]
-        with ProgressBar("contiguous ids", columns, unit="column") as bar:
-            for column in range(columns):
-                ids = _contiguous(
-                    np.concatenate([array[:, column] for array in arrays]), frequency_threshold
-                )
-                for array, part in zip(arrays, np.split(ids, ends), strict=True):
-                    array[:, column] = part
-                bar.at(column + 1)
+        for column in progress_bar("contiguous ids", iterable=range(columns), unit="column"):
+            ids = _contiguous(
+                np.concatenate([array[:, column] for array in arrays]), frequency_threshold
+            )
+            for array, part in zip(arrays, np.split(ids, ends), strict=True):
+                array[:, column] = part
         for file, array in zip(in_files, arrays, strict=True):
             path = Path(output_dir) / (Path(file).name.split(".")[0] + output_file_suffix)
             with _written(path, path_manager_key) as draft:
@@ -215,21 +211,23 @@ class BinaryCriteoUtils:
             for part, folder in sources.items()
         }
         if output_dir_full_set is not None:
-            _write_full_set(
-                Path(output_dir_full_set) / "full.npy", list(inputs.values()), path_manager_key
+            target, shape = (
+                Path(output_dir_full_set) / "full.npy",
+                (sum(rows), sum(widths.values())),
             )
+            with _new_array(target, shape, np.float32, path_manager_key) as full:
+                for end, *day in zip(np.cumsum(rows), *inputs.values(), strict=True):
+                    full[end - len(day[0]) : end] = np.concatenate(day, axis=1)
         order = np.random.RandomState(random_seed).permutation(sum(rows))
-        with ProgressBar("shuffled days", days - 1, unit="day") as bar:
-            for day, taken in enumerate(np.split(order, np.cumsum(rows)[:-1])):
-                places = np.argsort(taken)
-                for part in _PARTS:
-                    dtype = np.float32 if part == "dense" else np.int32
-                    target = Path(output_dir_shuffled) / f"day_{day}_{part}.npy"
-                    with _new_array(
-                        target, (rows[day], widths[part]), dtype, path_manager_key
-                    ) as output:
-                        gather_rows(inputs[part], taken[places], places, output)
-                bar.at(day + 1)
+        taken_by_day = np.split(order, np.cumsum(rows)[:-1])
+        for day in progress_bar("shuffled days", iterable=range(days - 1), unit="day"):
+            places = np.argsort(taken_by_day[day])
+            for part in _PARTS:
+                dtype = np.float32 if part == "dense" else np.int32
+                target = Path(output_dir_shuffled) / f"day_{day}_{part}.npy"
+                shape = rows[day], widths[part]
+                with _new_array(target, shape, dtype, path_manager_key) as output:
+                    gather_rows(inputs[part], taken_by_day[day][places], places, output)
         for part in _PARTS:
             last = f"day_{days - 1}_{part}.npy"
             with _written(Path(output_dir_shuffled) / last, path_manager_key) as draft:
@@ -320,13 +318,3 @@ def _day(folder: str, day: int, part: str, shape: tuple[int, int]) -> NDArray[An
             "rows_per_day"
         )
     return array
-
-
-def _write_full_set(path: Path, parts: list[list[NDArray[Any]]], path_manager_key: Any) -> None:
-    dense, sparse, labels = parts
-    shape = (sum(map(len, dense)), sum(part[0].shape[1] for part in parts))
-    with _new_array(path, shape, np.float32, path_manager_key) as full:
-        row = 0
-        for day in zip(dense, sparse, labels, strict=True):
-            full[row : row + len(day[0])] = np.concatenate(day, axis=1)
-            row += len(day[0])

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,25 +89,24 @@ class LineBlock:
         data: [bytes].
         separators: [lines, 40], or [lines, 39] without labels: where the fields of each line end
             (at a tab, and the last one at the newline).
-        position: bytes of the file consumed so far (compressed bytes of a gz file).
     """
 
     path: Path
     first_line: int
     data: NDArray[np.uint8]
     separators: NDArray[np.int64]
-    position: int
 
     def __len__(self) -> int:
         return len(self.separators)
 
 
-def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
+def line_blocks(path: Path, labelled: bool = True, bar: Any = None) -> Iterator[LineBlock]:
     """The lines of a file, some thousands at a time; every line is known to have 40 fields.
 
     Args:
         path: the file; ``.gz`` is unpacked on the way.
         labelled: whether lines start with a label; 39 fields are expected without it.
+        bar: a progress bar over the bytes of the file, as stored.
 
     Yields:
         Blocks in order.
@@ -116,7 +115,7 @@ def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
         ValueError: a line has another number of fields, or the file is not a readable gzip file.
     """
     first_line, fields = 1, FIELDS - (not labelled)
-    for data, position in _whole_lines(path):
+    for data in _whole_lines(path, bar):
         separators = np.flatnonzero((data == _TAB) | (data == _NEWLINE))
         newlines = np.flatnonzero(data[separators] == _NEWLINE)
         counts = np.diff(newlines, prepend=-1)
@@ -131,20 +130,20 @@ def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
                 "tabs)"
             )
             raise ValueError(f"{path}, line {first_line + line}: {count}")
-        yield LineBlock(path, first_line, data, separators.reshape(-1, fields), position)
+        yield LineBlock(path, first_line, data, separators.reshape(-1, fields))
         first_line += len(newlines)
 
 
 def has_labels(path: Path) -> bool:
     """Whether the first line has 40 fields; those of the Kaggle challenge's test file have 39."""
-    for data, _ in _whole_lines(path):
+    for data in _whole_lines(path):
         return int((data[: int((data == _NEWLINE).argmax())] == _TAB).sum()) != FIELDS - 2
     return True
 
 
 def count_lines(path: Path) -> int:
     """How many lines a file has; one pass over its bytes."""
-    return sum(int((data == _NEWLINE).sum()) for data, _ in _whole_lines(path))
+    return sum(int((data == _NEWLINE).sum()) for data in _whole_lines(path))
 
 
 def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)) -> CriteoColumns:
@@ -161,7 +160,6 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
         ValueError: a field is not what its column holds; names file, line and column.
     """
     ends = block.separators[lines]
-    numbers = np.arange(block.first_line, block.first_line + len(block))[lines]
     starts = np.empty_like(ends)
     starts[:, 1:] = ends[:, :-1] + 1
     # a line starts after the newline before it; the first one at 0
@@ -169,34 +167,34 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
     ends = ends.copy()
     ends[:, -1] -= block.data[np.maximum(ends[:, -1] - 1, 0)] == _RETURN
     split = ends.shape[1] - CAT_FEATURE_COUNT
-    names = DEFAULT_COLUMN_NAMES[-ends.shape[1] :]
-    decimals, decimals_known = _numbers(
-        block, numbers, starts[:, :split], ends[:, :split], names, base=10, digits=18
-    )
-    cats, cats_known = _numbers(
-        block, numbers, starts[:, split:], ends[:, split:], names[split:], base=16, digits=8
-    )
-    if split == INT_FEATURE_COUNT:
-        return CriteoColumns(np.full(len(ends), -1), decimals, decimals_known, cats, cats_known)
-    label = decimals[:, 0]
-    wrong = ~decimals_known[:, 0] | (label < 0) | (label > 1)
-    if wrong.any():
-        at = int(wrong.argmax()), 0
-        raise _bad_field(block, numbers[at[0]], starts[at], ends[at], names[0], "0 or 1")
-    return CriteoColumns(label, decimals[:, 1:], decimals_known[:, 1:], cats, cats_known)
+    ints, ints_known, wrong_ints = _numbers(block.data, starts[:, :split], ends[:, :split], 10, 18)
+    cats, cats_known, wrong_cats = _numbers(block.data, starts[:, split:], ends[:, split:], 16, 8)
+    label = np.full(len(ends), -1)
+    if split > INT_FEATURE_COUNT:
+        label, ints = ints[:, 0], ints[:, 1:]
+        wrong_ints[:, 0] |= ~ints_known[:, 0] | (label < 0) | (label > 1)
+        ints_known = ints_known[:, 1:]
+    if wrong_ints.any() or wrong_cats.any():
+        row, column = np.argwhere(np.concatenate([wrong_ints, wrong_cats], axis=1))[0]
+        name = DEFAULT_COLUMN_NAMES[column - ends.shape[1]]
+        expected = {"l": "0 or 1", "i": "an integer", "c": "at most 8 hexadecimal digits"}[name[0]]
+        line = block.first_line + np.arange(len(block))[lines][row]
+        field = bytes(block.data[starts[row, column] : ends[row, column]][:40])
+        text = field.decode("ascii", "backslashreplace")
+        raise ValueError(
+            f"{block.path}, line {line}: column '{name}' is '{text}', expected {expected}"
+        )
+    return CriteoColumns(label, ints, ints_known, cats, cats_known)
 
 
 def _numbers(
-    block: LineBlock,
-    numbers: NDArray[np.int64],
+    data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
-    names: Sequence[str],
     base: int,
     digits: int,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Fields [B, C] as numbers in a base, and where there was anything at all."""
-    data = block.data
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Fields [B, C] as numbers in a base, where there was anything at all, and which are wrong."""
     known = ends > starts
     at = starts.ravel().copy()
     minus = np.zeros(at.shape, dtype=bool)
@@ -204,41 +202,30 @@ def _numbers(
         minus = (data[at] == _MINUS) & known.ravel()
         at += minus
     length = ends.ravel() - at
-    bad = (length > digits) | (minus & (length == 0))
+    wrong = (length > digits) | (minus & (length == 0))
     values = np.zeros(at.shape, dtype=np.int64)
     for k in range(min(int(length.max(initial=0)), digits)):
         inside = length > k
         digit = _VALUES[data[np.minimum(at + k, len(data) - 1)]]
-        bad |= inside & (digit >= base)
+        wrong |= inside & (digit >= base)
         np.copyto(values, values * base + digit, where=inside)
-    if bad.any():
-        row, column = np.unravel_index(int(bad.argmax()), starts.shape)
-        kind = "an integer" if base == 10 else f"at most {digits} hexadecimal digits"
-        field = starts[row, column], ends[row, column], names[int(column)]
-        raise _bad_field(block, numbers[row], *field, kind)
     np.negative(values, out=values, where=minus)
-    return values.reshape(starts.shape), known
+    return values.reshape(starts.shape), known, wrong.reshape(starts.shape)
 
 
-def _bad_field(
-    block: LineBlock, line: int, start: int, end: int, name: str, expected: str
-) -> ValueError:
-    text = bytes(block.data[start:end][:40]).decode("ascii", "backslashreplace")
-    return ValueError(
-        f"{block.path}, line {line}: column '{name}' is '{text}', expected {expected}"
-    )
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """The bytes of a file in pieces that end with a newline, and how far the file was read."""
-    rest = b""
+def _whole_lines(path: Path, bar: Any = None) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of a file in pieces that end with a newline."""
+    rest, before = b"", 0
     with open(path, "rb") as raw:
         file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
             while chunk := file.read(_BLOCK_BYTES):
                 lines, newline, rest = (rest + chunk).rpartition(b"\n")
                 if newline:
-                    yield np.frombuffer(lines + newline, dtype=np.uint8), raw.tell()
+                    yield np.frombuffer(lines + newline, dtype=np.uint8)
+                if bar is not None:
+                    bar.update(raw.tell() - before)
+                    before = raw.tell()
                 if len(rest) > _LONGEST_LINE:
                     raise ValueError(
                         f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text "
@@ -249,7 +236,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[NDArray[np.uint8], int]]:
                 f"{path}: damaged gzip file ({error}): fetch or write it again"
             ) from error
         if rest:
-            yield np.frombuffer(rest + b"\n", dtype=np.uint8), raw.tell()
+            yield np.frombuffer(rest + b"\n", dtype=np.uint8)
 
 
 def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:

@@ -5,11 +5,11 @@ Needs pyarrow: ``pip install 'tutorec[parquet]'``.
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -193,16 +193,14 @@ class ParquetDataset(IterableDataset[Batch]):
         if self.seed is not None:
             order = np.random.default_rng([self.seed, self._epoch]).permutation(order)
         bounds = list(accumulate((self._groups[group][2] for group in order), initial=0))
-        held, rows = -1, None
+        decoded = lru_cache(1)(lambda at: self._decoded(*self._groups[order[at]]))
         for ranges in batches:
             parts: list[_Rows] = []
             for start, stop in ranges:
                 while start < stop:
                     at = bisect_right(bounds, start) - 1
-                    if rows is None or held != at:
-                        held, rows = at, self._decoded(*self._groups[order[at]])
                     end = min(stop, bounds[at + 1])
-                    parts.append(rows.slice(start - bounds[at], end - bounds[at]))
+                    parts.append(decoded(at).slice(start - bounds[at], end - bounds[at]))
                     start = end
             self._given += 1
             yield self._to_batch(parts)
@@ -261,24 +259,25 @@ class _Rows:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
-        parquet = importlib.import_module("pyarrow.parquet")
+        import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
             "reading Parquet needs pyarrow: pip install 'tutorec[parquet]'"
         ) from error
     try:
-        with parquet.ParquetFile(path, memory_map=True) as file:
+        with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
             yield file
     except FileNotFoundError:
         raise
-    except (importlib.import_module("pyarrow").ArrowInvalid, OSError) as error:
+    except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(
             f"{path}: damaged, or not a Parquet file ({error}): write it again"
         ) from error
 
 
 def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str]) -> None:
-    types = importlib.import_module("pyarrow").types
+    from pyarrow import types
+
     for i, name in enumerate([*sparse, *numbers]):
         if name not in schema.names:
             raise ValueError(f"{path}: no column '{name}'; there are {schema.names}")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, partialmethod
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
@@ -126,9 +126,8 @@ def rank_slices(
         >>> rank_slices(rows=10, batch_size=3, rank=1, world_size=2)
         [(3, 6), (8, 10)]
     """
-    require_int("world_size", world_size, 1)
-    require_int(f"world_size={world_size}: rank", rank, 0, world_size - 1)
     steps = _steps(rows, batch_size, world_size, drop_last)
+    require_int(f"world_size={world_size}: rank", rank, 0, world_size - 1)
     ranges = [(start + rank * batch_size, start + (rank + 1) * batch_size) for start, _ in steps]
     ranges[-1] = split_evenly(*steps[-1], world_size)[rank]
     return ranges
@@ -189,18 +188,12 @@ class RowBatches(Iterator[Batch]):
         # Python's own: a checkpoint writes it as JSON, which knows no numbers of numpy.
         self.position: int = int(start)
         self._positions = [self.position]
-        self._steps: Iterator[tuple[int, tuple[int, int]]] = iter(())
+        self._steps = self._left()
 
     def __next__(self) -> Batch:
-        step = next(self._steps, None)
-        while step is None:
-            if self.position >= self._epochs * self._rows:
-                raise StopIteration
-            self._steps = self._rest_of_epoch()
-            step = next(self._steps, None)
-        self.position, (first, stop) = step
+        self.position, *rows = next(self._steps)
         self._positions.append(self.position)
-        return self._read(first, stop)
+        return self._read(*rows)
 
     def position_after(self, steps: int) -> int:
         """The position after a number of batches; with prefetching, `position` is ahead of it."""
@@ -210,7 +203,7 @@ class RowBatches(Iterator[Batch]):
         """The remaining batches, each passed through a function, for example moved to a device."""
         read, changed = self._read, copy(self)
         changed._read = lambda first, stop: change(read(first, stop))
-        changed._positions, changed._steps = [self.position], iter(())
+        changed._positions, changed._steps = [self.position], changed._left()
         return changed
 
     def __length_hint__(self) -> int:
@@ -220,23 +213,20 @@ class RowBatches(Iterator[Batch]):
         whole = len(step_slices(self._rows, self._batch_size, self._world_size, self._drop_last))
         return max((self._epochs - epoch) * whole - done // step, 0)
 
-    def _rest_of_epoch(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """The position after each step of this epoch, and the rows of this rank in it."""
-        epoch, done = divmod(self.position, self._rows)
-        left, step = self._rows - done, self._batch_size * self._world_size
-        if done and left < (step if self._drop_last else self._world_size):
-            self.position = (epoch + 1) * self._rows  # not one step more: on to the next epoch
-            return iter(())
-        steps = step_slices(left, self._batch_size, self._world_size, self._drop_last)
-        # what the last step leaves out is behind us, too
-        ends = [*(step[-1][1] for step in steps[:-1]), left]
-        base = self.position
-        return iter(
-            [
-                (base + end, (done + step[self._rank][0], done + step[self._rank][1]))
-                for end, step in zip(ends, steps, strict=True)
-            ]
-        )
+    def _left(self) -> Iterator[tuple[int, int, int]]:
+        """For each step that is left, the position after it and the rows of this rank in it."""
+        while self.position < self._epochs * self._rows:
+            base, done = self.position, self.position % self._rows
+            left, step = self._rows - done, self._batch_size * self._world_size
+            if done and left < (step if self._drop_last else self._world_size):
+                self.position += left  # not one step more: on to the next epoch
+                continue
+            steps = step_slices(left, self._batch_size, self._world_size, self._drop_last)
+            # what the last step leaves out is behind us, too
+            ends = [*(of_ranks[-1][1] for of_ranks in steps[:-1]), left]
+            for end, of_ranks in zip(ends, steps, strict=True):
+                start, stop = of_ranks[self._rank]
+                yield base + end, done + start, done + stop
 
 
 def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
@@ -254,19 +244,14 @@ def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
 
 def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list[tuple[int, int]]:
     """The range of rows that all ranks together take in each step."""
-    for name, number, least in (
-        ("rows", rows, 0),
-        ("batch_size", batch_size, 1),
-        ("world_size", world_size, 1),
-    ):
-        require_int(name, number, least)
-    step = batch_size * world_size
-    full = rows // step
-    ends = [s * step for s in range(full + 1)]
-    rest = rows - full * step
+    require_int("rows", rows, 0)
+    require_int("batch_size", batch_size, 1)
+    require_int("world_size", world_size, 1)
+    ends = [*range(0, rows + 1, batch_size * world_size)]
+    rest = rows - ends[-1]
     if rest and not drop_last:
         ends[len(ends) if rest >= world_size else -1 :] = [rows]
-    if ends[-1] == 0 or len(ends) == 1:
+    if len(ends) == 1:
         step_of = (
             f"{world_size} rank(s) with "
             f"batch_size={batch_size}{' and drop_last' if drop_last else ''}"
@@ -376,13 +361,9 @@ class Limit(IterDataPipe):
         return islice(self.datapipe, self.limit)
 
 
-def _limit(self: IterDataPipe, limit: int) -> Limit:
-    return Limit(self, limit)
-
-
 # Beside torch's functional forms, pipe.map and others, whose registry takes a name only once in a
 # process.
-IterDataPipe.limit = _limit  # pyright: ignore[reportAttributeAccessIssue]
+IterDataPipe.limit = partialmethod(Limit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class ParallelReadConcat(IterDataPipe):

@@ -71,7 +71,9 @@ def filter_state_dict(state_dict: Mapping[str, T], name: str) -> OrderedDict[str
     """
     start = f"{name}."
     return OrderedDict(
-        (key[len(start) :], value) for key, value in state_dict.items() if key.startswith(start)
+        (key.removeprefix(start), value)
+        for key, value in state_dict.items()
+        if key.startswith(start)
     )
 
 
@@ -197,11 +199,9 @@ def add_params_from_parameter_sharding(
         {'cache_load_factor': 0.1}
     """
     merged = {} if fused_params is None else fused_params
-    cache, keys = (
-        parameter_sharding.cache_params,
-        {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"},
-    )
-    said = {key: getattr(cache, field) for key, field in keys.items()} if cache is not None else {}
+    cache = parameter_sharding.cache_params
+    keys = {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"}
+    said = {key: getattr(cache, field, None) for key, field in keys.items()}
     said |= {name: getattr(parameter_sharding, name) for name in _SETTINGS}
     merged.update({key: value for key, value in said.items() if value is not None})
     return merged

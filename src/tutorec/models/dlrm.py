@@ -147,12 +147,8 @@ class InteractionArch(nn.Module):
     def __init__(self, num_sparse_features: int, device: torch.device | None = None) -> None:
         super().__init__()
         self.F: int = num_sparse_features
-        vectors = 1 + num_sparse_features
-        self.register_buffer(
-            "_pairs",
-            torch.empty(vectors * num_sparse_features // 2, dtype=torch.long, device=device),
-            persistent=False,
-        )
+        pairs = torch.empty(choose(1 + self.F, 2), dtype=torch.long, device=device)
+        self.register_buffer("_pairs", pairs, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -242,21 +238,14 @@ class InteractionProjectionArch(nn.Module):
 
 def _all_vectors(dense: Tensor, sparse: Tensor, features: int) -> Tensor:
     """The dense vector [B, D] before those of the features [B, F, D]: [B, 1 + F, D]."""
-    if not is_scripting():
-        _check_vectors(dense, sparse, features)
+    if not is_scripting() and not any(isinstance(part, torch.fx.Proxy) for part in (dense, sparse)):
+        one, other = list(dense.shape), list(sparse.shape)
+        if len(one) != 2 or other != [one[0], features, one[1]]:
+            raise ValueError(
+                f"DLRM: dense vectors are {one} and the features' {other}, not [B, D] and [B, "
+                f"{features}, D]"
+            )
     return torch.cat((dense.unsqueeze(1), sparse), dim=1)
-
-
-def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
-    """Raise unless each sample has one dense vector and F more of one width; skipped in a trace."""
-    if isinstance(dense, torch.fx.Proxy) or isinstance(sparse, torch.fx.Proxy):
-        return
-    one, other = list(dense.shape), list(sparse.shape)
-    if len(one) != 2 or other != [one[0], features, one[1]]:
-        raise ValueError(
-            f"DLRM: dense vectors are {one} and the features' {other}, not [B, D] and [B, "
-            f"{features}, D]"
-        )
 
 
 class OverArch(nn.Module):
@@ -337,7 +326,7 @@ class DLRM(nn.Module):
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
         width, features = self.sparse_arch.D, self.sparse_arch.F
-        if not dense_arch_layer_sizes or dense_arch_layer_sizes[-1] != width:
+        if dense_arch_layer_sizes[-1:] != [width]:
             raise ValueError(
                 f"DLRM: {dense_arch_layer_sizes=} must end in {width}, the tables' embedding_dim"
             )

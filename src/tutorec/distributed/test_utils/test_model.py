@@ -120,10 +120,10 @@ class ModelInput:
         labels = fill(world_size * batch_size, device=device)
         local = [
             ModelInput(
-                floats[rank * batch_size : (rank + 1) * batch_size],
+                floats.split(batch_size)[rank],
                 _batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
                 _batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
-                labels[rank * batch_size : (rank + 1) * batch_size],
+                labels.split(batch_size)[rank],
             )
             for rank in range(world_size)
         ]
@@ -185,12 +185,10 @@ class _Draw(NamedTuple):
 
     def of_rank(self, bags: _Bags, rank: int) -> _Bags:
         """The bags of one rank's samples."""
-        ids = bags.lengths.view(-1, self.batch_size).sum(1).tolist()
-        first = rank * self.batch_size
+        lengths = bags.lengths.view(-1, self.batch_size)
+        ids = lengths.sum(1).tolist()
         weights = None if bags.weights is None else bags.weights.split(ids)[rank]
-        return _Bags(
-            bags.lengths[first : first + self.sizes[rank]], bags.ids.split(ids)[rank], weights
-        )
+        return _Bags(lengths[rank, : self.sizes[rank]], bags.ids.split(ids)[rank], weights)
 
 
 def _features(
