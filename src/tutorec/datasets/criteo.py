@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import IterDataPipe
 
 from tutorec._check import require_int
 from tutorec.datasets.criteo_memory import InMemoryBinaryCriteoIterDataPipe
@@ -39,7 +38,14 @@ from tutorec.datasets.criteo_text import (
     parse_lines,
 )
 from tutorec.datasets.progress import byte_bar
-from tutorec.datasets.utils import Batch, LoadFiles, ReadLinesFromCSV, rank_slices, safe_cast
+from tutorec.datasets.utils import (
+    Batch,
+    LoadFiles,
+    ReadLinesFromCSV,
+    own_worker,
+    rank_slices,
+    safe_cast,
+)
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -214,7 +220,7 @@ class CriteoDataset:
     def to_batch(self, rows: CriteoColumns) -> Batch:
         """Rows of the file as a batch: logarithms, hashed ids, labels."""
         ints = rows.ints.astype(np.float32)
-        dense = np.where(rows.ints_known, np.copysign(np.log1p(np.abs(ints)), ints), np.float32(0))
+        dense = np.copysign(np.log1p(np.abs(ints)), ints)
         # hashed all columns at a time: one pass per table size, not one per feature
         ids = torch.from_numpy(rows.cats)
         hashed = {
@@ -284,12 +290,8 @@ class CriteoIterDataPipe(IterDataPipe):
         self.paths, self.row_mapper, self.open_kw = paths, row_mapper, open_kw
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        paths = (
-            self.paths
-            if worker is None
-            else islice(self.paths, worker.id, None, worker.num_workers)
-        )
+        worker, workers = own_worker()
+        paths = islice(self.paths, worker, None, workers)
         lines = ReadLinesFromCSV(LoadFiles(paths, mode="r", **self.open_kw), delimiter="\t")
         return iter(lines) if self.row_mapper is None else map(self.row_mapper, lines)
 
@@ -323,16 +325,18 @@ def _rows_of_slices(
     pending: list[CriteoColumns] = []
     held, step, row = 0, 0, 0
     for block in chain.from_iterable(line_blocks(path, bar=bar) for path in paths):
-        lines = _rows_inside(bounds, row, row + len(block)) - row
+        rows = np.arange(row, row + len(block))
+        at = np.searchsorted(bounds[:, 0], rows, side="right") - 1
+        lines = rows[(at >= 0) & (rows < bounds[at, 1])] - row
         row += len(block)
         if len(lines) == 0:
             continue
         pending.append(parse_lines(block, lines))
         held += len(lines)
         while step < len(sizes) and held >= (size := sizes[step]):
-            rows = CriteoColumns.concat(pending)
-            yield rows.slice(0, size)
-            pending = [rows.slice(size, held)]
+            columns = CriteoColumns.concat(pending)
+            yield columns.slice(0, size)
+            pending = [columns.slice(size, held)]
             held -= size
             step += 1
     if step < len(sizes):
@@ -341,10 +345,3 @@ def _rows_of_slices(
             f"{', '.join(map(str, paths))}: the files were replaced and have {row} rows now; "
             f"step {step} needs rows {start} to {stop - 1}: make the dataset again"
         )
-
-
-def _rows_inside(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
-    """Which of the rows start..stop-1 lie in one of the ranges [steps, 2], which are in order."""
-    rows = np.arange(start, stop)
-    step = np.searchsorted(bounds[:, 0], rows, side="right") - 1
-    return rows[(step >= 0) & (rows < bounds[step, 1])]

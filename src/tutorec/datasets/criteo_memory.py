@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from tutorec._check import require_one_of
 from tutorec.datasets.criteo_npy import gather_rows
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES
-from tutorec.datasets.utils import PATH_MANAGER_KEY, Batch, opener, rank_slices, split_evenly
+from tutorec.datasets.utils import (
+    PATH_MANAGER_KEY,
+    Batch,
+    opener,
+    own_worker,
+    rank_slices,
+    split_evenly,
+)
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _STAGES = ("train", "val", "test")
@@ -126,10 +133,9 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         self._offsets = torch.arange(1, dtype=torch.int32)
 
     def __iter__(self) -> Iterator[Batch]:
-        worker = get_worker_info()
+        worker, workers = own_worker()
         # a DataLoader takes a batch of each worker in turn: the order is that of one process
-        slices = self._slices if worker is None else self._slices[worker.id :: worker.num_workers]
-        return (self.to_batch(start, stop) for start, stop in slices)
+        return (self.to_batch(*rows) for rows in self._slices[worker::workers])
 
     def __len__(self) -> int:
         return len(self._slices)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from tutorec._check import require_int
-from tutorec.datasets.utils import Batch, rank_slices, split_evenly
+from tutorec.datasets.utils import Batch, own_worker, rank_slices, split_evenly
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
@@ -118,9 +118,8 @@ class ParquetDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self._given = 0
-        worker = get_worker_info()
-        index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return self._pass(self._batches_of_workers(self.rank, workers)[index])
+        worker, workers = own_worker()
+        return self._pass(self._batches_of_workers(self.rank, workers)[worker])
 
     def state_dict(self, batches: int | None = None, num_workers: int = 0) -> dict[str, Any]:
         """Where the pass stands, the same on every rank: numbers and lists, which JSON holds.

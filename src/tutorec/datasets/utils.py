@@ -180,13 +180,13 @@ class RowBatches(Iterator[Batch]):
     ) -> None:
         # refuses what cannot be dealt out
         rank_slices(rows, batch_size, rank, world_size, drop_last)
-        require_int("epochs", epochs, 0)
-        require_int(f"position in {epochs} epoch(s) of {rows} rows: start", start, 0, epochs * rows)
-        self._read, self._rows, self._epochs = read, int(rows), int(epochs)
+        self._read, self._rows, self._epochs = read, int(rows), require_int("epochs", epochs, 0)
         self._batch_size, self._rank, self._world_size = int(batch_size), int(rank), int(world_size)
         self._drop_last = drop_last
         # Python's own: a checkpoint writes it as JSON, which knows no numbers of numpy.
-        self.position: int = int(start)
+        self.position: int = require_int(
+            f"position in {epochs} epoch(s) of {rows} rows: start", start, 0, epochs * rows
+        )
         self._positions = [self.position]
         self._steps = self._left()
 
@@ -258,6 +258,12 @@ def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list
         )
         raise ValueError(f"{rows} rows are not enough for one step of {step_of}")
     return list(pairwise(ends))
+
+
+def own_worker() -> tuple[int, int]:
+    """The number of this worker of a DataLoader and how many there are; (0, 1) outside of one."""
+    worker = get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
 def opener(path_manager_key: Any) -> Callable[..., Any]:
@@ -517,12 +523,8 @@ class _Part(IterDataPipe):
 
 
 def _of_worker(datapipes: Sequence[Any]) -> Sequence[Any]:
-    worker = get_worker_info()
-    if worker is None:
-        return datapipes
-    if worker.num_workers > len(datapipes):
-        raise ValueError(
-            f"{worker.num_workers} workers for {len(datapipes)} pipe(s): use as many at most"
-        )
-    start, stop = split_evenly(0, len(datapipes), worker.num_workers)[worker.id]
+    worker, workers = own_worker()
+    if workers > max(len(datapipes), 1):
+        raise ValueError(f"{workers} workers for {len(datapipes)} pipe(s): use as many at most")
+    start, stop = split_evenly(0, len(datapipes), workers)[worker]
     return datapipes[start:stop]

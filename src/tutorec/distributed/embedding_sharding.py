@@ -64,13 +64,12 @@ def bucketize_kjt_before_all2all(
             f"{block_sizes.numel()} block sizes for the {len(strides)} features {kjt.keys()}"
         )
     device = ids.device
-    feature_of_bag = torch.arange(len(strides), device=device).repeat_interleave(
-        torch.tensor(strides, device=device)
-    )
     bag = torch.arange(lengths.numel(), device=device).repeat_interleave(
         lengths, output_size=ids.numel()
     )
-    feature = feature_of_bag[bag]
+    feature = torch.arange(len(strides), device=device).repeat_interleave(
+        torch.tensor(kjt.length_per_key(), device=device)
+    )
     if block_bucketize_row_pos is None:
         size = block_sizes.to(device, ids.dtype)[feature]
         count = torch.full_like(size, num_buckets)
@@ -90,7 +89,6 @@ def bucketize_kjt_before_all2all(
     weights = kjt.weights_or_none()
     if bucketize_pos:
         weights = (torch.arange(ids.numel(), device=device) - kjt.offsets()[bag]).float()
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=device))
     variable = kjt.variable_stride_per_key()
     bucketized = KeyedJaggedTensor._from_parts(
         kjt.keys() * num_buckets,
@@ -102,4 +100,4 @@ def bucketize_kjt_before_all2all(
         None,
         torch.tensor(strides * num_buckets, dtype=torch.int32).view(-1, 1) if variable else None,
     )
-    return bucketized, places if output_permute else None
+    return bucketized, order.argsort() if output_permute else None
