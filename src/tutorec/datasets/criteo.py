@@ -93,15 +93,16 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
             line).
         FileNotFoundError: a file is not there.
     """
+    paths = _as_paths(paths)
     parts: list[CriteoColumns] = []
     left = sys.maxsize if rows is None else require_int("read_criteo: rows", rows, 0)
-    for block in chain.from_iterable(map(line_blocks, _as_paths(paths))):
+    for block in chain.from_iterable(map(line_blocks, paths)):
         parts.append(parse_lines(block, slice(0, left)))
         left -= len(parts[-1])
         if left <= 0:
             break
     if not parts:
-        raise ValueError(f"no rows in {', '.join(map(str, _as_paths(paths)))}: the file is empty")
+        raise ValueError(f"no rows in {', '.join(map(str, paths))}: the file is empty")
     return CriteoColumns.concat(parts)
 
 
@@ -212,7 +213,7 @@ class CriteoDataset:
             ValueError: a damaged line (names file and line), or a number that cannot be.
         """
         require_int("epochs", epochs, 0)
-        slices = rank_slices(len(self), batch_size, rank, world_size, drop_last=drop_last)
+        slices = rank_slices(len(self), batch_size, rank, world_size, drop_last)
         for epoch in range(epochs):
             with byte_bar(f"epoch {epoch}", *self.paths, wanted=self.progress) as bar:
                 yield from map(self.to_batch, _rows_of_slices(self.paths, slices, bar))
@@ -240,7 +241,7 @@ class CriteoDataset:
 
 
 def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
-    if len(example) not in (len(DEFAULT_COLUMN_NAMES) - 1, len(DEFAULT_COLUMN_NAMES)):
+    if len(example) not in (39, 40):
         raise ValueError(
             "a line of Criteo's format must have 40 fields, or 39 without a label, not "
             f"{len(example)}"

@@ -83,10 +83,8 @@ class BinaryCriteoUtils:
                 at = slice(row, row := row + len(block))
                 whole[at], sparse[at], labels[at, 0] = columns.ints, columns.cats, columns.label
             for start in range(0, rows, _ROWS):
-                chunk = dense[start : start + _ROWS]
-                np.log(
-                    chunk.view(np.int32).astype(np.int64) - (least - 2), dtype=np.float32, out=chunk
-                )
+                at = slice(start, start + _ROWS)
+                np.log(whole[at].astype(np.int64) - (least - 2), dtype=np.float32, out=dense[at])
 
     @staticmethod
     def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:

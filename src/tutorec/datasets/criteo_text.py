@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,9 +33,8 @@ FIELDS = 1 + INT_FEATURE_COUNT + CAT_FEATURE_COUNT
 _BLOCK_BYTES = 1 << 21
 _LONGEST_LINE = 1 << 20
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
-_BAD = 255
 
-_VALUES = np.full(256, _BAD, dtype=np.uint8)  # of characters as digits
+_VALUES = np.full(256, 255, dtype=np.uint8)  # of characters as digits
 _VALUES[list(b"0123456789abcdef")] = _VALUES[list(b"0123456789ABCDEF")] = np.arange(16)
 
 
@@ -48,12 +47,12 @@ class ArrayColumns:
         """The rows of several parts, in order."""
         if len(parts) == 1:
             return parts[0]
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
 
     def slice(self, start: int, stop: int) -> Self:
         """Rows start..stop-1."""
-        return type(self)(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+        return type(self)(*(column[start:stop] for column in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -121,15 +120,11 @@ def line_blocks(path: Path, labelled: bool = True, bar: Any = None) -> Iterator[
         counts = np.diff(newlines, prepend=-1)
         if (counts != fields).any():
             line = int((counts != fields).argmax())
-            columns = (
-                f"{'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} "
-                "hexadecimal ids"
+            raise ValueError(
+                f"{path}, line {first_line + line}: {counts[line]} fields found, {fields} expected "
+                f"({'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} "
+                "hexadecimal ids, separated by tabs)"
             )
-            count = (
-                f"{int(counts[line])} fields found, {fields} expected ({columns}, separated by "
-                "tabs)"
-            )
-            raise ValueError(f"{path}, line {first_line + line}: {count}")
         yield LineBlock(path, first_line, data, separators.reshape(-1, fields))
         first_line += len(newlines)
 
@@ -137,13 +132,13 @@ def line_blocks(path: Path, labelled: bool = True, bar: Any = None) -> Iterator[
 def has_labels(path: Path) -> bool:
     """Whether the first line has 40 fields; those of the Kaggle challenge's test file have 39."""
     for data in _whole_lines(path):
-        return int((data[: int((data == _NEWLINE).argmax())] == _TAB).sum()) != FIELDS - 2
+        return np.count_nonzero(data[: (data == _NEWLINE).argmax()] == _TAB) != FIELDS - 2
     return True
 
 
 def count_lines(path: Path) -> int:
     """How many lines a file has; one pass over its bytes."""
-    return sum(int((data == _NEWLINE).sum()) for data in _whole_lines(path))
+    return sum(data.tobytes().count(b"\n") for data in _whole_lines(path))
 
 
 def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)) -> CriteoColumns:
@@ -249,11 +244,10 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
     Returns:
         ``path``.
     """
-    with open(path, "wb") as raw:
-        # mtime=0 and no name: equal rows make equal bytes
-        packed = path.suffix == ".gz"
-        with gzip.GzipFile("", "wb", 1, raw, mtime=0) if packed else raw as file:
-            file.writelines(map(format_rows, blocks))
+    packed = path.suffix == ".gz"
+    # mtime=0 and no name: equal rows make equal bytes
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, 0) if packed else raw as file:
+        file.writelines(map(format_rows, blocks))
     return path
 
 

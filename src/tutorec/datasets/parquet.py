@@ -143,10 +143,8 @@ class ParquetDataset(IterableDataset[Batch]):
                     for batch in plan[worker][len(range(worker, given, workers)) :]
                     for rows in batch
                 ]
-        epoch = self._epoch
-        if _total(left) < self.world_size:
-            epoch, left = epoch + 1, [(0, self._rows)]
-        return {"epoch": epoch, "left": [list(rows) for rows in _joined(left)], **self._identity()}
+        ranges = [list(rows) for rows in _joined(left)]
+        return {"epoch": self._epoch, "left": ranges, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state.
@@ -217,10 +215,12 @@ class ParquetDataset(IterableDataset[Batch]):
             for name in self.sparse
         ]
         numbers = [
-            _without_nulls(table.column(name), f"{where}, column '{name}'")
+            _without_nulls(table.column(name), f"{where}, column '{name}'").astype(
+                np.float32, copy=False
+            )
             for name in self._numbers
         ]
-        return _Rows(lists, [column.astype(np.float32, copy=False) for column in numbers])
+        return _Rows(lists, numbers)
 
     def _to_batch(self, parts: list[_Rows]) -> Batch:
         lists = [part.lists[feature] for feature in range(len(self.sparse)) for part in parts]
@@ -231,9 +231,7 @@ class ParquetDataset(IterableDataset[Batch]):
         kjt = KeyedJaggedTensor(
             self.sparse, torch.from_numpy(values), lengths=torch.from_numpy(lengths)
         )
-        columns = [
-            np.concatenate(column) for column in zip(*(part.numbers for part in parts), strict=True)
-        ]
+        columns = list(map(np.concatenate, zip(*(part.numbers for part in parts), strict=True)))
         size = len(lengths) // len(self.sparse)
         dense, label = columns[: len(self.dense)], columns[len(self.dense) :]
         return Batch(

@@ -23,8 +23,6 @@ from tutorec.spmd.devices import device as own_device
 from tutorec.types import DataType
 
 T = TypeVar("T")
-_PRECISIONS = ("cache_precision", "weights_precision", "output_dtype")
-_SETTINGS = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 
 
 def get_device_type() -> str:
@@ -202,7 +200,8 @@ def add_params_from_parameter_sharding(
     cache = parameter_sharding.cache_params
     keys = {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"}
     said = {key: getattr(cache, field, None) for key, field in keys.items()}
-    said |= {name: getattr(parameter_sharding, name) for name in _SETTINGS}
+    for name in ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"):
+        said[name] = getattr(parameter_sharding, name)
     merged.update({key: value for key, value in said.items() if value is not None})
     return merged
 
@@ -214,7 +213,7 @@ def convert_to_fbgemm_types(fused_params: dict[str, Any]) -> dict[str, Any]:
         >>> convert_to_fbgemm_types({"learning_rate": 0.5})
         {'learning_rate': 0.5}
     """
-    for key in _PRECISIONS:
+    for key in ("cache_precision", "weights_precision", "output_dtype"):
         if isinstance(fused_params.get(key), DataType):
             kinds = fbgemm_module("fbgemm_gpu.split_embedding_configs").SparseType
             fused_params[key] = kinds[fused_params[key].name]

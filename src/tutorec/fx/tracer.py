@@ -181,11 +181,7 @@ def symbolic_trace(
     """
     tracer = Tracer(leaf_modules)
     graph = tracer.trace(root, concrete_args)
-    name = (
-        type(root).__name__
-        if isinstance(root, nn.Module)
-        else getattr(root, "__name__", "GraphModule")
-    )
+    name = getattr(root, "__name__", type(root).__name__)
     return torch.fx.GraphModule(tracer.root, graph, name)
 
 

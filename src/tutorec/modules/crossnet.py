@@ -160,8 +160,9 @@ class LowRankMixtureCrossNet(nn.Module):
         self.bias = _zeros(num_layers, in_features, 1)
         self.gates = None
         if num_experts > 1:
-            gates = [nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)]
-            self.gates = nn.ModuleList(gates)
+            self.gates = nn.ModuleList(
+                [nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)]
+            )
         self._activation = activation
         self.C_kernels = _matrices(num_layers, num_experts, low_rank, low_rank)
 

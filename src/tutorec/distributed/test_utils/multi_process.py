@@ -21,7 +21,6 @@ import multiprocessing
 import os
 import unittest
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
@@ -80,12 +79,7 @@ class MultiProcessContext:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.pg = None
         dist.destroy_process_group()
         torch.use_deterministic_algorithms(False)

@@ -99,21 +99,18 @@ class ModelInput:
             for rank in range(world_size)
         ]
         draw = _Draw(batch_size, sizes, device, randomize_indices)
-        longest = dict(
-            zip(  # noqa: B905
-                (name for table in tables for name in table.feature_names),
-                max_feature_lengths or (),
-            )
-        )
+        longest = dict(zip(_feature_names(tables), max_feature_lengths or ()))  # noqa: B905
         features = _features("tables", tables, tables_pooling, pooling_avg)
         plain = {
             name: draw.bags(rows, draw.lengths(mean, bool(tables_pooling), longest.get(name)))
             for name, (rows, mean) in features.items()
         }
-        given = weighted_tables, weighted_tables_pooling, pooling_avg
+        features = _features(
+            "weighted_tables", weighted_tables, weighted_tables_pooling, pooling_avg
+        )
         weighted = {
             name: draw.bags(rows, draw.lengths(mean), True)
-            for name, (rows, mean) in _features("weighted_tables", *given).items()
+            for name, (rows, mean) in features.items()
         }
         fill = torch.rand if randomize_indices else torch.zeros
         floats = fill(world_size * batch_size, num_float_features, device=device)
