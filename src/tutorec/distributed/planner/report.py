@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tutorec._style import ACCENT, INK, STYLE, rank_color
+from tutorec._style import INK, STYLE, rank_color
 from tutorec._text import byte_unit, bytes_text, ms_text, spaced_percents
 from tutorec.distributed.planner.constraints import Constraints, ParameterConstraints
 from tutorec.distributed.planner.enumerators import Refusal
@@ -42,14 +42,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]
-# With more ranks, bars become a step plot.
+# With more ranks the bars have no labels, and the figure does not become higher.
 _BARS = 32
-_ABOVE: dict[str, Any] = {
-    "loc": "lower right",
-    "bbox_to_anchor": (1.0, 1.0),
-    "ncols": 2,
-    "borderpad": 0.0,
-}
 
 
 @dataclass(frozen=True)
@@ -253,15 +247,9 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
         ) from None
     world = report.problem.world_size
     with matplotlib.rc_context(STYLE):
-        few = world <= _BARS
-        figure = Figure(figsize=(7.0, 1.6 + 0.34 * world if few else 4.8), layout="constrained")
+        figure = Figure(figsize=(7.0, 1.6 + 0.34 * min(world, _BARS)), layout="constrained")
         FigureCanvasAgg(figure)
-        if few:
-            time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
-            _bars(time_axes, memory_axes, report)
-        else:
-            time_axes, memory_axes = figure.subplots(2, 1, sharex=True)
-            _lines(time_axes, memory_axes, report)
+        _bars(*figure.subplots(1, 2, sharey=True), report)
         figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
     return figure
 
@@ -280,64 +268,31 @@ def figure_facts(report: PlanReport) -> dict[str, Any]:
     }
 
 
-def _units(report: PlanReport) -> tuple[float, str]:
-    return byte_unit(float(report.problem.capacity[:, report.memory].max()))
-
-
 def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
-    ranks = np.arange(report.problem.world_size)
+    ranks, kind = np.arange(report.problem.world_size), report.memory
     colors = [rank_color(rank) for rank in ranks.tolist()]
     lookup, exchange = report.rank_parts.T
-    time_axes.barh(ranks, lookup, color=colors, height=0.62, label="lookup and update")
-    exchanges = time_axes.barh(
-        ranks,
-        exchange,
-        left=lookup,
-        color=colors,
-        height=0.62,
-        hatch="///",
-        edgecolor="white",
-        linewidth=0.0,
-    )
-    time_axes.bar_label(exchanges, [*map(ms_text, report.rank_times)], padding=4, fontsize=10)
+    bar: dict[str, Any] = {"color": colors, "height": 0.62}
+    time_axes.barh(ranks, lookup, **bar)
+    hatched = {"hatch": "///", "edgecolor": "white", "linewidth": 0.0}
+    exchanges = time_axes.barh(ranks, exchange, left=lookup, **bar, **hatched)
     time_axes.set_xlabel("ms of a step (hatched: exchange)")
-    time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
     time_axes.invert_yaxis()
     time_axes.margins(x=0.2)
 
-    kind, (scale, unit) = report.memory, _units(report)
     held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
-    rooms = memory_axes.barh(
-        ranks, room / scale, color="none", edgecolor=INK, height=0.62, linewidth=1.2
+    scale, unit = byte_unit(float(room.max()))
+    few = len(ranks) <= _BARS
+    outline = {"color": "none", "edgecolor": INK, "linewidth": 1.2} if few else {"color": "0.85"}
+    rooms = memory_axes.barh(ranks, room / scale, **bar | outline)
+    memory_axes.barh(ranks, held / scale, **bar)
+    memory_axes.set_xlabel(
+        f"{unit} of {MEMORIES[kind]} ({'outline' if few else 'gray'}: room for tables)"
     )
-    memory_axes.barh(ranks, held / scale, color=colors, height=0.62)
-    memory_axes.bar_label(rooms, [*map(bytes_text, held)], padding=4, fontsize=10)
-    memory_axes.set_xlabel(f"{unit} of {MEMORIES[kind]} (outline: room for tables)")
     memory_axes.margins(x=0.28)
-
-
-def _lines(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
-    """For many ranks: step plots over rank numbers."""
-    ranks = np.arange(report.problem.world_size + 1)
-    lookup = report.rank_parts[:, 0]
-    kind, (scale, unit) = report.memory, _units(report)
-    time_axes.stairs(
-        report.rank_times, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange"
-    )
-    time_axes.stairs(lookup, ranks, color=ACCENT, fill=True, label="lookup and update")
-    time_axes.set_ylabel("ms of a step")
-    time_axes.legend(**_ABOVE)
-    memory_axes.stairs(
-        report.rank_memory[:, kind] / scale, ranks, color=ACCENT, fill=True, label="tables"
-    )
-    memory_axes.stairs(
-        report.problem.capacity[:, kind] / scale,
-        ranks,
-        baseline=None,
-        color=INK,
-        linestyle="--",
-        label="room for tables",
-    )
-    memory_axes.set_ylabel(f"{unit} of {MEMORIES[kind]}")
-    memory_axes.set_xlabel("rank")
-    memory_axes.legend(**_ABOVE)
+    if not few:
+        time_axes.set_ylabel("rank")
+        return
+    time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
+    time_axes.bar_label(exchanges, [*map(ms_text, report.rank_times)], padding=4, fontsize=10)
+    memory_axes.bar_label(rooms, [*map(bytes_text, held)], padding=4, fontsize=10)
