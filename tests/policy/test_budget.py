@@ -30,7 +30,6 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.planner.options.ShardingOption.__init__",
         "tutorec.distributed.planner.planners.EmbeddingShardingPlanner.__init__",
         "tutorec.distributed.planner.stats.EmbeddingStats.log",
-        "tutorec.distributed.planner.stats.NoopEmbeddingStats.log",
         "tutorec.distributed.planner.topology.Topology.__init__",
         "tutorec.distributed.test_utils.test_model.ModelInput.generate",
         "tutorec.distributed.test_utils.test_model.TestSparseNN.__init__",

@@ -92,19 +92,5 @@ class NoopEmbeddingStats(Stats):
         TorchRec's ``NoopEmbeddingStats``.
     """
 
-    def log(
-        self,
-        sharding_plan: ShardingPlan,
-        topology: Topology,
-        batch_size: int,
-        storage_reservation: StorageReservation,
-        num_proposals: int,
-        num_plans: int,
-        run_time: float,
-        best_plan: list[ShardingOption],
-        constraints: Constraints | None = None,
-        sharders: Sequence[ModuleSharder[Any]] | None = None,
-        enumerator: Enumerator | None = None,
-        debug: bool = True,
-    ) -> None:
+    def log(self, *arguments: Any, **named: Any) -> None:
         """Log nothing."""
