@@ -105,6 +105,15 @@ def test_more_ranks_are_offered_where_they_are_enough():
     assert fits(inputs, topology=Topology(world, "cuda", hbm_cap=16 * GIB, local_world_size=local))
 
 
+def test_ranks_without_room_are_not_offered_by_the_million():
+    # Each rank has 4 KiB for tables: 6 million of them would have enough.
+    inputs = inputs_of(BIG, Topology(2, "cuda", hbm_cap=4096), batch_size=4)
+    text = message(inputs)
+    assert "each rank has 4.00 KiB for tables" in text
+    assert "15.0 GiB of HBM on each rank instead of 4.00 KiB" in text
+    assert "ranks instead of" not in text
+
+
 def test_smaller_batch_is_offered_where_buffers_are_too_large():
     inputs = inputs_of(
         {"item": (1000, 64)}, Topology(1, "cuda", hbm_cap=8 * 1024**2), batch_size=65536

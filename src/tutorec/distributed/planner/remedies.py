@@ -40,6 +40,8 @@ _NAMED = 3
 _NARROWING = ("sharding_types", "compute_kernels", "pin", "colocate")
 # Shards do not fill ranks to the last byte: the offered memory and ranks include this margin.
 _SPARE = 1.25
+# With more than this many times the ranks, it is the memory of each that is too small.
+_MOST_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -353,12 +355,17 @@ def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
 
 
 def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    """More ranks per host if a host has few, else more hosts; new ranks are like the old ones."""
+    """More ranks per host if a host has few, else more hosts; new ranks are like the old ones.
+
+    If a rank has next to no room for tables, no number of ranks is offered.
+    """
     topology = inputs.topology
     world_size, local_size = topology.world_size, topology.local_world_size
     factor = max(
         math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2
     )
+    if factor > _MOST_TIMES:
+        return None
     group = topology.intra_group_size
     if world_size == local_size and local_size * factor <= 8:
         local_size = group = local_size * factor
