@@ -1,15 +1,18 @@
-"""Tables as aligned text for a terminal and as HTML for a notebook, and formatted numbers."""
+"""Tables and explanations as text for a terminal and as HTML, and formatted numbers."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _GAP = 2
 _NARROWEST = 8
+WIDTH = 100  # columns of an explanation
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,6 +88,75 @@ def _html_cell(cell: str) -> str:
         look = f"width:{0.5 * len(cell)}em;height:0.6em;background:#6b7686"
         return f"<span style='display:inline-block;{look}'></span>"
     return escape(cell)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Lines of key and text.
+
+    Args:
+        lines: ``(key, text)``.
+        title: The line above them.
+
+    Example:
+        >>> print(Facts([("step", "0.8 ms"), ("memory", "1.0 GiB")]))
+        step    0.8 ms
+        memory  1.0 GiB
+    """
+
+    lines: Sequence[tuple[str, str]]
+    title: str = ""
+
+    def __str__(self) -> str:
+        width = max((len(key) for key, _ in self.lines), default=0)
+        texts = [self.title] if self.title else []
+        for key, sentence in self.lines:
+            head = ("  " if self.title else "") + (key.ljust(width) + "  " if width else "")
+            texts.append(_wrapped(sentence, initial_indent=head, subsequent_indent=" " * len(head)))
+        return "\n".join(texts)
+
+    def html(self) -> str:
+        """The lines as an HTML table without a header."""
+        cell = "<td style='text-align:left;vertical-align:top'>{}</td>"
+        rows = "".join(
+            f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>" for line in self.lines
+        )
+        title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
+        return f"{title}<table><tbody>{rows}</tbody></table>"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """Text and tables, printed with at most 100 columns and shown by a notebook as HTML.
+
+    Args:
+        blocks: The blocks, from top to bottom.
+
+    Example:
+        >>> Explanation(["one table", Facts([("step", "0.8 ms")])])
+        one table
+        <BLANKLINE>
+        step  0.8 ms
+    """
+
+    blocks: Sequence[str | Facts | TextTable]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            _wrapped(block) if isinstance(block, str) else str(block) for block in self.blocks
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<p>{escape(block)}</p>" if isinstance(block, str) else block.html()
+            for block in self.blocks
+        )
+
+
+def _wrapped(text: str, **indents: Any) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, **indents)
 
 
 def byte_unit(count: float) -> tuple[float, str]:

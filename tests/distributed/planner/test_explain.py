@@ -12,14 +12,9 @@ from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, rep
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tutorec._text import WIDTH, Explanation, Facts
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.explain import (
-    WIDTH,
-    Explanation,
-    Facts,
-    steps_of_choices,
-    with_choice,
-)
+from tutorec.distributed.planner.explain import steps_of_choices, with_choice
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,

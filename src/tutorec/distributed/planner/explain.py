@@ -6,16 +6,23 @@ with all other tables unchanged; no search is run.
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import Any
 
 import numpy as np
 
-from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
+from tutorec._text import (
+    WIDTH,
+    Explanation,
+    Facts,
+    TextTable,
+    bytes_text,
+    ms_text,
+    ranks_text,
+    several,
+)
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.placements import Packing
@@ -42,7 +49,6 @@ from tutorec.distributed.planner.report import (
 from tutorec.distributed.planner.topology import memory_of
 from tutorec.errors import PlannerError
 
-WIDTH = 100
 # Sharpness of the potential with which a table is placed anew where the slowest rank is fastest.
 _SHARPEST = 100.0
 # Maximum number of ranks or tables shown.
@@ -54,75 +60,6 @@ _STEP_NOTE = (
 )
 # In the order of the fields of `Perf`.
 _PERF_NAMES = ("lookup", "pooled rows", "update", "gradients", "ids", "prefetch")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Lines of key and text.
-
-    Args:
-        lines: ``(key, text)``.
-        title: The line above them.
-
-    Example:
-        >>> print(Facts([("step", "0.8 ms"), ("memory", "1.0 GiB")]))
-        step    0.8 ms
-        memory  1.0 GiB
-    """
-
-    lines: Sequence[tuple[str, str]]
-    title: str = ""
-
-    def __str__(self) -> str:
-        width = max((len(key) for key, _ in self.lines), default=0)
-        texts = [self.title] if self.title else []
-        for key, sentence in self.lines:
-            head = ("  " if self.title else "") + (key.ljust(width) + "  " if width else "")
-            texts.append(_wrapped(sentence, initial_indent=head, subsequent_indent=" " * len(head)))
-        return "\n".join(texts)
-
-    def html(self) -> str:
-        """The lines as an HTML table without a header."""
-        cell = "<td style='text-align:left;vertical-align:top'>{}</td>"
-        rows = "".join(
-            f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>" for line in self.lines
-        )
-        title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
-        return f"{title}<table><tbody>{rows}</tbody></table>"
-
-
-@dataclass(frozen=True, repr=False)
-class Explanation:
-    """Text and tables, printed with at most 100 columns and shown by a notebook as HTML.
-
-    Args:
-        blocks: The blocks, from top to bottom.
-
-    Example:
-        >>> Explanation(["one table", Facts([("step", "0.8 ms")])])
-        one table
-        <BLANKLINE>
-        step  0.8 ms
-    """
-
-    blocks: Sequence[str | Facts | TextTable]
-
-    def __str__(self) -> str:
-        return "\n\n".join(
-            _wrapped(block) if isinstance(block, str) else str(block) for block in self.blocks
-        )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            f"<p>{escape(block)}</p>" if isinstance(block, str) else block.html()
-            for block in self.blocks
-        )
-
-
-def _wrapped(text: str, **indents: Any) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False, **indents)
 
 
 @dataclass(eq=False)
