@@ -108,7 +108,7 @@ def far_away(options):
     ("callback", "words"),
     [
         (one_less, "plan: table 't0' is not placed"),
-        (far_away, r"plan: table 't0': ranks \[7\] outside of a world of 2"),
+        (far_away, r"plan: table 't0': ranks \[7\] of a world of 2 are not a placement"),
     ],
 )
 def test_callbacks_that_break_the_plan_are_named(callback, words):

@@ -10,8 +10,10 @@
                 u[t, c]                         <= y[g]     a used group is paid for
                 lower_bound <= objective <= cost of the plan to start from
 
-The place p of a shard is a rank; for a block of L shards on one host it is the host. A choice with
-a shard on every rank has no x. Equal shards of a choice are counted, not distinguished.
+The place p of a block of shards is a unit of ranks (see `problem.units`). A choice whose shards
+must share a host is one choice c for each host. Equal blocks of a choice are counted, not
+distinguished. The lower bound is the relaxation of this program to all ranks together
+(`problem.ChoiceProgram` has what they share).
 
 Source:
     HiGHS: Huangfu and Hall, `Parallelizing the dual revised simplex method
@@ -21,24 +23,22 @@ Source:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from tutorec.distributed.planner.problem import (
     Choice,
+    ChoiceProgram,
     Floats,
     Ints,
-    LinearProgram,
     Placement,
     PlanningProblem,
-    Spread,
     broken_rules,
     cost,
     longest_ms,
     lower_bound,
-    pay_for_groups,
     units,
 )
 
@@ -86,6 +86,7 @@ def solve(
         Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in
         2 ms on each:
 
+        >>> from tutorec.distributed.planner.problem import Spread
         >>> def whole(ms):
         ...     return Choice(np.array([ms]), np.array([[0, 0]]), Spread.ANY)
         >>> rows = Choice(np.array([2.0, 2.0]), np.zeros((2, 2), int), Spread.ALL)
@@ -130,30 +131,29 @@ def solve(
     return MilpResult(best, limit, bound, gap, "optimal" if gap <= CLOSED else status)
 
 
-@dataclass(eq=False)
-class _Block:
-    """Equal shards (or blocks of L shards) of a choice, and the variables that count them.
-
-    Args:
-        shards: ``[n, b]`` numbers of the shards: n equal blocks of b shards (b is 1 or L).
-        ranks: ``[p, b]`` ranks of a block's shards at each place.
-        counts: ``[p]`` numbers of the variables: how many blocks have this place.
-    """
-
-    shards: Ints
-    ranks: Ints
-    counts: Ints
-
-
-@dataclass(eq=False)
-class _Way:
-    """A choice of a table that fits, with its variables."""
+class _Way(NamedTuple):
+    """A choice of a table, and the units of ranks that its blocks take (see `units`)."""
 
     table: int
     number: int
     choice: Choice
-    used: int
-    blocks: list[_Block] = field(default_factory=list)
+    units: Ints
+
+
+class _Blocks(NamedTuple):
+    """Equal blocks of a choice's shards, and the variables that count them.
+
+    Args:
+        way: The choice, and where its blocks may be.
+        shards: ``[n, S]`` numbers of the shards of n equal blocks.
+        ranks: ``[U, S]`` units on which such a block fits.
+        counts: ``[U]`` numbers of the variables: how many of the blocks a unit has.
+    """
+
+    way: _Way
+    shards: Ints
+    ranks: Ints
+    counts: Ints
 
 
 class MilpModel:
@@ -171,88 +171,52 @@ class MilpModel:
     ) -> None:
         self.problem, self.below = problem, below
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
-        self.fixed = np.zeros(0) if problem.fixed is None else problem.fixed
-        self.program = program = LinearProgram()
-        objective = np.append(1.0, self.fixed / self.scale)
-        slowest = program.variables(1, whole=False, cost=1.0)
-        self._groups = program.variables(len(self.fixed), 1.0, cost=objective[1:])
+        fixed = np.zeros(0) if problem.fixed is None else problem.fixed / self.scale
+        self.blocks: list[_Blocks] = []
+        ways = [
+            _Way(table, number, choice, group)
+            for table, choices in enumerate(problem.choices)
+            for number, choice in enumerate(choices)
+            if longest_ms(problem, choice) < below
+            for group in units(choice.spread, problem.world_size, problem.local_size)
+        ]
+        table = np.array([way.table for way in ways], np.int64)
+        choices = [way.choice for way in ways]
+        self.program = program = ChoiceProgram(
+            choices, table, len(problem.choices), fixed, (True, True)
+        )
         program.put(
             program.rows(1, bound / self.scale * (1 - 1e-9), below / self.scale),
-            np.append(slowest, self._groups),
-            objective,
+            np.append(program.slowest, program.used),
+            np.append(1.0, fixed[program.paid]),
         )
+        program.pay_for_groups()
         self._time = program.rows(problem.world_size)
-        program.put(self._time, slowest, -1.0)
+        program.put(self._time, program.slowest, -1.0)
         self._room = np.maximum(problem.capacity * (1.0 - spare), 1.0)
         self._memory = program.rows(problem.capacity.size, high=1.0).reshape(problem.capacity.shape)
-        self.ways: list[_Way] = []
-        for table, choices in enumerate(problem.choices):
-            self._add_table(table, choices)
+        for way, used in zip(ways, program.share.tolist(), strict=True):
+            self._place(way, used)
 
-    # --- variables and constraints
-
-    def _equal(self, total: int, counts: Any, times: int) -> None:
-        """Constrain the sum of variables to a multiple of another."""
-        row = self.program.rows(1, 0.0, 0.0)
-        self.program.put(row, counts, 1.0)
-        self.program.put(row, total, -float(times))
-
-    def _add_table(self, table: int, choices: tuple[Choice, ...]) -> None:
-        ways = [
-            way
-            for number, choice in enumerate(choices)
-            if (way := self._way(table, number, choice))
-        ]
-        used = np.array([way.used for way in ways], np.int64)
-        self.program.put(self.program.rows(1, 1.0, 1.0), used, 1.0)
-        pay_for_groups(
-            self.program,
-            (used, self._groups),
-            [way.choice for way in ways],
-            np.zeros_like(used),
-            np.arange(len(self.fixed)),
-        )
-        self.ways.extend(ways)
-
-    def _way(self, table: int, number: int, choice: Choice) -> _Way | None:
-        """Add a choice and its variables; None if it fits nowhere, or takes too long even alone."""
-        problem, program = self.problem, self.program
-        if longest_ms(problem, choice) >= self.below:
-            return None
-        block = units(choice.spread, problem.world_size, problem.local_size).shape[2]
-        places = np.arange(problem.world_size).reshape(-1, block)
-        allowed = (
-            np.ones(problem.world_size, np.bool_) if choice.allowed is None else choice.allowed
-        )
-        content = np.column_stack([choice.time, choice.memory]).reshape(-1, block * 3)
-        numbers = np.arange(len(choice.time)).reshape(-1, block)
-        _, first, kind = np.unique(content, axis=0, return_index=True, return_inverse=True)
-        fitting = []
-        for index, shard in enumerate(first.tolist()):
-            room = problem.capacity[places] - choice.memory[numbers[shard]]
-            fits = allowed[places].all(axis=1) & (room >= 0).all(axis=(1, 2))
-            if not fits.any():
-                return None
-            fitting.append((numbers[kind.ravel() == index], places[fits]))
-        way = _Way(table, number, choice, int(program.variables(1, 1.0)[0]))
-        for shards, ranks in fitting:
+    def _place(self, way: _Way, used: int) -> None:
+        """If a way is used, each of its blocks takes a unit; equal blocks are counted."""
+        program, choice, size = self.program, way.choice, way.units.shape[1]
+        costs = np.column_stack([choice.time, choice.memory]).reshape(-1, size * 3)
+        kind = np.unique(costs, axis=0, return_inverse=True)[1].ravel()
+        blocks = np.arange(len(choice.time)).reshape(-1, size)
+        for shards in (blocks[kind == number] for number in range(int(kind.max()) + 1)):
+            time, memory = choice.time[shards[0]], choice.memory[shards[0]]
+            free = (self.problem.capacity[way.units] >= memory).all(axis=2)
+            if choice.allowed is not None:
+                free &= choice.allowed[way.units]
+            ranks = way.units[free.all(axis=1)]
             counts = program.variables(len(ranks), len(shards))
-            self._equal(way.used, counts, len(shards))
-            way.blocks.append(_Block(shards, ranks, counts))
-            program.put(self._time[ranks], counts[:, None], choice.time[shards[0]] / self.scale)
-            memory = choice.memory[shards[0]] / self._room[ranks]
-            program.put(self._memory[ranks], counts[:, None, None], memory)
-        if choice.spread is Spread.HOST:
-            self._keep_on_one_host(way)
-        return way
-
-    def _keep_on_one_host(self, way: _Way) -> None:
-        hosts = self.program.variables(self.problem.world_size // self.problem.local_size, 1.0)
-        self._equal(way.used, hosts, 1)
-        for block in way.blocks:
-            at = block.ranks[:, 0] // self.problem.local_size
-            for host, used in enumerate(hosts.tolist()):
-                self._equal(used, block.counts[at == host], len(block.shards))
+            row = program.rows(1, 0.0, 0.0)
+            program.put(row, counts, 1.0)
+            program.put(row, used, -float(len(shards)))
+            program.put(self._time[ranks], counts[:, None], time / self.scale)
+            program.put(self._memory[ranks], counts[:, None, None], memory / self._room[ranks])
+            self.blocks.append(_Blocks(way, shards, ranks, counts))
 
     # --- solution
 
@@ -272,11 +236,10 @@ class MilpModel:
         counts = np.rint(solution).astype(np.int64)
         tables = len(self.problem.choices)
         chosen, ranks = np.zeros(tables, np.int64), [np.zeros(0, np.int64)] * tables
-        for way in self.ways:
-            if not counts[way.used]:
-                continue
-            where = np.empty(len(way.choice.time), np.int64)
-            for block in way.blocks:
-                where[block.shards] = np.repeat(block.ranks, counts[block.counts], axis=0)
-            chosen[way.table], ranks[way.table] = way.number, where
+        for way, shards, units_of_blocks, variables in self.blocks:
+            if counts[variables].any():
+                if not len(ranks[way.table]):
+                    ranks[way.table] = np.empty(len(way.choice.time), np.int64)
+                chosen[way.table] = way.number
+                ranks[way.table][shards] = np.repeat(units_of_blocks, counts[variables], axis=0)
         return Placement(chosen, ranks)

@@ -48,6 +48,7 @@ _SMALL = 2000
 _ROUNDS = 4
 # Nodes of branch and bound; a limit only lowers the bound.
 _NODES = 100
+_SHORT = "the tables need more memory than the ranks have"
 
 
 class Spread(Enum):
@@ -250,24 +251,20 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         placement: The placement.
     """
     broken = []
-    world_size, local_size = problem.world_size, problem.local_size
     for table, (choice, ranks) in enumerate(placement.placed(problem)):
-        name = table_name(choice, table)
-        if len(ranks) != len(choice.time):
+        legal = units(choice.spread, problem.world_size, problem.local_size)
+        size, name = legal.shape[2], table_name(choice, table)
+        if len(ranks) != len(choice.time) or len(ranks) % size:
             broken.append(f"{name}: {len(ranks)} ranks for {len(choice.time)} shards")
             continue
-        if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
-            broken.append(f"{name}: ranks {ranks.tolist()} outside of a world of {world_size}")
-            continue
-        if choice.allowed is not None and not choice.allowed[ranks].all():
-            broken.append(f"{name}: ranks {ranks.tolist()} are not all allowed")
-        legal_units = units(choice.spread, world_size, local_size)
-        blocks = ranks.reshape(-1, legal_units.shape[2])
-        taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
+        taken = (legal[:, :, None] == ranks.reshape(-1, size)).all(axis=3)  # [G, U, B]
         if not taken.any(axis=1).all(axis=1).any():
             broken.append(
-                f"{name}: ranks {ranks.tolist()} are not a placement {choice.spread.value!r}"
+                f"{name}: ranks {ranks.tolist()} of a world of {problem.world_size} are not a "
+                f"placement {choice.spread.value!r}"
             )
+        elif choice.allowed is not None and not choice.allowed[ranks].all():
+            broken.append(f"{name}: ranks {ranks.tolist()} are not all allowed")
     if broken:
         return broken
     held = rank_memory(problem, placement)
@@ -322,35 +319,18 @@ def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
     """The choices of a table; of colocated tables those that all have, summed per shard.
 
     Raises:
-        PlannerError: They have no sharding, or no allowed rank, in common.
+        PlannerError: They have no sharding and allowed rank in common.
     """
     if len(tables) == 1:
         return tuple(tables[0])
-    fqns = [repr(choices[0].options[0].fqn.strip(".")) for choices in tables]
     by_sharding = [{_sharding(choice): choice for choice in choices} for choices in tables]
-    common = [key for key in by_sharding[0] if all(key in of_table for of_table in by_sharding)]
-    if not common:
-        shardings = "; ".join(
-            f"{fqn} as {sorted({f'{kind} in {count}' for kind, _, count in of_table})}"
-            for fqn, of_table in zip(fqns, by_sharding, strict=True)
-        )
-        raise PlannerError(
-            f"colocated tables have no sharding type and number of shards in common: {shardings} "
-            "shards; give them the same sharding_types and min_partition, or different values of "
-            "colocate",
-            PlannerErrorType.STRICT_CONSTRAINTS,
-        )
     summed = []
-    for key in common:
-        members = [of_table[key] for of_table in by_sharding]
+    for key in by_sharding[0]:
+        members = [of_table[key] for of_table in by_sharding if key in of_table]
         masks = [choice.allowed for choice in members if choice.allowed is not None]
         allowed = np.logical_and.reduce(masks) if masks else None
-        if allowed is not None and not allowed.any():
-            raise PlannerError(
-                f"tables {', '.join(fqns)} are colocated, and their pins have no rank in common: "
-                "give them the same pin, or different values of colocate",
-                PlannerErrorType.STRICT_CONSTRAINTS,
-            )
+        if len(members) < len(tables) or (allowed is not None and not allowed.any()):
+            continue
         summed.append(
             replace(
                 members[0],
@@ -360,6 +340,14 @@ def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
                 allowed=allowed,
                 options=tuple(option for choice in members for option in choice.options),
             )
+        )
+    if not summed:
+        fqns = [repr(choices[0].options[0].fqn.strip(".")) for choices in tables]
+        raise PlannerError(
+            f"tables {', '.join(fqns)} are colocated, and have no sharding type with one number of "
+            "shards, or no rank in common: give them the same sharding_types, min_partition and "
+            "pin, or different values of colocate",
+            PlannerErrorType.STRICT_CONSTRAINTS,
         )
     return tuple(summed)
 
@@ -412,12 +400,9 @@ def lower_bound(problem: PlanningProblem) -> Bound:
         return Bound(0.0, "there are no tables")
     fixed = np.zeros(0) if problem.fixed is None else problem.fixed
     usable = [[c for c in of_table if fits(problem, c)] for of_table in problem.choices]
-    for table, choices in enumerate(usable):
-        if not choices:
-            name = table_name(problem.choices[table][0], table)
-            return Bound(math.inf, f"{name} fits on the ranks in none of its ways")
-    if short := _shortage(problem, usable):
-        return Bound(math.inf, f"the tables need {short}")
+    room = np.maximum(problem.capacity, 0).sum(axis=0)
+    if not all(usable) or (_least_memory(usable) > room).any():
+        return Bound(math.inf, _SHORT)
     longest = [[longest_ms(problem, c) for c in of_table] for of_table in usable]
     shortest = [min(of_table) for of_table in longest]
     floor = max(shortest)
@@ -448,9 +433,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
         )
         return Bound(floor * (1 - 1e-12), reason, groups)
     if math.isinf(relaxed):
-        return Bound(
-            relaxed, "the tables need more memory of both kinds than all ranks have together"
-        )
+        return Bound(relaxed, _SHORT)
     reason = f"it is the work of all tables, spread evenly over {problem.world_size} ranks"
     return Bound(relaxed, reason + (", in the memory that they have" if full else ""), groups)
 
@@ -461,26 +444,22 @@ def _relaxation(
     """Optimum of the linear program, the groups that it uses, and whether memory is full."""
     choices = [choice for of_table in usable for choice in of_table]
     table = np.repeat(np.arange(len(usable)), [len(of_table) for of_table in usable])
-    paid = np.flatnonzero(fixed)
     longest = np.array([choice.longest for choice in choices])
     unit = float(longest.max()) or 1.0  # ms: the solver's tolerances are absolute
     mean = np.array([choice.time.sum() for choice in choices]) / problem.world_size
     room = np.maximum(problem.capacity, 0).sum(axis=0)
     memory = np.array([choice.memory.sum(axis=0) for choice in choices]) / np.maximum(room, 1)
-    whole_groups = len(paid) > 0 and len(choices) <= _SMALL
+    whole_groups = bool(fixed.any()) and len(choices) <= _SMALL
 
-    program = LinearProgram()
-    share = program.variables(len(choices), whole=False)  # of a table that has this choice
-    slowest = program.variables(1, whole=False, cost=1.0)  # milliseconds of the slowest rank
-    used = program.variables(len(paid), whole=whole_groups, cost=fixed[paid] / unit)
-    program.put(program.rows(len(usable), 1.0, 1.0)[table], share, 1.0)
+    program = ChoiceProgram(choices, table, len(usable), fixed / unit, (False, whole_groups))
+    share, slowest, paid = program.share, program.slowest, program.paid
     at_most_slowest = program.rows(1)
     program.put(at_most_slowest, share, mean / unit)
     program.put(at_most_slowest, slowest, -1.0)
     at_most_slowest = program.rows(len(usable))
     program.put(at_most_slowest[table], share, longest / unit)
     program.put(at_most_slowest, slowest, -1.0)
-    pay_for_groups(program, (share, used), choices, table, paid)
+    program.pay_for_groups()
     program.put(program.rows(2, high=1.0)[:, None], share, memory.T)
 
     result = program.solve(node_limit=_NODES, mip_rel_gap=_TOLERANCE)
@@ -490,33 +469,8 @@ def _relaxation(
         return 0.0, frozenset(paid.tolist()), False
     bound = result.mip_dual_bound if whole_groups else result.fun
     full = bool((result.x[share] @ memory >= 1.0 - _TOLERANCE).any())
-    opened = frozenset(paid[result.x[used] > 0.5].tolist())
+    opened = frozenset(paid[result.x[program.used] > 0.5].tolist())
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
-
-
-def pay_for_groups(
-    program: LinearProgram,
-    variables: tuple[Ints, Ints],
-    choices: Sequence[Choice],
-    table: Ints,
-    paid: Ints,
-) -> None:
-    """Constrain the shares of each table that use a group to what the group is paid for.
-
-    Args:
-        program: The program.
-        variables: The share of each choice, and whether each group is paid for.
-        choices: The choices.
-        table: For each choice the number of its table.
-        paid: The groups that are paid for.
-    """
-    share, used = variables
-    uses = [[group in choice.groups for group in paid.tolist()] for choice in choices]
-    using, which = np.nonzero(np.reshape(uses, (len(choices), len(paid))))
-    pairs, row = np.unique(table[using] * len(paid) + which, return_inverse=True)
-    at_most_used = program.rows(len(pairs))
-    program.put(at_most_used[row], share[using], 1.0)
-    program.put(at_most_used, used[pairs % max(len(paid), 1)], -1.0)
 
 
 class LinearProgram:
@@ -577,6 +531,49 @@ class LinearProgram:
         )
 
 
+class ChoiceProgram(LinearProgram):
+    """What the relaxation and the integer program have in common: choices, and groups paid for.
+
+    Args:
+        choices: The choices of all tables.
+        table: For each choice the number of its table.
+        tables: Number of tables.
+        fixed: ``[G]`` cost of each group.
+        whole: Whether a table takes one choice, and groups are paid for entirely or not at all.
+
+    Attributes:
+        share: Variables: the share of its table that each choice has.
+        slowest: Variable: the slowest rank.
+        paid: The groups that cost something.
+        used: Variables: whether each of these groups is paid for.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        table: Ints,
+        tables: int,
+        fixed: Floats,
+        whole: tuple[bool, bool],
+    ) -> None:
+        super().__init__()
+        self._choices, self._table, self.paid = choices, table, np.flatnonzero(fixed)
+        self.share = self.variables(len(choices), whole=whole[0])
+        self.slowest = self.variables(1, whole=False, cost=1.0)
+        self.used = self.variables(len(self.paid), whole=whole[1], cost=fixed[self.paid])
+        self.put(self.rows(tables, 1.0, 1.0)[table], self.share, 1.0)
+
+    def pay_for_groups(self) -> None:
+        """Constrain the shares of each table that use a group to what the group is paid for."""
+        paid = self.paid.tolist()
+        uses = [[group in choice.groups for group in paid] for choice in self._choices]
+        using, which = np.nonzero(np.reshape(uses, (len(uses), len(paid))))
+        pairs, row = np.unique(self._table[using] * len(paid) + which, return_inverse=True)
+        at_most_used = self.rows(len(pairs))
+        self.put(at_most_used[row], self.share[using], 1.0)
+        self.put(at_most_used, self.used[pairs % max(len(paid), 1)], -1.0)
+
+
 def longest_ms(problem: PlanningProblem, choice: Choice) -> float:
     """Milliseconds of a choice's longest shard, and of its groups."""
     return choice.longest + fixed_time(problem, [choice])
@@ -591,14 +588,7 @@ def fits(problem: PlanningProblem, choice: Choice) -> bool:
     return len(room) > 0 and bool((choice.memory <= room.max(axis=0)).all())
 
 
-def _shortage(problem: PlanningProblem, usable: list[list[Choice]]) -> str:
-    """Which memory is short, and by how much; empty if each kind alone suffices."""
-    rooms = np.maximum(problem.capacity, 0).sum(axis=0).tolist()
-    words = []
-    for kind, name in enumerate(MEMORIES):
-        needed = sum(min(int(c.memory[:, kind].sum()) for c in of_table) for of_table in usable)
-        if needed > rooms[kind]:
-            words.append(
-                f"{needed:,} bytes of {name} at least, where all ranks have {rooms[kind]:,}"
-            )
-    return " and ".join(words)
+def _least_memory(tables: Iterable[Sequence[Choice]]) -> Ints:
+    """``[2]``: the least bytes of all tables, HBM and DDR each for itself."""
+    least = [np.min([c.memory.sum(axis=0) for c in choices], axis=0) for choices in tables]
+    return np.sum(least, axis=0)
