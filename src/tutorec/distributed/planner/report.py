@@ -274,7 +274,7 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     lookup, exchange = report.rank_parts.T
     bar: dict[str, Any] = {"color": colors, "height": 0.62}
     time_axes.barh(ranks, lookup, **bar)
-    hatched = {"hatch": "///", "edgecolor": "white", "linewidth": 0.0}
+    hatched: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0.0}
     exchanges = time_axes.barh(ranks, exchange, left=lookup, **bar, **hatched)
     time_axes.set_xlabel("ms of a step (hatched: exchange)")
     time_axes.invert_yaxis()
@@ -283,7 +283,9 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
     scale, unit = byte_unit(float(room.max()))
     few = len(ranks) <= _BARS
-    outline = {"color": "none", "edgecolor": INK, "linewidth": 1.2} if few else {"color": "0.85"}
+    outline: dict[str, Any] = (
+        {"color": "none", "edgecolor": INK, "linewidth": 1.2} if few else {"color": "0.85"}
+    )
     rooms = memory_axes.barh(ranks, room / scale, **bar | outline)
     memory_axes.barh(ranks, held / scale, **bar)
     memory_axes.set_xlabel(
