@@ -33,7 +33,6 @@ leaves may be anything that a function made of them.
 Importing this module registers the types; ``tutorec.sparse`` does.
 """
 
-import copy
 import copyreg
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,28 +56,8 @@ _KINDS: dict[str, type] = {
 _DERIVED = frozenset({"_index_per_key", "_jt_dict"})
 
 
-class _Part:
-    """A tensor for a copy: a shallow one shares it, others drop the rest of its storage."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __reduce__(self) -> tuple[Callable[[Tensor], Tensor], tuple[Tensor]]:
-        return _part, (_compact(self.tensor),)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        known = memo.get(id(self.tensor))
-        if known is None:
-            compact = _compact(self.tensor)
-            known = copy.deepcopy(compact, memo) if compact is self.tensor else compact
-            memo[id(self.tensor)] = known
-        return known
-
-
 def _part(tensor: Tensor) -> Tensor:
-    """What stands for a part in a file: the tensor itself."""
+    """What older files call for each part: the tensor itself."""
     return tensor
 
 
@@ -86,30 +65,18 @@ def _restore(kind: str, state: dict[str, Any]) -> Any:
     """An object of one of the three types from its attributes; the rest is derived on demand."""
     made = object.__new__(_KINDS[kind])
     for name in _KINDS[kind].__slots__:
-        setattr(made, name, _bare(state.get(name)))
+        setattr(made, name, state.get(name))
     return made
 
 
 def _state(node: Any) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
-    """How an object is made again, for the module ``copyreg``, which pickle and copy ask."""
+    """How an object is made again, for the module ``copyreg``, which pickle and deepcopy ask."""
     state = {
-        name: _wrapped(value)
+        name: pytree.tree_map_only(Tensor, _compact, value)
         for name in type(node).__slots__
         if name not in _DERIVED and (value := getattr(node, name, None)) is not None
     }
     return _restore, (type(node).__name__, state)
-
-
-def _wrapped(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_wrapped, value))
-    return _Part(value) if isinstance(value, Tensor) else value
-
-
-def _bare(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_bare, value))
-    return value.tensor if isinstance(value, _Part) else value
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -14,7 +14,9 @@ the device has come by; which id it was is searched only then::
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,23 +30,19 @@ _MOST = 8
 FeatureRows = Sequence[tuple[str, str, int]]
 
 
+@dataclass
 class _Check:
     """One check under way: where its flag arrives, and the batch, to search for what is wrong."""
 
-    __slots__ = ("_arrived", "_batch", "_feature_rows", "_flag", "_keys", "_samples")
+    _batch: tuple[Tensor, Tensor, Tensor]
+    _keys: list[str]
+    _samples: list[int]
+    _feature_rows: FeatureRows
+    _arrived: Any = None
 
-    def __init__(
-        self,
-        bad: Tensor,
-        ids: Tensor,
-        offsets: Tensor,
-        keys: list[str],
-        samples: list[int],
-        feature_rows: FeatureRows,
-    ) -> None:
-        self._keys, self._samples, self._feature_rows = keys, samples, feature_rows
-        self._batch = bad, ids, offsets
-        self._flag, self._arrived = bad.any(), None
+    def __post_init__(self) -> None:
+        bad = self._batch[0]
+        self._flag = bad.any()
         if bad.is_cuda:
             self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(
                 self._flag, non_blocking=True
@@ -148,7 +146,7 @@ def defer(
     low, high = _bounds_of(tuple(keys), tuple(feature_rows), ids.device)
     feature = _features_of(ids.numel(), _starts(offsets, samples))
     bad = (ids < low.index_select(0, feature)) | (ids >= high.index_select(0, feature))
-    _under_way.append(_Check(bad, ids, offsets, list(keys), samples, feature_rows))
+    _under_way.append(_Check((bad, ids, offsets), list(keys), samples, feature_rows))
     return torch.where(bad, 0, ids)
 
 

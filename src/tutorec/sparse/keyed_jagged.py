@@ -13,18 +13,16 @@ from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateI
 from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged import (
     JaggedTensor,
-    constructor_call,
+    Keyed,
+    Lists,
     copy_numbers,
     jagged_from_parts,
     kind_of,
     lists_text,
-    object_text,
 )
 from tutorec.sparse.layout import (
     FEW_LISTS,
     differences,
-    ids_per_key,
-    lengths_of_offsets,
     offset_per_key_of,
     offsets_at,
     offsets_by_key,
@@ -32,7 +30,6 @@ from tutorec.sparse.layout import (
     optional_empty_like,
     optional_to,
     permute_segments,
-    positions,
     running_sum,
     segment_sums,
     split_optional,
@@ -68,14 +65,13 @@ _distinct: list[str] = []
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
 for _name in (
-    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_by_key "
-    "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
-    "strides_of take_rows _concat _empty_like"
+    "differences offset_per_key_of offsets_at offsets_by_key offsets_of_lengths permute_segments "
+    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows _concat _empty_like"
 ).split():
     torch.fx.wrap(_name)
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(Lists, Keyed):
     """A batch of id lists of varying length: one list per feature and sample.
 
     Stored flat and feature-major, which is what lookup kernels read and what makes sending one
@@ -142,6 +138,9 @@ class KeyedJaggedTensor:
         "_stride_per_key_per_rank", "_unchecked", "_values", "_weights",
     )
     # fmt: on
+    _fx_arguments = (
+        "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
+    )
 
     def __init__(
         self,
@@ -181,9 +180,7 @@ class KeyedJaggedTensor:
         unchecked: bool | None = None  # named for TorchScript, which else takes it for a NoneType
         self._unchecked = unchecked
         if not is_scripting():
-            self._normalize()
-            if checkable(self._values):
-                self._check()
+            self._accept()
 
     @staticmethod
     @torch.jit.unused
@@ -293,9 +290,8 @@ class KeyedJaggedTensor:
     ) -> "KeyedJaggedTensor":
         """A batch without keys and samples."""
         keys: list[str] = []
-        values = torch.empty(0, dtype=values_dtype, device=device)
-        weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
-        lengths = torch.empty(0, dtype=lengths_dtype, device=device)
+        lists = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
+        values, weights, lengths = lists.values(), lists.weights_or_none(), lists.lengths()
         return _synced(keys, values, weights, lengths, None, 0, None, None)
 
     @staticmethod
@@ -313,56 +309,6 @@ class KeyedJaggedTensor:
         """Read the ids per key from the device, once; later calls then need no sync point."""
         self.offset_per_key()
         return self
-
-    def device(self) -> torch.device:
-        """Where the ids are."""
-        return self._values.device
-
-    def keys(self) -> list[str]:
-        """Feature names, in storage order."""
-        return self._keys
-
-    def values(self) -> Tensor:
-        """Ids of all lists, end to end [N]."""
-        return self._values
-
-    def weights(self) -> Tensor:
-        """One weight per id [N]; an error without weights."""
-        weights = self._weights
-        if weights is None:
-            raise ValueError(
-                "KeyedJaggedTensor has no weights; pass weights= at its making, or ask "
-                "weights_or_none()"
-            )
-        return weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """One weight per id [N], or None."""
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """Ids per list [F * B]."""
-        lengths = self._lengths
-        if lengths is None:
-            lengths = lengths_of_offsets(self._offsets)
-            self._lengths = lengths
-        return lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """Ids per list [F * B] if given or asked for already."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Where each list starts [F * B + 1]."""
-        offsets = self._offsets
-        if offsets is None:
-            offsets = offsets_of_lengths(self._lengths)
-            self._offsets = offsets
-        return offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """Where each list starts [F * B + 1] if given or asked for already."""
-        return self._offsets
 
     def stride(self) -> int:
         """B, samples in the batch; with variable batch of the whole batch, or the most of a key."""
@@ -427,14 +373,6 @@ class KeyedJaggedTensor:
         """Ids of each key if known already."""
         return self._length_per_key
 
-    def offset_per_key(self) -> list[int]:
-        """Where each key's ids start, and the last one's end. A sync point unless known."""
-        starts = self._offset_per_key
-        if starts is None:
-            starts = running_sum(self.length_per_key())
-            self._offset_per_key = starts
-        return starts
-
     def offset_per_key_or_none(self) -> list[int] | None:
         """Where each key's ids start if known already."""
         return self._offset_per_key
@@ -446,14 +384,6 @@ class KeyedJaggedTensor:
             bounds = running_sum(self.stride_per_key())
             self._lengths_offset_per_key = bounds
         return bounds
-
-    def index_per_key(self) -> dict[str, int]:
-        """Position of each key."""
-        index = self._index_per_key
-        if index is None:
-            index = positions(self._keys)
-            self._index_per_key = index
-        return index
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
         """Batches of the next ``segments[i]`` keys each: views, no id is copied.
@@ -588,12 +518,19 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def flatten_lengths(self) -> "KeyedJaggedTensor":
         """The batch with lengths as one dimension [F * B]: as they are here anyhow."""
-        return self._map(lambda part: part)
+        return self.to(self.device())
 
     @torch.jit.unused
     def pin_memory(self) -> "KeyedJaggedTensor":
         """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
-        return self._map(lambda part: part.pin_memory())
+        values, weights, lengths, offsets = (
+            None if part is None else part.pin_memory()
+            for part in (self._values, self._weights, self._lengths, self._offsets)
+        )
+        inverse = self._inverse_indices
+        if inverse is not None:
+            inverse = (inverse[0], inverse[1].pin_memory())
+        return self._with_tensors(values, weights, lengths, offsets, inverse)  # type: ignore[arg-type]
 
     @torch.jit.unused
     def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
@@ -612,26 +549,18 @@ class KeyedJaggedTensor:
         return self
 
     @torch.jit.unused
-    def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that ``stream`` reads the parts."""
-        for part in self._tensors():
-            part.record_stream(stream)
-
-    @torch.jit.unused
     def size_in_bytes(self) -> int:
         """Bytes of all tensors, those of strides and inverse indices among them."""
         strides = self._stride_per_key_per_rank
-        parts = self._tensors() + ([] if strides is None else [strides])
-        return sum(part.numel() * part.element_size() for part in parts)
+        return Lists.size_in_bytes(self) + (0 if strides is None else strides.nbytes)
 
     @torch.jit.unused
     def clear_storage(self) -> int:
         """Free the parts' memory at once, whoever else holds them; returns the bytes freed."""
         freed = 0
-        for part in (self._values, self._weights, self._lengths, self._offsets):
-            if part is not None:
-                freed += part.numel() * part.element_size()
-                part.untyped_storage().resize_(0)
+        for part in Lists._tensors(self):
+            freed += part.nbytes
+            part.untyped_storage().resize_(0)
         return freed
 
     # What an exchange sends that knows no batches: it asks one for its labels, its splits and its
@@ -744,11 +673,6 @@ class KeyedJaggedTensor:
         ).sync()
 
     @torch.jit.unused
-    def __repr__(self) -> str:
-        """TorchRec's form of an object: its class and its address."""
-        return object_text(self)
-
-    @torch.jit.unused
     def __str__(self) -> str:
         """TorchRec's printed form: each key's lists and weights. Lengths are checked first."""
         self._check_numbers()
@@ -765,11 +689,6 @@ class KeyedJaggedTensor:
                 text = f'{{\n        "values": {text},\n        "weights": {weights}\n    }}'
             entries.append(f'    "{key}": {text}')
         return "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
-
-    @torch.jit.unused
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        names = "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
-        return constructor_call(self, names, tracer)
 
     def _derive(
         self,
@@ -821,23 +740,6 @@ class KeyedJaggedTensor:
             values, self._weights, self._lengths, self._offsets, self._inverse_indices
         )
 
-    @torch.jit.unused
-    def _map(self, change: Any) -> "KeyedJaggedTensor":
-        """The batch with every tensor changed the same way; strides stay on the host."""
-        weights, lengths, offsets, inverse = (
-            self._weights,
-            self._lengths,
-            self._offsets,
-            self._inverse_indices,
-        )
-        return self._with_tensors(
-            change(self._values),
-            None if weights is None else change(weights),
-            None if lengths is None else change(lengths),
-            None if offsets is None else change(offsets),
-            None if inverse is None else (inverse[0], change(inverse[1])),
-        )
-
     def _take_facts(self, source: "KeyedJaggedTensor") -> None:
         """Take over what is known of a batch on the host, and what is still to be checked."""
         self._stride, self._stride_per_key = source._stride, source._stride_per_key
@@ -853,70 +755,49 @@ class KeyedJaggedTensor:
     def _tensors(self) -> list[Tensor]:
         """Every tensor on the batch's device."""
         inverse = self._inverse_indices
-        parts = (
-            self._values,
-            self._weights,
-            self._lengths,
-            self._offsets,
-            None if inverse is None else inverse[1],
-        )
-        return [part for part in parts if part is not None]
+        return Lists._tensors(self) + ([] if inverse is None else [inverse[1]])
 
     @torch.jit.unused
-    def _normalize(self) -> None:
-        """Bring what a caller gave into one form, without a look at the numbers.
+    def _accept(self) -> None:
+        """Bring what a caller gave into one form and check it, on the CPU with the numbers if few.
 
         Lengths [F, B] become [F * B]; a batch without lists needs neither lengths nor offsets;
         strides that differ make a variable batch.
         """
-        keys, lengths, offsets, strides = (
-            self._keys,
-            self._lengths,
-            self._offsets,
-            self._stride_per_key,
-        )
-        if type(self._values) is not Tensor:
-            self.__class__ = kind_of(type(self), self._values)
+        keys, values, lengths, offsets = self._keys, self._values, self._lengths, self._offsets
+        ranks, strides = self._stride_per_key_per_rank, self._stride_per_key
+        if type(values) is not Tensor:
+            self.__class__ = kind_of(type(self), values)
         if type(keys) is list:
             self._keys = keys[:]
         elif not isinstance(keys, Proxy):
-            self._keys = key_list(_BATCH, keys)
+            self._keys = keys = key_list(_BATCH, keys)
         if lengths is not None:
             if isinstance(lengths, Tensor) and lengths.dim() == 2:
-                self._lengths = lengths.reshape(-1)
+                self._lengths = lengths = lengths.reshape(-1)
         elif offsets is None:
             if keys:
                 raise ValueError(
                     f"{_BATCH}: neither lengths nor offsets given; one of them says where the "
                     "lists of ids end"
                 )
-            self._lengths = torch.empty(0, dtype=torch.int64, device=self._values.device)
+            self._lengths = lengths = torch.empty(0, dtype=torch.int64, device=values.device)
         elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
-            self._lengths, self._offsets = offsets, None
-        if strides is not None and self._stride_per_key_per_rank is None and len(set(strides)) > 1:
-            self._stride_per_key_per_rank = strides_of_ranks([[stride] for stride in strides])
-
-    @torch.jit.unused
-    def _check(self) -> None:
-        """Check the form of what a caller gave, and on the CPU the numbers of few lists."""
-        keys, lengths, offsets, strides = (
-            self._keys,
-            self._lengths,
-            self._offsets,
-            self._stride_per_key_per_rank,
-        )
+            self._lengths, self._offsets = lengths, offsets = offsets, None
+        if strides is not None and ranks is None and len(set(strides)) > 1:
+            self._stride_per_key_per_rank = ranks = strides_of_ranks([[count] for count in strides])
+        if not checkable(values):
+            return
         if keys != _distinct:
             check_keys(_BATCH, keys)
             _distinct[:] = keys
-        check_form(_BATCH, self._values, self._weights, lengths, offsets)
-        if strides is not None:
-            check_strides(keys, strides)
-        lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
-        even = strides is None and self._stride_per_key is None
-        if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
-            refuse_list_count(keys, lists, self.stride(), self.stride_per_key(), strides is None)
+        lists = check_form(_BATCH, values, self._weights, lengths, offsets)
+        if ranks is not None:
+            check_strides(keys, ranks)
+        if lists != sum(self.stride_per_key()):
+            refuse_list_count(keys, lists, self.stride(), self.stride_per_key(), ranks is None)
         self._unchecked = True
-        if not self._values.is_cpu:
+        if not values.is_cpu:
             return
         given = _derived(self)
         if given != (None, None, None, None):
@@ -973,7 +854,7 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def _count(self) -> list[int] | None:
         """Ids per key, if something cheaper than the offsets gives them; else None."""
-        values, lengths = self._values, self._lengths
+        values = self._values
         # a stand-in where there are no numbers: as even as can be, more to the first
         if isinstance(values, Tensor) and values.is_meta:
             keys, total = len(self._keys), values.shape[0]
@@ -986,9 +867,9 @@ class KeyedJaggedTensor:
         if self._unchecked is not None:
             self._check_numbers()
             return self._length_per_key
-        if lengths is None or self._offsets is not None or not values.is_cpu:
+        if not values.is_cpu:
             return None
-        return ids_per_key(lengths, self.stride_per_key(), values.shape[0])
+        return count_ids(values.shape[0], self._lengths, self._offsets, self.stride_per_key())
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript
@@ -1019,22 +900,16 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
             "empty one"
         )
     keys: list[str] = []
-    values: list[Tensor] = []
-    lengths: list[Tensor] = []
     weights: list[Tensor] = []
     strides: list[Tensor] = []
     inverse: list[Tensor] = []
     inverse_keys: list[str] = []
-    samples: list[int] = []
     counts: list[int] = []
-    counted, checked = True, True
+    checked = True
     for batch in batches:
         if not is_scripting():
             checked = batch._can_be_joined() and checked
         keys += batch._keys
-        values.append(batch._values)
-        lengths.append(batch.lengths())
-        samples.append(batch.stride())
         weight, ranks, rows, known = (
             batch._weights,
             batch._stride_per_key_per_rank,
@@ -1048,19 +923,18 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         if rows is not None:
             inverse_keys += rows[0]
             inverse.append(rows[1])
-        if known is None:
-            counted = False
-        else:
+        if known is not None:
             counts += known
+    samples = [batch.stride() for batch in batches]
     check_joined(keys, samples, len(weights), [ranks.size(1) for ranks in strides], len(inverse))
     joined = batches[0]._derive(
         keys,
-        torch.cat(values),
+        torch.cat([batch._values for batch in batches]),
         torch.cat(weights) if len(weights) > 0 else None,
-        torch.cat(lengths),
+        torch.cat([batch.lengths() for batch in batches]),
         None,
         max(samples),
-        counts if counted else None,
+        counts if len(counts) == len(keys) else None,
         torch.cat(strides) if len(strides) > 0 else None,
     )
     if len(inverse) > 0:
