@@ -183,6 +183,9 @@ def test_from_dense_lengths_takes_the_first_of_each_row(
     assert [row.tolist() for row in dense] == [[number * 0.5 for number in row] for row in expected]
     traced = torch.fx.symbolic_trace(JaggedTensor.from_dense_lengths)
     assert jt_is_equal(traced(values, torch.tensor(lengths), values * 0.5), jagged)
+    unweighted = traced(values=values, lengths=torch.tensor(lengths))
+    assert unweighted.weights_or_none() is None
+    assert torch.equal(unweighted.values(), jagged.values())
 
 
 @given(one_feature, st.integers(0, 5))

@@ -25,7 +25,8 @@ from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lis
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
-    "first_entries lengths_of_offsets lists_of longest offsets_of_lengths padded_rows running_sum"
+    "first_entries lengths_of_offsets lists_of longest offsets_of_lengths optional_first_entries "
+    "padded_rows running_sum"
 ).split():
     torch.fx.wrap(_name)
 
@@ -293,9 +294,8 @@ class JaggedTensor(Lists):
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and weights."""
         if not is_scripting():
             _check_dense_lengths(values, lengths, weights)
-        if weights is not None:
-            weights = first_entries(weights, lengths)
-        return JaggedTensor(first_entries(values, lengths), weights, lengths, None)
+        first_weights = optional_first_entries(weights, lengths)
+        return JaggedTensor(first_entries(values, lengths), first_weights, lengths, None)
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
@@ -556,6 +556,13 @@ def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -
 def first_entries(values: Tensor, lengths: Tensor) -> Tensor:
     """The first ``lengths[b]`` entries of each row of ``values`` [B, longest, ...], end to end."""
     return values[torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(1)]
+
+
+def optional_first_entries(values: Tensor | None, lengths: Tensor) -> Tensor | None:
+    """``first_entries``, or None for None, which a traced graph may be given later."""
+    if values is None:
+        return None
+    return first_entries(values, lengths)
 
 
 def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
