@@ -306,6 +306,13 @@ def test_documents_batch_has_its_offsets() -> None:
     assert (batch.stride_per_key(), batch.variable_stride_per_key()) == ([2, 2], False)
 
 
+def test_features_with_equal_samples_can_be_a_variable_batch() -> None:
+    batch = documents_batch()
+    variable = KeyedJaggedTensor.from_jt_dict(batch.to_dict(), force_variable_stride=True)
+    assert variable.stride_per_key_per_rank() == [[2], [2]]
+    assert variable.lengths().tolist() == batch.lengths().tolist()
+
+
 def test_to_dict_is_kept() -> None:
     batch = documents_batch()
     assert batch.to_dict() is batch.to_dict()

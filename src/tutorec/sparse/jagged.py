@@ -13,7 +13,6 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._kernels.jagged import jagged_to_padded_dense
 from tutorec.awaitable import proxies_in
 from tutorec.sparse.layout import (
-    as_int64,
     lengths_of_offsets,
     offsets_of_lengths,
     optional_empty_like,
@@ -496,7 +495,7 @@ def lists_text(values: Tensor, offsets: Tensor) -> str:
 
 def lists_of(values: Tensor, lengths: Tensor) -> list[Tensor]:
     """The next ``lengths[b]`` values for each sample b: views. A sync point."""
-    sizes: list[int] = as_int64(lengths).tolist()
+    sizes: list[int] = lengths.long().tolist()
     return list(values.split_with_sizes(sizes))
 
 

@@ -242,8 +242,13 @@ class KeyedJaggedTensor(Lists, Keyed):
 
     @staticmethod
     @torch.jit.unused
-    def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """One batch from a jagged tensor per feature, which may have different sample counts."""
+    def from_jt_dict(
+        jt_dict: dict[str, JaggedTensor], force_variable_stride: bool = False
+    ) -> "KeyedJaggedTensor":
+        """One batch from a jagged tensor per feature, which may have different sample counts.
+
+        With ``force_variable_stride`` it is of variable batch size even if they are equal.
+        """
         if not jt_dict:
             return KeyedJaggedTensor.empty()
         values = [feature.values() for feature in jt_dict.values()]
@@ -260,7 +265,7 @@ class KeyedJaggedTensor(Lists, Keyed):
             )
         counts = [value.shape[0] for value in values]
         samples = [length.shape[0] for length in lengths]
-        even = samples.count(samples[0]) == len(samples)
+        even = samples.count(samples[0]) == len(samples) and not force_variable_stride
         batch = KeyedJaggedTensor._from_parts(
             list(jt_dict),
             torch.cat(values),

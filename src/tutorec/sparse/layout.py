@@ -62,26 +62,18 @@ def lengths_of_offsets(offsets: Tensor | None) -> Tensor:
     return offsets[1:] - offsets[:-1]
 
 
-def as_int64(numbers: Tensor) -> Tensor:
-    """The numbers as TorchScript needs them before ``tolist``; unchanged in eager mode."""
-    if is_scripting():
-        return numbers.to(torch.int64)
-    else:
-        return numbers
-
-
 def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
     """Where each key's ids start, and the last one's end: every B-th offset. A sync point."""
     if stride == 0:
         return [0] * (keys + 1)
-    starts: list[int] = as_int64(offsets[::stride]).tolist()
+    starts: list[int] = offsets[::stride].long().tolist()
     return starts
 
 
 def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
     """Where each key's ids start, and the last one's end; ``bounds`` of lists. A sync point."""
     at = torch.tensor(bounds, dtype=torch.int64, device=offsets.device)
-    starts: list[int] = as_int64(offsets[at]).tolist()
+    starts: list[int] = offsets[at].long().tolist()
     return starts
 
 
@@ -253,5 +245,5 @@ def strides_as_lists(strides: Tensor | None) -> list[list[int]]:
     """Lists of each key and rank in Python; an empty list where every key has B."""
     if strides is None:
         return []
-    out: list[list[int]] = as_int64(strides).tolist()
+    out: list[list[int]] = strides.long().tolist()
     return out
