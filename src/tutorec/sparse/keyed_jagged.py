@@ -859,7 +859,7 @@ class KeyedJaggedTensor(Lists, Keyed):
     @torch.jit.unused
     def _count(self) -> list[int] | None:
         """Ids per key, if something cheaper than the offsets gives them; else None."""
-        values = self._values
+        values, lengths = self._values, self._lengths
         # a stand-in where there are no numbers: as even as can be, more to the first
         if isinstance(values, Tensor) and values.is_meta:
             keys, total = len(self._keys), values.shape[0]
@@ -872,9 +872,11 @@ class KeyedJaggedTensor(Lists, Keyed):
         if self._unchecked is not None:
             self._check_numbers()
             return self._length_per_key
-        if not values.is_cpu:
+        if lengths is None or not values.is_cpu:
             return None
-        return count_ids(values.shape[0], self._lengths, self._offsets, self.stride_per_key())
+        if lengths.numel() <= FEW_LISTS:
+            return segment_sums(lengths.tolist(), self.stride_per_key())
+        return count_ids(values.shape[0], lengths, None, self.stride_per_key())
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript
@@ -905,6 +907,9 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
             "empty one"
         )
     keys: list[str] = []
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    samples: list[int] = []
     weights: list[Tensor] = []
     strides: list[Tensor] = []
     inverse: list[Tensor] = []
@@ -915,6 +920,9 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         if not is_scripting():
             checked = batch._can_be_joined() and checked
         keys += batch._keys
+        values.append(batch._values)
+        lengths.append(batch.lengths())
+        samples.append(batch.stride())
         weight, ranks, rows, known = (
             batch._weights,
             batch._stride_per_key_per_rank,
@@ -930,13 +938,12 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
             inverse.append(rows[1])
         if known is not None:
             counts += known
-    samples = [batch.stride() for batch in batches]
     check_joined(keys, samples, len(weights), [ranks.size(1) for ranks in strides], len(inverse))
     joined = batches[0]._derive(
         keys,
-        torch.cat([batch._values for batch in batches]),
+        torch.cat(values),
         torch.cat(weights) if len(weights) > 0 else None,
-        torch.cat([batch.lengths() for batch in batches]),
+        torch.cat(lengths),
         None,
         max(samples),
         counts if len(counts) == len(keys) else None,
