@@ -5,7 +5,7 @@ PY   := $(BIN)/python
 BOOK := _build/html/index.html
 NB   ?=
 JOBS ?= 2
-# Of `make versions`: versions of torch, and units, chapters, chapters_torch; by default all.
+# Of `make versions`: versions of torch, and units, chapters, chapters_torch; by default all. `make gpu` has RUN, too.
 TORCH ?=
 RUN   ?=
 # A chapter by its number (05), or a notebook by its name, with or without folder and ending.
@@ -108,8 +108,8 @@ ratios: venv ## benchmarks beside torchrec 1.8.0 for chapter 20, about 6 minutes
 	@.ci/parity ratios
 
 # No venv: its kernels are those of a CPU; the script makes an environment with the CUDA wheels, after it has seen a GPU.
-gpu: ## on a machine with NVIDIA GPUs: tests/gpu, every chapter, `bench gpu`; writes book/data/gpu.json
-	@.ci/gpu
+gpu: ## on a machine with NVIDIA GPUs, writes book/data/gpu.json: make gpu [RUN="tests chapters bench"] [PYTHON=...]
+	@.ci/gpu $(RUN)
 
 versions: venv ## units and chapters on oldest, pinned and newest torch: make versions [TORCH="2.6 2.15"] [RUN="units chapters"]
 	@$(PY) .ci/versions.py $(TORCH) $(if $(RUN),--run $(RUN)) --jobs $(JOBS)

@@ -119,7 +119,9 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
                 "not yet; `make gpu` on a machine with a GPU runs tests, chapters and benchmark",
             )
         ]
-    hardware, tests, chapters, bench = run["hardware"], run["tests"], run["chapters"], run["bench"]
+    hardware, tests, chapters, bench = (
+        run.get(part) for part in ("hardware", "tests", "chapters", "bench")
+    )
     rows = [
         ("run on (UTC)", run["date"]),
         ("GPUs", ", ".join(hardware["gpus"])),
@@ -128,17 +130,23 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
         ("kernels", run["backend"]),
         (
             "tests",
-            _counts(
+            "not run"
+            if tests is None
+            else _counts(
                 {kind: tests[kind] for kind in ("passed", "skipped", "failed")}, tests["failures"]
             ),
         ),
         (
             "chapters",
-            _counts({kind: len(names) for kind, names in chapters.items()}, chapters["failed"]),
+            "not run"
+            if chapters is None
+            else _counts(
+                {kind: len(names) for kind, names in chapters.items()}, chapters["failed"]
+            ),
         ),
     ]
     if bench is None:
-        return [*rows, ("benchmark", "did not end")]
+        return [*rows, ("benchmark", "not run")]
     rows += [
         (
             f"`bench gpu`, {c['title']}",
@@ -146,7 +154,8 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
         )
         for c in bench["comparisons"]
     ]
-    return rows + [("`bench gpu`", note) for note in bench["notes"]]
+    rows += [("`bench gpu`", note) for note in bench["notes"]]
+    return rows + [(f"`bench gpu`, {case}", "did not end") for case in bench["unfinished"]]
 
 
 def torch_rows(recorded: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -229,7 +229,9 @@ def _run_sharded(
     if not names:
         return
     roots = [side.root for side in libraries(options.vs)]
-    with Ranks(world, backend="gloo" if device == "cpu" else "auto", timeout=_TIMEOUT) as ranks:
+    # "auto" would measure the CPU where the ranks cannot have a GPU each.
+    backend = "nccl" if device == "cuda" else "gloo"
+    with Ranks(world, backend=backend, timeout=_TIMEOUT) as ranks:
         for name in names:
             case = Case(name, "step", _SHARDED[name], samples=SAMPLES, repeats=CALLS)
             results = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds)
