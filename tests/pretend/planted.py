@@ -4,6 +4,7 @@ import io
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,31 @@ def in_a_fork() -> str:
     os.close(write)
     os.wait()
     raise RuntimeError(os.read(read, 1000).decode())
+
+
+def in_another_thread() -> None:
+    """A thread begins on device 0, whatever the others have set."""
+    errors = []
+
+    def add() -> None:
+        try:
+            torch.ones(2, device=cuda) + there
+        except RuntimeError as error:
+            errors.append(error)
+
+    with torch.cuda.device(1):
+        there = torch.ones(2, device=cuda)
+        thread = threading.Thread(target=add)
+        thread.start()
+        thread.join()
+    raise errors[0]
+
+
+def streams() -> list[bool]:
+    default, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        inside = torch.cuda.current_stream()
+    return [inside is side, torch.cuda.current_stream() is default]
 
 
 def saved_and_loaded(**options: Any) -> str:
@@ -100,6 +126,13 @@ CASES: dict[str, Callable[[], Any]] = {
         "cpu:gloo", torch.ones(2, device=cuda)
     ),
     "another rank's GPU over NCCL": lambda: all_reduce_over("nccl", torch.ones(2, device="cuda:1")),
+    "16-bit integers over NCCL": lambda: all_reduce_over(
+        "nccl", torch.ones(2, dtype=torch.int16, device=cuda)
+    ),
+    "columns of a matrix over NCCL": lambda: all_reduce_over(
+        "nccl", torch.ones(4, 4, device=cuda)[:, :2]
+    ),
+    "a thread that has not set its device": in_another_thread,
     "a GPU used in a fork": in_a_fork,
     "an id that is no row of a GPU's table": an_id_outside,
     "a stream that is a number": lambda: torch.ones(2, device=cuda).record_stream(0),
@@ -114,6 +147,8 @@ CASES: dict[str, Callable[[], Any]] = {
         all_reduce_over("cpu:gloo,cuda:nccl", tensor)
         for tensor in (torch.ones(2), torch.ones(2, device=cuda))
     ],
+    "a block of a stream": streams,
+    "a batch is pinned": lambda: torch.ones(2).pin_memory().is_pinned(),
     "gradients arrive where their tensors are": gradients,
     "a module moves and keeps its parameters": moved_module,
     "loaded where it was saved": saved_and_loaded,

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -40,8 +40,19 @@ class _Devices:
     """The pretended devices of this process."""
 
     count = 0
-    current = 0
     owner: int | None = None  # the process that first used a device: its forks cannot
+
+
+class _Thread(threading.local):
+    """What each thread has of its own, as with CUDA: the current device, the stream of each."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, _Stream] = {}
+
+
+_thread = _Thread()
 
 
 def _use_device() -> None:
@@ -63,7 +74,7 @@ def _device(given: Any) -> torch.device | None:
     if device.type != "cuda":
         return device
     _use_device()
-    index = _Devices.current if device.index is None else device.index
+    index = _thread.device if device.index is None else device.index
     if index >= _Devices.count:
         raise RuntimeError(
             f"CUDA error: invalid device ordinal: cuda:{index} of {_Devices.count} devices"
@@ -384,6 +395,15 @@ _real: dict[str, Callable[..., Any]] = {}
 # for NCCL alone).
 _groups: dict[str, tuple[str, Any]] = {}
 _BOTH = "cpu:gloo,cuda:nccl"
+# Types of more than a byte that NCCL carries.
+_OF_NCCL = {
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+}
 
 
 def _asked(backend: Any) -> str:
@@ -454,14 +474,27 @@ def _checked_collective(name: str, args: Any) -> Any:
     backend, carrier = _groups.get(group.group_name, ("gloo", None))
     if "cuda" not in _get_backend_config(group):
         raise RuntimeError("No backend type associated with device type cuda")
-    if "nccl" in backend and tensors != {f"cuda:{_Devices.current}"}:
+    if "nccl" in backend and tensors != {f"cuda:{_thread.device}"}:
         raise RuntimeError(
             f"{name} over NCCL got tensors of {', '.join(sorted(tensors))} on a rank whose device "
-            f"is cuda:{_Devices.current}: Duplicate GPU detected"
+            f"is cuda:{_thread.device}: Duplicate GPU detected"
         )
+    if "nccl" in backend:
+        _check_for_nccl([each for each in given if isinstance(each, OnDevice)])
     if carrier is None:
         return args
     return (*args[:position], carrier.boxed(), *args[position + 1 :])
+
+
+def _check_for_nccl(tensors: list[OnDevice]) -> None:
+    """Refuse what NCCL does not carry and gloo does."""
+    for each in tensors:
+        if each.dtype not in _OF_NCCL and each.element_size() > 1:
+            raise RuntimeError(
+                f"Input tensor data type is not supported for NCCL process group: {each.dtype}"
+            )
+        if not each.inner.is_contiguous():
+            raise RuntimeError("Tensors must be contiguous")
 
 
 def _unboxed(value: Any) -> Any:
@@ -625,6 +658,20 @@ def _as_on_class(name: str) -> Callable[..., Any]:
     return call
 
 
+def _pinned(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """A copy in page-locked memory, which any memory of the CPU may be here."""
+    x = args[0]
+    if isinstance(x, OnDevice):
+        return x.pin_memory()
+    copy = x.clone()
+    copy._pinned_here = True
+    return copy
+
+
+def _is_pinned(func: Any, args: Any, kwargs: Any) -> bool:
+    return getattr(args[0], "_pinned_here", False)
+
+
 def _keeps_identity(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether ``x.data = y`` may change the memory of x, as ``Module.to`` asks: on a GPU box it
     may.
@@ -643,10 +690,10 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: _inside,
     **{
         getattr(Tensor, name): _as_on_class(name)
-        for name in (
-            "tolist numpy get_device data_ptr storage_offset untyped_storage is_pinned pin_memory"
-        ).split()
+        for name in ("tolist numpy get_device data_ptr storage_offset untyped_storage").split()
     },
+    Tensor.pin_memory: _pinned,
+    Tensor.is_pinned: _is_pinned,
 }
 
 
@@ -663,10 +710,13 @@ class _Stream:
         self.device = _device("cuda" if device is None else device)
 
     def __enter__(self) -> _Stream:
+        index = self.device.index
+        self._before = _thread.device, index, _current_stream(index)
+        _thread.device, _thread.streams[index] = index, self
         return self
 
     def __exit__(self, *_: Any) -> None:
-        return None
+        _thread.device, index, _thread.streams[index] = self._before
 
     def synchronize(self) -> None:
         return None
@@ -717,22 +767,22 @@ class _CurrentDevice:
     """``torch.cuda.device(k)``."""
 
     def __init__(self, device: Any) -> None:
-        self.index = _device(device).index if device is not None else _Devices.current
+        self.index = _device(device).index if device is not None else _thread.device
 
     def __enter__(self) -> None:
-        self.before, _Devices.current = _Devices.current, self.index
+        self.before, _thread.device = _thread.device, self.index
 
     def __exit__(self, *_: Any) -> None:
-        _Devices.current = self.before
+        _thread.device = self.before
 
 
 def _set_device(device: Any) -> None:
-    _Devices.current = _device(device).index
+    _thread.device = _device(device).index
 
 
 def _current_device() -> int:
     _use_device()
-    return _Devices.current
+    return _thread.device
 
 
 class _Properties:
@@ -743,9 +793,26 @@ class _Properties:
         self.uuid = f"pretended GPU {shown.split(',')[_device(device).index]}"
 
 
-@contextlib.contextmanager
-def _in_stream(stream: Any) -> Iterator[None]:
-    yield
+def _in_stream(stream: Any) -> Any:
+    return contextlib.nullcontext() if stream is None else stream
+
+
+_default_streams: dict[int, _Stream] = {}
+
+
+def _default_stream(device: Any = None) -> _Stream:
+    index = _device("cuda" if device is None else device).index
+    return _default_streams.setdefault(index, _Stream(index))
+
+
+def _current_stream(device: Any = None) -> _Stream:
+    index = _device("cuda" if device is None else device).index
+    return _thread.streams.get(index) or _default_stream(index)
+
+
+def _set_stream(stream: Any) -> None:
+    if stream is not None:
+        _thread.device, _thread.streams[stream.device.index] = stream.device.index, stream
 
 
 def _cuda_functions() -> dict[str, Any]:
@@ -770,10 +837,10 @@ def _cuda_functions() -> dict[str, Any]:
         "manual_seed_all": lambda seed: None,
         "Stream": _Stream,
         "Event": _Event,
-        "current_stream": lambda device=None: _Stream(device),
-        "default_stream": lambda device=None: _Stream(device),
+        "current_stream": _current_stream,
+        "default_stream": _default_stream,
         "stream": _in_stream,
-        "set_stream": lambda stream: None,
+        "set_stream": _set_stream,
         "is_current_stream_capturing": lambda: False,
     }
 
@@ -789,7 +856,7 @@ def _accelerator_functions() -> dict[str, Any]:
             torch.device("cuda") if _Devices.count else None
         ),
         "current_device_index": _current_device,
-        "current_stream": lambda device=None: _Stream(device),
+        "current_stream": _current_stream,
         "synchronize": lambda device=None: _use_device(),
     }
 

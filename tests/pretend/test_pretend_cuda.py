@@ -26,6 +26,9 @@ REFUSED = {
         "a GPU's tensor over gloo for the CPU"
     ): "RuntimeError: No backend type associated with device type cuda",
     "another rank's GPU over NCCL": "RuntimeError: .*Duplicate GPU",
+    "16-bit integers over NCCL": "RuntimeError: .* is not supported for NCCL process group",
+    "columns of a matrix over NCCL": "RuntimeError: Tensors must be contiguous",
+    "a thread that has not set its device": f"{MIXED}.* cuda:0 and cuda:1",
     "a GPU used in a fork": "RuntimeError: Cannot re-initialize CUDA in forked subprocess",
     (
         "an id that is no row of a GPU's table"
@@ -40,6 +43,8 @@ ALLOWED = {
     "a number of the CPU": "cuda:0",
     "a list of a GPU's tensor": [0, 1],
     "both over one group": ["cpu:gloo,cuda:nccl"] * 2,
+    "a block of a stream": [True, True],
+    "a batch is pinned": True,
     "gradients arrive where their tensors are": ["cpu", "cuda:0"],
     "a module moves and keeps its parameters": [True, True, "cuda:0"],
     "loaded where it was saved": "cuda:1",
