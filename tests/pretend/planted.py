@@ -63,7 +63,7 @@ def in_another_thread() -> None:
 
 def streams() -> list[bool]:
     default, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), torch.cuda.stream(side):
         inside = torch.cuda.current_stream()
     return [inside is side, torch.cuda.current_stream() is default]
 

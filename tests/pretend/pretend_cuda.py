@@ -708,15 +708,16 @@ class _Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = _device("cuda" if device is None else device)
+        self._before: list[tuple[int, _Stream]] = []
 
     def __enter__(self) -> _Stream:
         index = self.device.index
-        self._before = _thread.device, index, _current_stream(index)
+        self._before.append((_thread.device, _current_stream(index)))
         _thread.device, _thread.streams[index] = index, self
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _thread.device, index, _thread.streams[index] = self._before
+        _thread.device, _thread.streams[self.device.index] = self._before.pop()
 
     def synchronize(self) -> None:
         return None
