@@ -68,6 +68,16 @@ def streams() -> list[bool]:
     return [inside is side, torch.cuda.current_stream() is default]
 
 
+def from_a_side_stream(recorded: bool, through: Callable[[Any], Any] = lambda made: made) -> float:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        made = through(torch.zeros(4, device=cuda) + 1)
+    torch.cuda.current_stream().wait_stream(side)
+    if recorded:
+        made.record_stream(torch.cuda.current_stream())
+    return (made * 2).sum().item()
+
+
 def saved_and_loaded(**options: Any) -> str:
     buffer = io.BytesIO()
     torch.save({"rows": torch.ones(2, device="cuda:1")}, buffer)
@@ -133,6 +143,11 @@ CASES: dict[str, Callable[[], Any]] = {
         "nccl", torch.ones(4, 4, device=cuda)[:, :2]
     ),
     "a thread that has not set its device": in_another_thread,
+    "memory of another stream": lambda: from_a_side_stream(False),
+    "a part of it": lambda: from_a_side_stream(False, lambda made: made[1:].view(3, 1)),
+    "a batch that was moved on another stream": lambda: from_a_side_stream(
+        False, lambda made: made.cpu().to(cuda)
+    ),
     "a GPU used in a fork": in_a_fork,
     "an id that is no row of a GPU's table": an_id_outside,
     "a stream that is a number": lambda: torch.ones(2, device=cuda).record_stream(0),
@@ -148,6 +163,7 @@ CASES: dict[str, Callable[[], Any]] = {
         for tensor in (torch.ones(2), torch.ones(2, device=cuda))
     ],
     "a block of a stream": streams,
+    "memory of another stream, recorded": lambda: from_a_side_stream(True, lambda made: made[1:]),
     "a batch is pinned": lambda: torch.ones(2).pin_memory().is_pinned(),
     "gradients arrive where their tensors are": gradients,
     "a module moves and keeps its parameters": moved_module,

@@ -11,8 +11,12 @@ for CUDA tensors. Every operator passes :func:`_dispatch`, which refuses what a 
 tensors of several devices in one operator, and a collective of a process group that has no backend
 for the tensor's device.
 
-What it cannot show: wrong numbers from a missing synchronization (streams and events do nothing),
-CUDA kernels of fbgemm, nested tensors, lazy layers, time, and memory.
+A GPU's memory is used again as soon as a tensor is dropped, by the stream that made the tensor. So
+what is made on a side stream and read on another one without ``record_stream`` is refused here; a
+GPU box gives wrong numbers now and then.
+
+What it cannot show: wrong numbers where one stream does not wait for another (everything is done at
+once), CUDA kernels of fbgemm, nested tensors, lazy layers, time, and memory.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ class _Thread(threading.local):
     """What each thread has of its own, as with CUDA: the current device, the stream of each."""
 
     device = 0
+    backward = False
 
     def __init__(self) -> None:
         self.streams: dict[int, _Stream] = {}
@@ -96,6 +101,7 @@ class OnDevice(Tensor):
 
     inner: Tensor
     where: torch.device
+    made_on: _Memory | None = None
 
     @staticmethod
     def __new__(cls, inner: Tensor, where: torch.device) -> OnDevice:
@@ -172,6 +178,8 @@ class OnDevice(Tensor):
             raise TypeError(
                 f"record_stream takes a torch.cuda.Stream, not a {type(stream).__name__}"
             )
+        if self.made_on is not None:
+            self.made_on.streams.add(stream)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) in memo:
@@ -273,8 +281,15 @@ class _Move(torch.autograd.Function):
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
+    if isinstance(x, OnDevice):
+        _check_streams("a copy", [x])
     inner = (x.inner if isinstance(x, OnDevice) else x).detach().clone()
-    return OnDevice(inner, device) if device.type == "cuda" else inner
+    if device.type != "cuda":
+        return inner
+    moved = OnDevice(inner, device)
+    if _Stream.entered:
+        _note_stream(moved)
+    return moved
 
 
 # ------------------------------------------------------------------------------------------------
@@ -310,7 +325,48 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if into_bucket:
         return kwargs["out"]
     given = [each for each in tensors if isinstance(each, OnDevice)]
-    return _closed(out, given[0].where, given)
+    if not _Stream.entered:
+        return _closed(out, given[0].where, given)
+    _check_streams(name, given)
+    closed = _closed(out, given[0].where, given)
+    for each in closed if isinstance(closed, list | tuple) else (closed,):
+        _note_stream(each, given)
+    return closed
+
+
+class _Memory:
+    """Memory that was taken on a side stream, and the streams on which it may be read."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self.streams = {stream}
+
+
+def _note_stream(made: Any, given: Sequence[OnDevice] = ()) -> None:
+    """Note on which stream a tensor was made; one that shares memory with another has its note."""
+    if not isinstance(made, OnDevice) or made.made_on is not None or made.inner.is_sparse:
+        return
+    storage = made.inner.untyped_storage().data_ptr()
+    for each in given:
+        if not each.inner.is_sparse and each.inner.untyped_storage().data_ptr() == storage:
+            made.made_on = each.made_on
+            return
+    stream = _current_stream(made.where)
+    if stream is not _default_stream(made.where):
+        made.made_on = _Memory(stream)
+
+
+def _check_streams(name: str, given: Sequence[OnDevice]) -> None:
+    """Refuse memory of a side stream on another one; a backward runs on the streams of its
+    forward.
+    """
+    for each in given:
+        memory = each.made_on
+        if memory is None or _thread.backward or _current_stream(each.where) in memory.streams:
+            continue
+        raise RuntimeError(
+            f"{name} reads a tensor that another stream has made, and no record_stream keeps its "
+            "memory"
+        )
 
 
 @cache
@@ -541,6 +597,8 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
         if pinned:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         out = OnDevice(out.detach().clone() if given else out.detach(), device)
+        if _Stream.entered:
+            _note_stream(out)
     return out.requires_grad_(requires_grad) if requires_grad else out
 
 
@@ -705,13 +763,14 @@ class _Stream:
     """A stream; everything is done when it is asked for."""
 
     cuda_stream = 0
+    entered = False  # any of this process
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = _device("cuda" if device is None else device)
         self._before: list[tuple[int, _Stream]] = []
 
     def __enter__(self) -> _Stream:
-        index = self.device.index
+        index, _Stream.entered = self.device.index, True
         self._before.append((_thread.device, _current_stream(index)))
         _thread.device, _thread.streams[index] = index, self
         return self
@@ -813,6 +872,7 @@ def _current_stream(device: Any = None) -> _Stream:
 
 def _set_stream(stream: Any) -> None:
     if stream is not None:
+        _Stream.entered = True
         _thread.device, _thread.streams[stream.device.index] = stream.device.index, stream
 
 
@@ -926,8 +986,14 @@ def _enter_every_backward() -> None:
     run = torch.autograd.graph._engine_run_backward
 
     def run_in_mode(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext() if torch._C._len_torch_function_stack() else _PretendMode():
-            return run(*args, **kwargs)
+        before, _thread.backward = _thread.backward, True
+        try:
+            with (
+                contextlib.nullcontext() if torch._C._len_torch_function_stack() else _PretendMode()
+            ):
+                return run(*args, **kwargs)
+        finally:
+            _thread.backward = before
 
     for module in (torch.autograd, torch.autograd.graph):
         module._engine_run_backward = run_in_mode

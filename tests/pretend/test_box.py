@@ -183,6 +183,44 @@ print(model.cpu()(batch.dense_features, batch.sparse_features).device)
     assert on_box(1, ["-c", print_devices]).split() == ["cuda:0", "cpu"]
 
 
+def test_batches_that_an_iterator_makes_on_the_gpu_are_made_on_the_stream_of_the_copies():
+    """And what the caller made before is waited for."""
+    code = """
+import torch
+from tutorec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
+
+gpu, default, made, waited = torch.device("cuda"), torch.cuda.current_stream(), [], []
+torch.cuda.Stream.wait_stream = lambda self, other: waited.append((self, other))
+
+def batches():
+    for _ in range(3):
+        made.append(torch.cuda.current_stream())
+        yield torch.ones(2, 1, device=gpu)
+
+class Model(torch.nn.Linear):
+    def forward(self, batch):
+        return super().forward(batch).sum(), batch
+
+model, source = Model(1, 1, device=gpu), batches()
+pipeline = TrainPipelineSparseDist(model, torch.optim.SGD(model.parameters(), 0.1), gpu)
+for _ in range(3):
+    pipeline.progress(source)
+[copies] = set(made)
+assert copies is not default and torch.cuda.current_stream() is default
+assert waited[0] == (copies, default)
+print("3 batches")
+"""
+    assert on_box(1, ["-c", code]) == "3 batches\n"
+
+
+@pytest.mark.slow
+def test_ids_and_rows_that_cross_streams_keep_their_memory():
+    """Ids that a stage prefetches, and rows that another looks up, are read on the main stream."""
+    staged = DISTRIBUTED / "train_pipeline/test_staged.py"
+    chosen = "trains_what_the_pipelines_train and (bags or rows) and (prefetch or lookup)"
+    pytest_on_box(2, staged, "-k", chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", files_of_ranks())
 def test_tests_of_ranks_pass(file):

@@ -10,6 +10,7 @@ import pytest
 from pretend.boxes import HERE, on_box
 
 MIXED = "RuntimeError: Expected all tensors to be on the same device"
+UNRECORDED = "RuntimeError: .* another stream has made, and no record_stream keeps its memory"
 REFUSED = {
     "an operator with a GPU's and the CPU's tensor": f"{MIXED}.* cpu and cuda:0",
     "an operator with tensors of two GPUs": f"{MIXED}.* cuda:0 and cuda:1",
@@ -29,6 +30,9 @@ REFUSED = {
     "16-bit integers over NCCL": "RuntimeError: .* is not supported for NCCL process group",
     "columns of a matrix over NCCL": "RuntimeError: Tensors must be contiguous",
     "a thread that has not set its device": f"{MIXED}.* cuda:0 and cuda:1",
+    "memory of another stream": UNRECORDED,
+    "a part of it": UNRECORDED,
+    "a batch that was moved on another stream": UNRECORDED,
     "a GPU used in a fork": "RuntimeError: Cannot re-initialize CUDA in forked subprocess",
     (
         "an id that is no row of a GPU's table"
@@ -44,6 +48,7 @@ ALLOWED = {
     "a list of a GPU's tensor": [0, 1],
     "both over one group": ["cpu:gloo,cuda:nccl"] * 2,
     "a block of a stream": [True, True],
+    "memory of another stream, recorded": 6.0,
     "a batch is pinned": True,
     "gradients arrive where their tensors are": ["cpu", "cuda:0"],
     "a module moves and keeps its parameters": [True, True, "cuda:0"],

@@ -58,9 +58,17 @@ class _InFlight(Awaitable[torch.Tensor]):
         work, _, received = self._flight
         work.wait()
         self._flight = None
-        if received.is_cuda:  # it may be awaited on another stream than the one that allocated it
-            received.record_stream(torch.cuda.current_stream())
-        return received
+        return _used_here(received)
+
+
+def _used_here(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, whose memory is kept until the current stream has read it.
+
+    An exchange may be awaited on another stream than the one that issued it.
+    """
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
 
 
 def all_to_all(
@@ -143,7 +151,7 @@ def all_to_all_slices(
 
     def with_mine(arrived: torch.Tensor) -> list[torch.Tensor]:
         slices = list(arrived.split(into))
-        slices[me] = own
+        slices[me] = _used_here(own)
         return slices
 
     return map_awaitable(with_mine, all_to_all(others, out, into, group, stage))

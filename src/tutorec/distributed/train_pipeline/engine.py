@@ -166,7 +166,8 @@ class TrainPipeline(Generic[In, Out]):
 
     def _take(self, iterator: Iterator[In]) -> None:
         """Load from another iterator; batches of the previous one may still be in flight."""
-        self._source = self._stages.iterator = iterator
+        self._source = iterator
+        self._stages.load_from(iterator)
         last = self._flight[-1] if self._flight else None
         if last is not None and self._stages.state_of(last) == ENDED:
             self._next_index = self._flight.pop().index or 0

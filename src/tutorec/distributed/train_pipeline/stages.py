@@ -75,20 +75,28 @@ class Stages:
         self.in_forward: TrainPipelineContext | None = None
         self._copies, self._sends = SideStream(device), SideStream(device)
 
+    def load_from(self, iterator: Iterator[Any]) -> None:
+        """Load from an iterator, whose batches may already be on the device."""
+        self.iterator = iterator
+        self._copies.follow()
+
     def call(self, batch: Any) -> Any:
         """``(losses, output)`` of a batch."""
         return (self.custom_call or self.model)(batch)
 
     def load(self, ctx: TrainPipelineContext) -> None:
-        """Start copying the next batch to the device; the context is empty after the last one."""
-        try:
-            batch = next(self.iterator) if self.iterator is not None else None
-        except StopIteration:
-            batch = None
-        if batch is None:
-            self.iterator = None
-            return
+        """Start copying the next batch to the device; the context is empty after the last one.
+
+        What the iterator computes on the device runs on the stream of the copies.
+        """
         with self._copies.ahead():
+            try:
+                batch = next(self.iterator) if self.iterator is not None else None
+            except StopIteration:
+                batch = None
+            if batch is None:
+                self.iterator = None
+                return
             ctx.batch = to_device(batch, self.device)
 
     def prepare(self, ctx: TrainPipelineContext) -> None:

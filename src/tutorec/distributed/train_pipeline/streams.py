@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tutorec.awaitable import Awaitable
+
 __all__ = ["SideStream", "to_device"]
 
 
@@ -49,11 +51,11 @@ class SideStream:
     """A CUDA stream beside the default one.
 
     ``with stream.ahead(): ...`` runs a block on it; ``stream.hand_over(values)`` makes the current
-    stream wait for it. Values that are made on one stream and read on another are recorded, so that
-    their memory is not reused too early.
+    stream wait for it, ``stream.follow()`` the other way round. Values that are made on one stream
+    and read on another are recorded, so that their memory is not reused too early.
 
     Args:
-        device: The device; on a CPU both methods have no effect.
+        device: The device; on a CPU the methods have no effect.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,8 +65,16 @@ class SideStream:
         """Run the block's kernels on this stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def follow(self) -> None:
+        """Make this stream wait for what the current one has been given so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
     def hand_over(self, *values: Any) -> None:
-        """Make the current stream wait for this one, and record the values for it."""
+        """Make the current stream wait for this one, and record the values for it.
+
+        A value that is awaited is recorded when it is there.
+        """
         if self._stream is not None:
             current = torch.cuda.current_stream(self._stream.device)
             current.wait_stream(self._stream)
@@ -78,6 +88,9 @@ def _record(value: Any, stream: torch.cuda.Stream) -> None:
     A TensorDict has a ``record_stream`` as well, but takes one stream in its life; its tensors take
     any number.
     """
+    if isinstance(value, Awaitable):
+        value.callbacks.append(lambda arrived: _recorded(arrived, stream))
+        return
     if hasattr(value, "record_stream") and not isinstance(value, Mapping):
         value.record_stream(stream)
         return
@@ -92,3 +105,9 @@ def _record(value: Any, stream: torch.cuda.Stream) -> None:
     )
     for part in parts:
         _record(part, stream)
+
+
+def _recorded(value: Any, stream: torch.cuda.Stream) -> Any:
+    """The value, recorded."""
+    _record(value, stream)
+    return value
