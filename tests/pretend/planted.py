@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutorec.sparse.deferred import report
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -78,6 +79,13 @@ def from_a_side_stream(recorded: bool, through: Callable[[Any], Any] = lambda ma
     return (made * 2).sum().item()
 
 
+def read_by_the_program() -> list[float]:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        made = torch.zeros(4, device=cuda) + 1
+    assert made[0].item() == 1 and made.cpu().sum() == 4
+    return made.tolist()
+
+
 def saved_and_loaded(**options: Any) -> str:
     buffer = io.BytesIO()
     torch.save({"rows": torch.ones(2, device="cuda:1")}, buffer)
@@ -89,6 +97,13 @@ def an_id_outside() -> None:
     batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])).to(cuda)
     check_ids(batch, [("item", "items", 8)])  # found there, and told at the next sync point
     batch.unsync().sync()
+
+
+def an_id_outside_on_a_side_stream() -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
+        check_ids(batch.to(cuda), [("item", "items", 8)])
+    report()
 
 
 def gradients() -> list[str]:
@@ -150,6 +165,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "a GPU used in a fork": in_a_fork,
     "an id that is no row of a GPU's table": an_id_outside,
+    "such an id on a side stream": an_id_outside_on_a_side_stream,
     "a stream that is a number": lambda: torch.ones(2, device=cuda).record_stream(0),
     "events without timing": lambda: torch.cuda.Event().elapsed_time(torch.cuda.Event()),
     # allowed
@@ -164,6 +180,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ],
     "a block of a stream": streams,
     "memory of another stream, recorded": lambda: from_a_side_stream(True, lambda made: made[1:]),
+    "memory of another stream, read by the program": read_by_the_program,
     "a batch is pinned": lambda: torch.ones(2).pin_memory().is_pinned(),
     "gradients arrive where their tensors are": gradients,
     "a module moves and keeps its parameters": moved_module,

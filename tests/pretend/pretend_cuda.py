@@ -281,7 +281,7 @@ class _Move(torch.autograd.Function):
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    if isinstance(x, OnDevice):
+    if isinstance(x, OnDevice) and device.type == "cuda":
         _check_streams("a copy", [x])
     inner = (x.inner if isinstance(x, OnDevice) else x).detach().clone()
     if device.type != "cuda":
@@ -327,7 +327,9 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     given = [each for each in tensors if isinstance(each, OnDevice)]
     if not _Stream.entered:
         return _closed(out, given[0].where, given)
-    _check_streams(name, given)
+    # A view reads nothing, and the program waits for a number.
+    if not func.is_view and name != "aten::_local_scalar_dense":
+        _check_streams(name, given)
     closed = _closed(out, given[0].where, given)
     for each in closed if isinstance(closed, list | tuple) else (closed,):
         _note_stream(each, given)

@@ -37,6 +37,7 @@ REFUSED = {
     (
         "an id that is no row of a GPU's table"
     ): "ValueError: table 'items' has 8 rows .* sample 1, holds id 9",
+    "such an id on a side stream": "ValueError: table 'items' has 8 rows .* sample 1, holds id 9",
     "a stream that is a number": "TypeError: record_stream takes a torch.cuda.Stream",
     (
         "events without timing"
@@ -49,6 +50,7 @@ ALLOWED = {
     "both over one group": ["cpu:gloo,cuda:nccl"] * 2,
     "a block of a stream": [True, True],
     "memory of another stream, recorded": 6.0,
+    "memory of another stream, read by the program": [1.0, 1.0, 1.0, 1.0],
     "a batch is pinned": True,
     "gradients arrive where their tensors are": ["cpu", "cuda:0"],
     "a module moves and keeps its parameters": [True, True, "cuda:0"],

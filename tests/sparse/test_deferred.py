@@ -52,6 +52,16 @@ def test_a_deferred_check_says_what_the_immediate_one_says(ids: tuple[int, ...])
         assert later == now
 
 
+def test_bounds_of_many_collections_stay_on_the_device() -> None:
+    """To copy them there again would wait for it, at every step."""
+    deferred._bounds_of.cache_clear()
+    for _ in range(2):
+        for rows in range(9, 59):
+            defer(batch(0, 0, 0, 0, 0), [("item", "items", rows)])
+    report()
+    assert deferred._bounds_of.cache_info().misses == 50
+
+
 @given(jagged_batches(rows=12))
 def test_a_deferred_check_finds_the_first_bad_id_and_no_good_one(drawn: DrawnBatch) -> None:
     tables = [(key, f"t_{key}", 8) for key in drawn.keys[:2]]

@@ -26,6 +26,8 @@ from tutorec.sparse.layout import ints_on_device, running_sum
 _INT64 = torch.iinfo(torch.int64)
 # So many deferred checks may be under way before the oldest is waited for.
 _MOST = 8
+# Bounds of so many collections stay on the device: to copy them there again waits for the device.
+_COLLECTIONS = 256
 
 FeatureRows = Sequence[tuple[str, str, int]]
 
@@ -68,6 +70,9 @@ class _Check:
         if not bool(self._flag):
             return None
         with suppress(RuntimeError):
+            for part in self._batch:
+                if part.is_cuda:  # The check may have run on another stream.
+                    part.record_stream(torch.cuda.current_stream(part.device))
             outside, total, place, number, feature = _search(*self._batch, self._samples).tolist()
             key = self._keys[feature]
             sample = place - sum(self._samples[:feature])
@@ -168,7 +173,7 @@ def report(wait: bool = True) -> None:
             raise error
 
 
-@lru_cache(maxsize=_MOST)
+@lru_cache(maxsize=_COLLECTIONS)
 def _bounds_of(
     keys: tuple[str, ...], feature_rows: tuple[tuple[str, str, int], ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
