@@ -41,7 +41,8 @@ only tell. A row names the chapter that shows it; *folded* means that you must o
 A row of the first three kinds is compared with the output that its cell has on the page, whenever the notebook is
 tested and whenever the book is built. Both fail where the document's lines do not stand in that output, one after the
 other. Before the comparison the name `torchrec` becomes `tutorec` in the document's text, and blanks at the ends of
-lines are dropped. What else the cell prints is not compared.
+lines are dropped. What else the cell prints is not compared. A few rows of these kinds say that the document does not
+print the text: then it is what the document's code or question leads to.
 
 A row that *differs* is not compared with the document. Where it says *checked*, pieces of the text that the chapter
 shows instead were listed by hand, and test and build look for them in the same output. A row of prose has nothing to be

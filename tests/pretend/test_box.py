@@ -228,6 +228,21 @@ def test_tests_of_ranks_pass(file):
     pytest_on_box(2, DISTRIBUTED / file, *chosen)
 
 
+OF_THE_BOX = (
+    "one_group or pinned or (over_all_gpus and torch) or "
+    "(every_sharding_type and torch and (table_wise or mixed))"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "chosen"),
+    [(2, OF_THE_BOX), *(pytest.param(gpus, "", marks=pytest.mark.full) for gpus in (2, 3, 8))],
+)
+def test_the_tests_of_a_gpu_box_pass(gpus, chosen):
+    pytest_on_box(gpus, ROOT / "tests/gpu", "-k", chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "cases"), [(1, "-1-"), (8, "-2- or -4-")])
 def test_sharded_tables_equal_unsharded_ones(gpus, cases):
