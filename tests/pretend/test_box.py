@@ -7,6 +7,7 @@ runs the rest.
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import chain
 from typing import Any
@@ -125,6 +126,23 @@ def test_ranks_of_a_program_are_forks_of_the_box():
     look = "from tutorec.spmd import Ranks\nwith Ranks(2) as world:\n    print(world.run(look))"
     code = f"def look():\n    return 'box_server' in open('/proc/self/cmdline').read()\n{look}"
     assert on_box(2, ["-c", code]) == "[True, True]\n"
+
+
+@pytest.mark.slow
+def test_the_script_that_chapter_20_moves_trains_on_gpus(tmp_path):
+    """The chapter itself runs it on the CPU, on which the losses that it is compared with were
+    made.
+    """
+    chapter = json.loads((ROOT / "notebooks/20_side_by_side.ipynb").read_text(encoding="utf-8"))
+    [cell] = [cell for cell in chapter["cells"] if cell["id"] == "script"]
+    exec("".join(cell["source"]), defined := {})
+    folder = repr(str(tmp_path))
+    saved = "import os\n", f"import os\nos.chdir({folder})\n"
+    script = defined["SCRIPT"].replace("torchrec", "tutorec").replace(*saved, 1)
+    (tmp_path / "train.py").write_text(script)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    losses = [float(line) for line in on_box(2, [*launch, tmp_path / "train.py"]).split()]
+    assert len(losses) == 20 and losses[-1] < losses[0] / 2
 
 
 SMALL = "--rows 600 --test-rows 100 --items 30 --batch-size 100 --no-progress".split()
