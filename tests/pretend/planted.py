@@ -181,6 +181,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "a block of a stream": streams,
     "memory of another stream, recorded": lambda: from_a_side_stream(True, lambda made: made[1:]),
     "memory of another stream, read by the program": read_by_the_program,
+    "a generator of a GPU": lambda: [
+        str(generator.device) for generator in (torch.Generator("cuda:1"), torch.Generator())
+    ],
     "a batch is pinned": lambda: torch.ones(2).pin_memory().is_pinned(),
     "gradients arrive where their tensors are": gradients,
     "a module moves and keeps its parameters": moved_module,

@@ -878,6 +878,18 @@ def _set_stream(stream: Any) -> None:
         _thread.device, _thread.streams[stream.device.index] = stream.device.index, stream
 
 
+class _Generator(torch.Generator):
+    """A generator of a device; its numbers are those of the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        where = _device(device)
+        made = super().__new__(cls, device="cpu")
+        made.where = where
+        return made
+
+    device = property(lambda self: self.where)
+
+
 def _cuda_functions() -> dict[str, Any]:
     return {
         "is_available": lambda: _Devices.count > 0,
@@ -944,6 +956,7 @@ def install(count: int) -> None:
         setattr(torch.cuda, name, value)
     for name, value in _accelerator_functions().items():
         setattr(torch.accelerator, name, value)
+    torch.Generator = _Generator
     torch.cuda.nccl.version = lambda: (2, 28, 9)  # torch.distributed logs it with an error
     replaced = {
         "init_process_group": _init_process_group,

@@ -232,6 +232,34 @@ print("3 batches")
 
 
 @pytest.mark.slow
+def test_bench_gpu_measures_on_the_first_gpu_and_on_all():
+    code = """
+from tutorec.bench import ebc, gpu, quant
+from tutorec.bench.runner import Options
+from tutorec.bench.sharded_rank import Sizes
+from tutorec.spmd import Ranks, device
+
+ebc._TABLES, ebc._COLUMNS, ebc._POOLING, quant._TABLES = 3, 4, 2, 3
+gpu.ROWS, gpu.SAMPLES, gpu.CALLS = 50, 8, 2
+gpu.SHARDED_SIZES = Sizes(tables=3, rows=50, columns=4, pooling=2)
+
+class Counted(Ranks):
+    def run(self, fn, *args):
+        print(super().run(lambda: str(device())))
+        return super().run(fn, *args)
+
+gpu.Ranks = Counted
+cases = ("forward", "step-rowwise_adagrad", "int8", "sharded-row_wise")
+report = gpu.run(Options(rounds=1, cases=cases))
+print(sorted(name.split(":")[0] for name in report.samples if name.endswith("tutorec")))
+"""
+    assert on_box(2, ["-c", code]).splitlines() == [
+        "['cuda:0', 'cuda:1']",
+        "['forward', 'int8', 'sharded-row_wise', 'step-rowwise_adagrad']",
+    ]
+
+
+@pytest.mark.slow
 def test_ids_and_rows_that_cross_streams_keep_their_memory():
     """Ids that a stage prefetches, and rows that another looks up, are read on the main stream."""
     staged = DISTRIBUTED / "train_pipeline/test_staged.py"

@@ -51,6 +51,7 @@ ALLOWED = {
     "a block of a stream": [True, True],
     "memory of another stream, recorded": 6.0,
     "memory of another stream, read by the program": [1.0, 1.0, 1.0, 1.0],
+    "a generator of a GPU": ["cuda:1", "cpu"],
     "a batch is pinned": True,
     "gradients arrive where their tensors are": ["cpu", "cuda:0"],
     "a module moves and keeps its parameters": [True, True, "cuda:0"],
