@@ -12,13 +12,23 @@ from torch import nn
 
 from tutorec.awaitable import LazyNoWait
 from tutorec.distributed import comm
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.cache_params import CacheParams, KeyValueParams
+from tutorec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs,
+    get_qcomm_codecs_registry,
+)
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding, ShardingPlan
+from tutorec.distributed.plan import (
+    BoundsCheckMode,
+    ParameterSharding,
+    ShardingPlan,
+)
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
@@ -287,6 +297,56 @@ def test_a_sharder_is_made_from_the_base_class():
     assert list(sharder.shardable_parameters(nn.Linear(2, 3))) == ["weight", "bias"]
     assert sharder.sharding_types("cpu") == ["data_parallel"]
     assert isinstance(EmbeddingBagCollectionSharder(), ModuleSharder)
+
+
+class SlowSharder(EmbeddingBagCollectionSharder):
+    @property
+    def fused_params(self) -> dict[str, Any]:
+        return {"learning_rate": 0.25}
+
+
+def test_a_sharder_may_override_its_fused_params_and_names_what_it_makes():
+    tables = collection()
+    plan = construct_module_sharding_plan(
+        tables, apply_to_all(tables, table_wise(0)), world_size=1, local_size=1, device_type="cpu"
+    )
+    parts = SlowSharder().shard(tables, plan, ShardingEnv.from_local(1, 0))
+    assert {group["lr"] for group in parts.fused_optimizer.param_groups} == {0.25}
+    assert type(parts) is SlowSharder().sharded_module_type
+
+
+def test_what_a_constraint_says_of_a_table_is_in_its_entry():
+    given: dict[str, Any] = {
+        "enforce_hbm": False,
+        "stochastic_rounding": True,
+        "bounds_check_mode": BoundsCheckMode.IGNORE,
+        "key_value_params": KeyValueParams(ssd_rocksdb_shards=4),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = EmbeddingShardingPlanner(
+            Topology(1, "cpu"), constraints={"t1": ParameterConstraints(**given)}
+        ).plan(nn.Sequential(collection()), [EmbeddingBagCollectionSharder()])
+    entries: Any = plan.plan["0"]
+    assert {name: getattr(entries["t1"], name) for name in given} == given
+    assert {getattr(entries["t0"], name) for name in given} == {None}
+
+
+def test_a_codec_decodes_to_float32_unless_told_otherwise():
+    codec = get_qcomm_codecs(QCommsConfig(CommType.FP16, forward_loss_scale=4.0)).forward
+    assert codec is not None
+    values = torch.tensor([1.0, 0.3])
+    torch.testing.assert_close(codec.decode(codec.encode(values)), values, rtol=2**-11, atol=0.0)
+    assert codec.decode(codec.encode(values, None), torch.float64).dtype == torch.float64
+
+
+def test_modules_that_exchange_rows_take_torchrecs_arguments():
+    rows = torch.rand(3, 2)
+    for exchange, splits in (
+        (PooledEmbeddingsAllToAll(None, [2]), {"batch_size_per_rank": [3]}),
+        (PooledEmbeddingsReduceScatter(None), {"input_splits": [3]}),
+    ):
+        assert exchange(local_embs=rows, **splits).wait() is rows
 
 
 def test_arguments_that_torchrec_has_not_are_given_by_name():

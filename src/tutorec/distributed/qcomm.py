@@ -68,22 +68,20 @@ class CommCodec:
         >>> codec = CommCodec(torch.bfloat16)
         >>> codec.encode(torch.tensor([1.0, 1.0 + 2**-8]))
         tensor([1., 1.], dtype=torch.bfloat16)
-        >>> CommCodec(torch.float16, loss_scale=1024.0).decode(
-        ...     torch.tensor([1.0]).half(), torch.float32
-        ... )
+        >>> CommCodec(torch.float16, loss_scale=1024.0).decode(torch.tensor([1.0]).half())
         tensor([0.0010])
     """
 
     dtype: torch.dtype
     loss_scale: float | None = None
 
-    def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Convert ``[N]`` values for sending."""
+    def encode(self, values: torch.Tensor, ctx: None = None) -> torch.Tensor:
+        """Convert ``[N]`` values for sending; ``ctx``, which TorchRec's FP8 needs, is not used."""
         return (values if self.loss_scale is None else values * self.loss_scale).to(self.dtype)
 
-    def decode(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Convert received values ``[N]``, or a sum of them, to ``dtype``."""
-        wide = values.to(dtype)
+    def decode(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Convert received values ``[N]``, or a sum of them, to ``dtype``, float32 by default."""
+        wide = values.to(torch.float32 if dtype is None else dtype)
         return wide if self.loss_scale is None else wide / self.loss_scale
 
 

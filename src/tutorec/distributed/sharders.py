@@ -96,6 +96,11 @@ class CollectionSharder(ModuleSharder[M]):
         """The class of modules that it shards."""
         return self._module_type
 
+    @property
+    def sharded_module_type(self) -> Any:
+        """The class of modules that `shard` returns."""
+        return type(self)._sharded_type
+
     def shard(
         self,
         module: M,
@@ -136,9 +141,12 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
     ) -> None:
         optimizer_spec(fused_params)
         super().__init__(qcomm_codecs_registry)
-        self.fused_params: dict[str, Any] | None = (
-            dict(fused_params) if fused_params is not None else None
-        )
+        self._fused_params = dict(fused_params) if fused_params is not None else None
+
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        """Options of the optimizer inside backward; a subclass may override the property."""
+        return self._fused_params
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""

@@ -55,19 +55,19 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         self._pg, self._codecs = pg, codecs
 
     def forward(
-        self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
+        self, local_embs: torch.Tensor, input_splits: Sequence[int] | None = None
     ) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D]`` -> awaitable of ``[B_local, D]``.
+        """``local_embs [sum of B_s, D]`` -> awaitable of ``[B_local, D]``; the splits are B_s.
 
         Raises:
             ValueError: As in `PooledEmbeddingsAllToAll`.
         """
         if self._pg is None or self._pg.size() == 1:
-            return NoWait(pooled)
-        batch_sizes = samples_of_ranks(pooled, batch_size_per_rank, self._pg.size())
-        samples, columns = batch_sizes[self._pg.rank()], pooled.shape[1]
+            return NoWait(local_embs)
+        batch_sizes = samples_of_ranks(local_embs, input_splits, self._pg.size())
+        samples, columns = batch_sizes[self._pg.rank()], local_embs.shape[1]
         moves = _into_sum(self._pg, [count * columns for count in batch_sizes], self._codecs)
-        return exchange_matrix(moves, pooled, samples, [columns], len(batch_sizes))
+        return exchange_matrix(moves, local_embs, samples, [columns], len(batch_sizes))
 
     def variable(self, flat: torch.Tensor, counts: Sequence[int]) -> Awaitable[torch.Tensor]:
         """``flat [sum of counts]`` -> awaitable of ``[counts[rank]]``, counts per rank."""

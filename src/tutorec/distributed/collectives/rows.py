@@ -80,23 +80,23 @@ class PooledEmbeddingsAllToAll(nn.Module):
         self._columns = list(dim_sum_per_rank)
 
     def forward(
-        self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
+        self, local_embs: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
     ) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``.
+        """``local_embs [sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``.
 
         Raises:
             ValueError: The number of rows does not match the batch sizes or, without batch sizes,
                 is not divisible by W.
         """
         if self._pg is None or len(self._columns) == 1:
-            return NoWait(pooled)
-        batch_sizes = samples_of_ranks(pooled, batch_size_per_rank, len(self._columns))
+            return NoWait(local_embs)
+        batch_sizes = samples_of_ranks(local_embs, batch_size_per_rank, len(self._columns))
         samples, width = batch_sizes[self._pg.rank()], self._columns[self._pg.rank()]
         counts_out = [count * width for count in batch_sizes]
         moves = _to_ranks(
             self._pg, counts_out, [samples * width for width in self._columns], self._codecs
         )
-        return exchange_matrix(moves, pooled, samples, self._columns, len(batch_sizes))
+        return exchange_matrix(moves, local_embs, samples, self._columns, len(batch_sizes))
 
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]

@@ -303,7 +303,7 @@ class ShardingOption:
         dependency: Options with the same value are placed together on one host or device.
         is_pooled: Whether bags are pooled; by default as in the module.
         feature_names: Features that read the table.
-        output_dtype: Passed on to the plan.
+        output_dtype: TorchRec's; has no effect, rows are looked up as float32.
         key_value_params: Passed on to the plan.
         num_poolings: Bags per sample, for each feature; 1 by default.
         facts: The numbers of the table, if already known.

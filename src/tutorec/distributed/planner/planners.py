@@ -413,6 +413,10 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
         ranks=ranks,
         sharding_spec=spec,
         cache_params=option.cache_params and replace(option.cache_params, stats=None),
+        enforce_hbm=option.enforce_hbm,
+        stochastic_rounding=option.stochastic_rounding,
+        bounds_check_mode=option.bounds_check_mode,
+        key_value_params=option.key_value_params,
         shape=(rows, columns),
     )
 
