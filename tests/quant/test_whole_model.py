@@ -17,6 +17,8 @@ from torch.testing import assert_close
 import tutorec
 from tutorec.datasets.random import shop
 from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.test_utils.test_model import TestSparseNN
+from tutorec.distributed.utils import CopyableMixin
 from tutorec.inference.modules import (
     quantize_embeddings,
     quantize_inference_model,
@@ -259,6 +261,21 @@ def test_quantize_embeddings_leaves_a_sharded_model_as_it_is_and_warns():
     assert not model.training
     with pytest.raises(ValueError, match="spread over devices: load"):
         quantize_embeddings(model, dtype=torch.qint8, inplace=False)
+
+
+class Copyable(CopyableMixin):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = EmbeddingBagCollection([EmbeddingBagConfig(10, 8, "a")])
+
+
+def test_a_model_that_can_be_copied_is_not_taken_for_a_sharded_one():
+    """The mixin is from the package of the sharded modules, and so is TorchRec's test model."""
+    tables = [EmbeddingBagConfig(10, 8, "a", feature_names=["f"])]
+    for model in (Copyable(), TestSparseNN(tables=tables)):
+        kinds = {type(module) for module in quantize_inference_model(model).modules()}
+        assert QuantEmbeddingBagCollection in kinds
+        assert EmbeddingBagCollection not in kinds
 
 
 def test_torchrecs_two_functions_quantize_what_torchrecs_do():

@@ -36,6 +36,8 @@ QUANTIZE_FIRST = (
     "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and call "
     "shard_quant_model"
 )
+# Classes of these modules are bases of models that are not sharded.
+_FOR_ANY_MODEL = ("tutorec.distributed.utils", "tutorec.distributed.test_utils")
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -305,7 +307,10 @@ def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTab
 def spread_over_devices(path: str, module: nn.Module) -> str | None:
     """The beginning of a message about a sharded module; None for another one."""
     kind, where = type(module), repr(path) if path else "the model"
-    if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
+    bases = [
+        one.__module__ for one in kind.__mro__ if not one.__module__.startswith(_FOR_ANY_MODEL)
+    ]
+    if any(base.startswith("tutorec.distributed") for base in bases):
         return f"{where} is a {kind.__name__}, whose tables are spread over devices"
     return None
 
