@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tutorec
 from tutorec.awaitable import LazyAwaitable
@@ -293,6 +293,19 @@ def test_a_branch_that_ends_beside_a_multiple_of_the_width_is_named() -> None:
         ValueError, match=r"interaction_branch2_layer_sizes=\[12\] must end in a multiple of 8"
     ):
         _projected([12])
+
+
+def test_the_dense_parts_are_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[nn.Module, object]] = []
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda part, **options: compiled.append((part, options))
+    )
+    model = DLRM(_collection(4, 4), 3, [8, 4], [5, 1])
+    names = list(model.state_dict())
+    model.compile_dense_path(compile_mode="default")
+    parts = model.dense_arch, model.inter_arch, model.over_arch
+    assert compiled == [(part, {"mode": "default"}) for part in parts]
+    assert list(model.state_dict()) == names
 
 
 def test_all_dense_parts_are_made_on_their_device() -> None:

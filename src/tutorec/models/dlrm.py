@@ -336,6 +336,17 @@ class DLRM(nn.Module):
             width + choose(features + 1, 2), over_arch_layer_sizes, device=dense_device
         )
 
+    def compile_dense_path(self, compile_mode: str = "reduce-overhead") -> None:
+        """Compile the parts that compute densely by ``torch.compile``; lookups stay as they are.
+
+        Parameters keep their names, so a state of the model loads before and after.
+
+        Args:
+            compile_mode: A mode of ``torch.compile``. The default records CUDA graphs.
+        """
+        for part in (self.dense_arch, self.inter_arch, self.over_arch):
+            part.compile(mode=compile_mode)
+
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Dense columns [B, D_in] and ids of F features to logits [B, 1]."""
         dense = self.dense_arch(dense_features)
