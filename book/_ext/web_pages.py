@@ -1,8 +1,8 @@
 """What the built pages load and say about themselves, beyond what the theme does.
 
 A page loads MathJax only where it has formulas, the search index only where one searches, and of
-the icons those that some page shows. Buttons that lead to the repository appear once ``published:
-true`` says that the address exists.
+the icons those that some page shows. Numbers and their units stay on one line. Buttons that lead to
+the repository appear once ``published: true`` says that the address exists.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ _NAMES = (
     (re.compile(r'<th class="head"><p></p></th>'), "<td></td>"),
     (re.compile(r'(?<=<div) role="list"(?= class="citation-list">)'), ""),
     (re.compile(r' role="doc-biblioentry"'), ""),
+)
+# A number and its unit stay on one line; code, printed output and drawings keep their characters.
+_UNIT = re.compile(
+    r"(?P<kept><(?P<tag>pre|code|script|style|svg|title)\b.*?</(?P=tag)>|<[^>]*>)"
+    r"|(?<=\d)\s(?=(?:%|[kKMGT]?i?B|[nmuµμ]?s|px|million|billion)(?!\w))",
+    re.DOTALL,
 )
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
@@ -120,6 +126,16 @@ def trimmed(page: str, *, search: bool) -> str:
     return page if search else _SEARCH.sub("", page)
 
 
+def unbroken(page: str) -> str:
+    """The page with no-break spaces between numbers and their units.
+
+    Example:
+        >>> unbroken("<p>86 % of 25.6 GB</p><pre>86 %</pre>")
+        '<p>86&nbsp;% of 25.6&nbsp;GB</p><pre>86 %</pre>'
+    """
+    return _UNIT.sub(lambda found: found["kept"] or "&nbsp;", page)
+
+
 def fewer_icons(script: str, used: set[str]) -> str:
     """The script of Font Awesome with the icons of these names, or aliases, only."""
 
@@ -167,6 +183,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     for path in folder.rglob("*.html"):
         name = path.relative_to(folder).as_posix()
         page = trimmed(path.read_text(encoding="utf-8"), search=name == "search.html")
+        page = unbroken(page)
         if name == "book/glossary.html" and 'class="alphabet"' not in page:
             page = alphabet(page)
         if name == "book/status.html":

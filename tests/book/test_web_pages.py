@@ -74,6 +74,21 @@ class TestBuiltPages:
             ]
         )
 
+    def test_no_line_ends_between_a_number_and_its_unit(self):
+        texts = {
+            name: re.sub(
+                r"<(pre|code|script|style|svg|title)\b.*?</\1>", "", page.text, flags=re.DOTALL
+            )
+            for name in PAGES
+            if (page := parsed(BUILT / name))
+        }
+        loose = {
+            name: re.findall(r">[^<]*\d\s(?:%|[MG]i?B|[mu]s)\b[^<]*", text)
+            for name, text in texts.items()
+        }
+        assert_none([f"{name}: {found[0][-80:]}" for name, found in loose.items() if found])
+        assert any("&nbsp;%" in text for text in texts.values())
+
     @pytest.mark.skipif(
         not (CHROMIUM and AXE.exists()),
         reason="needs Chromium, and `npm install --no-save axe-core`",
@@ -107,6 +122,18 @@ def test_a_page_keeps_what_it_uses():
     with_maths = page + '<span class="math notranslate">x</span>'
     assert search in web_pages.trimmed(with_maths, search=True)
     assert maths in web_pages.trimmed(with_maths, search=True)
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("<p>from 3\n% to <b>25.6 GB</b>, 2.1 ms</p>", "from 3~% to <b>25.6~GB</b>, 2.1~ms"),
+        ("<p>12 shops, 4 Bs</p><pre>86 %</pre>", "12 shops, 4 Bs</p><pre>86 %</pre>"),
+        ('<p><img alt="7 %"><code>7 %</code> 7 us</p>', '<img alt="7 %"><code>7 %</code> 7~us'),
+    ],
+)
+def test_a_number_and_its_unit_stay_together(page, shown):
+    assert shown.replace("~", "&nbsp;") in web_pages.unbroken(page)
 
 
 def test_headers_without_words_are_cells_and_the_mark_is_in_a_landmark():
