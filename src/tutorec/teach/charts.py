@@ -20,6 +20,8 @@ __all__ = ["bars", "curves", "histogram", "rank_frequency", "timeline", "traffic
 
 _HATCHES = ("", "///", "...", "xx", "\\\\\\", "++")
 _DASHES = ("-", "--", ":", "-.")
+# A prediction and its measured points.
+_PAIRS = ((ACCENT, "-", "o"), (INK, "--", "s"), (ACCENT, ":", "^"))
 
 
 def _value_label(value: float, unit: str) -> str:
@@ -185,7 +187,7 @@ def curves(
 
     Args:
         series: Label to values. One that ends in ", measured" is drawn as points, in the colour of
-            the curve before it, which is its prediction; each such pair has a colour of its own.
+            the curve before it, which is its prediction; each such pair has a look of its own.
         quantity: Name and unit of the vertical axis ("AUC").
         steps: Where the values were taken; 1, 2, ... without it.
         step_name: Name of the horizontal axis.
@@ -213,11 +215,10 @@ def curves(
             color = rank_color(ranks[index]) if ranks is not None else ACCENT
             look = _DASHES[index % 4] if ranks is None else "-"
             if measured:
-                color, look = ((ACCENT, "-"), (INK, "--"))[index // 2 % 2]
+                color, look, point = _PAIRS[index // 2 % len(_PAIRS)]
+                look = point if label in measured else look
                 axes.set_xticks(where)
-            axes.plot(
-                where, list(values), "o" if label in measured else look, color=color, label=label
-            )
+            axes.plot(where, list(values), look, color=color, label=label)
         for value, name, dash in ((baseline, "baseline", ":"), (optimum, "best possible", "--")):
             if value is not None:
                 axes.axhline(
