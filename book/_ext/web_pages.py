@@ -55,7 +55,7 @@ _NAMES = (
 # A number and its unit stay on one line; code, printed output and drawings keep their characters.
 _UNIT = re.compile(
     r"(?P<kept><(?P<tag>pre|code|script|style|svg|title)\b.*?</(?P=tag)>|<[^>]*>)"
-    r"|(?<=\d)\s(?=(?:%|[kKMGT]?i?B|[nmuµμ]?s|px|million|billion)(?!\w))",
+    r"|(?<=\d)\s(?=(?:%|[kKMGT]?i?B|[nmu\u00b5\u03bc]?s|px|million|billion)(?!\w))",
     re.DOTALL,
 )
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
