@@ -1,9 +1,10 @@
-"""Shares of a chapter's height in Chromium: code, output, figures. `make shares` prints
-the table.
+"""Shares of a chapter's height in Chromium: code, output, figures. `make shares` prints the table,
+and fails where code and output take more than a third or figures less than a tenth.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from browser import ask
@@ -24,12 +25,23 @@ return [article.getBoundingClientRect().height, height(code), height(text), heig
 """  # noqa: E501
 
 
-def main() -> None:
+def misses(name: str, code: float, printed: float, figures: float) -> list[str]:
+    """What a page is over or under, by its shares."""
+    found = [f"{name}: code and output take {code + printed:.1%}"] if code + printed > 1 / 3 else []
+    return found + ([f"{name}: figures take {figures:.1%}"] if figures < 0.1 else [])
+
+
+def main() -> int:
+    found = []
     print("| chapter | height, px | code | printed output | figures |\n|---|---|---|---|---|")
     for page in sorted((BUILT / "notebooks").glob("[0-9p]*.html")):
         whole, *parts = ask(page, SCRIPT)
-        print(f"| {page.stem} | {whole:,.0f} |", *(f"{part / whole:.0%} |" for part in parts))
+        shares = [part / whole for part in parts]
+        print(f"| {page.stem} | {whole:,.0f} |", *(f"{share:.1%} |" for share in shares))
+        found += misses(page.stem, *shares)
+    print(*found, sep="\n")
+    return int(bool(found))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
