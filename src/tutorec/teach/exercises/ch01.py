@@ -87,14 +87,14 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="01.3",
-        compared="what a copy needs on each device, and what pieces would need",
+        compared="what a copy needs on each device, and the fewest devices if the table is cut",
         solution=[320, 4],
         mistakes=(
             Mistake(
                 misconception="divides the table in data parallel",
                 answer=[40, 4],
                 hint=(
-                    "40 GB each would be a table cut into eight pieces. What does a GPU hold in "
+                    "40 GB each would be a table cut into eight shards. What does a GPU hold in "
                     "data parallel?"
                 ),
             ),

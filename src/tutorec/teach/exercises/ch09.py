@@ -125,7 +125,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="keeps the largest table whole",
                 answer=_LARGEST_FIRST_IN_TURN | {"visitors": ("table_wise", 0)},
                 hint="This does not fit. A rank has room for 63 GiB, and the visitors take 73. "
-                "Which cuts make pieces "
+                "Which cuts make shards "
                 "that fit?",
             ),
             Mistake(
