@@ -206,10 +206,10 @@ class MilpModel:
         blocks = np.arange(len(choice.time)).reshape(-1, size)
         for shards in (blocks[kind == number] for number in range(int(kind.max()) + 1)):
             time, memory = choice.time[shards[0]], choice.memory[shards[0]]
-            free = (self.problem.capacity[way.units] >= memory).all(axis=2)
+            free = self.problem.capacity[way.units] >= memory  # [U, S, 2]
             if choice.allowed is not None:
-                free &= choice.allowed[way.units]
-            ranks = way.units[free.all(axis=1)]
+                free &= choice.allowed[way.units][..., None]
+            ranks = way.units[free.all(axis=(1, 2))]
             counts = program.variables(len(ranks), len(shards))
             row = program.rows(1, 0.0, 0.0)
             program.put(row, counts, 1.0)

@@ -249,7 +249,8 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 1.6 + 0.34 * min(world, _BARS)), layout="constrained")
         FigureCanvasAgg(figure)
-        _bars(*figure.subplots(1, 2, sharey=True), report)
+        time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
+        _bars(time_axes, memory_axes, report)
         figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
     return figure
 
