@@ -197,6 +197,15 @@ def test_state_goes_to_another_module_and_to_shards() -> None:
             assert train(shard, ids[mine]).tolist() == expected[mine].tolist()
 
 
+def test_shards_of_a_mapping_on_meta_have_no_ids_yet() -> None:
+    whole = GrowingManagedCollisionModule(256, torch.device("meta"), buckets=4)
+    shard = whole.rebuild_with_output_id_range((0, 128), [0, 128, 256], torch.device("cpu"))
+    ids = torch.arange(300)
+    ids = ids[(mix_bits(ids) & 3) < 2]
+    train(shard, ids)
+    assert int(shard.open_slots()) == max(0, 126 - len(ids))
+
+
 @pytest.mark.parametrize("buckets", [1, 4])
 def test_state_of_other_buckets_is_refused(buckets: int) -> None:
     growing = GrowingManagedCollisionModule(64, buckets=2)
