@@ -48,6 +48,23 @@ def test_the_ranks_batches_are_parts_of_the_batch_of_all(variable: bool) -> None
     assert _jagged(whole)[1].weights().shape == _jagged(whole)[1].values().shape
 
 
+def test_batches_have_the_types_that_are_named() -> None:
+    given = {"indices_dtype": torch.int32, "lengths_dtype": torch.int32, "random_seed": 1}
+    long, _ = ModelInput.generate(4, 2, 5, TABLES, WEIGHTED, random_seed=1)
+    whole, parts = ModelInput.generate(4, 2, 5, TABLES, WEIGHTED, **given)
+    from_offsets, _ = ModelInput.generate(
+        4, 2, 5, TABLES, WEIGHTED, use_offsets=True, offsets_dtype=torch.int32, random_seed=1
+    )
+    for batch in (whole, *parts):
+        for jagged in _jagged(batch):
+            assert (jagged.values().dtype, jagged.lengths().dtype) == (torch.int32, torch.int32)
+    for expected, narrow, other in zip(*map(_jagged, (long, whole, from_offsets)), strict=True):
+        assert torch.equal(narrow.values(), expected.values().int())
+        assert torch.equal(narrow.lengths(), expected.lengths().int())
+        assert torch.equal(other.offsets(), expected.offsets().int())
+        assert (other.values().dtype, other.offsets().dtype) == (torch.int64, torch.int32)
+
+
 def test_lengths_and_ids_stay_below_their_limits() -> None:
     limits = [1, 2, 3, 4]
     whole, _ = ModelInput.generate(

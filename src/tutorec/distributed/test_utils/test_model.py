@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -68,6 +69,10 @@ class ModelInput:
         device: torch.device | None = None,
         max_feature_lengths: Sequence[int] | None = None,
         *,
+        use_offsets: bool = False,
+        indices_dtype: torch.dtype = torch.int64,
+        offsets_dtype: torch.dtype = torch.int64,
+        lengths_dtype: torch.dtype = torch.int64,
         random_seed: int | None = None,
     ) -> tuple[ModelInput, list[ModelInput]]:
         """Generate the batch of all ranks, W * B samples, and the part of each rank.
@@ -87,6 +92,10 @@ class ModelInput:
             randomize_indices: Whether values are random; otherwise ids, columns and labels are 0.
             device: Device of the batches.
             max_feature_lengths: Maximum bag length for each feature of ``tables``.
+            use_offsets: Whether batches are made from offsets instead of lengths.
+            indices_dtype: Type of ids.
+            offsets_dtype: Type of offsets, if they are used.
+            lengths_dtype: Type of lengths, otherwise.
             random_seed: Seed of torch, set first.
 
         Raises:
@@ -99,6 +108,7 @@ class ModelInput:
             for rank in range(world_size)
         ]
         draw = _Draw(batch_size, sizes, device, randomize_indices)
+        batch = partial(_batch, use_offsets, indices_dtype, offsets_dtype, lengths_dtype)
         longest = dict(zip(_feature_names(tables), max_feature_lengths or ()))  # noqa: B905
         features = _features("tables", tables, tables_pooling, pooling_avg)
         plain = {
@@ -118,13 +128,13 @@ class ModelInput:
         local = [
             ModelInput(
                 floats.split(batch_size)[rank],
-                _batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
-                _batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
+                batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
+                batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
                 labels.split(batch_size)[rank],
             )
             for rank in range(world_size)
         ]
-        return ModelInput(floats, _batch(plain), _batch(weighted), labels), local
+        return ModelInput(floats, batch(plain), batch(weighted), labels), local
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on ``device``."""
@@ -206,13 +216,23 @@ def _features(
     return features
 
 
-def _batch(bags: Mapping[str, _Bags]) -> KeyedJaggedTensor | None:
+def _batch(
+    use_offsets: bool,
+    indices_dtype: torch.dtype,
+    offsets_dtype: torch.dtype,
+    lengths_dtype: torch.dtype,
+    bags: Mapping[str, _Bags],
+) -> KeyedJaggedTensor | None:
     """Concatenate features; None if there are none."""
     if not bags:
         return None
     lengths, ids, weights = zip(*bags.values(), strict=True)
     all_weights = None if weights[0] is None else torch.cat(weights)
-    return KeyedJaggedTensor(list(bags), torch.cat(ids), all_weights, lengths=torch.cat(lengths))
+    keys, all_ids, all_lengths = list(bags), torch.cat(ids).to(indices_dtype), torch.cat(lengths)
+    if use_offsets:
+        offsets = nn.functional.pad(all_lengths.cumsum(0), (1, 0)).to(offsets_dtype)
+        return KeyedJaggedTensor(keys, all_ids, all_weights, offsets=offsets)
+    return KeyedJaggedTensor(keys, all_ids, all_weights, all_lengths.to(lengths_dtype))
 
 
 class TestDenseArch(nn.Module):
