@@ -313,14 +313,67 @@ def exchange_rows(
     parts = [100.0 * rank + 10 * to + torch.arange(counts[rank][to]) for to in range(world_size)]
     rows = torch.cat(parts).to(device()).requires_grad_(sum(counts[rank]) > 0)
     with count_traffic() as traffic:
-        move = SequenceEmbeddingsAllToAll(group(), codecs)
-        home = move(rows, counts[rank], [of[rank] for of in counts]).wait()
+        move = SequenceEmbeddingsAllToAll(group(), codecs=codecs)
+        home = move.flat(rows, counts[rank], [of[rank] for of in counts]).wait()
         (home * (rank + 1)).sum().backward()
     return (
         home.detach().tolist(),
         None if rows.grad is None else rows.grad.tolist(),
         traffic.by_stage(),
     )
+
+
+FEATURES_OF = [[0], [1, 2]]  # of each rank
+EVEN = [[[1, 2], [1, 1], [2, 1]], [[1, 2], [2, 1], [3, 1]]]  # ids: rank, feature, sample
+UNEVEN = [[[1, 2], [1, 1], [2, 1]], [[2], [0], [3]]]
+
+
+def send_rows_home(rank: int, world_size: int, ids: list[list[list[int]]], given: bool) -> tuple:
+    """Row i of a feature's sample b on rank s is 1000 f + 100 s + 10 b + i."""
+
+    def rows_of(source: int, feature: int) -> list[float]:
+        return [
+            1000.0 * feature + 100 * source + 10 * sample + i
+            for sample, count in enumerate(ids[source][feature])
+            for i in range(count)
+        ]
+
+    mine, sources = FEATURES_OF[rank], range(world_size)
+    looked_up = [row for feature in mine for source in sources for row in rows_of(source, feature)]
+    lengths = torch.tensor([n for feature in mine for of in ids for n in of[feature]])
+    # samples as they arrived, source after source, counted in lookup order
+    arrived = [
+        (source, feature, sample)
+        for source in sources
+        for feature in mine
+        for sample in range(len(ids[source][feature]))
+    ]
+    recat = torch.tensor(
+        sorted(range(len(arrived)), key=lambda k: (arrived[k][1], arrived[k][0], arrived[k][2]))
+    )
+    sent = [sum(sum(ids[rank][feature]) for feature in of_rank) for of_rank in FEATURES_OF]
+    rows = torch.tensor(looked_up, device=device()).view(-1, 1).repeat(1, 2).requires_grad_()
+    move = SequenceEmbeddingsAllToAll(group(), [len(of_rank) for of_rank in FEATURES_OF])
+    home = move(
+        local_embs=rows,
+        lengths=lengths.to(device()),
+        input_splits=sent,
+        output_splits=[sum(sum(ids[source][feature]) for feature in mine) for source in sources],
+        unbucketize_permute_tensor=torch.arange(sum(sent), device=device()).flip(0),
+        sparse_features_recat=recat.to(device()) if given else None,
+    ).wait()
+    home.sum().backward()
+    expected = [
+        row for of_rank in FEATURES_OF for feature in of_rank for row in rows_of(rank, feature)
+    ]
+    return home[:, 1].tolist(), expected[::-1], rows.grad
+
+
+@pytest.mark.parametrize(("ids", "given"), [(EVEN, False), (EVEN, True), (UNEVEN, True)])
+def test_rows_of_ids_come_home_in_the_order_in_which_they_were_sent(ranks, ids, given):
+    for home, expected, gradient in ranks(2).run(send_rows_home, ids=ids, given=given):
+        assert home == expected
+        assert (gradient == 0.5).all()
 
 
 @pytest.mark.parametrize("codecs", [None, HALF], ids=["wide", "narrow"])
@@ -397,7 +450,7 @@ def test_in_a_world_of_one_nothing_moves_and_nothing_is_rounded():
         assert (
             PooledEmbeddingsAllToAll(None, [1], codecs=HALF).variable(rows, [1], [1]).wait() is rows
         )
-        assert SequenceEmbeddingsAllToAll(None, HALF)(rows, [1], [1]).wait() is rows
+        assert SequenceEmbeddingsAllToAll(None, codecs=HALF).flat(rows, [1], [1]).wait() is rows
     assert traffic.total() == 0
 
 

@@ -17,10 +17,7 @@ from tutorec.distributed.collectives.row_sums import (
     PooledEmbeddingsAllGather,
     PooledEmbeddingsReduceScatter,
 )
-from tutorec.distributed.collectives.rows import (
-    PooledEmbeddingsAllToAll,
-    SequenceEmbeddingsAllToAll,
-)
+from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll, rows_of_ids
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 
@@ -116,19 +113,14 @@ def alltoall_sequence(
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.alltoall_sequence``.
     """
-    ranks, rows = _ranks(group), a2a_sequence_embs_tensor
-    if ranks.size() == 1:
-        return SequenceEmbeddingsAllToAll(None)(rows, (), ())
-    width = rows.shape[1]
-    if len(forward_recat_tensor):
-        lengths = lengths_after_sparse_data_all2all.view(len(forward_recat_tensor), -1).sum(1)
-        rows = rows[_segments(lengths, forward_recat_tensor.long())]
-    sent, arriving = (
-        [width * count for count in output_splits],
-        [width * count for count in input_splits],
+    return rows_of_ids(
+        _ranks(group),
+        a2a_sequence_embs_tensor,
+        lengths_after_sparse_data_all2all,
+        forward_recat_tensor,
+        (input_splits, output_splits),
+        codecs,
     )
-    moved = SequenceEmbeddingsAllToAll(ranks, codecs)(rows.reshape(-1), sent, arriving)
-    return map_awaitable(lambda flat: flat.view(-1, width), moved)
 
 
 def reduce_scatter_pooled(
@@ -240,21 +232,6 @@ def _ranks(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def _elements(samples: Sequence[int], widths: Sequence[int]) -> int:
     return sum(count * width for count, width in zip(samples, widths, strict=True))
-
-
-def _segments(lengths: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Row indices of segments of the given lengths, with the segments in another order.
-
-    Example:
-        >>> _segments(torch.tensor([2, 0, 1]), torch.tensor([2, 1, 0]))
-        tensor([2, 0, 1])
-    """
-    starts = lengths.cumsum(0) - lengths
-    lengths, starts = lengths[order], starts[order]
-    shifts = starts - (lengths.cumsum(0) - lengths)
-    return torch.arange(int(lengths.sum()), device=lengths.device) + shifts.repeat_interleave(
-        lengths
-    )
 
 
 __all__ = [

@@ -119,7 +119,9 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
     def build(self) -> None:
         """Build the exchange."""
         if self._dist is None:
-            self._dist = SequenceEmbeddingsAllToAll(self._slots.process_group(), self._codecs)
+            self._dist = SequenceEmbeddingsAllToAll(
+                self._slots.process_group(), codecs=self._codecs
+            )
 
     def forward(self, rows: torch.Tensor, ctx: SequenceShardingContext) -> Awaitable[torch.Tensor]:
         """Flat rows of each rank and local slot -> awaitable of flat rows of each rank's slots."""
@@ -130,7 +132,7 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
             _elements(of_rank, columns)
             for of_rank, columns in zip(ctx.sent_counts, self._columns, strict=True)
         ]
-        return self._dist(rows, out, into)
+        return self._dist.flat(rows, out, into)
 
     def by_key(self, arrived: torch.Tensor, ctx: SequenceShardingContext) -> list[torch.Tensor]:
         """The tables of one sharding type, except data-parallel, of an unpooled collection."""
