@@ -163,3 +163,17 @@ def freezing_differs(rank: int, world_size: int) -> str:
 def test_ranks_that_freeze_other_tables_are_told(ranks):
     for said in ranks(2).run(freezing_differs):
         assert "table 't1': requires_grad" in said
+
+
+def weight_shapes(rank: int, world_size: int) -> dict[str, list[int]]:
+    sharded = shard(collection(), kind="table_wise")
+    held = {name.split(".")[-2] for name, _ in sharded.named_parameters()}
+    shapes = {name: list(bag.weight.shape) for name, bag in sharded.embedding_bags.items()}
+    assert held == {name for name, shape in shapes.items() if shape != [0]} < set(shapes)
+    return shapes
+
+
+def test_a_table_on_other_ranks_shows_an_empty_weight_that_is_no_parameter(ranks):
+    one, other = ranks(2).run(weight_shapes)
+    for name, shape in one.items():
+        assert ([0] in (shape, other[name])) and shape != other[name], (name, shape, other[name])

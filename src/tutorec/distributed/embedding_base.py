@@ -185,6 +185,8 @@ class ShardedEmbeddingModule(
                 rows.requires_grad_(source.weights[table].requires_grad)
                 holder[table].register_parameter(parameter, rows)
         for table in holder.values():
+            if not table._parameters:
+                table.weight = torch.empty(0)  # to be looked at; the rows lie on other ranks
             copy_when_loading(table)
         self.add_module(source.path, holder)
         self._fused = [each for lookup in self._lookups for each in lookup.fused_optimizers()]
