@@ -23,6 +23,7 @@ from tutorec.sparse.jagged import (
 from tutorec.sparse.layout import (
     FEW_LISTS,
     differences,
+    ids_per_key,
     offset_per_key_of,
     offsets_at,
     offsets_by_key,
@@ -799,7 +800,8 @@ class KeyedJaggedTensor(Lists, Keyed):
         lists = check_form(_BATCH, values, self._weights, lengths, offsets)
         if ranks is not None:
             check_strides(keys, ranks)
-        if lists != sum(self.stride_per_key()):
+        even = ranks is None and strides is None
+        if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
             refuse_list_count(keys, lists, self.stride(), self.stride_per_key(), ranks is None)
         self._unchecked = True
         if not values.is_cpu:
@@ -872,11 +874,9 @@ class KeyedJaggedTensor(Lists, Keyed):
         if self._unchecked is not None:
             self._check_numbers()
             return self._length_per_key
-        if lengths is None or not values.is_cpu:
+        if lengths is None or self._offsets is not None or not values.is_cpu:
             return None
-        if lengths.numel() <= FEW_LISTS:
-            return segment_sums(lengths.tolist(), self.stride_per_key())
-        return count_ids(values.shape[0], lengths, None, self.stride_per_key())
+        return ids_per_key(lengths, self.stride_per_key(), values.shape[0])
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript

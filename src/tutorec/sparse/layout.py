@@ -77,6 +77,30 @@ def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
     return starts
 
 
+def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[int]:
+    """Ids of each key. A sync point.
+
+    Args:
+        lengths: ``[L]``, not negative.
+        stride_per_key: Samples of each key, F numbers.
+        most: No key has more ids.
+
+    Returns:
+        F numbers.
+    """
+    if lengths.numel() <= FEW_LISTS and lengths.is_cpu:
+        return segment_sums(lengths.tolist(), stride_per_key)
+    if len(set(stride_per_key)) != 1 or lengths.numel() == 0:
+        return differences(
+            offsets_at(offsets_of_lengths(lengths.long()), running_sum(stride_per_key))
+        )
+    # A sum in int32, where that holds it, is five times as fast as one in int64.
+    fits = lengths.dtype is torch.int32 and most <= LARGEST_INT32
+    rows = lengths.view(len(stride_per_key), -1)
+    counts: list[int] = rows.sum(1, dtype=torch.int32 if fits else torch.int64).tolist()
+    return counts
+
+
 def differences(offset_per_key: list[int]) -> list[int]:
     """Ids per key from the keys' starts: the inverse of ``running_sum``."""
     out: list[int] = []

@@ -21,9 +21,9 @@ from tutorec.sparse.layout import (
     FEW_LISTS,
     LARGEST_INT32,
     differences,
+    ids_per_key,
     lengths_of_offsets,
     offsets_at,
-    offsets_of_lengths,
     positions,
     running_sum,
     segment_sums,
@@ -149,18 +149,11 @@ def count_ids(
                 return None
         fits = sum(numbers) == total and min(numbers, default=0) >= 0
         return segment_sums(numbers, stride_per_key) if fits else None
-    starts = offsets
     if offsets is None:
         low, high = torch.stack(torch.aminmax(given)).tolist() if given.numel() else (0, 0)
         if low < 0 or high > total:  # the sum of longer lists may wrap
             return None
-        if given.numel() and len(set(stride_per_key)) == 1:
-            # A sum in int32, where that holds it, is five times as fast as one in int64.
-            small = given.dtype is torch.int32 and high * given.numel() <= LARGEST_INT32
-            rows = given.view(len(stride_per_key), -1)
-            counts: list[int] = rows.sum(1, dtype=torch.int32 if small else torch.int64).tolist()
-            return counts if sum(counts) == total else None
-        starts = offsets_of_lengths(given.long())
+        counts = ids_per_key(given, stride_per_key, high * given.numel())
     else:
         # Compared and not subtracted: a difference may wrap.
         fits = (offsets[0] == 0) & (offsets[1:] >= offsets[:-1]).all()
@@ -168,8 +161,8 @@ def count_ids(
             fits = fits & (lengths == lengths_of_offsets(offsets)).all()
         if not bool(fits):
             return None
-    ends = offsets_at(starts, running_sum(stride_per_key))  # type: ignore[arg-type]
-    return differences(ends) if ends[-1] == total else None
+        counts = differences(offsets_at(offsets, running_sum(stride_per_key)))
+    return counts if sum(counts) == total else None
 
 
 def refuse_lists(
