@@ -48,10 +48,13 @@ with suppress(BackendError, ValueError):
 
 
 def offsets_of_lengths(lengths: Tensor | None) -> Tensor:
-    """Where each list starts: the running sum of lengths [L], with a 0 in front, [L + 1]."""
+    """Where each list starts: the running sum of lengths [L], with a 0 in front, [L + 1].
+
+    Of a matrix ``[F, B]`` those of each row, ``[F, B + 1]``.
+    """
     assert lengths is not None, "lengths or offsets are always there"
     if is_scripting():
-        return torch.nn.functional.pad(lengths.cumsum(0, dtype=lengths.dtype), [1, 0])
+        return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
     else:
         return lengths_to_offsets(lengths)
 
@@ -153,11 +156,7 @@ def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> Tensor:
     """
     if stride == 0:
         return lengths.new_zeros([keys])
-    rows = lengths.view(keys, stride)
-    if is_scripting():
-        return torch.nn.functional.pad(rows.cumsum(1, dtype=lengths.dtype), [1, 0]).view(-1)
-    else:
-        return lengths_to_offsets(rows).view(-1)
+    return offsets_of_lengths(lengths.view(keys, stride)).view(-1)
 
 
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
