@@ -1,6 +1,5 @@
 """JaggedTensor: one feature's lists of ids, one list per sample."""
 
-from inspect import isfunction
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -17,169 +16,18 @@ from tutorec.sparse.layout import (
     offsets_of_lengths,
     optional_empty_like,
     optional_to,
-    positions,
-    running_sum,
 )
 from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
     "first_entries lengths_of_offsets lists_of longest offsets_of_lengths optional_first_entries "
-    "padded_rows running_sum"
+    "padded_rows"
 ).split():
     torch.fx.wrap(_name)
 
 
-class Parts:
-    """What the types share: tensors, of which ``values()`` is the first.
-
-    TorchScript compiles the methods that stand in a class's own body, so each class gets those of
-    its bases.
-    """
-
-    __slots__ = ()
-    _values: Tensor
-    _fx_arguments: str
-    """Of the constructor: an attribute each."""
-
-    def __init_subclass__(cls) -> None:
-        for base in cls.__mro__[1:-1]:
-            for name, method in vars(base).items():
-                if isfunction(method) and name not in vars(cls):
-                    setattr(cls, name, method)
-
-    def values(self) -> Tensor:
-        """What the keys or lists divide, end to end: ``[N]``, or ``[B, D]`` of a KeyedTensor."""
-        return self._values
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
-
-    @torch.jit.unused
-    def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that ``stream`` reads the parts."""
-        for part in self._tensors():
-            part.record_stream(stream)
-
-    @torch.jit.unused
-    def size_in_bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.nbytes for part in self._tensors())
-
-    @torch.jit.unused
-    def _tensors(self) -> list[Tensor]:
-        """Every tensor on the device of the values."""
-        parts = [getattr(self, f"_{name}", None) for name in _TENSORS]
-        return [part for part in parts if part is not None]
-
-    @torch.jit.unused
-    def __copy__(self) -> Any:
-        """One that shares the tensors."""
-        made = object.__new__(type(self))
-        for name in self.__slots__:
-            setattr(made, name, getattr(self, name))
-        return made
-
-    @torch.jit.unused
-    def __repr__(self) -> str:
-        """TorchRec's form of an object: its class and its address."""
-        return f"<tutorec.sparse.jagged_tensor.{type(self).__name__} object at {hex(id(self))}>"
-
-    @torch.jit.unused
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        """What stands for it where it leaves a traced graph: a call of its constructor."""
-        kind = type(self)
-        if issubclass(kind, _SeenAsProxy):
-            kind = kind.__mro__[2]
-        parts = {name: getattr(self, f"_{name}") for name in self._fx_arguments.split()}
-        return tracer.create_node("call_function", kind, (), tracer.create_arg(parts))
-
-
-_TENSORS = ("values", "weights", "lengths", "offsets")
-
-
-class Lists(Parts):
-    """Values in lists of varying length: the parts of one feature, and of a batch of features."""
-
-    __slots__ = ()
-    _weights: Tensor | None
-    _lengths: Tensor | None
-    _offsets: Tensor | None
-
-    def weights(self) -> Tensor:
-        """One weight per value ``[N]``; an error without weights."""
-        weights = self._weights
-        if weights is None:
-            raise ValueError(
-                "this batch has no weights; pass weights= when it is built, or ask "
-                "weights_or_none()"
-            )
-        return weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """One weight per value ``[N]``, or None."""
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """Values per list: ``[B]``, or ``[F * B]`` of a batch."""
-        lengths = self._lengths
-        if lengths is None:
-            lengths = lengths_of_offsets(self._offsets)
-            self._lengths = lengths
-        return lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """Values per list if they were given or asked for already."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Where each list starts: ``[B + 1]``, or ``[F * B + 1]`` of a batch."""
-        offsets = self._offsets
-        if offsets is None:
-            offsets = offsets_of_lengths(self._lengths)
-            self._offsets = offsets
-        return offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """Where each list starts if given or asked for already."""
-        return self._offsets
-
-
-class Keyed(Parts):
-    """Values of features that have names."""
-
-    __slots__ = ()
-    _keys: list[str]
-    _index_per_key: dict[str, int] | None
-    _offset_per_key: list[int] | None
-
-    def keys(self) -> list[str]:
-        """Feature names, in storage order."""
-        return self._keys
-
-    def index_per_key(self) -> dict[str, int]:
-        """Position of each key."""
-        index = self._index_per_key
-        if index is None:
-            index = positions(self._keys)
-            self._index_per_key = index
-        return index
-
-    def length_per_key(self) -> list[int]:
-        """Ids or columns of each key."""
-        raise NotImplementedError
-
-    def offset_per_key(self) -> list[int]:
-        """Where each key's ids or columns start, and the end of the last."""
-        starts = self._offset_per_key
-        if starts is None:
-            starts = running_sum(self.length_per_key())
-            self._offset_per_key = starts
-        return starts
-
-
-class JaggedTensor(Lists):
+class JaggedTensor:
     """One feature of a batch: a list of values for each sample, laid end to end.
 
     ==============  ===========  ================================================
@@ -212,7 +60,6 @@ class JaggedTensor(Lists):
     """
 
     __slots__ = ("_lengths", "_offsets", "_values", "_weights")
-    _fx_arguments = "values weights lengths offsets"
 
     def __init__(
         self,
@@ -356,6 +203,52 @@ class JaggedTensor(Lists):
         width = longest(self.lengths()) if desired_length is None else desired_length
         return padded_rows(weights, self.offsets(), width, padding_value)
 
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def lengths(self) -> Tensor:
+        """Values per sample [B]."""
+        lengths = self._lengths
+        if lengths is None:
+            lengths = lengths_of_offsets(self._offsets)
+            self._lengths = lengths
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """Values per sample [B] if they were given or asked for already."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each sample's values start [B + 1]."""
+        offsets = self._offsets
+        if offsets is None:
+            offsets = offsets_of_lengths(self._lengths)
+            self._offsets = offsets
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Where each sample's values start [B + 1] if given or asked for already."""
+        return self._offsets
+
+    def values(self) -> Tensor:
+        """All samples' values, end to end [N]."""
+        return self._values
+
+    def weights(self) -> Tensor:
+        """One weight per value [N]; an error without weights."""
+        weights = self._weights
+        if weights is None:
+            raise ValueError(
+                "JaggedTensor has no weights; pass weights= when it is built, or ask "
+                "weights_or_none()"
+            )
+        return weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """One weight per value [N], or None."""
+        return self._weights
+
     def to(self, device: torch.device, non_blocking: bool = False) -> "JaggedTensor":
         """A copy on ``device``; the parts themselves where they are there already."""
         weights, lengths = (
@@ -370,6 +263,31 @@ class JaggedTensor(Lists):
             return JaggedTensor(values, weights, lengths, offsets)
         else:
             return JaggedTensor._from_parts(values, weights, lengths, offsets)
+
+    @torch.jit.unused
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that ``stream`` reads the parts."""
+        for part in tensors_of(self):
+            part.record_stream(stream)
+
+    @torch.jit.unused
+    def size_in_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in tensors_of(self))
+
+    @torch.jit.unused
+    def __copy__(self) -> "JaggedTensor":
+        """One that shares the tensors."""
+        return sharing(self)
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        """TorchRec's form of an object: its class and its address."""
+        return object_text(self)
+
+    @torch.jit.unused
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        return constructor_call(self, "values weights lengths offsets", tracer)
 
     @torch.jit.unused
     def __str__(self) -> str:
@@ -428,7 +346,7 @@ class _SeenAsProxy:
     @property
     def tracer(self) -> Any:
         """The tracer of the first proxy among the parts."""
-        parts = [getattr(self, name) for name in self.__slots__]
+        parts = [getattr(self, name) for name in _plain(type(self)).__slots__]
         return proxies_in(parts)[0].tracer
 
     @property
@@ -451,10 +369,44 @@ def kind_of(kind: type, values: Any) -> Any:
         return kind
     if kind not in _proxy_kinds:
         names = {"__slots__": (), "__module__": kind.__module__}
-        made: Any = type(kind.__name__, (_SeenAsProxy, kind), names)
-        made.__slots__ = kind.__slots__  # type: ignore[attr-defined]
-        _proxy_kinds[kind] = made
+        _proxy_kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), names)
     return _proxy_kinds[kind]
+
+
+def constructor_call(jagged: Any, names: str, tracer: Any) -> Any:
+    """What stands for a jagged type that leaves a traced graph: a call of its constructor.
+
+    Args:
+        jagged: One of the jagged types.
+        names: The constructor's arguments, which the attributes are named after.
+        tracer: Of the graph.
+    """
+    parts = {name: getattr(jagged, f"_{name}") for name in names.split()}
+    return tracer.create_node("call_function", _plain(type(jagged)), (), tracer.create_arg(parts))
+
+
+def sharing(jagged: Any) -> Any:
+    """A jagged type with the same tensors: a shallow copy."""
+    made = object.__new__(type(jagged))
+    for name in _plain(type(jagged)).__slots__:
+        setattr(made, name, getattr(jagged, name))
+    return made
+
+
+def _plain(kind: Any) -> Any:
+    """The class itself, of one that is seen as a proxy."""
+    return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
+
+
+def tensors_of(jagged: Any) -> list[Tensor]:
+    """Values, weights, lengths and offsets, as far as they are there."""
+    parts = (jagged._values, jagged._weights, jagged._lengths, jagged._offsets)
+    return [part for part in parts if part is not None]
+
+
+def object_text(jagged: object) -> str:
+    """TorchRec's form of an object: its class and its address."""
+    return f"<tutorec.sparse.jagged_tensor.{type(jagged).__name__} object at {hex(id(jagged))}>"
 
 
 def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
@@ -481,7 +433,7 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
             f"{owner}.copy_: the source has values of shape {given[0]} and {given[1]} lengths, and "
             f"the target has room for {room[0]} and {room[1]}; {remedy}"
         )
-    for name in _TENSORS:
+    for name in ("values", "weights", "lengths", "offsets"):
         part = getattr(target, f"_{name}")
         if part is not None:
             part.copy_(getattr(source, name)(), non_blocking=non_blocking)

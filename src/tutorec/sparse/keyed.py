@@ -1,15 +1,17 @@
 """KeyedTensor: dense columns by name, what a collection of embedding tables returns."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec.sparse.jagged import Keyed, kind_of
+from tutorec.sparse.jagged import constructor_call, kind_of, object_text, sharing
 from tutorec.sparse.layout import positions, running_sum
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list
 
 
-class KeyedTensor(Keyed):
+class KeyedTensor:
     """Named slices of a dense tensor: pooled embeddings ``[B, D]`` cut into columns.
 
     Args:
@@ -47,7 +49,6 @@ class KeyedTensor(Keyed):
         "_offset_per_key",
         "_values",
     )
-    _fx_arguments = "keys length_per_key values key_dim"
 
     def __init__(
         self,
@@ -99,13 +100,41 @@ class KeyedTensor(Keyed):
         sizes = [tensor.size(key_dim) for tensor in tensors]
         return KeyedTensor(keys, sizes, torch.cat(tensors, dim=cat_dim), key_dim, None, None)
 
+    def keys(self) -> list[str]:
+        """Names, in storage order."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """All slices, end to end: ``[B, D]`` for pooled embeddings."""
+        return self._values
+
     def key_dim(self) -> int:
         """The dimension that the keys cut."""
         return self._key_dim
 
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
     def length_per_key(self) -> list[int]:
         """Size of each key's slice."""
         return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """Where each key's slice starts, and the end of the last."""
+        starts = self._offset_per_key
+        if starts is None:
+            starts = running_sum(self._length_per_key)
+            self._offset_per_key = starts
+        return starts
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key."""
+        index = self._index_per_key
+        if index is None:
+            index = positions(self._keys)
+            self._index_per_key = index
+        return index
 
     def __getitem__(self, key: str) -> Tensor:
         """One key's slice: a view."""
@@ -162,6 +191,30 @@ class KeyedTensor(Keyed):
         """A copy on ``device``; the values themselves where they are there already."""
         values = self._values.to(device, non_blocking=non_blocking)
         return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
+
+    @torch.jit.unused
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that ``stream`` reads the values."""
+        self._values.record_stream(stream)
+
+    @torch.jit.unused
+    def size_in_bytes(self) -> int:
+        """Bytes of the values."""
+        return self._values.nbytes
+
+    @torch.jit.unused
+    def __copy__(self) -> "KeyedTensor":
+        """One that shares the values."""
+        return sharing(self)
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        """TorchRec's form of an object: its class and its address."""
+        return object_text(self)
+
+    @torch.jit.unused
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        return constructor_call(self, "keys length_per_key values key_dim", tracer)
 
     @torch.jit.unused
     def __str__(self) -> str:

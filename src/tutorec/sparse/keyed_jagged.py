@@ -13,17 +13,20 @@ from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateI
 from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged import (
     JaggedTensor,
-    Keyed,
-    Lists,
+    constructor_call,
     copy_numbers,
     jagged_from_parts,
     kind_of,
     lists_text,
+    object_text,
+    sharing,
+    tensors_of,
 )
 from tutorec.sparse.layout import (
     FEW_LISTS,
     differences,
     ids_per_key,
+    lengths_of_offsets,
     offset_per_key_of,
     offsets_at,
     offsets_by_key,
@@ -31,6 +34,7 @@ from tutorec.sparse.layout import (
     optional_empty_like,
     optional_to,
     permute_segments,
+    positions,
     running_sum,
     segment_sums,
     split_optional,
@@ -66,13 +70,14 @@ _distinct: list[str] = []
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
 for _name in (
-    "differences offset_per_key_of offsets_at offsets_by_key offsets_of_lengths permute_segments "
-    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows _concat _empty_like"
+    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_by_key "
+    "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
+    "strides_of take_rows _concat _empty_like"
 ).split():
     torch.fx.wrap(_name)
 
 
-class KeyedJaggedTensor(Lists, Keyed):
+class KeyedJaggedTensor:
     """A batch of id lists of varying length: one list per feature and sample.
 
     Stored flat and feature-major, which is what lookup kernels read and what makes sending one
@@ -139,9 +144,6 @@ class KeyedJaggedTensor(Lists, Keyed):
         "_stride_per_key_per_rank", "_unchecked", "_values", "_weights",
     )
     # fmt: on
-    _fx_arguments = (
-        "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
-    )
 
     def __init__(
         self,
@@ -316,6 +318,56 @@ class KeyedJaggedTensor(Lists, Keyed):
         self.offset_per_key()
         return self
 
+    def device(self) -> torch.device:
+        """Where the ids are."""
+        return self._values.device
+
+    def keys(self) -> list[str]:
+        """Feature names, in storage order."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """Ids of all lists, end to end [N]."""
+        return self._values
+
+    def weights(self) -> Tensor:
+        """One weight per id [N]; an error without weights."""
+        weights = self._weights
+        if weights is None:
+            raise ValueError(
+                "KeyedJaggedTensor has no weights; pass weights= when it is built, or ask "
+                "weights_or_none()"
+            )
+        return weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """One weight per id [N], or None."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """Ids per list [F * B]."""
+        lengths = self._lengths
+        if lengths is None:
+            lengths = lengths_of_offsets(self._offsets)
+            self._lengths = lengths
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """Ids per list [F * B] if given or asked for already."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each list starts [F * B + 1]."""
+        offsets = self._offsets
+        if offsets is None:
+            offsets = offsets_of_lengths(self._lengths)
+            self._offsets = offsets
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Where each list starts [F * B + 1] if given or asked for already."""
+        return self._offsets
+
     def stride(self) -> int:
         """B, samples in the batch; with variable batch of the whole batch, or the most of a key."""
         stride = self._stride
@@ -379,6 +431,14 @@ class KeyedJaggedTensor(Lists, Keyed):
         """Ids of each key if known already."""
         return self._length_per_key
 
+    def offset_per_key(self) -> list[int]:
+        """Where each key's ids start, and the last one's end. A sync point unless known."""
+        starts = self._offset_per_key
+        if starts is None:
+            starts = running_sum(self.length_per_key())
+            self._offset_per_key = starts
+        return starts
+
     def offset_per_key_or_none(self) -> list[int] | None:
         """Where each key's ids start if known already."""
         return self._offset_per_key
@@ -390,6 +450,14 @@ class KeyedJaggedTensor(Lists, Keyed):
             bounds = running_sum(self.stride_per_key())
             self._lengths_offset_per_key = bounds
         return bounds
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key."""
+        index = self._index_per_key
+        if index is None:
+            index = positions(self._keys)
+            self._index_per_key = index
+        return index
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
         """Batches of the next ``segments[i]`` keys each: views, no id is copied.
@@ -555,16 +623,24 @@ class KeyedJaggedTensor(Lists, Keyed):
         return self
 
     @torch.jit.unused
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that ``stream`` reads the parts."""
+        for part in self._tensors():
+            part.record_stream(stream)
+
+    @torch.jit.unused
     def size_in_bytes(self) -> int:
         """Bytes of all tensors, those of strides and inverse indices among them."""
         strides = self._stride_per_key_per_rank
-        return Lists.size_in_bytes(self) + (0 if strides is None else strides.nbytes)
+        return sum(part.nbytes for part in self._tensors()) + (
+            0 if strides is None else strides.nbytes
+        )
 
     @torch.jit.unused
     def clear_storage(self) -> int:
         """Free the parts' memory at once, whoever else holds them; returns the bytes freed."""
         freed = 0
-        for part in Lists._tensors(self):
+        for part in tensors_of(self):
             freed += part.nbytes
             part.untyped_storage().resize_(0)
         return freed
@@ -679,6 +755,16 @@ class KeyedJaggedTensor(Lists, Keyed):
         ).sync()
 
     @torch.jit.unused
+    def __copy__(self) -> "KeyedJaggedTensor":
+        """One that shares the tensors."""
+        return sharing(self)
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        """TorchRec's form of an object: its class and its address."""
+        return object_text(self)
+
+    @torch.jit.unused
     def __str__(self) -> str:
         """TorchRec's printed form: each key's lists and weights. Lengths are checked first."""
         self._check_numbers()
@@ -695,6 +781,11 @@ class KeyedJaggedTensor(Lists, Keyed):
                 text = f'{{\n        "values": {text},\n        "weights": {weights}\n    }}'
             entries.append(f'    "{key}": {text}')
         return "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
+
+    @torch.jit.unused
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        names = "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
+        return constructor_call(self, names, tracer)
 
     def _derive(
         self,
@@ -761,7 +852,7 @@ class KeyedJaggedTensor(Lists, Keyed):
     def _tensors(self) -> list[Tensor]:
         """Every tensor on the batch's device."""
         inverse = self._inverse_indices
-        return Lists._tensors(self) + ([] if inverse is None else [inverse[1]])
+        return tensors_of(self) + ([] if inverse is None else [inverse[1]])
 
     @torch.jit.unused
     def _accept(self) -> None:
