@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -246,13 +247,17 @@ def _run_program(arguments: list[str]) -> None:
 
 def _run_cells(notebook: Path, *replaced: str) -> None:
     """Run a notebook's cells until one fails, with texts of its code replaced: a text, what stands
-    for it, and so on.
+    for it, and so on. Then compare what they show with the documents, as nbmake does.
 
     Where texts are replaced, an assertion of a cell that the page leaves out may fail: it is about
-    the whole run.
+    the whole run; and only rows of the documents that no number of the run decides are compared.
     """
     from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
     from traitlets.config import Config
+
+    sys.path.insert(1, str(notebook.parents[1] / "book/_ext"))
+    import agreement
 
     os.chdir(notebook.parent)
     sys.argv, sys.path[0] = [""], ""
@@ -263,12 +268,23 @@ def _run_cells(notebook: Path, *replaced: str) -> None:
         assert any(old in text for text in texts), f"no cell of {notebook.name} has {old!r}"
         texts = [text.replace(old, new) for text in texts]
     for number, (cell, text) in enumerate(zip(cells, texts, strict=True)):
-        result = shell.run_cell(text)
+        with capture_output() as captured:
+            result = shell.run_cell(text)
+        print(captured.stdout, end="", flush=True)
+        print(captured.stderr, end="", file=sys.stderr, flush=True)
         of_whole_run = replaced and "remove-cell" in cell["metadata"].get("tags", ())
         if not result.success and not (
             of_whole_run and isinstance(result.error_in_exec, AssertionError)
         ):
             sys.exit(f"cell {number} of {notebook.name} failed")
+        shown = [{"output_type": "execute_result", "data": o.data} for o in captured.outputs]
+        printed = {"output_type": "stream", "name": "stdout", "text": captured.stdout}
+        cell["outputs"] = [printed, *shown]
+    problems = agreement.violations(notebook.stem, {"cells": cells})
+    if replaced:
+        problems = [problem for problem in problems if re.search(r"\((exact|form)\)", problem)]
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":
