@@ -106,6 +106,18 @@ def an_id_outside_on_a_side_stream() -> None:
     report()
 
 
+def checked_on_two_streams() -> list[int]:
+    def safe() -> torch.Tensor:
+        batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))
+        return check_ids(batch.to(cuda), [("item", "goods", 8)]).values()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        safe()
+    on_main = safe().tolist()
+    report()
+    return on_main
+
+
 def gradients() -> list[str]:
     on_cpu, on_gpu = (
         torch.ones(2, requires_grad=True),
@@ -181,6 +193,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "a block of a stream": streams,
     "memory of another stream, recorded": lambda: from_a_side_stream(True, lambda made: made[1:]),
     "memory of another stream, read by the program": read_by_the_program,
+    "ids checked on two streams": checked_on_two_streams,
     "a generator of a GPU": lambda: [
         str(generator.device) for generator in (torch.Generator("cuda:1"), torch.Generator())
     ],

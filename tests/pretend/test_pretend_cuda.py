@@ -51,6 +51,7 @@ ALLOWED = {
     "a block of a stream": [True, True],
     "memory of another stream, recorded": 6.0,
     "memory of another stream, read by the program": [1.0, 1.0, 1.0, 1.0],
+    "ids checked on two streams": [3, 1],
     "a generator of a GPU": ["cuda:1", "cpu"],
     "a batch is pinned": True,
     "gradients arrive where their tensors are": ["cpu", "cuda:0"],

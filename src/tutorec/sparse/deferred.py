@@ -149,6 +149,9 @@ def defer(
     if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ids
     low, high = _bounds_of(tuple(keys), tuple(feature_rows), ids.device)
+    if ids.is_cuda:  # They may have been made for a batch of another stream.
+        for bounds in (low, high):
+            bounds.record_stream(torch.cuda.current_stream(ids.device))
     feature = _features_of(ids.numel(), _starts(offsets, samples))
     bad = (ids < low.index_select(0, feature)) | (ids >= high.index_select(0, feature))
     _under_way.append(_Check((bad, ids, offsets), list(keys), samples, feature_rows))
