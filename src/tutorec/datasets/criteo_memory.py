@@ -142,9 +142,6 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
 
     def to_batch(self, start: int, stop: int) -> Batch:
         """Rows start..stop-1 of all files as one batch, of this rank's rows if shuffled."""
-        return self._np_arrays_to_batch(*self._rows(start, stop))
-
-    def _rows(self, start: int, stop: int) -> Rows:
         first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
         parts = [
             [
@@ -153,7 +150,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             ]
             for files in (self.dense_arrs, self.sparse_arrs, self.labels_arrs)
         ]
-        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+        arrays = (part[0] if len(part) == 1 else np.concatenate(part) for part in parts)
+        return self._np_arrays_to_batch(*arrays)
 
     def _np_arrays_to_batch(
         self, dense: NDArray[Any], sparse: NDArray[Any], labels: NDArray[Any]

@@ -101,8 +101,10 @@ class ParquetDataset(IterableDataset[Batch]):
         for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
             with _opened(path) as file:
                 _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
-                counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            self._groups += [(path, i, rows) for i, rows in enumerate(counts)]
+                self._groups += [
+                    (path, i, file.metadata.row_group(i).num_rows)
+                    for i in range(file.num_row_groups)
+                ]
         self._rows = sum(rows for *_, rows in self._groups)
         rank_slices(self._rows, batch_size, rank, world_size)  # refuses what cannot be dealt out
         self.set_epoch(0)

@@ -113,9 +113,8 @@ class RandomRecDataset(IterableDataset[Batch]):
                 torch.randint(least, most + 1, size, dtype=torch.int32, generator=generator)
             )
             values.append(torch.randint(rows, (int(lengths[-1].sum()),), generator=generator))
-        keys = [key for key, *_ in self._features]
         kjt = KeyedJaggedTensor.from_lengths_sync(
-            keys, torch.cat(values), lengths=torch.cat(lengths)
+            [key for key, *_ in self._features], torch.cat(values), lengths=torch.cat(lengths)
         )
         dense = torch.randn(self._batch_size, self._num_dense, generator=generator)
         return Batch(dense, kjt, torch.randint(2, size, generator=generator))

@@ -252,11 +252,10 @@ def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list
     if rest and not drop_last:
         ends[len(ends) if rest >= world_size else -1 :] = [rows]
     if len(ends) == 1:
-        step_of = (
-            f"{world_size} rank(s) with "
+        raise ValueError(
+            f"{rows} rows are not enough for one step of {world_size} rank(s) with "
             f"batch_size={batch_size}{' and drop_last' if drop_last else ''}"
         )
-        raise ValueError(f"{rows} rows are not enough for one step of {step_of}")
     return list(pairwise(ends))
 
 

@@ -109,8 +109,8 @@ class Tracer(torch.fx.Tracer):
         concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
     ) -> tuple[Any, list[Any]]:
         """Inputs of the graph: those of the model, not of a wrapper around it."""
-        model = without_wrappers(self.root) if is_module else None
-        if model is None or model is self.root:
+        model = without_wrappers(self.root)
+        if not is_module or model is self.root:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
         forward, args = super().create_args_for_root(type(model).forward, True, concrete_args)
         return forward, [model, *args[1:]]
