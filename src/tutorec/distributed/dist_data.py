@@ -5,10 +5,8 @@ from tutorec.distributed.collectives.row_sums import (
     PooledEmbeddingsAllGather,
     PooledEmbeddingsReduceScatter,
 )
-from tutorec.distributed.collectives.rows import (
-    PooledEmbeddingsAllToAll,
-    SequenceEmbeddingsAllToAll,
-)
+from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
+from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
 
 __all__ = [
     "KJTAllToAll",

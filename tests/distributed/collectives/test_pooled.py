@@ -28,8 +28,8 @@ from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
     PooledEmbeddingsAllToAll,
-    SequenceEmbeddingsAllToAll,
 )
+from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
 from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device

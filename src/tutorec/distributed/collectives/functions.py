@@ -17,7 +17,8 @@ from tutorec.distributed.collectives.row_sums import (
     PooledEmbeddingsAllGather,
     PooledEmbeddingsReduceScatter,
 )
-from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll, rows_of_ids
+from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
+from tutorec.distributed.collectives.sequence import rows_of_ids
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 

@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 from tutorec.awaitable import Awaitable
-from tutorec.distributed.collectives.rows import SequenceEmbeddingsAllToAll
+from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
 from tutorec.distributed.lookup.grouped import ShardRows
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
