@@ -95,9 +95,7 @@ class KJTAllToAll(nn.Module):
                 f"splits {list(splits)} are for {len(splits)} ranks, and there are {world_size}"
             )
         if stagger < 1 or world_size % stagger:
-            raise ValueError(
-                f"stagger {stagger} does not divide {world_size} ranks into equal hosts"
-            )
+            raise ValueError(f"stagger {stagger} does not divide the {world_size} ranks into hosts")
         self._pg = pg
         self._slots = Slots(splits, order)
         self._ids_dtype = ids_dtype
