@@ -22,6 +22,7 @@ REPORT = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- files of a step: begin -->", "<!-- files of a step: end -->"
 TOTALS_BEGIN, TOTALS_END = "<!-- totals: begin -->", "<!-- totals: end -->"
 MOST_FILES = 13
+MOST_OF_ALL = (22, 32_000)  # files and tokens of all packages that a step runs
 READ = ("vocabulary", "moves", "sharding types", "sharded modules")
 
 
@@ -134,6 +135,15 @@ def too_many(rows: list[tuple[str, str, int]]) -> list[str]:
         return []
     files = ", ".join(path for _, path, _ in rows)
     return [f"one table-wise step runs lines of {len(rows)} files, at most {MOST_FILES}: {files}"]
+
+
+def too_much(paths: list[str], tree: Tree) -> list[str]:
+    """A violation if a step runs lines of more files or tokens, all packages counted."""
+    files = modules_of(paths, tree)
+    size = len(files), sum(file.tokens() for file in files)
+    if all(had <= most for had, most in zip(size, MOST_OF_ALL, strict=True)):
+        return []
+    return [f"one table-wise step reads {size} files and tokens, at most {MOST_OF_ALL}: {paths}"]
 
 
 def stale(rows: list[tuple[str, str, int]], text: str) -> list[str]:

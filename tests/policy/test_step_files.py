@@ -7,6 +7,7 @@ from policy.step_files import (
     BEGIN,
     END,
     MOST_FILES,
+    MOST_OF_ALL,
     REPORT,
     TOTALS_BEGIN,
     TOTALS_END,
@@ -15,6 +16,7 @@ from policy.step_files import (
     report,
     stale,
     too_many,
+    too_much,
     totals,
     traced,
 )
@@ -22,13 +24,19 @@ from policy.tree import PACKAGE, SRC, SourceFile, Tree, assert_none
 
 
 @pytest.fixture(scope="module")
-def rows(ranks):
+def paths(ranks):
     of_ranks = ranks(2).run(traced, folder=str(SRC / PACKAGE))
-    return report([path for paths in of_ranks for path in paths], Tree.of_repository())
+    return [path for of_rank in of_ranks for path in of_rank]
 
 
-def test_one_step_runs_few_files(rows):
+@pytest.fixture(scope="module")
+def rows(paths):
+    return report(paths, Tree.of_repository())
+
+
+def test_one_step_runs_few_files(rows, paths):
     assert_none(too_many(rows))
+    assert_none(too_much(paths, Tree.of_repository()))
 
 
 def test_the_report_is_of_today(rows):
@@ -80,6 +88,14 @@ def test_totals_count_each_file_of_every_package_once():
     text = totals(["a.py", "sparse/b.py", "a.py"], ["sparse/b.py"], tree)
     assert "| one training step | 2 | 13 |" in text
     assert "| one planning call | 1 | 3 |" in text
+
+
+def test_step_policy_rejects_many_files_of_all_packages():
+    files, tokens = MOST_OF_ALL
+    tree = Tree([SourceFile(f"tutorec.x{i}", "x = 1\n") for i in range(files + 1)])
+    [said] = too_much([f"x{i}.py" for i in range(files + 1)], tree)
+    assert f"({files + 1}, {3 * (files + 1)}) files and tokens, at most ({files}, {tokens})" in said
+    assert too_much([f"x{i}.py" for i in range(files)], tree) == []
 
 
 def test_step_policy_rejects_many_files():
