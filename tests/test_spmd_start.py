@@ -107,7 +107,7 @@ def test_an_unknown_way_of_starting_is_refused(monkeypatch):
     monkeypatch.setenv("TUTOREC_RANKS_START", "magic")
     with (
         Ranks(2) as world,
-        pytest.raises(ValueError, match="TUTOREC_RANKS_START='magic' cannot be had"),
+        pytest.raises(ValueError, match="TUTOREC_RANKS_START='magic': use 'spawn'"),
     ):
         world.run(len, ())
 

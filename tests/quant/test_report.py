@@ -109,9 +109,7 @@ def test_the_report_tells_bytes_and_errors_of_each_table(dtype):
     assert report.bytes_before == 3 * 50 * 64 * 4
     assert report.bytes_after == sum(part.numel() for part in quantized.buffers())
     assert report["b"].data_type is DataType.FP16
-    with pytest.raises(
-        KeyError, match=r"2 tables are called 'a'; the tables are \['x.a', 'b', 'y.a'\]"
-    ):
+    with pytest.raises(KeyError, match=r"2 tables are called 'a', among \['x.a', 'b', 'y.a'\]"):
         report["a"]
     assert report["y.a"] is report.tables[2]
 

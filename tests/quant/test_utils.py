@@ -128,9 +128,7 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
 def test_invalid_alignments_are_named():
     ebc = EmbeddingBagCollection([TABLE])
     for wrong in (0, 6):
-        with pytest.raises(
-            ValueError, match=f"row alignment {wrong!r} is not a multiple of 4 bytes"
-        ):
+        with pytest.raises(ValueError, match=f"row alignment {wrong!r} is not a multiple of 4;"):
             quantize(ebc, row_alignment=wrong)
     with pytest.raises(
         ValueError, match="row_alignment='16': use 'fast', 'small' or a number of bytes"

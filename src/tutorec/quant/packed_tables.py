@@ -386,7 +386,7 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
             f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
         )
         raise ValueError(
-            f"{holds}, the state {stored[1]} in {stored[0]}: quantize both models alike"
+            f"{holds}, and the state has rows of {stored[1]} in {stored[0]}: quantize both alike"
         )
 
 

@@ -98,7 +98,7 @@ class AccuracyReport:
         matches = [table for table in self.tables if name == table.full_name]
         matches = matches or [table for table in self.tables if name == table.name]
         if len(matches) != 1:
-            raise KeyError(f"{len(matches)} tables are called {name!r}, of {self.names()}")
+            raise KeyError(f"{len(matches)} tables are called {name!r}, among {self.names()}")
         return matches[0]
 
     def names(self) -> list[str]:
