@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -74,18 +75,23 @@ class JointMappings:
             for name, mapping, part in parts:
                 mapping._refuse(name, part, None)
         repeats = torch.tensor(counts, device=ids.device)
-        starts, buckets, widths, firsts, ttls = self._numbers.repeat_interleave(
-            repeats, 1, output_size=ids.numel()
-        )
-        bucket = firsts + bucket_of(ids, widths, buckets) if self._have_buckets else firsts
-        sizes, offsets = self._buckets.index_select(1, bucket)
+        of_ids = partial(torch.repeat_interleave, repeats=repeats, output_size=ids.numel())
+        if self._have_buckets:
+            starts, buckets, widths, firsts = (of_ids(each) for each in self._numbers[:4])
+            bucket = firsts + bucket_of(ids, widths, buckets)
+            sizes, offsets = self._buckets.index_select(1, bucket)
+        else:
+            sizes, offsets = (of_ids(each) for each in self._buckets)
+            starts = offsets
         probing = Probing(first.max_probe, 0, fallback=True)
         if not first.training:
             return find_slots(ids, self._identities, sizes, offsets, probing) - starts
         eviction = None
         if self._scores is not None:
             now = HashZchSingleTtlScorer(first._eviction_config).gen_threshold()
-            eviction = Eviction(self._scores, (ttls + now).int(), now, first.eviction_flag == 1)
+            eviction = Eviction(
+                self._scores, of_ids(self._numbers[4] + now).int(), now, first.eviction_flag == 1
+            )
         claims = claim_slots(ids, self._identities, sizes, offsets, probing, eviction)
         without = (
             torch.searchsorted(claims.shared, repeats.cumsum(0))
