@@ -18,7 +18,7 @@ def test_each_size_is_measured_and_remapping_is_judged(monkeypatch: pytest.Monke
     assert judged == [
         (f"remap, {size} ids a bag / look up, {size} ids a bag", bar) for size in ("1", "10")
     ]
-    assert len(report.comparisons) == 6
+    assert len(report.comparisons) == 10
     occupied, admitted, evictions = (
         report.notes[2].split()[2],
         report.notes[2].split()[5],

@@ -3,7 +3,8 @@
 26 tables, full, of 64 columns; raw ids spread over 63 bits, of which nine in ten have a row. Judged
 is remapping in eval mode against the lookup of the remapped batch: at most its time. In training
 mode ids are recorded too, and compete every so many iterations; a measurement is a whole interval,
-the competition included.
+the competition included. Growing tables and hash mappings are remapped beside the same lookup, and
+not judged.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from tutorec.bench.runner import Options
 from tutorec.datasets.ids import power_law_ids
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.growing import GrowingManagedCollisionModule
+from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from tutorec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     ManagedCollisionCollection,
+    ManagedCollisionModule,
     MCHManagedCollisionModule,
 )
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -35,6 +39,10 @@ ROUNDS = 30
 SIZES = ("1", "10")  # ids a bag
 
 TABLES, ROWS, COLUMNS, BATCH, INTERVAL, EXPONENT = 26, 100_000, 64, 256, 50, 1.05
+_OTHERS: dict[str, Callable[[], ManagedCollisionModule]] = {
+    "growing": lambda: GrowingManagedCollisionModule(ROWS),
+    "hash": lambda: HashZchManagedCollisionModule(ROWS, torch.device("cpu"), 1),
+}
 _CALLS = {"1": 20, "10": 5}
 _BAR = Bar("at most", 1.0)
 
@@ -68,8 +76,9 @@ def run(options: Options) -> Report:
         ]
         collection, mappings = EmbeddingBagCollection(tables), filled_mappings(tables)
         apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.01})
+        others = {kind: _filled(tables, make) for kind, make in _OTHERS.items()}
         for size in sizes:
-            _measure(report, collection, mappings, size, options.rounds)
+            _measure(report, collection, mappings, others, size, options.rounds)
     finally:
         torch.set_num_threads(threads)
     report.notes += str(mappings.report()).splitlines()[:3]
@@ -93,6 +102,17 @@ def filled_mappings(tables: list[EmbeddingBagConfig]) -> ManagedCollisionCollect
     return ManagedCollisionCollection(modules, tables)
 
 
+def _filled(
+    tables: list[EmbeddingBagConfig], make: Callable[[], ManagedCollisionModule]
+) -> ManagedCollisionCollection:
+    """Mappings that have seen the most frequent ids of their table's law once."""
+    mappings = ManagedCollisionCollection({table.name: make() for table in tables}, tables)
+    ids = _raw_ids(torch.arange(ROWS - 1)).repeat(len(tables))
+    keys = [name for table in tables for name in table.feature_names]
+    mappings(KeyedJaggedTensor(keys, ids, lengths=torch.full((len(tables),), ROWS - 1)))
+    return mappings
+
+
 def _raw_ids(ranks: Tensor) -> Tensor:
     """Ids as they come: spread over 63 bits."""
     return mixing_hash(ranks, 2**63 - 1)
@@ -114,6 +134,7 @@ def _measure(
     report: Report,
     collection: EmbeddingBagCollection,
     mappings: ManagedCollisionCollection,
+    others: dict[str, ManagedCollisionCollection],
     size: str,
     rounds: int,
 ) -> None:
@@ -121,16 +142,18 @@ def _measure(
     calls = _CALLS[size]
 
     def sample(
-        number: int, training: bool, count: int, call: Callable[[KeyedJaggedTensor], float]
+        number: int,
+        count: int,
+        call: Callable[[KeyedJaggedTensor], float] | None = None,
+        by: ManagedCollisionCollection = mappings,
+        training: bool = False,
     ) -> Sample:
         batches = [_draw(number * count + each, size) for each in range(count)]
-        remapped = [mappings.eval()(one) for one in batches]
-        mappings.train(training)
-        given = iter(batches if call is remap else remapped)
-        return time_call(lambda: call(next(given)), count)
-
-    def remap(batch: KeyedJaggedTensor) -> float:
-        return float(mappings(batch).values()[-1])
+        remapped = [by.eval()(one) for one in batches]
+        by.train(training)
+        given = iter(remapped if call else batches)
+        run = call or (lambda batch: float(by(batch).values()[-1]))
+        return time_call(lambda: run(next(given)), count)
 
     def look_up(batch: KeyedJaggedTensor) -> float:
         with torch.no_grad():
@@ -145,13 +168,17 @@ def _measure(
         for what in ("remap", "look up", "remap in training", "forward and backward")
     ]
     variants: dict[str, Callable[[int], Sample]] = {
-        names[0]: partial(sample, training=False, count=calls, call=remap),
-        names[1]: partial(sample, training=False, count=calls, call=look_up),
-        names[2]: partial(sample, training=True, count=INTERVAL, call=remap),
-        names[3]: partial(sample, training=False, count=calls, call=step),
+        names[0]: partial(sample, count=calls),
+        names[1]: partial(sample, count=calls, call=look_up),
+        names[2]: partial(sample, count=INTERVAL, training=True),
+        names[3]: partial(sample, count=calls, call=step),
     }
+    for kind, by in others.items():
+        variants[f"{kind} remap, {size} ids a bag"] = partial(sample, count=calls, by=by)
     samples = interleave(variants, rounds)
     report.samples |= samples
     report.comparisons.append(compare(samples, names[0], names[1], bar=_BAR))
     report.comparisons.append(compare(samples, names[2], names[1]))
     report.comparisons.append(compare(samples, names[2], names[3]))
+    for kind in others:
+        report.comparisons.append(compare(samples, f"{kind} remap, {size} ids a bag", names[1]))
