@@ -16,17 +16,20 @@ from torch import Tensor
 
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.errors import CheckpointError
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.frequency import FrequencySketch
-from tutorec.modules.growing import GrowingManagedCollisionModule
+from tutorec.modules.growing import GrowingManagedCollisionModule, GrowingTogether
 from tutorec.modules.mc_evictions import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
     LRU_EvictionPolicy,
     MCHEvictionPolicy,
 )
+from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 POLICIES: dict[str, type[MCHEvictionPolicy]] = {
     "lru": LRU_EvictionPolicy,
@@ -160,6 +163,47 @@ def test_rows_are_those_of_the_policy(
         assert train(growing, ids).tolist() == oracle.look_up(ids.tolist())
     assert all(torch.equal(value, state[name]) for name, value in growing.state_dict().items())
     assert growing.evict() is None
+
+
+class Called(GrowingManagedCollisionModule):
+    """Of another class, so that a collection calls it instead of looking all tables up at once."""
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_tables_looked_up_at_once_equal_modules_that_are_called(buckets: int) -> None:
+    sizes = {"a": 64, "b": 256, "c": 1024}
+    tables = [
+        EmbeddingBagConfig(rows, 4, name, feature_names=[name]) for name, rows in sizes.items()
+    ]
+    together, called = (
+        ManagedCollisionCollection(
+            {
+                one.name: kind(one.num_embeddings, None, None, 2, admit_after, buckets, 1 << 10)
+                for admit_after, one in enumerate(tables, 1)
+            },
+            tables,
+        )
+        for kind in (GrowingManagedCollisionModule, Called)
+    )
+    for number, ids in enumerate(stream(batches=30, size=200, ids=600)):
+        if number == 15:
+            together = copy.deepcopy(together)
+        together.train(number % 3 != 1)
+        called.train(number % 3 != 1)
+        together._managed_collision_modules["b"].train(number % 4 != 1)
+        called._managed_collision_modules["b"].train(number % 4 != 1)
+        counts = [[200, 0, 0], [0, 50, 150], [70, 60, 70]][number % 3]
+        batch = KeyedJaggedTensor([*sizes], ids, lengths=torch.tensor(counts))
+        assert torch.equal(together(batch).values(), called(batch).values())
+        for one, other in zip(together.evict().values(), called.evict().values(), strict=True):
+            assert (None if one is None else one.tolist()) == (
+                None if other is None else other.tolist()
+            )
+    assert isinstance(together._together, GrowingTogether) and called._together is None
+    assert str(together.report()) == str(called.report())
+    assert all(
+        torch.equal(value, called.state_dict()[key]) for key, value in together.state_dict().items()
+    )
 
 
 def test_a_growing_table_evicts_nothing_before_the_cap() -> None:

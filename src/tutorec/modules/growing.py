@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.mc_base import ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
-from tutorec.modules.row_index import MOST_BYTES_PER_ROW, RowIndex
+from tutorec.modules.row_index import MOST_BYTES_PER_ROW, RowIndex, find_in_indices
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
 
@@ -104,7 +107,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._sketch = FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
-        self._looked_up: tuple[Tensor, Tensor] | None = None
+        self._looked_up: tuple[Tensor, Tensor, Tensor] | None = None
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Mix the bits of the ids, reversibly."""
@@ -115,8 +118,9 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """In training mode count the ids, admit new ones and evict."""
         if self.training:
             self._current_iter_tensor += 1
-            for lists in features.values():
-                self._observe(lists.values(), int(self._current_iter_tensor))
+            for ids in (lists.values() for lists in features.values()):
+                found = self._find(ids)
+                self._looked_up = None if self._observe(*found) else found
         return features
 
     def evict(self) -> Tensor | None:
@@ -208,37 +212,41 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
     def _rows_of(self, ids: Tensor) -> Tensor:
         """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
-        observed, self._looked_up = self._looked_up, None
-        rows = (
-            observed[1] if observed and observed[0] is ids else self._index.find(ids, self._row_ids)
-        )
-        has_row = rows != self._rows - 1
-        self.counts.add_lookups(has_row)
-        if self.training and not has_row.all():  # these train the shared rows
-            self._last_access_iter[self._shared_row(ids[~has_row])] = self._current_iter_tensor
-        if len(self._used) > 1:
-            rows = torch.where(has_row, rows, self._shared_row(ids))
+        found, self._looked_up = self._looked_up, None
+        return self._shared_if_none(*(found if found and found[0] is ids else self._find(ids)))
+
+    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids [N], the row of each, R - 1 if it has none, and how many have none."""
+        rows = self._index.find(ids, self._row_ids)
+        return ids, rows, (rows == self._rows - 1).sum()
+
+    def _shared_if_none(self, ids: Tensor, rows: Tensor, misses: Tensor | int) -> Tensor:
+        """Rows [N] of the whole table, of what was found for ids [N]."""
+        self.counts.lookups += ids.numel()
+        self.counts.admitted = self.counts.admitted + ids.numel() - misses
+        if self.training and misses:  # these train the shared rows
+            shared = self._shared_row(ids[rows == self._rows - 1])
+            self._last_access_iter[shared] = self._current_iter_tensor
+        if self._rows > self._per_bucket:
+            rows = torch.where(rows == self._rows - 1, self._shared_row(ids), rows)
         return rows + self.first_row if self.first_row else rows
 
-    def _observe(self, ids: Tensor, iteration: int) -> None:
-        """Count a batch [N], and admit."""
-        rows = self._index.find(ids, self._row_ids)
-        known = rows != self._rows - 1
-        if known.all():
-            self._looked_up = ids, rows
-            unknown = ids[:0]
-        else:
-            unknown, rows = ids[~known], rows[known]
-        self._counts.index_add_(0, rows, torch.ones_like(rows))
-        self._last_access_iter.index_fill_(0, rows, iteration)
-        if unknown.numel():
-            unknown, counts = unknown.unique(return_counts=True)
+    def _observe(self, ids: Tensor, rows: Tensor, misses: Tensor | int) -> bool:
+        """Count a batch [N] that has these rows [N], and admit; returns whether rows were given."""
+        iteration, gives, known = int(self._current_iter_tensor), False, rows != self._rows - 1
+        of_known = rows[known] if misses else rows
+        self._counts.index_add_(0, of_known, torch.ones_like(of_known))
+        self._last_access_iter.index_fill_(0, of_known, iteration)
+        if misses:
+            unknown, counts = ids[~known].unique(return_counts=True)
             estimates = self._sketch.add(unknown, counts).long()
             admitted = estimates >= self._admit_after
-            self._admit(unknown[admitted], estimates[admitted], iteration)
+            if gives := bool(admitted.any()):
+                self._admit(unknown[admitted], estimates[admitted], iteration)
         if self._waiting and iteration % self._interval == 0:
-            self._looked_up = None
             self._evict(iteration)
+            return True
+        return gives
 
     def _admit(self, ids: Tensor, counts: Tensor, iteration: int) -> None:
         """Give unassigned rows to new ids [U], in order; in a full bucket, ids wait."""
@@ -301,6 +309,58 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def _shared_row(self, ids: Tensor) -> Tensor:
         """Row of this shard that an id reads while it has none."""
         return (self._bucket(ids) + 1) * self._per_bucket - 1
+
+
+class GrowingTogether:
+    """Growing mappings on the CPU whose ids are looked up at once.
+
+    Args:
+        modules: Table name -> `GrowingManagedCollisionModule`.
+    """
+
+    observes = False  # before they are looked up
+
+    def __init__(self, modules: Mapping[str, Any]) -> None:
+        self._modules: list[GrowingManagedCollisionModule] = [*modules.values()]
+        self._last = np.array([module.output_size() - 1 for module in self._modules])
+
+    @staticmethod
+    def can_hold(modules: Mapping[str, nn.Module]) -> bool:
+        """Whether these mappings can be looked up together instead of one by one."""
+        if torch.compiler.is_compiling() or len({*modules.values()}) < len(modules):
+            return False
+        return all(
+            type(each) is GrowingManagedCollisionModule
+            and not each._forward_hooks
+            and not each._forward_pre_hooks
+            and vars(each)["_buffers"]["_row_ids"].is_cpu
+            for each in modules.values()
+        )
+
+    def holds(self, modules: Mapping[str, nn.Module]) -> bool:
+        """Whether these are the mappings."""
+        return self._modules == [*modules.values()]
+
+    @torch.no_grad()
+    def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+        """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
+        ids = mix_bits(ids)
+        found = self._find(ids, counts)
+        learning = [each for each in found if each[0].training]
+        for module, *_ in learning:
+            module._current_iter_tensor += 1
+        if any([module._observe(*each) for module, *each in learning]):
+            found = self._find(ids, counts)
+        return torch.cat([module._shared_if_none(*each) for module, *each in found])
+
+    def _find(self, ids: Tensor, counts: Sequence[int]) -> list[Any]:
+        """Each mapping, its ids [N], the row of each, R - 1 if it has none, and their number."""
+        parts = (vars(module) for module in self._modules)  # faster than attributes of a module
+        indices = [(part["_modules"]["_index"], part["_buffers"]["_row_ids"]) for part in parts]
+        rows, sizes = find_in_indices(indices, ids, counts), list(counts)
+        absent = np.flatnonzero(rows.numpy() == self._last.repeat(sizes))
+        misses = np.diff(np.searchsorted(absent, [0, *accumulate(sizes)])).tolist()
+        return [*zip(self._modules, ids.split(sizes), rows.split(sizes), misses, strict=True)]
 
 
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:

@@ -13,6 +13,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec.fx.utils import call_whole, is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
+from tutorec.modules.growing import GrowingTogether
 from tutorec.modules.hash_mc_joint import JointMappings
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy
@@ -114,7 +115,7 @@ class ManagedCollisionCollection(nn.Module):
         }
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
-        self._together: MappingsTogether | JointMappings | None = None
+        self._together: MappingsTogether | GrowingTogether | JointMappings | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy looks up by indices of its own."""
@@ -257,9 +258,8 @@ class ManagedCollisionCollection(nn.Module):
     def _rows_at_once(self, features: KeyedJaggedTensor) -> Tensor | None:
         """The row of each id [N] by one operator for all tables; None if that is impossible."""
         modules = dict(self._modules_by_table())
-        kind = next(
-            (kind for kind in (MappingsTogether, JointMappings) if kind.can_hold(modules)), None
-        )
+        kinds = MappingsTogether, GrowingTogether, JointMappings
+        kind = next((kind for kind in kinds if kind.can_hold(modules)), None)
         if kind is None:
             return None
         if not (isinstance(self._together, kind) and self._together.holds(modules)):
@@ -271,7 +271,8 @@ class ManagedCollisionCollection(nn.Module):
             observed = [module.profile(module.preprocess(of_table)) for module, of_table in lists]
             ids = torch.cat([ids.values() for of_table in observed for ids in of_table.values()])
         counts = segment_sums(features.length_per_key(), self._table_feature_splits)
-        return self._together.rows_of(ids, counts).to(features.values())
+        rows = self._together.rows_of(ids, counts)
+        return rows if kind is GrowingTogether else rows.to(features.values())
 
     def _parts(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         return features.split(self._table_feature_splits)

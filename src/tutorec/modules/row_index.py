@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -52,38 +54,7 @@ class RowIndex(nn.Module):
             values: Ids that are looked up [N].
             ids: Id of each row [R].
         """
-        place = self._first_slot(values)
-        rows = self._slots.index_select(0, place)
-        left = (ids.index_select(0, rows) != values).nonzero().view(-1)
-        rows = rows.long()
-        if left.numel():
-            further = self._find_further(
-                place.index_select(0, left), values.index_select(0, left), ids
-            )
-            rows.index_copy_(0, left, further)
-        return rows
-
-    def _find_further(self, place: Tensor, values: Tensor, ids: Tensor) -> Tensor:
-        """Row of each id [N], or R - 1, from its first slot on."""
-        rows = torch.full_like(values, self._no_row)
-        which = torch.arange(len(values), device=values.device)
-        ahead = torch.arange(_WINDOW, device=values.device)
-        while True:
-            slots = (place.unsqueeze(1) + ahead).bitwise_and_(self._slots.numel() - 1)
-            near = self._slots.index_select(0, slots.view(-1))
-            hits = (ids.index_select(0, near).view_as(slots) == values.unsqueeze(1)).view(-1)
-            hits = hits.logical_and_(near != self._no_row).nonzero().view(-1)
-            at = hits.div(_WINDOW, rounding_mode="floor")
-            rows.index_copy_(0, which.index_select(0, at), near.index_select(0, hits).long())
-            left = torch.ones_like(values, dtype=torch.bool).index_fill_(0, at, False)
-            # an id that is not before an empty slot is not there: slots are never emptied
-            if left.any():
-                left &= (near != self._no_row).view_as(slots).all(1)
-            left = left.nonzero().view(-1)
-            if not len(left):
-                return rows
-            place, values, which = (each.index_select(0, left) for each in (place, values, which))
-            place = place + _WINDOW
+        return find_in_indices([(self, ids)], values, [len(values)])
 
     def add(self, rows: Tensor, ids: Tensor, held: int) -> None:
         """Insert rows [U] by their ids, none of which is present; doubles slots when they fill.
@@ -125,3 +96,63 @@ class RowIndex(nn.Module):
     def _empty(self, slots: int, device: torch.device | None) -> Tensor:
         # Not from torch's allocator, which would keep the memory of slots that were doubled.
         return unwritten_zeros(slots, torch.int32, device or "cpu").fill_(self._no_row)
+
+
+def find_in_indices(
+    indices: Sequence[tuple[RowIndex, Tensor]], values: Tensor, counts: Sequence[int]
+) -> Tensor:
+    """Row of each id [N] in the index of its table, or R - 1.
+
+    Slots and ids are read table by table, and all else is computed for all tables at once.
+
+    Args:
+        indices: Each table's index, and the id of each row [R].
+        values: Ids that are looked up [N], by table.
+        counts: Number of the ids of each table.
+    """
+    slots = [vars(index)["_buffers"]["_slots"] for index, _ in indices]
+    of_rows, sizes = [ids for _, ids in indices], [each.numel() for each in slots]
+    repeats = torch.tensor(counts, device=values.device)
+
+    def of_ids(numbers: list[int]) -> Tensor | int:
+        if len({*numbers}) == 1:
+            return numbers[0]
+        return repeats.new_tensor(numbers).repeat_interleave(repeats, output_size=len(values))
+
+    shift, mask = (
+        of_ids([65 - each.bit_length() for each in sizes]),
+        of_ids([each - 1 for each in sizes]),
+    )
+    place = (values >> shift) & mask
+    near = _read(slots, place, counts)
+    left = (_read(of_rows, near, counts) != values).nonzero().view(-1)
+    rows, table = near.long(), torch.searchsorted(repeats.cumsum(0), left, right=True)
+    no_row = repeats.new_tensor([index._no_row for index, _ in indices])
+    masks = repeats.new_tensor(sizes) - 1
+    # an id that is not before an empty slot is not there: slots are never emptied
+    further = rows[left] != no_row[table]
+    left, table = left[further], table[further]
+    rows[left], place = no_row[table], place[left] + 1
+    ahead = torch.arange(_WINDOW, device=values.device)
+    while len(left):
+        window = (place[:, None] + ahead) & masks[table, None]
+        near = _read(slots, window.view(-1), _by_table(table.repeat_interleave(_WINDOW), slots))
+        full = near.view_as(window) != no_row[table, None]
+        of_left, near = full.nonzero()[:, 0], near[full.view(-1)]
+        at = left[of_left]
+        hit = _read(of_rows, near, _by_table(table[of_left], slots)) == values[at]
+        rows[at[hit]] = near[hit].long()
+        further = full.all(1)
+        further[of_left[hit]] = False
+        left, table, place = left[further], table[further], place[further] + _WINDOW
+    return rows
+
+
+def _by_table(table: Tensor, tables: Sequence[Tensor]) -> list[int]:
+    return table.bincount(minlength=len(tables)).tolist()
+
+
+def _read(tensors: Sequence[Tensor], at: Tensor, counts: Sequence[int]) -> Tensor:
+    """The entries [N] of the tensor of each table, which has so many of them."""
+    parts = zip(tensors, at.split(list(counts)), strict=True)
+    return torch.cat([one.index_select(0, part) for one, part in parts])
