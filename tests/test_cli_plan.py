@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tutorec import cli
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import table_files
 from tutorec.distributed.planner.table_files import load_tables, tables_of
 

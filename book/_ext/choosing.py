@@ -18,11 +18,11 @@ from tables import GeneratedTable
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.sizes import cut_arrays
 from tutorec.distributed.planner.cost import fixed_cost, shard_perf
 from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.shard_estimators import shard_storage
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_sizes import cut_arrays
 
 MACHINES = {
     "two processes on a laptop": "laptop",

@@ -16,11 +16,11 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.sizes import cut_arrays, slice_width
 from tutorec.distributed.planner.constants import HARDWARE
 from tutorec.distributed.planner.cost import WORK, fixed_cost, shard_perf
 from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_sizes import cut_arrays, slice_width
 
 CUTS = {
     "data-parallel": ShardingType.DATA_PARALLEL,

@@ -13,8 +13,8 @@ import torch
 from sphinx.application import Sphinx
 from tables import GeneratedTable
 
+from tutorec.distributed.core.env import sharding_groups
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import sharding_groups
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.simulate import Load, Simulation, SyncSimulation, simulate, simulate_sync

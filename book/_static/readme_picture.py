@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, Ranks
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

@@ -15,11 +15,11 @@ from tutorec._calibration import Calibration, fingerprint
 from tutorec.bench import calibration
 from tutorec.bench.calibration import CASES, case_plan, loads, solve
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.geometry import exact_cover
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
 from tutorec.distributed.planner import topology as machines
 from tutorec.distributed.planner.cost import exchanges
-from tutorec.distributed.shard_geometry import exact_cover
 from tutorec.errors import PlannerError
 from tutorec.spmd import Ranks
 

@@ -11,9 +11,9 @@ from tutorec.bench.calibration import Cut, TableSize, estimated_ms
 from tutorec.bench.estimates import draw_plan, draw_tables, rank_correlation
 from tutorec.bench.harness import Bar
 from tutorec.bench.runner import Options
+from tutorec.distributed.plan.geometry import exact_cover
 from tutorec.distributed.planner.cost import fixed_cost
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import exact_cover
 
 
 def test_drawn_plans_cover_their_tables_and_differ() -> None:

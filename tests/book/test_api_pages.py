@@ -37,11 +37,11 @@ def test_every_listed_name_is_documented():
 
 
 def test_a_page_has_a_line_for_each_name_and_the_docstrings():
-    text = api_pages.page("tutorec.distributed.env", [], "distributed")
-    assert "| {py:obj}`~tutorec.distributed.env.ShardingEnv` | " in text
-    assert ".. automodule:: tutorec.distributed.env\n   :members:\n" in text
-    assert "`~tutorec.distributed.env.ShardingEnv`" not in api_pages.page(
-        "tutorec.distributed.env", ["sharding_groups"], "x"
+    text = api_pages.page("tutorec.distributed.core.env", [], "distributed")
+    assert "| {py:obj}`~tutorec.distributed.core.env.ShardingEnv` | " in text
+    assert ".. automodule:: tutorec.distributed.core.env\n   :members:\n" in text
+    assert "`~tutorec.distributed.core.env.ShardingEnv`" not in api_pages.page(
+        "tutorec.distributed.core.env", ["sharding_groups"], "x"
     )
 
 

@@ -20,10 +20,10 @@ from policy.tree import ROOT
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import cuts
 
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece, parameter_sharding
-from tutorec.distributed.shard_sizes import cut_arrays, slice_width
-from tutorec.distributed.tables import PlacementRules, place_table
+from tutorec.distributed.core.tables import PlacementRules, place_table
+from tutorec.distributed.plan.geometry import ShardPiece, parameter_sharding
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.plan.sizes import cut_arrays, slice_width
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 
 NODE = shutil.which("node")

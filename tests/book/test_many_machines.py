@@ -12,7 +12,7 @@ from policy.tree import ROOT
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import machines
 
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 
 PAGE = " ".join((ROOT / "book/many_machines.md").read_text(encoding="utf-8").split())
 

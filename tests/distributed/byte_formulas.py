@@ -44,8 +44,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
+from tutorec.distributed.core.tables import PlacedTable, TableShard, shards_on_rank
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # What the exchanges call themselves.
@@ -158,9 +158,9 @@ def step_traffic(
 
     Example:
         >>> import torch
-        >>> from tutorec.distributed.plan import EmbeddingComputeKernel
-        >>> from tutorec.distributed.shard_geometry import parameter_sharding, row_wise_pieces
-        >>> from tutorec.distributed.tables import PlacementRules, place_table
+        >>> from tutorec.distributed.plan.plan import EmbeddingComputeKernel
+        >>> from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_pieces
+        >>> from tutorec.distributed.core.tables import PlacementRules, place_table
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> entry = parameter_sharding(
         ...     ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0, 1]), "cpu"

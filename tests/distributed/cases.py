@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,

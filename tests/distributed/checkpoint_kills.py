@@ -33,8 +33,8 @@ from tutorec.distributed.checkpoint import (
 )
 from tutorec.distributed.checkpoint.folder import folder_of
 from tutorec.distributed.checkpoint.manifest import leftover_names, read_manifest
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from tutorec.errors import CheckpointError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,

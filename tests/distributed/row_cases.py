@@ -24,8 +24,8 @@ from distributed.cases import (
 )
 from torch import Tensor
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig

@@ -11,12 +11,12 @@ import torch
 from distributed.cases import batch, collection, group, shard
 from torch import nn
 
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -170,7 +170,7 @@ def test_a_rank_whose_first_batch_is_wrong_stops_the_others_and_the_next_batch_w
 
 
 def no_plan_type(rank: int, world_size: int) -> tuple[str, str]:
-    from tutorec.distributed.plan import ShardingPlan
+    from tutorec.distributed.plan.plan import ShardingPlan
 
     ebc = collection()
     plan: Any = ShardingPlan({"": EmbeddingModuleShardingPlan()})

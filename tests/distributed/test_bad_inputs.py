@@ -12,11 +12,11 @@ import torch
 from distributed.cases import batch, collection, shard
 
 from tutorec import _validation
-from tutorec.distributed import tables
+from tutorec.distributed.core import tables
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding
-from tutorec.distributed.shard_geometry import table_wise_sharding
+from tutorec.distributed.plan.geometry import table_wise_sharding
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.errors import RankError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType

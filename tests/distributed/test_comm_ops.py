@@ -16,7 +16,7 @@ from tutorec.distributed.comm_ops import get_gradient_division, set_gradient_div
 from tutorec.distributed.data_parallel import DefaultDataParallelWrapper
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     data_parallel,

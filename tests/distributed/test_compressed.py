@@ -15,11 +15,11 @@ from torch.testing import assert_close
 
 import tutorec
 from tutorec.distributed.checkpoint import full_state_dict, load_checkpoint, save_checkpoint
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.inference.modules import shard_quant_model
 from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection

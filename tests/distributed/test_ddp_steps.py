@@ -16,7 +16,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.data_parallel import sharded_parameter_names
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from tutorec.distributed.checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
 from tutorec.distributed.checkpoint.folder import Folder
+from tutorec.distributed.core.env import ShardingEnv, sharding_groups
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv, sharding_groups
 from tutorec.distributed.model_parallel import DistributedModelParallel, DMPCollection
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
 from tutorec.distributed.embedding import EmbeddingCollectionAwaitable, EmbeddingCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
-from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.distributed.traffic import count_traffic
 from tutorec.modules.embedding_collection import EmbeddingCollection

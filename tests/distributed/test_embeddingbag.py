@@ -25,12 +25,12 @@ from distributed.cases import (
 from torch import Tensor
 
 from tutorec._kernels.backend import use_backend
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding_types import KJTList
 from tutorec.distributed.embeddingbag import (
     EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionSharder,
 )
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.distributed.traffic import count_traffic
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from tutorec.distributed.comm import get_local_size
-from tutorec.distributed.env import ShardingEnv, local_world_size
+from tutorec.distributed.core.env import ShardingEnv, local_world_size
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_row_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

@@ -16,11 +16,11 @@ import torch
 from distributed.cases import KINDS, batch, collection, group, shard, word
 
 from tutorec.distributed import comm
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.errors import RankError, RankTimeoutError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

@@ -15,7 +15,7 @@ from torch import Tensor
 from tutorec._kernels.unwritten import is_all_zero
 from tutorec.bench.memory import measurable, peak_during, resident
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.modules.changed_rows import changed_rows

@@ -9,7 +9,7 @@ import torch
 
 from tutorec._kernels.row_cache import RowCache
 from tutorec.datasets.ids import power_law_ids
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.hit_rate import RowPopularity, hit_rate
 from tutorec.distributed.planner.constraints import ParameterConstraints

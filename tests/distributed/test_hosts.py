@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from distributed.cases import batch, group, tables
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     grid_shard,

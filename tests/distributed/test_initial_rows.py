@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed import initial_rows
-from tutorec.distributed.initial_rows import draw_piece
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.core import initial_rows
+from tutorec.distributed.core.initial_rows import draw_piece
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
     grid_pieces,

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel, DMPCollection
-from tutorec.distributed.sharded_tensor import ShardedTensor
 from tutorec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
@@ -27,6 +26,7 @@ from tutorec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
+from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.distributed.traffic import count_traffic
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.modules.embedding_collection import EmbeddingCollection

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
 
 

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.distributed import comm
-from tutorec.distributed import tables as placed_tables
+from tutorec.distributed.core import tables as placed_tables
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
     sharded_parameter_names,
 )
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,

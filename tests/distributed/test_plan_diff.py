@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed.plan import (
-    EmbeddingComputeKernel,
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    ShardingPlan,
-    ShardingType,
-)
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     column_wise_pieces,
     data_parallel_pieces,
     parameter_sharding,
     pieces_of,
     row_wise_pieces,
     table_wise_pieces,
+)
+from tutorec.distributed.plan.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
 )
 
 

@@ -16,16 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.tables import PlacementRules, check_plan_covers, place_table
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import (
-    EmbeddingComputeKernel,
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    ShardingPlan,
-    ShardingType,
-)
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
     data_parallel_pieces,
@@ -35,7 +29,13 @@ from tutorec.distributed.shard_geometry import (
     table_wise_pieces,
     table_wise_sharding,
 )
-from tutorec.distributed.tables import PlacementRules, check_plan_covers, place_table
+from tutorec.distributed.plan.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

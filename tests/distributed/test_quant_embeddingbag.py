@@ -19,14 +19,14 @@ from strategies import jagged_batches, rows_of, table_sets, variable_batches
 
 import tutorec
 from tutorec._kernels.backend import backend, use_backend
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.plan.geometry import table_wise_sharding
 from tutorec.distributed.quant_embeddingbag import (
     QuantEmbeddingBagCollectionSharder,
     flatten_feature_lengths,
 )
 from tutorec.distributed.quant_state import serving_devices
 from tutorec.distributed.shard import shard
-from tutorec.distributed.shard_geometry import table_wise_sharding
 from tutorec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,

@@ -8,9 +8,9 @@ from distributed.cases import serving
 from quant.equals import bags
 from torch import nn
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.shard import shard, shard_modules
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

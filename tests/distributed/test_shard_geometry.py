@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed.placed_pieces import placed_pieces
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
     data_parallel_pieces,
@@ -25,7 +23,9 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
-from tutorec.distributed.shard_sizes import cut_arrays, slice_width
+from tutorec.distributed.plan.plan import ShardingType
+from tutorec.distributed.plan.sizes import cut_arrays, slice_width
+from tutorec.distributed.plan.validate import placed_pieces
 
 
 def cut(

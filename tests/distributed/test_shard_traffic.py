@@ -40,12 +40,12 @@ from distributed.sharding.test_any_plan_rows import collection as row_collection
 from hypothesis import strategies as st
 
 from tutorec.distributed.collectives import kjt, rows, sparse_gradients
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
     data_parallel_pieces,
@@ -53,8 +53,8 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
-from tutorec.distributed.tables import PlacedTable
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutorec.distributed.plan import (
+from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ShardingPlan,

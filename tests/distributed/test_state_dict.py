@@ -13,19 +13,19 @@ from distributed.cases import local_state as state_here
 from torch.distributed import checkpoint
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
     data_parallel_pieces,
     grid_pieces,
     row_wise_pieces,
 )
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
-from tutorec.distributed.state_dict import local_state, sharded_state
-from tutorec.distributed.tables import PlacedTable
+from tutorec.distributed.state.state_dict import local_state, sharded_state
 from tutorec.spmd import device
 
 

@@ -12,10 +12,11 @@ from torch import nn
 
 from tutorec.awaitable import LazyNoWait
 from tutorec.distributed import comm
-from tutorec.distributed.cache_params import CacheParams, KeyValueParams
+from tutorec.distributed.core.cache_params import CacheParams, KeyValueParams
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
@@ -24,7 +25,7 @@ from tutorec.distributed.fbgemm_qcomm_codec import (
 )
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import (
+from tutorec.distributed.plan.plan import (
     BoundsCheckMode,
     ParameterSharding,
     ShardingPlan,
@@ -33,7 +34,6 @@ from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import (
     apply_to_all,
     column_wise,

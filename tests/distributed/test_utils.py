@@ -9,15 +9,15 @@ import torch
 from distributed.cases import collection
 from torch import nn
 
-from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
+from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import (
     DistributedModelParallel,
     get_module,
     get_unwrapped_module,
 )
-from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding
+from tutorec.distributed.plan.plan import BoundsCheckMode, ParameterSharding
 from tutorec.distributed.sharding_plan import (
     apply_to_all,
     construct_module_sharding_plan,

@@ -20,9 +20,9 @@ from distributed.byte_formulas import StepBatches, step_traffic
 
 from tutorec.datasets.random import shop
 from tutorec.distributed.collectives.host_groups import host_groups
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner

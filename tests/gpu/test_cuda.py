@@ -21,8 +21,8 @@ from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.tbe_layout import PooledBatch
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from distributed.cases import FEATURES, KINDS, MIXES, batch, tables
 
 from tutorec._kernels.backend import use_backend
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,

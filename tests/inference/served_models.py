@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.shard import _shard_modules
 from tutorec.models.dlrm import DLRM
 from tutorec.models.two_tower import TwoTower

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tutorec
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.sharding_plan import (
     column_wise,

@@ -24,9 +24,9 @@ from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.wheels import BackendChoice
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.core.cache_params import CacheParams
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

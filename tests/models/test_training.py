@@ -16,7 +16,7 @@ from tutorec.datasets.random import shop
 from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.models.dlrm import DLRM, DLRMTrain
 from tutorec.models.metrics import auc, normalized_entropy

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, use_backend
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

@@ -11,7 +11,7 @@ import pytest
 from parity.compare import RANK_CASES, differences, run
 from policy.tree import assert_none
 
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 
 GOLDEN = json.loads(
     Path(__file__).with_name("golden").joinpath("ranks.json").read_text(encoding="utf-8")

@@ -31,8 +31,8 @@ def traced(rank: int, world_size: int, folder: str) -> list[str]:
     import torch
     import torch.distributed as dist
 
+    from tutorec.distributed.core.env import ShardingEnv
     from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from tutorec.distributed.env import ShardingEnv
     from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
     from tutorec.modules.embedding_configs import EmbeddingBagConfig
     from tutorec.modules.embedding_modules import EmbeddingBagCollection

@@ -42,12 +42,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         (
             tuple(
                 f"distributed.{name}"
-                for name in (
-                    "plan plan_diff plan_json env tables placed_pieces initial_rows "
-                    "sharded_module sharders shard_sizes shard_geometry traffic layout grouping "
-                    "grouped_configs cache_params hit_rate fused_params comm messages qcomm "
-                    "agreement"
-                ).split()
+                for name in ("plan core traffic hit_rate fused_params comm").split()
             ),
         ),
     ),
@@ -59,7 +54,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharded_tensor state_dict optimizer_state source_tables "
+                    "state source_tables "
                     "embedding_base embeddingbag embedding fused_embeddingbag "
                     "fused_embedding mc_modules mc_resharding mc_embedding_modules "
                     "mc_embedding mc_embeddingbag quant_state quant_behind_mappings "
@@ -123,7 +118,7 @@ SHARDING_TYPES = tuple(
 COLLECTIVE_MODULES = (
     "distributed.collectives",
     "distributed.comm",
-    "distributed.messages",
+    "distributed.core.messages",
     "spmd",
 )
 # they start groups as TorchRec's tests do

@@ -72,7 +72,7 @@ def test_the_trace_sees_every_part_of_a_planning_call():
         "cost.py",
         "topology.py",
     } <= planner
-    assert "distributed/sharders.py" in files
+    assert "distributed/core/sharders.py" in files
 
 
 def test_totals_count_each_file_of_every_package_once():

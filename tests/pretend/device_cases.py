@@ -13,8 +13,8 @@ from torch import nn
 
 from tutorec._kernels.backend import use_backend
 from tutorec.distributed import comm
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.distributed.train_pipeline import (

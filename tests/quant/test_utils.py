@@ -11,7 +11,7 @@ from quant.equals import bags
 from torch import nn
 
 from tutorec._kernels.packed_layout import row_alignment, row_layout
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.inference.modules import shard_quant_model
 from tutorec.modules.embedding_collection import EmbeddingCollection

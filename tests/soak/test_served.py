@@ -20,9 +20,9 @@ from inference.served_models import dlrm, inputs
 from torch import nn
 
 from tutorec._kernels.backend import operator_libraries
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,

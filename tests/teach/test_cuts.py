@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     apply_to_all,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.sharding_plan import (
     column_wise,

@@ -24,14 +24,11 @@ import torch
 import torch.distributed as dist
 
 from tutorec._calibration import Calibration, fingerprint
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingType
-from tutorec.distributed.planner.cost import exchanges, fixed_cost, shard_perf
-from tutorec.distributed.planner.options import Floats, TableFacts
-from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
     data_parallel_pieces,
@@ -39,6 +36,10 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingType
+from tutorec.distributed.planner.cost import exchanges, fixed_cost, shard_perf
+from tutorec.distributed.planner.options import Floats, TableFacts
+from tutorec.distributed.planner.topology import Topology
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

@@ -39,7 +39,7 @@ from tutorec.bench.harness import (
     time_call,
 )
 from tutorec.bench.runner import Options
-from tutorec.distributed import messages
+from tutorec.distributed.core import messages
 from tutorec.distributed.planner.topology import Topology
 from tutorec.spmd.pool import Ranks
 

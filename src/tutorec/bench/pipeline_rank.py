@@ -26,9 +26,9 @@ from tutorec.bench.peer import OURS, Library
 from tutorec.bench.sharded_rank import TOLERANCE, rank_group
 from tutorec.bench.train_rank import Shape, TrainCase, dense_and_fused, draw_batches, parallel_model
 from tutorec.datasets.ids import power_law_ids
-from tutorec.distributed import messages
-from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.spmd.devices import device
 
 PLAIN = "plain loop"

@@ -15,7 +15,11 @@ import torch
 
 from tutorec.bench.harness import Sample, time_call
 from tutorec.bench.peer import Library
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from tutorec.distributed.plan.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+)
 from tutorec.distributed.planner.options import Perf, Pieces, Shard, ShardingOption, Storage
 from tutorec.distributed.planner.problem import PlanningProblem, cost
 

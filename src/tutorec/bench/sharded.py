@@ -21,7 +21,7 @@ from tutorec.bench.memory import measurable
 from tutorec.bench.peer import OURS, chosen, libraries
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded_rank import Case, Found, Sizes, measure, step_memory
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 from tutorec.spmd.pool import Ranks
 

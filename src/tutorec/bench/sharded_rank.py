@@ -19,7 +19,8 @@ from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
 from tutorec.bench.memory import peak_during, resident
 from tutorec.bench.peer import OURS, Library, finish, time_each
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,

@@ -25,9 +25,9 @@ from tutorec.bench.sharded_rank import (
     table_pieces,
 )
 from tutorec.datasets.utils import Batch
-from tutorec.distributed import messages
-from tutorec.distributed.cache_params import CacheParams
-from tutorec.distributed.plan import EmbeddingComputeKernel
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.cache_params import CacheParams
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.models.dlrm import InteractionArch
 from tutorec.spmd.devices import device
 

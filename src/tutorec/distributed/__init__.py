@@ -8,12 +8,12 @@ from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.awaitable import Awaitable, NoWait
-    from tutorec.distributed.env import ShardingEnv, get_local_rank, get_local_size
+    from tutorec.distributed.core.env import ShardingEnv, get_local_rank, get_local_size
+    from tutorec.distributed.core.sharded_module import ShardedModule
+    from tutorec.distributed.core.sharders import ModuleSharder
     from tutorec.distributed.model_parallel import DistributedModelParallel
-    from tutorec.distributed.plan import ParameterSharding
-    from tutorec.distributed.sharded_module import ShardedModule
-    from tutorec.distributed.sharded_tensor import ShardedTensor
-    from tutorec.distributed.sharders import ModuleSharder
+    from tutorec.distributed.plan.plan import ParameterSharding
+    from tutorec.distributed.state.sharded_tensor import ShardedTensor
     from tutorec.distributed.traffic import count_traffic
     from tutorec.distributed.train_pipeline.base import TrainPipelineBase
     from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
@@ -28,19 +28,19 @@ _DEFINED_IN = {
     "DataLoadingThread": ".train_pipeline.data_loading",
     "DistributedModelParallel": ".model_parallel",
     "EvalPipelineSparseDist": ".train_pipeline.evaluation",
-    "ModuleSharder": ".sharders",
+    "ModuleSharder": ".core.sharders",
     "NoWait": "tutorec.awaitable",
-    "ParameterSharding": ".plan",
+    "ParameterSharding": ".plan.plan",
     "PrefetchTrainPipelineSparseDist": ".train_pipeline.prefetch",
-    "ShardedModule": ".sharded_module",
-    "ShardedTensor": ".sharded_tensor",
-    "ShardingEnv": ".env",
+    "ShardedModule": ".core.sharded_module",
+    "ShardedTensor": ".state.sharded_tensor",
+    "ShardingEnv": ".core.env",
     "TrainPipeline": ".train_pipeline.engine",
     "TrainPipelineBase": ".train_pipeline.base",
     "TrainPipelineSparseDist": ".train_pipeline.sparse_dist",
     "count_traffic": ".traffic",
-    "get_local_rank": ".env",
-    "get_local_size": ".env",
+    "get_local_rank": ".core.env",
+    "get_local_size": ".core.env",
     "get_unsharded_module_names": ".utils",
 }
 

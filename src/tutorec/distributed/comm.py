@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
-from tutorec.distributed.env import get_local_rank as get_local_rank
-from tutorec.distributed.env import get_local_size as get_local_size
-from tutorec.distributed.qcomm import CommCodec
+from tutorec.distributed.core.env import get_local_rank as get_local_rank
+from tutorec.distributed.core.env import get_local_size as get_local_size
+from tutorec.distributed.core.qcomm import CommCodec
 from tutorec.spmd.devices import give_threads_time
 from tutorec.spmd.progress import note
 

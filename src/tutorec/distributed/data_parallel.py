@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.distributed.collectives.autograd import get_gradient_division
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.spmd.devices import backend_for
 
 # Buffers are not broadcast at each forward. torch 2.13 has a new name for the option and warns at

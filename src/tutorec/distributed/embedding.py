@@ -15,15 +15,16 @@ from torch.autograd.function import once_differentiable
 
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import ArrivedIds, KJTArrival
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharders import BaseEmbeddingSharder
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embedding_base import (
     BatchContext,
     ResultAwaitable,
     ShardedEmbeddingModule,
 )
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ParameterSharding, ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharders import BaseEmbeddingSharder
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
 from tutorec.distributed.sharding.registry import SEQUENCE_SHARDINGS
 from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingDist,
@@ -31,7 +32,6 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SequenceShardingContext,
 )
 from tutorec.distributed.source_tables import CollectionSpec
-from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
@@ -258,8 +258,8 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         ValueError: ``fused_params`` has an unknown option or an invalid value.
 
     Example:
-        >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> tables = [
         ...     EmbeddingConfig(

@@ -18,34 +18,35 @@ from torch import nn
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.awaitable import Awaitable, LazyAwaitable, map_awaitable
-from tutorec.distributed import comm, messages
-from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import division_fact
 from tutorec.distributed.collectives.kjt import KJTArrival
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.initial_rows import InitialRows, draw_piece
-from tutorec.distributed.layout import FeatureOrder
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.agreement import check_agreement
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.initial_rows import InitialRows, draw_piece
+from tutorec.distributed.core.orders import FeatureOrder
+from tutorec.distributed.core.sharded_module import CompIn, DistOut, Out, ShardedModule
+from tutorec.distributed.core.tables import (
+    IN_FILE,
+    HeldTable,
+    PlacedTable,
+    usable_device,
+)
 from tutorec.distributed.lookup.grouped import EmbeddingLookup
-from tutorec.distributed.optimizer_state import ShardedStates
-from tutorec.distributed.plan import (
+from tutorec.distributed.plan.plan import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingType,
 )
-from tutorec.distributed.sharded_module import CompIn, DistOut, Out, ShardedModule
 from tutorec.distributed.sharding.base import (
     EmbeddingSharding,
     EmbeddingShardingContext,
     SparseFeaturesDist,
 )
 from tutorec.distributed.source_tables import CollectionSpec, agreed_tables
-from tutorec.distributed.state_dict import copy_when_loading, register_state_hooks
-from tutorec.distributed.tables import (
-    IN_FILE,
-    HeldTable,
-    PlacedTable,
-    usable_device,
-)
+from tutorec.distributed.state.optimizer_state import ShardedStates
+from tutorec.distributed.state.state_dict import copy_when_loading, register_state_hooks
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 from tutorec.sparse.deferred import report

@@ -6,7 +6,7 @@ from tutorec.distributed.lookup.quant import (
     InferGroupedPooledEmbeddingsLookup,
 )
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
-from tutorec.distributed.plan import EmbeddingComputeKernel
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 
 __all__ = [
     "EmbeddingComputeKernel",

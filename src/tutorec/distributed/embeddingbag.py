@@ -14,21 +14,21 @@ import torch
 
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import KJTArrival
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import ColumnOrder
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharded_module import KJTList
+from tutorec.distributed.core.sharders import BaseEmbeddingSharder
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embedding_base import (
     BatchContext,
     ResultAwaitable,
     ShardedEmbeddingModule,
 )
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import ColumnOrder
-from tutorec.distributed.plan import ParameterSharding, ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import KJTList
-from tutorec.distributed.sharders import BaseEmbeddingSharder
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 from tutorec.distributed.source_tables import CollectionSpec
-from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.pooled_lookup import join_samples
@@ -227,8 +227,8 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         ValueError: ``fused_params`` has an unknown option or an invalid value.
 
     Example:
-        >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> tables = [
         ...     EmbeddingBagConfig(

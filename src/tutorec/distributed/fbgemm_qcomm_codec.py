@@ -1,6 +1,6 @@
 """TorchRec's import path ``torchrec.distributed.fbgemm_qcomm_codec``."""
 
-from tutorec.distributed.qcomm import (
+from tutorec.distributed.core.qcomm import (
     CommType,
     QCommsConfig,
     get_qcomm_codecs,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_embeddingbag import FusedKernelsOnly
-from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.modules.fused_embedding_modules import FusedEmbeddingCollection
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharders import BaseEmbeddingSharder
 from tutorec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharders import BaseEmbeddingSharder
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding
 from tutorec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 

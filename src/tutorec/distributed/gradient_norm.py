@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.distributed import comm
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.data_parallel import sharded_parts
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 
 _STAGE = "gradient norm"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutorec._kernels.row_cache import ADMITTED
 from tutorec._kernels.row_file import CacheAlgorithm
-from tutorec.distributed.cache_params import CacheStatistics
+from tutorec.distributed.core.cache_params import CacheStatistics
 
 __all__ = ["RowPopularity", "hit_rate"]
 

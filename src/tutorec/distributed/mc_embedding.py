@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tutorec.distributed.collectives.kjt import ArrivedIds
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from tutorec.distributed.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollectionSharder,
@@ -17,7 +18,6 @@ from tutorec.distributed.mc_modules import (
     as_batch,
     rank_major,
 )
-from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 
 # TorchRec has a class of its own for each collection; one holds what both need.

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from tutorec.awaitable import Awaitable, LazyAwaitable
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.distributed.core.sharders import BaseEmbeddingSharder, M, ModuleSharder
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.mc_modules import (
     ManagedCollisionCollectionContext,
     ManagedCollisionCollectionSharder,
 )
 from tutorec.distributed.mc_resharding import move_ids_to_owners
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import ShardedModule
-from tutorec.distributed.sharders import BaseEmbeddingSharder, M, ModuleSharder
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding
 from tutorec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection, reset_rows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharded_module import KJTList
 from tutorec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
@@ -17,8 +19,6 @@ from tutorec.distributed.mc_modules import (
     ManagedCollisionCollectionContext,
     ManagedCollisionCollectionSharder,
 )
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import KJTList
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 
 # TorchRec has a class of its own for each collection; one holds what both need.

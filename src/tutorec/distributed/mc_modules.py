@@ -23,20 +23,20 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable, LazyAwaitable, NoWait
 from tutorec.distributed import comm
-from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.kjt import ArrivedIds, feature_major
+from tutorec.distributed.core.agreement import check_agreement
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import FeatureOrder
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embedding_base import BatchContext
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import FeatureOrder
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_tensor import ShardedTensor
-from tutorec.distributed.sharders import ModuleSharder
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext
 from tutorec.distributed.sharding.raw_ids import RawIds
 from tutorec.distributed.sharding.row_order import RowOrder
-from tutorec.distributed.state_dict import Rectangles, local_piece, sharded_tensor
-from tutorec.distributed.tables import PlacedTable
+from tutorec.distributed.state.sharded_tensor import ShardedTensor
+from tutorec.distributed.state.state_dict import Rectangles, local_piece, sharded_tensor
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.mch_module import NO_ID

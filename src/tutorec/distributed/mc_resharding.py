@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, TableMapping
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.mc_embedding_modules import reset_rows

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from tutorec.balance import check_feature_rows, check_id_columns
 from tutorec.distributed import comm
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import (
+from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_pieces
+from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ShardingType,
 )
-from tutorec.distributed.shard_geometry import parameter_sharding, row_wise_pieces
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

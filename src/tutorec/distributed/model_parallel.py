@@ -20,18 +20,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
+from tutorec.distributed.core.agreement import check_agreement
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.sharded_module import ShardedModule as ShardedModule
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.core.tables import usable_device
 from tutorec.distributed.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
     sharded_parts,
 )
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingPlan
 from tutorec.distributed.replicas import AllReduce, ReplicaGroups, ReplicaMean
 from tutorec.distributed.shard import (
     allocate_dense_parts,
@@ -41,10 +44,7 @@ from tutorec.distributed.shard import (
     move_dense_parts,
     replaced,
 )
-from tutorec.distributed.sharded_module import ShardedModule as ShardedModule
-from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
-from tutorec.distributed.tables import usable_device
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 

@@ -17,15 +17,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.sharders import M
 from tutorec.distributed.mc_modules import InferManagedCollisionCollectionSharder
-from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,
     QuantContext,
     ShardedQuantModule,
 )
-from tutorec.distributed.sharders import M
 from tutorec.distributed.sharding.infer_sharding import on_device
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

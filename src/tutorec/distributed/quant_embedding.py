@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup
-from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.quant_behind_mappings import BehindMappingsSharder, ShardedBehindMappings
 from tutorec.distributed.quant_embeddingbag import (
     QuantEmbeddingBagCollectionSharder,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import ColumnOrder
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import ColumnOrder
 from tutorec.distributed.lookup.quant import DeviceLookup, InferGroupedPooledEmbeddingsLookup
-from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.quant_behind_mappings import BehindMappingsSharder, ShardedBehindMappings
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed import PackedTable
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import FeatureOrder
-from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.sharded_module import ShardedModule
-from tutorec.distributed.sharders import CollectionSharder, M
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import FeatureOrder
+from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.distributed.core.sharders import CollectionSharder, M
+from tutorec.distributed.core.tables import check_plan_covers
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.sharding.infer_sharding import (
     INFER_KERNELS,
     INFER_TYPES,
@@ -30,8 +31,7 @@ from tutorec.distributed.sharding.infer_sharding import (
     place_quant_table,
     shard_quant_tables,
 )
-from tutorec.distributed.state_dict import copy_when_loading
-from tutorec.distributed.tables import check_plan_covers
+from tutorec.distributed.state.state_dict import copy_when_loading
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.quant.column_slices import cut_columns, join_columns

@@ -31,10 +31,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import host_groups
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import sharding_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
-from tutorec.distributed.env import sharding_groups
 
 REPLICA_WEIGHTS, REPLICA_STATES = "replica weights", "replica states"
 # Elements that replicas average at a time: 16 MiB in addition to the model.

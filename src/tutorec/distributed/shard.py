@@ -15,10 +15,14 @@ import torch
 from torch import nn
 
 from tutorec.distributed import comm
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ModuleShardingPlan, ShardingPlan
-from tutorec.distributed.sharded_module import ShardedModule
-from tutorec.distributed.sharders import ModuleSharder
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.plan.plan import (
+    EmbeddingModuleShardingPlan,
+    ModuleShardingPlan,
+    ShardingPlan,
+)
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     apply_to_all,

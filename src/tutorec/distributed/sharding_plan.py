@@ -15,22 +15,15 @@ from torch import nn
 
 from tutorec._check import is_int
 from tutorec.distributed import comm
+from tutorec.distributed.core.env import local_world_size
+from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import local_world_size
 from tutorec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
 from tutorec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from tutorec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
-from tutorec.distributed.plan import (
-    EmbeddingComputeKernel,
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    ShardingPlan,
-    ShardingType,
-)
-from tutorec.distributed.quant_embedding import default_quant_sharders
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     bucket_rows,
     column_wise_pieces,
@@ -41,11 +34,18 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
-from tutorec.distributed.shard_geometry import placement as placement_of
-from tutorec.distributed.sharders import ModuleSharder
+from tutorec.distributed.plan.geometry import placement as placement_of
+from tutorec.distributed.plan.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+from tutorec.distributed.quant_embedding import default_quant_sharders
 from tutorec.spmd.devices import device as own_device
 
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ParameterSharding, ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.tables import (
+from tutorec.distributed.core.agreement import check_agreement
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.tables import (
     SUPPORTED_KERNELS,
     PlacedTable,
     PlacementRules,
     check_plan_covers,
     place_table,
 )
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tutorec.distributed import comm
-from tutorec.distributed.env import get_local_size
+from tutorec.distributed.core.env import get_local_size
 
 
 @dataclass

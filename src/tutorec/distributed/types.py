@@ -13,14 +13,17 @@ from tutorec.awaitable import (
     LazyNoWait,
     NoWait,
 )
-from tutorec.distributed.cache_params import (
+from tutorec.distributed.core.cache_params import (
     CacheAlgorithm,
     CacheParams,
     CacheStatistics,
     KeyValueParams,
 )
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import (
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
+from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.plan.plan import (
     BoundsCheckMode,
     EmbeddingModuleShardingPlan,
     ModuleShardingPlan,
@@ -28,10 +31,7 @@ from tutorec.distributed.plan import (
     ShardingPlan,
     ShardingType,
 )
-from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
-from tutorec.distributed.sharded_module import ShardedModule
-from tutorec.distributed.sharded_tensor import ShardedTensor
-from tutorec.distributed.sharders import ModuleSharder
+from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.types import DataType
 
 __all__ = [

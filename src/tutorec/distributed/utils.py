@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from tutorec._kernels.backend import fbgemm_module
-from tutorec.distributed.cache_params import CACHE_KEYS
+from tutorec.distributed.core.cache_params import CACHE_KEYS
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.fused_params import emb_optim_type
-from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.optim.emb_optim_type import EmbOptimType
 from tutorec.spmd.devices import device as own_device
 from tutorec.types import DataType
@@ -189,7 +189,7 @@ def add_params_from_parameter_sharding(
     """Update ``fused_params`` in place with a table's plan entry, which takes precedence.
 
     Example:
-        >>> from tutorec.distributed.cache_params import CacheParams
+        >>> from tutorec.distributed.core.cache_params import CacheParams
         >>> entry = ParameterSharding(
         ...     "table_wise", "fused_uvm_caching", cache_params=CacheParams(load_factor=0.1)
         ... )

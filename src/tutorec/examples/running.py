@@ -20,7 +20,7 @@ from tutorec.datasets.random import Shop, shop
 from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.checkpoint.manager import CheckpointManager
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.models.retrieval import build_index, recall_at
 from tutorec.models.training import combined_optimizer, train
 from tutorec.models.two_tower import Towers

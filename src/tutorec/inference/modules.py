@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tutorec._check import require_int
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
 from tutorec.distributed.quant_embedding import default_quant_sharders
 from tutorec.distributed.shard import _shard_modules, collections_of
 from tutorec.inference.table_rows import (

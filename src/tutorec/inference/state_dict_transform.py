@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.sharded_tensor import ShardedTensor
-from tutorec.distributed.state_dict import Rectangles, sharded_tensor
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.state.sharded_tensor import ShardedTensor
+from tutorec.distributed.state.state_dict import Rectangles, sharded_tensor
 
 __all__ = ["state_dict_gather", "state_dict_to_device"]
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from tutorec._check import require_int
 from tutorec.datasets.utils import Batch, split_evenly
-from tutorec.distributed import comm, messages
-from tutorec.distributed.agreement import check_agreement
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.agreement import check_agreement
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.models.two_tower import Towers, one_id_each
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

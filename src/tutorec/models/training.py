@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tutorec.datasets.utils import Batch
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.distributed.train_pipeline.streams import to_device
 from tutorec.models.metrics import auc, base_entropy

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,

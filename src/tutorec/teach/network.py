@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
-from tutorec.distributed.qcomm import CommCodec
+from tutorec.distributed.core.qcomm import CommCodec
 from tutorec.distributed.train_pipeline.timeline import Interval
 
 __all__ = ["Message", "in_flight", "slow_network", "waits"]

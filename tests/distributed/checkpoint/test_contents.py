@@ -35,9 +35,9 @@ from tutorec.distributed.checkpoint import (
     read_state_dict,
     save_checkpoint,
 )
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

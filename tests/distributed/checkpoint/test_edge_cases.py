@@ -16,9 +16,9 @@ from tutorec.distributed.checkpoint import (
     read_state_dict,
     save_checkpoint,
 )
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from tutorec.errors import CheckpointError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

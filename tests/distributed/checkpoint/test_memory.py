@@ -12,8 +12,8 @@ from torch import nn
 
 from tutorec.bench.memory import peak_during, resident
 from tutorec.distributed.checkpoint import entries, load_checkpoint, save_checkpoint
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,

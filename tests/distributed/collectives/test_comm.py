@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import host_groups
+from tutorec.distributed.core import messages
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, jagged_batches
 
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.collectives.row_sums import PooledEmbeddingsReduceScatter
 from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
+from tutorec.distributed.core import messages
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device

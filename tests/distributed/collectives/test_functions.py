@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm_ops
+from tutorec.distributed.core.qcomm import CommCodec, QuantizedCommCodecs
 from tutorec.distributed.dist_data import PooledEmbeddingsAllGather
-from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs
 from tutorec.spmd import device
 
 SAMPLES, COLUMNS = [2, 3], [4, 1]

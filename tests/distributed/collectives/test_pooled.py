@@ -30,7 +30,7 @@ from tutorec.distributed.collectives.rows import (
     PooledEmbeddingsAllToAll,
 )
 from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
-from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs
+from tutorec.distributed.core.qcomm import CommCodec, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device
 

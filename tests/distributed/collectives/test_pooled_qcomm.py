@@ -17,13 +17,13 @@ from tutorec.distributed.collectives.rows import (
     ROWS_STAGE,
     PooledEmbeddingsAllToAll,
 )
+from tutorec.distributed.core.qcomm import CommCodec, CommOp, QuantizedCommCodecs
 from tutorec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
     get_qcomm_codecs,
     get_qcomm_codecs_registry,
 )
-from tutorec.distributed.qcomm import CommCodec, CommOp, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

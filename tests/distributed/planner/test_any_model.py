@@ -11,9 +11,9 @@ from distributed.planner.models import bags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.placed_pieces import placed_pieces
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.plan.plan import ShardingType
+from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.explain import PlannedSharding

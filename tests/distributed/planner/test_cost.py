@@ -27,7 +27,17 @@ from distributed.cases import KINDS, batch, collection, shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.plan.geometry import (
+    ShardPiece,
+    column_wise_pieces,
+    data_parallel_pieces,
+    grid_pieces,
+    host_ranks,
+    row_wise_pieces,
+    table_wise_pieces,
+)
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner import cost
 from tutorec.distributed.planner.cost import (
     WORK,
@@ -43,16 +53,6 @@ from tutorec.distributed.planner.cost import (
 )
 from tutorec.distributed.planner.options import Floats, TableFacts
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
-    host_ranks,
-    row_wise_pieces,
-    table_wise_pieces,
-)
-from tutorec.distributed.tables import PlacedTable
 from tutorec.distributed.traffic import count_traffic
 from tutorec.errors import PlannerError, PlannerErrorType
 

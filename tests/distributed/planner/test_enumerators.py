@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from strategies import table_sets
 from torch import nn
 
-from tutorec.distributed.cache_params import CacheParams, CacheStatistics
+from tutorec.distributed.core.cache_params import CacheParams, CacheStatistics
+from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.placed_pieces import placed_pieces
-from tutorec.distributed.plan import ParameterSharding, ShardingType
+from tutorec.distributed.plan.geometry import ShardPiece, exact_cover, sharding_spec
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
+from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import Pieces, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import ShardEstimator
-from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, sharding_spec
-from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -536,7 +536,7 @@ def test_one_pooling_factor_holds_for_all_features():
 
 
 def test_narrow_wire_is_known_from_the_sharder():
-    from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
+    from tutorec.distributed.core.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
 
     registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)

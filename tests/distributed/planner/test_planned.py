@@ -8,7 +8,7 @@ import pickle
 import pytest
 from distributed.planner.planned_cases import SHOP, inputs_of, planned, report_of
 
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerError

@@ -13,11 +13,11 @@ import torch
 from distributed.planner.models import MIB, Both, bags, only
 
 from tutorec.distributed import comm
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.hit_rate import RowPopularity
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import EmbeddingShardingPlanner, OptimalPlanner, Topology
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator

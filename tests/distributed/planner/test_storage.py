@@ -17,12 +17,13 @@ from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.geometry import data_parallel_pieces, pieces_of
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner import cost
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, shard_perf
@@ -41,7 +42,6 @@ from tutorec.distributed.planner.shard_estimators import (
     stored_bytes,
 )
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import data_parallel_pieces, pieces_of
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

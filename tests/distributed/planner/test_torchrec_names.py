@@ -7,7 +7,7 @@ from distributed.planner.models import bags
 
 from tutorec.distributed import planner
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import types
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner

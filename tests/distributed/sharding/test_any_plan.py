@@ -16,8 +16,8 @@ from strategies import rows_of, table_sets
 from torch import Tensor
 from torch.testing import assert_close
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,

@@ -20,12 +20,16 @@ from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec._kernels.row_cache import RowCache
-from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from tutorec.distributed.plan.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+)
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.errors import BackendError
 from tutorec.optim import RowWiseAdagrad, apply_optimizer_in_backward

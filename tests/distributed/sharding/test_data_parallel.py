@@ -30,8 +30,8 @@ from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec.distributed.collectives.sparse_gradients import CopiedTable, cheaper_as_bags
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     data_parallel,

@@ -24,14 +24,14 @@ from distributed.test_shard_traffic import cases_with_copies, count_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tutorec.distributed.core.tables import SUPPORTED_KERNELS, PlacementRules, place_table
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
 from tutorec.distributed.simulate.simulation import simulate
 from tutorec.distributed.simulate.step import Simulation
-from tutorec.distributed.tables import SUPPORTED_KERNELS, PlacementRules, place_table
 from tutorec.distributed.traffic import Traffic
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 

@@ -15,7 +15,17 @@ from matplotlib.colors import to_hex
 
 from tutorec._style import RANK_COLORS
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.plan import (
+from tutorec.distributed.plan.geometry import (
+    ShardPiece,
+    column_wise_pieces,
+    data_parallel_pieces,
+    grid_pieces,
+    host_ranks,
+    parameter_sharding,
+    row_wise_pieces,
+    table_wise_pieces,
+)
+from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ShardingPlan,
@@ -27,16 +37,6 @@ from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.placements import place_options
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
-    host_ranks,
-    parameter_sharding,
-    row_wise_pieces,
-    table_wise_pieces,
-)
 from tutorec.distributed.simulate.ids import PowerLaw
 from tutorec.distributed.simulate.loads import Load
 from tutorec.distributed.simulate.simulation import simulate

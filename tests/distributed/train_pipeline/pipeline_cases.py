@@ -13,11 +13,11 @@ from distributed import cases, row_cases
 from distributed.cases import batch, on_rank, optimizer_words, word
 from torch import Tensor, nn
 
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.train_pipeline import (
     PrefetchTrainPipelineSparseDist,

@@ -23,7 +23,7 @@ from torch import nn
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DMPCollection
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext

@@ -25,7 +25,7 @@ from distributed.train_pipeline.pipeline_cases import (
 )
 from torch import Tensor, nn
 
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
 from tutorec.distributed.train_pipeline.staged import StagedTrainPipeline

@@ -21,13 +21,13 @@ from torch.optim import Optimizer
 from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.entries import Entry, Form, Part
 from tutorec.distributed.checkpoint.mappings import stored_mappings
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
 from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import ShardingPlan
-from tutorec.distributed.shard_geometry import ShardPiece
-from tutorec.distributed.tables import PlacedTable
+from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.errors import CheckpointError
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.optim.fused import FusedOptimizer

@@ -22,9 +22,9 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece
-from tutorec.distributed.tables import PlacedTable
+from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.plan import ShardingType
 
 # Saving and loading need memory for one block at a time, in addition to the model.
 BLOCK_BYTES = 4 * 2**20

@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.contents import contents_of
 from tutorec.distributed.checkpoint.entries import BLOCK_BYTES, Entry, Form
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.core import messages
+from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.plan import ShardingType
 
 _STAGE = "full state dict"
 

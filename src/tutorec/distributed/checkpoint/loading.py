@@ -42,7 +42,7 @@ from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.replicas import loaded_by_all
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
 from tutorec.distributed.checkpoint.stored import SavedFiles, files_of, plan_reading, read_blocks
-from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 

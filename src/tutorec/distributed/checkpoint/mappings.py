@@ -15,7 +15,7 @@ import torch
 
 from tutorec.distributed.checkpoint.entries import Entry, Form, Part
 from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, TableMapping
-from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.modules.mc_base import ManagedCollisionModule
 
 # What holds the state, or None on a rank without rows; a copy of the state by the module's names;

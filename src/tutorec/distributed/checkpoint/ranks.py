@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tutorec._text import named_ranks
-from tutorec.distributed import messages
-from tutorec.distributed.agreement import check_agreement
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.agreement import check_agreement
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.errors import CheckpointError
 
 _STAGE = "checkpoint"

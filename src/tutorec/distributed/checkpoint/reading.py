@@ -21,7 +21,7 @@ from tutorec.distributed.checkpoint.manifest import (
     of_one_save,
 )
 from tutorec.distributed.checkpoint.stored import SavedFiles, read_blocks
-from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.errors import CheckpointError
 
 

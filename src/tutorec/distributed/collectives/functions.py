@@ -19,7 +19,7 @@ from tutorec.distributed.collectives.row_sums import (
 )
 from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
 from tutorec.distributed.collectives.sequence import rows_of_ids
-from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 
 
 def alltoall_pooled(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tutorec.distributed.comm import check_thread, default_group
-from tutorec.distributed.messages import all_gather_ints
+from tutorec.distributed.core.messages import all_gather_ints
 
 
 @dataclass(frozen=True)

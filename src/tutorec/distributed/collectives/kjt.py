@@ -30,7 +30,8 @@ from torch import nn
 
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
 from tutorec.sparse.deferred import report
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import differences, ints_on_device, offsets_at, running_sum

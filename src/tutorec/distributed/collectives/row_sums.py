@@ -30,7 +30,7 @@ from tutorec.distributed.collectives.rows import (
     exchange_matrix,
     samples_of_ranks,
 )
-from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 
 
 class PooledEmbeddingsReduceScatter(nn.Module):

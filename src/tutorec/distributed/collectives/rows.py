@@ -19,7 +19,7 @@ from torch import nn
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import gradient_divisor, issue
-from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 
 ROWS_STAGE = "output rows"
 GRADIENTS_STAGE = "output gradients"

@@ -10,7 +10,7 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed.collectives.rows import rows_to_ranks
-from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 
 
 class SequenceEmbeddingsAllToAll(nn.Module):

@@ -42,8 +42,9 @@ import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable, map_awaitable
-from tutorec.distributed import comm, messages
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import feature_major
+from tutorec.distributed.core import messages
 
 SIZES_STAGE = "gradient sizes"
 IDS_STAGE = "gradient ids"

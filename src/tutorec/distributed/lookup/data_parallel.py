@@ -28,7 +28,6 @@ from torch.nn import functional as F
 
 from tutorec._kernels.pooling import bag_weights, kernel_pooling
 from tutorec._kernels.tbe import TableBatch
-from tutorec.distributed import messages
 from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import (
@@ -38,8 +37,9 @@ from tutorec.distributed.collectives.sparse_gradients import (
     add_over_ranks,
     features_of,
 )
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.grouping import TableGroup
 from tutorec.distributed.lookup.grouped import (
     EmbeddingLookup,
     GroupedLookup,

@@ -11,11 +11,11 @@ from torch import nn
 
 from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec._kernels.tbe_build import build_table_batch
-from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, grouped_config
-from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.core.grouped_configs import GroupedEmbeddingConfig, grouped_config
+from tutorec.distributed.core.grouping import TableGroup
+from tutorec.distributed.core.tables import TableShard
 from tutorec.distributed.lookup.variable_batch import flatten_by_rank, pad_bags
-from tutorec.distributed.plan import EmbeddingComputeKernel
-from tutorec.distributed.tables import TableShard
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

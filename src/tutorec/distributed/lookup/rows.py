@@ -18,7 +18,7 @@ from torch import nn
 
 from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec.distributed.collectives.kjt import ArrivedIds
-from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.core.grouping import TableGroup
 from tutorec.distributed.lookup.grouped import (
     Batch,
     BatchedDenseEmbeddingBag,

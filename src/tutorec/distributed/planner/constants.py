@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tutorec.distributed.shard_sizes import MIN_CW_DIM as MIN_CW_DIM
+from tutorec.distributed.plan.sizes import MIN_CW_DIM as MIN_CW_DIM
 
 GIB = 1024**3
 DEVICES = ("cpu", "cuda", "mtia")  # that a topology supports

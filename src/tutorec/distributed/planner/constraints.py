@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from tutorec._check import did_you_mean
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
 from tutorec.errors import PlannerError, bad_input
 
@@ -111,7 +111,7 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
         PlannerError: There is no such member, or a single name is given instead of a list.
 
     Example:
-        >>> from tutorec.distributed.plan import ShardingType
+        >>> from tutorec.distributed.plan.plan import ShardingType
         >>> members(
         ...     ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item"
         ... )

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import (
     DENSE_BANDWIDTH,
     DENSE_GRADIENT_PASSES,

@@ -19,9 +19,21 @@ from torch import nn
 
 from tutorec._check import require_int
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec.distributed.cache_params import CacheParams, sharder_cache
+from tutorec.distributed.core.cache_params import CacheParams, sharder_cache
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.core.tables import IN_FILE
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.plan.geometry import (
+    calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
+)
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.plan.sizes import (
+    COLUMN_CUTS,
+    HOST_ROW_CUTS,
+    MIN_CW_DIM,
+    cut_arrays,
+    slice_width,
+)
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import (
     Constraints,
@@ -47,18 +59,6 @@ from tutorec.distributed.planner.shard_estimators import (
 )
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, ShardEstimator
-from tutorec.distributed.shard_geometry import (
-    calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
-)
-from tutorec.distributed.shard_sizes import (
-    COLUMN_CUTS,
-    HOST_ROW_CUTS,
-    MIN_CW_DIM,
-    cut_arrays,
-    slice_width,
-)
-from tutorec.distributed.sharders import ModuleSharder
-from tutorec.distributed.tables import IN_FILE
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 _DENSE, _FUSED = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value

@@ -23,7 +23,7 @@ from tutorec._text import (
     ranks_text,
     several,
 )
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.placements import Packing
 from tutorec.distributed.planner.problem import (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner.options import (
     Floats,
     Ints,

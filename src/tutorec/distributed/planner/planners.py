@@ -25,9 +25,12 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._check import require_finite
-from tutorec.distributed import comm, messages
-from tutorec.distributed.env import local_world_size
-from tutorec.distributed.plan import (
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import local_world_size
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.plan.geometry import ShardPiece, sharding_spec
+from tutorec.distributed.plan.plan import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingPlan,
@@ -57,8 +60,6 @@ from tutorec.distributed.planner.types import (
     Stats,
     StorageReservation,
 )
-from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
-from tutorec.distributed.sharders import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.errors import bad_input
 from tutorec.spmd.devices import device as own_device

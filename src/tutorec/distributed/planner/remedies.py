@@ -20,7 +20,7 @@ from itertools import islice
 import numpy as np
 
 from tutorec._text import bytes_text, ms_text, ranks_text, several
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner.problem import (
     MEMORIES,
     Ints,

@@ -18,7 +18,8 @@ import numpy as np
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.tbe_build import runs_in_fbgemm
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.cost import (
     KernelModel,
@@ -32,7 +33,6 @@ from tutorec.distributed.planner.cost import (
 from tutorec.distributed.planner.options import Ints, ShardingOption, TableFacts
 from tutorec.distributed.planner.topology import MOST_BYTES, Topology
 from tutorec.distributed.planner.types import ShardEstimator
-from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
 # 1 for the fields of `Perf` that belong to forward

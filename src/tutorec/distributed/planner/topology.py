@@ -21,7 +21,7 @@ import numpy as np
 import tutorec._calibration as calibration
 from tutorec._check import require_finite, require_int
 from tutorec.distributed import comm
-from tutorec.distributed.env import ranks_per_host
+from tutorec.distributed.core.env import ranks_per_host
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
 from tutorec.distributed.planner.options import Ints, Perf, Storage

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from tutorec.distributed.cache_params import CacheParams, KeyValueParams
-from tutorec.distributed.plan import BoundsCheckMode, EmbeddingComputeKernel, ShardingPlan
+from tutorec.distributed.core.cache_params import CacheParams, KeyValueParams
+from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.plan.plan import BoundsCheckMode, EmbeddingComputeKernel, ShardingPlan
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import Constraints, ParameterConstraints
 from tutorec.distributed.planner.options import (
@@ -30,7 +31,6 @@ from tutorec.distributed.planner.topology import (
     GeneralizedCommsBandwidth,
     Topology,
 )
-from tutorec.distributed.sharders import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
 __all__ = [

@@ -20,16 +20,16 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.lookup.grouped import (
     EmbeddingLookup,
     GroupedPooledEmbeddingsLookup,
     ShardRows,
 )
-from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
-from tutorec.distributed.tables import PlacedTable
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 

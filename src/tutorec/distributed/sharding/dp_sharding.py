@@ -29,14 +29,15 @@ from typing import final
 import torch
 
 from tutorec.awaitable import Awaitable, NoWait
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.lookup.data_parallel import (
     ReplicatedEmbeddingsLookup,
     ReplicatedPooledEmbeddingsLookup,
 )
 from tutorec.distributed.lookup.grouped import EmbeddingLookup, ShardRows
-from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,
@@ -50,7 +51,6 @@ from tutorec.distributed.sharding.sequence_sharding import (
 )
 from tutorec.distributed.sharding.slots import Route
 from tutorec.distributed.sharding.tw_dist import TwSparseFeaturesDist
-from tutorec.distributed.tables import PlacedTable
 
 
 class DpPooledEmbeddingDist(PooledEmbeddingDist):

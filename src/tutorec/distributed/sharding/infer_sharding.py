@@ -25,12 +25,12 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._kernels.bucketize import bucketize
 from tutorec._kernels.packed import PackedTable
 from tutorec._kernels.pooling import PoolingKind, bag_weights
-from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.tables import plan_member
 from tutorec.distributed.lookup.quant import DeviceLookup, QuantShard
-from tutorec.distributed.placed_pieces import placed_pieces
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece
-from tutorec.distributed.tables import plan_member
+from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.fx.utils import fx_marker, is_fx_symbolic_tracing
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

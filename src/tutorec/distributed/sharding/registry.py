@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
 from tutorec.distributed.sharding.dp_sharding import (
@@ -22,7 +23,6 @@ from tutorec.distributed.sharding.sequence_sharding import (
 from tutorec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
-from tutorec.distributed.tables import PlacedTable
 
 PooledBuilder = Callable[
     [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], PooledEmbeddingSharding

@@ -34,8 +34,8 @@ import torch
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.row_sums import PooledEmbeddingsReduceScatter
-from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,

@@ -38,9 +38,9 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
+from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.lookup.grouped import ShardRows
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
-from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingSharding,
     EmbeddingShardingContext,

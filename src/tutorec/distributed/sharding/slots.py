@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 from tutorec._kernels.pooling import PoolingKind
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.grouping import TableGroup, group_tables
-from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.grouping import TableGroup, group_tables
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.tables import PlacedTable, TableShard, shards_on_rank
 from tutorec.distributed.sharding.raw_ids import RawIds
-from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
 
 
 @dataclass(frozen=True)

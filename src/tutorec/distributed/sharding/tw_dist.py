@@ -11,8 +11,8 @@ import torch.distributed as dist
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
-from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,

@@ -17,9 +17,9 @@ import torch
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.collectives.row_sums import HostPooledEmbeddings
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,

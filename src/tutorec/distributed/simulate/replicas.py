@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from tutorec.distributed.env import sharding_groups
+from tutorec.distributed.core.env import sharding_groups
 from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.plan import ParameterSharding, ShardingPlan
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan
 from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
 from tutorec.distributed.simulate.exchanges import of_links
 from tutorec.distributed.simulate.ids import Floats
@@ -73,7 +73,7 @@ def simulate_sync(
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=0, device_type="cpu")}

@@ -30,7 +30,7 @@ from torch import nn
 
 from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
 from tutorec.distributed.collectives.rows import ROWS_STAGE
-from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.loads import Load, RankLoads, most_samples, rank_loads

@@ -96,7 +96,7 @@ class Simulation:
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> from tutorec.distributed.simulate import Load, simulate
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])

@@ -19,16 +19,16 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.collectives import sparse_gradients
 from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
 from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
+from tutorec.distributed.core.tables import check_plan_covers
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
-from tutorec.distributed.placed_pieces import placed_pieces
-from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.planner.cost import kernel_model
 from tutorec.distributed.replicas import even_counts
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import Floats, Ints
 from tutorec.distributed.simulate.loads import RankLoads, most_samples
-from tutorec.distributed.tables import check_plan_covers
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 
@@ -111,7 +111,7 @@ def placed_tables(
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
         >>> placed_tables(plan, [item], Topology(2, "cpu"))[0].pieces.tolist()

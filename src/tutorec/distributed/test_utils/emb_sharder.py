@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharders import BaseEmbeddingSharder
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharders import BaseEmbeddingSharder
 
 
 class _OfOneType(BaseEmbeddingSharder[Any]):

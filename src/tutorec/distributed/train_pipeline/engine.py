@@ -28,8 +28,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._check import require_int
-from tutorec.distributed import comm, messages
-from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.stages import ENDED, READY, UNFIT, Stages, sync_replicas

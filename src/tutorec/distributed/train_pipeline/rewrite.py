@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from tutorec.distributed.train_pipeline.runtime_forwards import (
     Ahead,

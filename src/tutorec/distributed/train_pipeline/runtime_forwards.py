@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 
 __all__ = ["PipelinedForward", "PipelinedPostproc"]

@@ -24,7 +24,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.fx.tracer import Tracer as ModelTracer
 from tutorec.fx.tracer import without_wrappers
 

@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece, placement
-from tutorec.distributed.sharded_tensor import (
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.plan.geometry import ShardPiece, placement
+from tutorec.distributed.plan.plan import ShardingType
+from tutorec.distributed.state.sharded_tensor import (
     Shard,
     ShardedTensor,
     ShardedTensorMetadata,
     TensorProperties,
 )
-from tutorec.distributed.tables import PlacedTable
 
 
 def sharded_state(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.plan.plan import ShardingType
 
 MIN_CW_DIM: int = 128  # minimum columns of a column shard; TorchRec's value
 COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)

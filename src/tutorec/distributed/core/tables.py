@@ -16,11 +16,11 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec.distributed.cache_params import CacheParams, TableCache, is_fp32, table_cache
+from tutorec.distributed.core.cache_params import CacheParams, TableCache, is_fp32, table_cache
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
-from tutorec.distributed.placed_pieces import placed_pieces
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from tutorec.spmd.devices import device as own_device
 from tutorec.types import data_type_to_dtype

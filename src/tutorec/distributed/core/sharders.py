@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.distributed.core.tables import IN_FILE, SUPPORTED_KERNELS
 from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import ShardedModule
-from tutorec.distributed.tables import IN_FILE, SUPPORTED_KERNELS
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 
 M = TypeVar("M", bound=nn.Module, contravariant=True)
 

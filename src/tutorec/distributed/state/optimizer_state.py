@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece
-from tutorec.distributed.sharded_tensor import ShardedTensor
-from tutorec.distributed.state_dict import Rectangles, local_piece, sharded_tensor
-from tutorec.distributed.tables import HeldTable, PlacedTable
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.core.tables import HeldTable, PlacedTable
+from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.plan import ShardingType
+from tutorec.distributed.state.sharded_tensor import ShardedTensor
+from tutorec.distributed.state.state_dict import Rectangles, local_piece, sharded_tensor
 
 
 class ShardedStates:

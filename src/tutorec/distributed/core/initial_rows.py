@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tutorec._kernels.unwritten import copy_written_rows
-from tutorec.distributed.shard_geometry import ShardPiece
-from tutorec.distributed.tables import TableShard
+from tutorec.distributed.core.tables import TableShard
+from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.types import data_type_to_dtype
 

@@ -1,4 +1,4 @@
-"""Shards with their ranks, as plans list them; `shard_sizes` has their sizes and offsets alone.
+"""Shards with their ranks, as plans list them; `plan/sizes.py` has their sizes and offsets alone.
 
 The planner estimates costs from these functions, hand-written plans use them, and sharded modules
 allocate what they return, so a module has exactly the shards that were planned.
@@ -15,8 +15,8 @@ import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
-from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.shard_sizes import MIN_CW_DIM, cut_arrays, slice_width
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.plan.sizes import MIN_CW_DIM, cut_arrays, slice_width
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from tutorec._kernels.row_file import CacheAlgorithm as AlgorithmName
 from tutorec._kernels.row_file import CacheSpec
-from tutorec.distributed.plan_json import StoredCache
+from tutorec.distributed.plan.json import StoredCache
 from tutorec.types import DataType
 
 __all__ = [

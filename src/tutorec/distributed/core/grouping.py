@@ -14,9 +14,9 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
-from tutorec.distributed.cache_params import cache_spec
-from tutorec.distributed.plan import EmbeddingComputeKernel
-from tutorec.distributed.tables import PlacedTable, TableShard
+from tutorec.distributed.core.cache_params import cache_spec
+from tutorec.distributed.core.tables import PlacedTable, TableShard
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 
 
 @dataclass(frozen=True)

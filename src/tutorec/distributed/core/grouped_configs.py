@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
 
-from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.plan import EmbeddingComputeKernel
-from tutorec.distributed.tables import TableShard
+from tutorec.distributed.core.grouping import TableGroup
+from tutorec.distributed.core.tables import TableShard
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.modules.embedding_configs import PoolingType
 from tutorec.types import DataType, dtype_to_data_type
 

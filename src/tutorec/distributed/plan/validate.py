@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from tutorec.distributed.plan import ParameterSharding, ShardingType
-from tutorec.distributed.shard_geometry import (
+from tutorec.distributed.plan.geometry import (
     ShardPiece,
     data_parallel_pieces,
     exact_cover,
     host_ranks,
     pieces_of,
 )
+from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
 
 
 def placed_pieces(
@@ -47,7 +47,7 @@ def placed_pieces(
             or do not match the sharding type.
 
     Example:
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> placed_pieces(
         ...     "item",
         ...     (8, 4),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tutorec._text import TextTable, bytes_text, ranks_text, several
-from tutorec.distributed.plan_json import Stored, StoredTable
+from tutorec.distributed.plan.json import Stored, StoredTable
 
 _ELEMENT_BYTES = 4
 # Tables that are printed; the others are only counted.
@@ -50,8 +50,8 @@ class PlanDiff:
         alike: Number of tables that are equal.
 
     Example:
-        >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> plans = [
         ...     ShardingPlan(
         ...         {

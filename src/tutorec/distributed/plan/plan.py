@@ -1,7 +1,7 @@
 """Sharding plans: the sharding type of each table and the ranks of its shards.
 
 A plan is plain data. It can be printed, compared, saved and reused; it does not refer to a process
-or a device that must exist. `shard_geometry` computes the shards; the planner or the user chooses
+or a device that must exist. `plan/geometry.py` computes the shards; the planner or the user chooses
 among them.
 
 Corresponds to TorchRec's ``torchrec.distributed.types``.
@@ -23,9 +23,9 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, S
 
 from tutorec._text import TextTable
 from tutorec._whole_file import whole_file
-from tutorec.distributed.cache_params import CacheParams, KeyValueParams
-from tutorec.distributed.plan_diff import PlanDiff, plan_diff
-from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text
+from tutorec.distributed.core.cache_params import CacheParams, KeyValueParams
+from tutorec.distributed.plan.diff import PlanDiff, plan_diff
+from tutorec.distributed.plan.json import StoredShard, StoredTable, fingerprint, from_text, to_text
 from tutorec.types import DataType
 
 _HTML_ROWS = 100
@@ -233,7 +233,7 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
     """The plan of one collection of tables: table name -> `ParameterSharding`.
 
     Example:
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> print(
         ...     EmbeddingModuleShardingPlan(
         ...         item=table_wise_sharding((8, 4), rank=0, device_type="cpu")
@@ -282,7 +282,7 @@ class ShardingPlan:
     other tables.
 
     Example:
-        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> item = table_wise_sharding((8, 4), rank=0, device_type="cpu")
         >>> plan = ShardingPlan({"": EmbeddingModuleShardingPlan(item=item)})
         >>> ShardingPlan.from_json(plan.to_json()) == plan
@@ -298,7 +298,7 @@ class ShardingPlan:
         return self.plan.get(module_path)
 
     def to_json(self) -> str:
-        """The plan as a JSON document, see `plan_json`."""
+        """The plan as a JSON document, see ``plan/json.py``."""
         return to_text(self._stored())
 
     @classmethod

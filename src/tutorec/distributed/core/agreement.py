@@ -11,8 +11,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
-from tutorec.distributed import messages
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.errors import AgreementError
 
 _STAGE = "agreement"
