@@ -241,7 +241,8 @@ class CriteoDataset:
 
 
 def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
-    if len(example) not in (39, 40):
+    columns = len(DEFAULT_COLUMN_NAMES)
+    if len(example) not in (columns - 1, columns):
         raise ValueError(
             "a line of Criteo's format must have 40 fields, or 39 without a label, not "
             f"{len(example)}"

@@ -244,10 +244,13 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
     Returns:
         ``path``.
     """
-    packed = path.suffix == ".gz"
-    # mtime=0 and no name: equal rows make equal bytes
-    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, 0) if packed else raw as file:
-        file.writelines(map(format_rows, blocks))
+    with open(path, "wb") as raw:
+        file: Any = raw
+        if path.suffix == ".gz":
+            # mtime=0 and no name: equal rows make equal bytes
+            file = gzip.GzipFile("", mode="wb", compresslevel=1, fileobj=raw, mtime=0)
+        with file:
+            file.writelines(map(format_rows, blocks))
     return path
 
 

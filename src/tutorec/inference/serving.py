@@ -193,7 +193,7 @@ def request_of(
         tensors += [part.values(), part.lengths(), *([] if weights is None else [weights])]
     if len(tensors) != len(names):
         raise ValueError(
-            f"served with {len(names)} tensors {names}; the inputs hold {len(tensors)}"
+            f"the model is served with {len(names)} tensors {names}; the inputs hold {len(tensors)}"
         )
     return dict(zip(names, tensors, strict=True))
 

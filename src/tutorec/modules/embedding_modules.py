@@ -212,4 +212,6 @@ def check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> No
                 "EmbeddingCollection returns rows"
             )
         if is_weighted and table.pooling is PoolingType.MEAN:
-            raise ValueError(f"table {table.name!r}: weights go with SUM, not MEAN; normalize them")
+            raise ValueError(
+                f"table {table.name!r}: weights go with SUM, not MEAN; divide them by their sum"
+            )

@@ -319,7 +319,8 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
     """Raise for a submodule that this function cannot quantize and must not skip."""
     kind, where = type(module), repr(path) if path else "the model"
     if isinstance(module, PackedTables):
-        raise ValueError(f"{where} is already quantized, tables {module.table_names()}")
+        tables = module.table_names()
+        raise ValueError(f"{where} is already quantized, tables {tables}: quantize the float model")
     spread = spread_over_devices(path, module)
     if spread is not None:
         raise ValueError(f"{spread}: {QUANTIZE_FIRST}")

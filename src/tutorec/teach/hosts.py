@@ -35,7 +35,9 @@ def hosts(
     """
     worlds = {len(matrix) for matrix in matrices.values()}
     if len(worlds) != 1 or next(iter(worlds)) % local_size:
-        raise ValueError(f"matrices of equally many ranks, hosts of {local_size}: {sorted(worlds)}")
+        raise ValueError(
+            f"hosts needs matrices of equally many ranks, hosts of {local_size}: {sorted(worlds)}"
+        )
     world = worlds.pop()
     pairs = [pair for pair in itertools.product(range(world), repeat=2) if pair[0] != pair[1]]
     crossing = {

@@ -178,12 +178,17 @@ def _check_form(manifest: Manifest) -> None:
 
     for name, facts in manifest.files.items():
         if _PLAIN.fullmatch(name) is None:
-            raise CheckpointError(f"{name!r:.200} is not a plain file name: load another")
+            raise CheckpointError(
+                f"{name!r:.200} is not a plain file name: load another checkpoint"
+            )
         must(
             type(facts.bytes) is int and isinstance(facts.crc32, str), f"size or CRC-32 of {name!r}"
         )
     if manifest.metadata not in manifest.files:
-        raise CheckpointError(f"{manifest.metadata!r:.200} is not among the files of the manifest")
+        raise CheckpointError(
+            f"{manifest.metadata!r:.200} is not among the files of the manifest: load another "
+            "checkpoint"
+        )
     must(type(manifest.world_size) is int, "world_size")
     must(manifest.step is None or (type(manifest.step) is int and manifest.step >= 0), "step")
     for name, widths in manifest.slices.items():
