@@ -163,7 +163,7 @@ def _misplaced_on_hosts(
         on_host = list(host_ranks(ranks[0] // local_size, local_size))
         if ranks != on_host:
             return (
-                f"a range of rows on each rank of a host, which are {local_size}, in rank order, "
-                f"and the plan has ranks {ranks} where {on_host} are a host"
+                f"a range of rows on each rank of a host, in rank order; local_size is "
+                f"{local_size}, and the plan has ranks {ranks} where {on_host} are a host"
             )
     return None
