@@ -223,7 +223,7 @@ def by_column(of_ranks: Sequence[Held]) -> dict[str, dict[str, Tensor]]:
         rows = max(place[0] + place[2] for place, _ in own)
         columns = max(place[1] + place[3] for place, _ in own)
         for (row, column, height, width), values in own:
-            for what, value in values.items():
+            for what, value in values.items() if height else ():  # a rank may hold no row
                 whole = found.setdefault(name, {}).setdefault(
                     what, torch.full((rows, columns), torch.nan)
                 )
