@@ -1,6 +1,6 @@
 """Sizes and offsets of the shards of a table as arrays: what the planner enumerates and estimates.
 
-`shard_geometry` has the same shards with their ranks, as plans list them.
+`plan/geometry.py` has the same shards with their ranks, as plans list them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cut_arrays(
     """Sizes ``[P, 2]`` and offsets ``[P, 2]`` of a table's shards as arrays, without ranks.
 
     A row is the ``(rows, columns)`` of a shard, or its offset ``(row, column)``, in the order of
-    the functions of `shard_geometry`. The arrays are read-only: equal rows may share memory.
+    the functions of `plan/geometry.py`. The arrays are read-only: equal rows may share memory.
 
     Args:
         kind: The sharding type.
