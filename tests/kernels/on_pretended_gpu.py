@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from contextlib import ExitStack
 from itertools import product
-from typing import get_args
 from unittest.mock import patch
 
 import torch
@@ -17,7 +16,7 @@ from kernels.pretended_fbgemm import pretended_cache
 from torch import Tensor
 
 from tutorec._kernels import packed
-from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.pooling import POOLINGS
 from tutorec._kernels.row_file import CacheSpec
@@ -134,10 +133,9 @@ def look_up(pooling: str, kind: DataType, device: torch.device) -> list[Tensor |
 
 
 def main() -> None:
-    kinds: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
     # Without dense tables: fbgemm's operator has a gradient for CUDA tensors, and these are some
     # for Python alone.
-    rules = [OptimizerSpec(kind, 0.1) for kind in kinds]
+    rules = [OptimizerSpec(kind, 0.1) for kind in FBGEMM_KINDS["cuda"]]
     compared = 0
     for rule, pooling, weighted, steps in product(rules, POOLINGS, (False, True), (False, True)):
         if (pooling == "none" and weighted) or (steps and not rule.counts_steps):

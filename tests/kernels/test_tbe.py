@@ -24,7 +24,7 @@ from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
@@ -426,6 +426,8 @@ def test_printed_form_under_fbgemm_is_that_of_the_documents():
 @needs_fbgemm
 def test_kernels_of_cuda_tables_are_fbgemms_but_for_padded_rows_whose_squares_are_averaged():
     for rule in RULES:
+        if rule is not None and rule.kind not in FBGEMM_KINDS["cuda"]:
+            continue
         assert (
             build(one_table(), rule, CUDA_FORM).kernel == f"fbgemm.{rule.kind if rule else 'dense'}"
         )
@@ -433,6 +435,12 @@ def test_kernels_of_cuda_tables_are_fbgemms_but_for_padded_rows_whose_squares_ar
         assert build(one_table(columns=6), rule, CUDA_FORM).kernel.startswith(
             "torch" if averages else "fbgemm"
         )
+
+
+@needs_fbgemm
+def test_a_rule_that_fbgemm_has_no_cuda_kernel_for_runs_in_torch_there(monkeypatch):
+    monkeypatch.setitem(FBGEMM_KINDS, "cuda", ("sgd",))
+    assert build(one_table(), OptimizerSpec("adagrad"), CUDA_FORM).kernel == "torch.adagrad"
 
 
 @needs_fbgemm

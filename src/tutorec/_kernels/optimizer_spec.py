@@ -34,9 +34,12 @@ __all__ = [
 ]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
-# Those that fbgemm has a CPU kernel for; the others run in torch on the CPU, under both backends.
-FBGEMM_KINDS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise_adagrad")
 _ADAMS: tuple[OptimizerKind, ...] = ("adam", "partial_rowwise_adam")
+# Those that fbgemm has a kernel for, by device; the others run in torch, under both backends.
+FBGEMM_KINDS: dict[str, tuple[OptimizerKind, ...]] = {
+    "cpu": ("sgd", "adagrad", "rowwise_adagrad"),
+    "cuda": ("sgd", "adagrad", "rowwise_adagrad", *_ADAMS),
+}
 
 
 class StateSpec(NamedTuple):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, UpdateStep
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["ScatteredTables", "address_tables"]
@@ -147,7 +147,9 @@ class ScatteredTables:
 
             # A number for a whole row is read by itself.
             of_elements = (part for state in states for part in state if part.dim() > 1)
-            if any(part.data_ptr() % _CUDA_WORD for part in of_elements):
+            if step.rule.kind not in FBGEMM_KINDS["cuda"] or any(
+                part.data_ptr() % _CUDA_WORD for part in of_elements
+            ):
                 return False
             scattered_cuda.update(self.first, geometry, ids, mode, weights, grad, states, step)
             return True

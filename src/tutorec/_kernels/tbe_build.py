@@ -104,7 +104,7 @@ def runs_in_fbgemm(
         >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")  # fbgemm has Adam for CUDA only
         False
     """
-    if optimizer is not None and device_type == "cpu" and optimizer.kind not in FBGEMM_KINDS:
+    if optimizer is not None and optimizer.kind not in FBGEMM_KINDS.get(device_type, ()):
         return False
     columns = list(columns)
     if device_type == "cuda" and max(columns) > _CUDA_COLUMNS:
@@ -128,7 +128,9 @@ def _in_slower_memory(
         raise ValueError(f"tables {spec.names} cannot be stored in slower memory {why}: {remedy}")
     if device.type == "cuda":
         if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
-            reason = "rows of these widths" if backend().serves(device.type) else backend().reason
+            reason = backend().reason
+            if backend().serves(device.type):
+                reason = f"it has none for {optimizer.kind} on rows of these widths"
             raise ValueError(
                 f"tables {spec.names} cannot be stored in slower memory on {device}: only the "
                 f"kernels of fbgemm's CUDA wheel, fbgemm-gpu, read rows there ({reason}); put the "
