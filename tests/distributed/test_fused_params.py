@@ -182,7 +182,10 @@ def test_an_optimizer_in_backward_becomes_the_fused_one_that_computes_the_same(
         (
             torch.optim.RMSprop,
             {},
-            r"RMSprop in backward has no fused form.*; use one of SGD, Adagrad, Adam, AdamW, ",
+            (
+                r"RMSprop in backward has no fused form.*; use one of SGD, Adagrad, "
+                r"RowWiseAdagrad, Adam, AdamW, "
+            ),
         ),
     ],
     ids=lambda value: str(value)[:40],

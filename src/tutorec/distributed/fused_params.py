@@ -58,6 +58,10 @@ _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, 
         {"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-8},
         _ADAGRAD_NEUTRAL,
     ),
+    RowWiseAdagrad: (
+        {"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-8},
+        _ADAGRAD_NEUTRAL,
+    ),
     # torch's Adam adds weight decay to the gradient; fused Adam decouples it from the gradient, as
     # AdamW does.
     torch.optim.Adam: (
@@ -69,10 +73,6 @@ _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, 
         _ADAM_NEUTRAL,
     ),
     PartialRowWiseAdam: ({"optimizer": "partial_row_wise_adam", **_ADAM_DEFAULTS}, {}),
-    RowWiseAdagrad: (
-        {"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-8},
-        _ADAGRAD_NEUTRAL,
-    ),
 }
 # Arguments that select an implementation, not a result.
 _MANNER = ("foreach", "fused")
@@ -208,10 +208,9 @@ def _kind(optimizer: Any) -> OptimizerKind:
     value = getattr(optimizer, "value", optimizer)
     kind = _KINDS.get(value) if isinstance(value, str) else None
     if kind is None:
+        known = dict.fromkeys(repr(defaults["optimizer"]) for defaults, _ in _IN_BACKWARD.values())
         raise ValueError(
             f"fused_params names the optimizer {value!r}, which has no fused form here: use one of "
-            "'exact_sgd', 'exact_adagrad', 'exact_row_wise_adagrad', 'adam', "
-            "'partial_row_wise_adam' (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, "
-            "...)"
+            f"{', '.join(known)} (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, ...)"
         )
     return kind
