@@ -20,6 +20,7 @@ from tutorec.distributed.core.cache_params import CacheParams, TableCache, is_fp
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
 from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from tutorec.spmd.devices import device as own_device
@@ -31,7 +32,7 @@ _POOLINGS: dict[PoolingType, PoolingKind] = {
     PoolingType.SQRTN: "sqrtn",
     PoolingType.NONE: "none",
 }
-_ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+_ROW_SPLITS = (ShardingType.ROW_WISE, *HOST_ROW_CUTS)
 IN_FILE = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
 SUPPORTED_KERNELS = (EmbeddingComputeKernel.FUSED, *IN_FILE, EmbeddingComputeKernel.DENSE)
 _E = TypeVar("_E", bound=Enum)

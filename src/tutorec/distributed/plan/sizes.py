@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tutorec.distributed.plan.plan import ShardingType
 
 MIN_CW_DIM: int = 128  # minimum columns of a column shard; TorchRec's value
+# The types that split columns, and those that split rows over the ranks of a host.
 COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
 HOST_ROW_CUTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 

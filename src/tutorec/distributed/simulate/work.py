@@ -22,6 +22,7 @@ from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
 from tutorec.distributed.core.tables import check_plan_covers
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
 from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.planner.cost import kernel_model
@@ -40,7 +41,6 @@ _BAG_STAGES = (
     sparse_gradients.WEIGHTS_STAGE,
     sparse_gradients.ROWS_STAGE,
 )
-_WITHIN_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +272,7 @@ def _sharded(
     if tables[0].weighted:
         exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * ids))
     rows, gradients = (element_bytes * numbers for element_bytes in wire)
-    if tables[0].sharding_type in _WITHIN_HOSTS and tables[0].pooled:
+    if tables[0].sharding_type in HOST_ROW_CUTS and tables[0].pooled:
         # Per class: the ranks with this local number, whose samples this rank reduces or forwards.
         alike = of_class.reshape(-1, local_size, classes).sum(axis=0)
         alike = np.tile(alike, (world_size // local_size, 1))
