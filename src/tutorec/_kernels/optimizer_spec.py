@@ -50,7 +50,8 @@ class StateSpec(NamedTuple):
 
 
 # Names as TorchRec's state dicts have them: the first is momentum1 whatever it is, a second keeps
-# fbgemm's name.
+# fbgemm's name. A kind that TorchRec lacks gives its states names of their own: checkpoints tell
+# kinds apart by the names and shapes of states.
 _STATES: dict[OptimizerKind, tuple[StateSpec, ...]] = {
     "sgd": (),
     "adagrad": (StateSpec("momentum1", False),),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
 
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec.distributed.checkpoint import (
     full_state_dict,
     latest_checkpoint,
@@ -632,3 +633,9 @@ def test_two_rates_do_not_fit_into_one_group(tmp_path):
 
 def test_every_optimizer_of_the_cases_is_known():
     assert set(OPTIMIZERS) == {"sgd", "adagrad", "rowwise", "adam", "partial"}
+
+
+def test_states_of_no_two_optimizers_have_the_same_names_and_shapes():
+    """By names and shapes a checkpoint tells a fused optimizer from another one."""
+    states = [OptimizerSpec(kind).states for kind in get_args(OptimizerKind)]
+    assert len(set(states)) == len(states)
