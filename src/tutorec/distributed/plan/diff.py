@@ -105,8 +105,9 @@ class PlanDiff:
         if not self.changes:
             return f"the plans are the same for {several(self.alike, 'table')}"
         differ = "differs" if len(self.changes) == 1 else "differ"
+        are = "is" if self.alike == 1 else "are"
         return (
-            f"{several(len(self.changes), 'table')} {differ}, {self.alike:,} are alike; "
+            f"{several(len(self.changes), 'table')} {differ}, {self.alike:,} {are} alike; "
             f"{bytes_text(self.moved_bytes)} of weights come to ranks that do not hold them"
         )
 
