@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tutorec._text import WIDTH, Explanation, Facts
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.explain import steps_of_choices, with_choice
+from tutorec.distributed.planner.explain import find_table, steps_of_choices, with_choice
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,
@@ -25,7 +25,7 @@ from tutorec.distributed.planner.problem import (
     rank_memory,
     rank_time,
 )
-from tutorec.distributed.planner.report import PlanInputs, find_table, type_of
+from tutorec.distributed.planner.report import PlanInputs, type_of
 from tutorec.distributed.planner.topology import Topology
 
 TOLD = ["item", "word", "day"]
@@ -116,7 +116,8 @@ def test_html_escapes_and_says_the_same(plan):
 def test_table_story_names_choice_and_every_option(plan, stories, name):
     report = report_of(plan)
     text = stories[name]
-    table = find_table(report, name)
+    table, option = find_table(report, name)
+    assert option.name == name
     rows, columns = SHOP[name]
     assert f"{rows:,} rows of {columns} columns" in text
     chosen = [line for line in text.splitlines() if line.endswith("  chosen")]
@@ -132,7 +133,7 @@ def test_table_story_names_choice_and_every_option(plan, stories, name):
 
 def test_steps_of_other_options_are_steps_of_placements(plan, stories):
     report = report_of(plan)
-    problem, table = report.problem, find_table(report, "item")
+    problem, (table, _) = report.problem, find_table(report, "item")
     for index, choice in enumerate(problem.choices[table]):
         row = next(
             fields(line)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from distributed.planner.planned_cases import GIB, inputs_of
 
-from tutorec.distributed.planner import remedies
+from tutorec.distributed.planner import report
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.remedies import find_shortage, why_infeasible
-from tutorec.distributed.planner.report import PlanInputs
+from tutorec.distributed.planner.report import PlanInputs, find_shortage, why_infeasible
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerErrorType
@@ -145,7 +144,7 @@ def test_constraints_of_tables_that_do_not_fit_together_are_loosened():
 def test_at_most_three_remedies_take_one_search_each(monkeypatch):
     searched = []
     monkeypatch.setattr(
-        remedies, "search", lambda problem: (searched.append(problem), search(problem))[1]
+        report, "search", lambda problem: (searched.append(problem), search(problem))[1]
     )
     wanted = {"item": ParameterConstraints(sharding_types=["table_wise"])}
     lines = str(

@@ -6,22 +6,27 @@ with all other tables unchanged; no search is run.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tutorec._style import INK, STYLE, rank_color
 from tutorec._text import (
     WIDTH,
     Explanation,
     Facts,
     TextTable,
+    byte_unit,
     bytes_text,
     ms_text,
     ranks_text,
     several,
+    spaced_percents,
 )
 from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.options import ShardingOption
@@ -29,6 +34,7 @@ from tutorec.distributed.planner.placements import Packing
 from tutorec.distributed.planner.problem import (
     MEMORIES,
     Choice,
+    Floats,
     Ints,
     Placement,
     PlanningProblem,
@@ -36,18 +42,16 @@ from tutorec.distributed.planner.problem import (
     cost,
     fixed_time,
     rank_memory,
+    rank_sums,
     rank_time,
 )
-from tutorec.distributed.planner.report import (
-    PlanReport,
-    choice_perf,
-    find_table,
-    names_of,
-    plan_figure,
-    type_of,
-)
+from tutorec.distributed.planner.report import PlanReport, choice_perf, names_of, type_of
 from tutorec.distributed.planner.topology import memory_of
 from tutorec.errors import PlannerError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Sharpness of the potential with which a table is placed anew where the slowest rank is fastest.
 _SHARPEST = 100.0
@@ -60,6 +64,8 @@ _STEP_NOTE = (
 )
 # In the order of the fields of `Perf`.
 _PERF_NAMES = ("lookup", "pooled rows", "update", "gradients", "ids", "prefetch")
+# With more ranks the bars of the figure have no labels, and it does not become higher.
+_BARS = 32
 
 
 @dataclass(eq=False)
@@ -91,11 +97,8 @@ class PlannedSharding(ShardingPlan):
             KeyError: There is no such table.
             PlannerError: The plan has no report.
         """
-        return (
-            explain_plan(self._reported())
-            if table is None
-            else explain_table(self._reported(), table)
-        )
+        report = self._reported()
+        return explain_plan(report) if table is None else explain_table(report, table)
 
     def plot(self, claim: str | None = None) -> Any:
         """Memory and time of each rank as a matplotlib figure.
@@ -138,8 +141,6 @@ def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
         f"{several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
         f"{several(report.inputs.batch_size, 'sample')} on each rank."
     )
-    if not problem.choices:
-        return Explanation([title])
     options = several(sum(len(choices) for choices in problem.choices), "option")
     refused = len(report.inputs.refusals)
     others = f", {several(refused, 'other')} refused" if refused else ""
@@ -185,10 +186,10 @@ def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
             "gap",
             f"the solver leaves {100 * report.gap:.2f} % between this plan and the best one.",
         )
-    shards, largest = _on_ranks(report)
+    shards, largest, _ = _on_ranks(report)
     if shards[slowest] == 1 and report.problem.world_size > 1:
         text = (
-            f"rank {slowest} has a single shard, of table {largest[slowest][0]!r}: no other place "
+            f"rank {slowest} has a single shard, of table {largest[slowest]!r}: no other place "
             "for tables makes the step shorter, only another cut of this one."
         )
         yield "limit", text
@@ -218,48 +219,40 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
         yield "SSD", f"{bytes_text(files)} in files."
 
 
+def _table(rows: Sequence[Mapping[str, str]], words: Collection[str]) -> TextTable:
+    """A table of rows (column -> cell); the columns of words are aligned left."""
+    head = list(rows[0])
+    right = [number for number, name in enumerate(head) if name not in words]
+    return TextTable(head, [list(row.values()) for row in rows], right, WIDTH)
+
+
 def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     """A row per rank; in a large world for the slowest, the fullest and the fastest only."""
-    kind, times = report.memory, report.rank_times
-    held, full = report.rank_memory[:, kind], report.fullness[:, kind]
-    shards, largest = _on_ranks(report)
+    memory, times = report.memory, report.rank_times
+    held, full = report.rank_memory[:, memory], report.fullness[:, memory]
+    shards, largest, part = _on_ranks(report)
     shown = list(range(len(times)))
     if len(shown) > _RANKS_SHOWN:
         slowest_first = np.argsort(-times, kind="stable").tolist()
         fullest = int(held.argmax())
         shown = sorted({*slowest_first[:8], fullest, *slowest_first[-3:]}, key=slowest_first.index)
-    rows = []
-    for rank in shown:
-        bar = "#" * round(_BAR * times[rank] / times.max()) if times.max() > 0 else ""
-        share = (
-            f"{largest[rank][0]} {100 * largest[rank][1] / times[rank]:.0f} %"
-            if times[rank] > 0
-            else ""
-        )
-        memory = bytes_text(held[rank]), f"{100 * full[rank]:.0f} %"
-        rows.append(
-            [
-                f"{rank}",
-                ms_text(times[rank]),
-                bar,
-                *map(ms_text, report.rank_parts[rank]),
-                *memory,
-                f"{shards[rank]}",
-                share,
-            ]
-        )
-    head = [
-        "rank",
-        "ms",
-        "",
-        "lookup",
-        "exchange",
-        MEMORIES[kind],
-        "full",
-        "shards",
-        "largest part",
+    rows = [
+        {
+            "rank": f"{rank}",
+            "ms": ms_text(times[rank]),
+            "": "#" * round(_BAR * times[rank] / (times.max() or 1.0)),
+            "lookup": ms_text(report.rank_parts[rank, 0]),
+            "exchange": ms_text(report.rank_parts[rank, 1]),
+            MEMORIES[memory]: bytes_text(held[rank]),
+            "full": f"{100 * full[rank]:.0f} %",
+            "shards": f"{shards[rank]}",
+            "largest part": f"{largest[rank]} {100 * part[rank] / times[rank]:.0f} %"
+            if times[rank]
+            else "",
+        }
+        for rank in shown
     ]
-    yield TextTable(head, rows, right=[0, 1, 3, 4, 5, 6, 7], width=WIDTH)
+    yield _table(rows, ("", "largest part"))
     hidden = np.setdiff1d(np.arange(len(times)), shown)
     if len(hidden):
         takes, holds = ("takes", "holds") if len(hidden) == 1 else ("take", "hold")
@@ -271,15 +264,15 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
         )
 
 
-def _on_ranks(report: PlanReport) -> tuple[Ints, list[tuple[str, float]]]:
+def _on_ranks(report: PlanReport) -> tuple[Ints, list[str], Floats]:
     """Number of shards per rank, and the table with most of its time, with that time."""
-    world_size = report.problem.world_size
-    shards, times = np.zeros(world_size, np.int64), np.zeros((len(report.taken), world_size))
-    for choice, ranks, of_table in zip(report.taken, report.placement.ranks, times, strict=True):
-        np.add.at(shards, ranks, len(choice.options))
+    problem, placement = report.problem, report.placement
+    shards = rank_sums(problem, placement, lambda each: np.full(len(each.time), len(each.options)))
+    times = np.zeros((len(report.taken), problem.world_size))
+    for (choice, ranks), of_table in zip(placement.placed(problem), times, strict=True):
         np.add.at(of_table, ranks, choice.time)
-    largest = zip(times.argmax(axis=0).tolist(), times.max(axis=0).tolist(), strict=True)
-    return shards, [(names_of(report.taken[table]), time) for table, time in largest]
+    names = [names_of(report.taken[table]) for table in times.argmax(axis=0).tolist()]
+    return shards, names, times.max(axis=0)
 
 
 def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
@@ -288,30 +281,23 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
     heaviest = np.argsort([-choice.time.sum() for choice in report.taken], kind="stable").tolist()
     for table in heaviest[:_TABLES_SHOWN]:
         choice, ranks = report.taken[table], report.placement.ranks[table]
-        where = (
-            "all"
-            if len(set(ranks.tolist())) == report.problem.world_size > 1
-            else ranks_text(ranks)
-        )
-        memory = bytes_text(int(choice.memory[:, report.memory].sum()))
+        everywhere = len(set(ranks.tolist())) == report.problem.world_size > 1
         steps = steps_of_choices(report, table)
         del steps[int(report.placement.chosen[table])]
-        best = min(steps, key=steps.__getitem__, default=None)
-        other = ["nothing", ""]
-        if best is not None and np.isfinite(steps[best]):
-            other = [type_of(report.problem.choices[table][best]), ms_text(steps[best])]
+        other = min(steps, key=steps.__getitem__, default=-1)
+        fits = np.isfinite(steps.get(other, np.inf))
         rows.append(
-            [
-                names_of(choice),
-                type_of(choice),
-                where,
-                ms_text(choice.longest),
-                memory,
-                *other,
-            ]
+            {
+                "table": names_of(choice),
+                "sharding": type_of(choice),
+                "ranks": "all" if everywhere else ranks_text(ranks),
+                "ms": ms_text(choice.longest),
+                MEMORIES[report.memory]: bytes_text(int(choice.memory[:, report.memory].sum())),
+                "otherwise": type_of(report.problem.choices[table][other]) if fits else "nothing",
+                "step": ms_text(steps[other]) if fits else "",
+            }
         )
-    head = ["table", "sharding", "ranks", "ms", MEMORIES[report.memory], "otherwise", "step"]
-    yield TextTable(head, rows, right=[3, 4, 6], width=WIDTH)
+    yield _table(rows, ("table", "sharding", "ranks", "otherwise"))
     hidden = Counter(type_of(report.taken[table]) for table in heaviest[_TABLES_SHOWN:])
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in hidden.most_common())
     rest = f"{several(hidden.total(), 'table')} that take less time: {kinds}. " if hidden else ""
@@ -374,15 +360,40 @@ def with_choice(
 # --- one table
 
 
+def find_table(report: PlanReport, name: str) -> tuple[int, ShardingOption]:
+    """Index of a table in the problem, and its option in the plan.
+
+    Args:
+        report: The planner's report.
+        name: Name of the table, or path and name.
+
+    Raises:
+        KeyError: No table has that name, or several modules have one.
+    """
+    known = {
+        option.fqn.strip("."): (number, option)
+        for number, choice in enumerate(report.taken)
+        for option in choice.options
+    }
+    wanted = str(name).strip(".")
+    named = [wanted] if wanted in known else [fqn for fqn in known if fqn.endswith(f".{wanted}")]
+    if len(named) == 1:
+        return known[named[0]]
+    if named:
+        raise KeyError(
+            f"table {name!r} is in several modules, {', '.join(named)}: give path and name"
+        )
+    near = get_close_matches(wanted, known, n=3) or list(known)[:5]
+    raise KeyError(f"the plan has no table {name!r}; see {', '.join(map(repr, near))}")
+
+
 def explain_table(report: PlanReport, name: str) -> Explanation:
     """What was chosen for one table, the alternatives, and what is not an option.
 
     Raises:
         KeyError: There is no such table.
     """
-    table = find_table(report, name)
-    wanted = name.strip(".").rpartition(".")[2]
-    option = next(each for each in report.taken[table].options if each.name == wanted)
+    table, option = find_table(report, name)
     facts = option.facts
     size = bytes_text(facts.rows * facts.row_bytes(facts.columns))
     module = f" of module {facts.path!r}" if facts.path else ""
@@ -449,47 +460,30 @@ def _where(report: PlanReport, ranks: Ints) -> str:
 
 
 def _options_table(report: PlanReport, table: int) -> TextTable:
-    kind, choices, steps = (
-        report.memory,
-        report.problem.choices[table],
-        steps_of_choices(report, table),
-    )
+    choices, steps = report.problem.choices[table], steps_of_choices(report, table)
     has_caches = any(choice.options[0].cache_load_factor is not None for choice in choices)
+    kind = MEMORIES[report.memory]
     rows = []
     for number in sorted(steps, key=lambda number: (steps[number], choices[number].preference)):
         choice, step = choices[number], steps[number]
-        memory, factor = choice.memory[:, kind], choice.options[0].cache_load_factor
+        memory, factor = choice.memory[:, report.memory], choice.options[0].cache_load_factor
         # The cache has its own column: in a long row names are shortened, numbers are not.
-        cached = ["" if factor is None else f"{100 * factor:g} %"] if has_caches else []
+        cached = {"cached": "" if factor is None else f"{100 * factor:g} %"}
+        chosen = number == report.placement.chosen[table]
         rows.append(
-            [
-                type_of(choice) if factor is None else choice.options[0].sharding_type,
-                *cached,
-                f"{len(choice.time)}",
-                ms_text(choice.longest),
-                ms_text(choice.time.sum()),
-                bytes_text(memory.max(initial=0)),
-                bytes_text(memory.sum()),
-                ms_text(step) if np.isfinite(step) else "-",
-                "chosen"
-                if number == report.placement.chosen[table]
-                else _verdict(report, choice, step),
-            ]
+            {
+                "option": type_of(choice) if factor is None else choice.options[0].sharding_type,
+                **(cached if has_caches else {}),
+                "shards": f"{len(choice.time)}",
+                "ms largest": ms_text(choice.longest),
+                "ms all": ms_text(choice.time.sum()),
+                f"{kind} largest": bytes_text(memory.max(initial=0)),
+                f"{kind} all": bytes_text(memory.sum()),
+                "step": ms_text(step) if np.isfinite(step) else "-",
+                "": "chosen" if chosen else _verdict(report, choice, step),
+            }
         )
-    memory = MEMORIES[kind]
-    cached = ["cached"] if has_caches else []
-    head = [
-        "option",
-        *cached,
-        "shards",
-        "ms largest",
-        "ms all",
-        f"{memory} largest",
-        f"{memory} all",
-        "step",
-        "",
-    ]
-    return TextTable(head, rows, right=range(1, len(head) - 1), width=WIDTH)
+    return _table(rows, ("option", ""))
 
 
 def _verdict(report: PlanReport, choice: Choice, step: float) -> str:
@@ -500,3 +494,84 @@ def _verdict(report: PlanReport, choice: Choice, step: float) -> str:
         return "its pin leaves ranks out"
     lacking = int((choice.memory.max(axis=0) - report.problem.capacity.max(axis=0)).max())
     return f"over by {bytes_text(lacking)}" if lacking > 0 else "no room with others"
+
+
+# --- figure
+
+
+def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
+    """Two panels with a bar per rank: milliseconds of a step, and bytes of tables with their limit.
+
+    Args:
+        report: The planner's report.
+        claim: Title; may use {slowest}, {step}, {over} (slowest rank relative to the mean),
+            {fullest}, {full} (filled fraction of its memory), {memory}. The default title states
+            what the figure shows.
+
+    Raises:
+        KeyError: The claim uses another name.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    times, memory = report.rank_times, report.memory
+    full, mean = report.fullness[:, memory], float(times.mean())
+    facts: dict[str, Any] = {
+        "slowest": int(times.argmax()),
+        "step": ms_text(float(times.max())),
+        "over": float(times.max()) / mean - 1 if mean else 0.0,
+        "fullest": int(full.argmax()),
+        "full": float(full.max()),
+        "memory": MEMORIES[memory],
+    }
+    wanted = claim or (
+        "Rank {slowest} takes {step} ms, {over:.0%} above the mean; rank {fullest} is "
+        "{full:.0%} full"
+    )
+    try:
+        title = spaced_percents(wanted.format(**facts))
+    except KeyError as error:
+        raise KeyError(
+            f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"
+        ) from None
+    world = report.problem.world_size
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.0, 1.6 + 0.34 * min(world, _BARS)), layout="constrained")
+        FigureCanvasAgg(figure)
+        time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
+        _bars(time_axes, memory_axes, report)
+        figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
+    return figure
+
+
+def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
+    ranks, kind = np.arange(report.problem.world_size), report.memory
+    colors = [rank_color(rank) for rank in ranks.tolist()]
+    lookup, exchange = report.rank_parts.T
+    bar: dict[str, Any] = {"color": colors, "height": 0.62}
+    time_axes.barh(ranks, lookup, **bar)
+    hatched: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0.0}
+    exchanges = time_axes.barh(ranks, exchange, left=lookup, **bar, **hatched)
+    time_axes.set_xlabel("ms of a step (hatched: exchange)")
+    time_axes.invert_yaxis()
+    time_axes.margins(x=0.2)
+
+    held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
+    scale, unit = byte_unit(float(room.max()))
+    few = len(ranks) <= _BARS
+    outline: dict[str, Any] = (
+        {"color": "none", "edgecolor": INK, "linewidth": 1.2} if few else {"color": "0.85"}
+    )
+    rooms = memory_axes.barh(ranks, room / scale, **bar | outline)
+    memory_axes.barh(ranks, held / scale, **bar)
+    memory_axes.set_xlabel(
+        f"{unit} of {MEMORIES[kind]} ({'outline' if few else 'gray'}: room for tables)"
+    )
+    memory_axes.margins(x=0.28)
+    if not few:
+        time_axes.set_ylabel("rank")
+        return
+    time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
+    time_axes.bar_label(exchanges, [*map(ms_text, report.rank_times)], padding=4, fontsize=10)
+    memory_axes.bar_label(rooms, [*map(bytes_text, held)], padding=4, fontsize=10)

@@ -46,8 +46,7 @@ from tutorec.distributed.planner.options import ShardingOption, check_one_each
 from tutorec.distributed.planner.placements import in_rank_order, place_options
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.proposers import best_proposal, placement_of
-from tutorec.distributed.planner.remedies import why_infeasible
-from tutorec.distributed.planner.report import PlanInputs, PlanReport
+from tutorec.distributed.planner.report import PlanInputs, PlanReport, why_infeasible
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats, logger
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation

@@ -214,21 +214,32 @@ class Placement:
         return zip(self.taken(problem), self.ranks, strict=True)
 
 
+def rank_sums(
+    problem: PlanningProblem, placement: Placement, amounts: Callable[[Choice], NDArray[Any]]
+) -> NDArray[Any]:
+    """``[W, ...]``: sums over the shards on each rank.
+
+    Args:
+        problem: The problem.
+        placement: The placement.
+        amounts: ``[P, ...]`` numbers of the shards of a choice.
+    """
+    of_shards = [amounts(choice) for choice in placement.taken(problem)]
+    if not of_shards:
+        return np.zeros(problem.world_size)
+    sums = np.zeros((problem.world_size, *of_shards[0].shape[1:]), of_shards[0].dtype)
+    np.add.at(sums, np.concatenate(placement.ranks), np.concatenate(of_shards))
+    return sums
+
+
 def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
     """Milliseconds of each rank, ``[W]``, without the cost of groups."""
-    if not placement.ranks:
-        return np.zeros(problem.world_size)
-    times = np.concatenate([choice.time for choice in placement.taken(problem)])
-    load = np.bincount(np.concatenate(placement.ranks), times, problem.world_size)
-    return load.astype(np.float64)
+    return rank_sums(problem, placement, lambda choice: choice.time)
 
 
 def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
     """Bytes on each rank, ``[W, 2]``: HBM, DDR."""
-    held = np.zeros((problem.world_size, 2), dtype=np.int64)
-    for choice, ranks in placement.placed(problem):
-        np.add.at(held, ranks, choice.memory)
-    return held
+    return rank_sums(problem, placement, lambda choice: choice.memory)
 
 
 def fixed_time(problem: PlanningProblem, choices: Iterable[Choice]) -> float:

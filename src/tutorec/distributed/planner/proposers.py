@@ -24,8 +24,7 @@ from tutorec.distributed.planner.options import Floats, ShardingOption, check_on
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
-from tutorec.distributed.planner.remedies import why_infeasible
-from tutorec.distributed.planner.report import PlanInputs
+from tutorec.distributed.planner.report import PlanInputs, why_infeasible
 from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.distributed.planner.types import Enumerator, Partitioner, PerfModel, Proposer
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input

@@ -1,24 +1,29 @@
-"""Inputs and results of planning: the numbers behind explanations and statistics, and their figure.
+"""Inputs and results of planning, and the error where there is no plan.
 
-In the figure a rank has the color that it has on every page of the book, light or dark. Within a
-bar, the strong part is memory work and the light part exchanges. Matplotlib is imported when a
-figure is made; its global state is not changed.
+The error says what is short, and at most three changes that make it fit::
+
+    no sharding plan fits: table 'item' needs 24.2 GiB of HBM on one rank, and each has ...
+      weights 100,000,000 x 64 x 4 B = 23.8 GiB, optimizer state 0.4 GiB; ...
+      ParameterConstraints(sharding_types=['row_wise']) for table 'item': 12.1 GiB ...
+
+The size of each change is computed from the shortage, and the change is offered if the planner
+finds a plan with it.
 """
 
 from __future__ import annotations
 
-import textwrap
+import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from tutorec._style import INK, STYLE, rank_color
-from tutorec._text import byte_unit, bytes_text, ms_text, spaced_percents
+from tutorec._text import bytes_text, ms_text, ranks_text, several
+from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner.constraints import Constraints, ParameterConstraints
 from tutorec.distributed.planner.enumerators import Refusal
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
@@ -31,19 +36,24 @@ from tutorec.distributed.planner.problem import (
     Placement,
     PlanningProblem,
     cost,
+    fits,
     lower_bound,
     rank_memory,
+    rank_sums,
 )
-from tutorec.distributed.planner.topology import Topology
-from tutorec.errors import PlannerError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from tutorec.distributed.planner.search import search
+from tutorec.distributed.planner.shard_estimators import stored_bytes
+from tutorec.distributed.planner.topology import Topology, memory_of, own_memory
+from tutorec.errors import PlannerError, PlannerErrorType
 
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]
-# With more ranks the bars have no labels, and the figure does not become higher.
-_BARS = 32
+_REMEDIES = 3
+_NAMED = 3
+_NARROWING = ("sharding_types", "compute_kernels", "pin", "colocate")
+# Shards do not fill ranks to the last byte: the offered memory and ranks include this margin.
+_SPARE = 1.25
+# With more than this many times the ranks, it is the memory of each that is too small.
+_MOST_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -134,12 +144,13 @@ class PlanReport:
     @cached_property
     def rank_parts(self) -> Floats:
         """``[W, 2]`` ms of each rank: memory work, and exchanges."""
-        parts = np.zeros((self.problem.world_size, 2))
-        for choice, ranks in self.placement.placed(self.problem):
+
+        def parts(choice: Choice) -> Floats:
             perf = choice_perf(choice)
             compute = perf[:, _COMPUTE].sum(axis=1)
-            np.add.at(parts, ranks, np.stack([compute, perf.sum(axis=1) - compute], axis=1))
-        return parts
+            return np.stack([compute, perf.sum(axis=1) - compute], axis=1)
+
+        return rank_sums(self.problem, self.placement, parts)
 
     @cached_property
     def rank_times(self) -> Floats:
@@ -186,116 +197,338 @@ def type_of(choice: Choice) -> str:
     )
 
 
-def find_table(report: PlanReport, name: str) -> int:
-    """Index of a table in the problem.
+# --- no plan
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The memory that is too small.
 
     Args:
-        report: The planner's report.
-        name: Name of the table, or path and name.
-
-    Raises:
-        KeyError: No table has that name, or several modules have one.
+        kind: The kind of memory: 0 HBM, 1 DDR.
+        needed: Bytes of the largest shard of the first table that fits on no rank; else the least
+            bytes of all `tables`.
+        room: Available bytes.
+        tables: Indices of the tables, the largest first.
+        ranks: The ranks that these tables share; empty if the first table does not fit even alone.
     """
-    known = {
-        option.fqn.strip("."): number
-        for number, choices in enumerate(report.problem.choices)
-        for option in choices[0].options
+
+    kind: int
+    needed: int
+    room: int
+    tables: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+
+
+def find_shortage(problem: PlanningProblem) -> Shortage:
+    """The memory with the largest shortage.
+
+    Example:
+        >>> from tutorec.distributed.planner.problem import Choice, Spread
+        >>> whole = Choice(np.array([1.0]), np.array([[0, 12]]), Spread.ANY)
+        >>> find_shortage(PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole,),)))
+        Shortage(kind=1, needed=12, room=8, tables=(0,), ranks=())
+    """
+    room = problem.capacity.max(axis=0)
+    largest = {
+        table: problem.choices[table][_smallest(problem, table)].memory.max(axis=0)
+        for table, choices in enumerate(problem.choices)
+        if not any(fits(problem, choice) for choice in choices)
     }
-    wanted = str(name).strip(".")
-    matches = [fqn for fqn in known if fqn == wanted] or [
-        fqn for fqn in known if fqn.rpartition(".")[2] == wanted
+    if largest:
+        tables = sorted(largest, key=lambda table: -_fullness(largest[table], room))
+        worst = largest[tables[0]]
+        kind = int((worst - room).argmax())
+        return Shortage(kind, int(worst[kind]), int(room[kind]), tuple(tables))
+    everywhere = np.ones(problem.world_size, dtype=np.bool_)
+    pins = [
+        everywhere if choices[0].allowed is None else choices[0].allowed
+        for choices in problem.choices
     ]
-    if len(matches) == 1:
-        return known[matches[0]]
-    if matches:
-        raise KeyError(
-            f"table {name!r} is in several modules, {', '.join(matches)}: give path and name"
-        )
-    near = get_close_matches(wanted, known, n=3) or list(known)[:5]
-    raise KeyError(f"the plan has no table {name!r}; see {', '.join(map(repr, near))}")
+    shared = []
+    for ranks in {mask.tobytes(): mask for mask in (everywhere, *pins)}.values():
+        for kind in (0, 1):
+            needed = {
+                t: _least_bytes(problem, t, kind)
+                for t, mask in enumerate(pins)
+                if not (mask & ~ranks).any()
+            }
+            tables = tuple(sorted(needed, key=lambda table: -needed[table]))
+            total, available = sum(needed.values()), int(problem.capacity[ranks, kind].sum())
+            shared.append(
+                Shortage(kind, total, available, tables, tuple(np.flatnonzero(ranks).tolist()))
+            )
+    return max(shared, key=lambda short: short.needed / max(short.room, 1))
 
 
-# --- figure
+def _fullness(memory: Ints, room: Ints) -> float:
+    return float((memory / np.maximum(room, 1)).max())
 
 
-def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
-    """Two panels with a bar per rank: milliseconds of a step, and bytes of tables with their limit.
+def _smallest(problem: PlanningProblem, table: int) -> int:
+    """The choice of a table whose largest shard is smallest."""
+    room = problem.capacity.max(axis=0)
+    fullness = [_fullness(choice.memory.max(axis=0), room) for choice in problem.choices[table]]
+    return int(np.argmin(fullness))
+
+
+def _least_bytes(problem: PlanningProblem, table: int, kind: int) -> int:
+    """The least bytes of a table, over all its shards."""
+    return min(int(choice.memory[:, kind].sum()) for choice in problem.choices[table])
+
+
+def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
+    """The error for inputs without a plan: what is short, by how much, and what would make it fit.
 
     Args:
-        report: The planner's report.
-        claim: Title; may use {slowest}, {step}, {over} (slowest rank relative to the mean),
-            {fullest}, {full} (filled fraction of its memory), {memory}. The default title states
-            what the figure shows.
-
-    Raises:
-        KeyError: The claim uses another name.
+        inputs: The inputs of the plan.
+        proposed: Whether only proposals failed, and the planner's own search has not run.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    problem = inputs.problem
+    if proposed and search(problem) is not None:
+        return PlannerError(
+            "none of the proposals could be placed, though "
+            f"{several(len(problem.choices), 'table')} fit on "
+            f"{several(problem.world_size, 'rank')}: leave proposer, partitioner and "
+            "performance_model out, and the planner searches for itself",
+            PlannerErrorType.PARTITION,
+        )
+    shortage = find_shortage(problem)
+    lines = (_lines_of_all if shortage.ranks else _lines_of_a_table)(inputs, shortage)
+    kind = PlannerErrorType.PARTITION if shortage.ranks else PlannerErrorType.INSUFFICIENT_STORAGE
+    if any(
+        _narrowed(inputs, option.name)
+        for choices in problem.choices
+        for option in choices[0].options
+    ):
+        kind = PlannerErrorType.STRICT_CONSTRAINTS
+    if shortage.needed > shortage.room and len(shortage.ranks) == problem.world_size:
+        kind = PlannerErrorType.INSUFFICIENT_STORAGE
+    changes = (_looser_constraints, _smaller_reservation, _smaller_batch, _more_memory, _more_ranks)
+    remedies = (line for change in changes if (line := change(inputs, shortage)) is not None)
+    lines += list(islice(remedies, _REMEDIES)) or [
+        "no single change was found that makes it fit: give it more ranks and more memory"
+    ]
+    return PlannerError("\n  ".join(lines), kind)
 
-    facts = figure_facts(report)
-    wanted = claim or (
-        "Rank {slowest} takes {step} ms, {over:.0%} above the mean; rank {fullest} is "
-        "{full:.0%} full"
+
+# --- what is short
+
+
+def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
+    """A table that fits on no rank: the bytes of the largest shard under the best sharding."""
+    problem, kind = inputs.problem, shortage.kind
+    first, *others = shortage.tables
+    choices = problem.choices[first]
+    least = choices[_smallest(problem, first)]
+    tables = (
+        f"table {names_of(least)!r} needs"
+        if len(least.options) == 1
+        else f"tables {names_of(least)} need"
     )
-    try:
-        title = spaced_percents(wanted.format(**facts))
-    except KeyError as error:
-        raise KeyError(
-            f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"
-        ) from None
-    world = report.problem.world_size
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.0, 1.6 + 0.34 * min(world, _BARS)), layout="constrained")
-        FigureCanvasAgg(figure)
-        time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
-        _bars(time_axes, memory_axes, report)
-        figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
-    return figure
+    reason = f"{bytes_text(shortage.needed)} of {MEMORIES[kind]} on one rank, and "
+    if shortage.needed <= shortage.room:
+        reason += "the ranks that it may lie on have no room for it"
+    else:
+        even = (problem.capacity[:, kind] == shortage.room).all()
+        where = (
+            "each rank"
+            if even
+            else f"rank {problem.capacity[:, kind].argmax()}, which has the most,"
+        )
+        reason += f"{where} has {bytes_text(shortage.room)} for tables"
+    option = least.options[0]
+    facts, size = option.facts, option.pieces().sizes[[int(least.memory.max(axis=1).argmax())]]
+    stored = stored_bytes(
+        facts, ShardingType(option.sharding_type), option.compute_kernel, size, inputs.topology
+    )
+    rows, columns = size[0].tolist()
+    each = (
+        f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
+    )
+    parts = [f"weights {rows:,} x {each} = {bytes_text(stored.weights[0])}"]
+    names = ("optimizer state", "gradients", "ids", "looked-up rows", "mapping of raw ids")
+    parts += [
+        f"{name} {bytes_text(of[0])}"
+        for name, of in zip(names, stored[1:6], strict=True)
+        if of[0] > 0
+    ]
+    allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
+    pin = inputs.constraint(option.name).pin
+    pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"
+    lines = [
+        f"no sharding plan fits: {tables} {reason} (world_size={problem.world_size})",
+        f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_reserved_text(inputs)}",
+    ]
+    if others:
+        lines.append(
+            f"so do {_listed([names_of(problem.choices[t][0]) for t in others])}, each more "
+            "than a rank has"
+        )
+    return lines
 
 
-def figure_facts(report: PlanReport) -> dict[str, Any]:
-    """The values that the title of a figure may use."""
-    times, full = report.rank_times, report.fullness[:, report.memory]
-    mean = float(times.mean())
-    return {
-        "slowest": int(times.argmax()),
-        "step": ms_text(float(times.max())),
-        "over": float(times.max()) / mean - 1 if mean else 0.0,
-        "fullest": int(full.argmax()),
-        "full": float(full.max()),
-        "memory": MEMORIES[report.memory],
+def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
+    """Tables that fit alone, but not together."""
+    problem, memory, tables = inputs.problem, MEMORIES[shortage.kind], shortage.tables
+    count = several(sum(len(problem.choices[table][0].options) for table in tables), "table")
+    where = several(problem.world_size, "rank")
+    if len(shortage.ranks) < problem.world_size:
+        where = _ranks(shortage.ranks)
+        count += f" pinned to {where}"
+    has = "has" if len(shortage.ranks) == 1 else "have"
+    need = "together need" if len(tables) > 1 else "needs"
+    text = (
+        f"{count} {need} at least {bytes_text(shortage.needed)} of {memory}, and {where} {has} "
+        f"{bytes_text(shortage.room)} for tables"
+    )
+    head = f"no sharding plan fits: {text}"
+    if shortage.needed <= shortage.room:
+        head = f"no sharding plan was found: {text}, but no way was found to place all shards"
+    largest = ", ".join(
+        (
+            f"{names_of(problem.choices[table][0])!r} "
+            f"{bytes_text(_least_bytes(problem, table, shortage.kind))}"
+        )
+        for table in tables[:_NAMED]
+    )
+    return [
+        f"{head} (world_size={problem.world_size})",
+        f"the largest: {largest}{_reserved_text(inputs)}",
+    ]
+
+
+def _reserved_text(inputs: PlanInputs) -> str:
+    kind = own_memory(inputs.topology)
+    has = int(memory_of(inputs.topology)[0, kind])
+    kept = has - int(inputs.problem.capacity[0, kind])
+    text = (
+        f"; {bytes_text(kept)} of a rank's {bytes_text(has)} {MEMORIES[kind]} are kept for "
+        "everything else"
+    )
+    return text if kept * 100 >= has else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {several(len(names) - _NAMED, 'other')}" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
+
+
+# --- changes, each of which is offered only if the search finds a plan with it
+
+
+def _fits(inputs: PlanInputs | None) -> bool:
+    return inputs is not None and search(inputs.problem) is not None
+
+
+def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
+    """The constraints that exclude options or ranks of a table."""
+    return [name for name in _NARROWING if getattr(inputs.constraint(table), name) is not None]
+
+
+def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
+    narrowed = {
+        option.name: fields
+        for table in shortage.tables
+        for option in inputs.problem.choices[table][0].options
+        if (fields := _narrowed(inputs, option.name))
     }
-
-
-def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
-    ranks, kind = np.arange(report.problem.world_size), report.memory
-    colors = [rank_color(rank) for rank in ranks.tolist()]
-    lookup, exchange = report.rank_parts.T
-    bar: dict[str, Any] = {"color": colors, "height": 0.62}
-    time_axes.barh(ranks, lookup, **bar)
-    hatched: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0.0}
-    exchanges = time_axes.barh(ranks, exchange, left=lookup, **bar, **hatched)
-    time_axes.set_xlabel("ms of a step (hatched: exchange)")
-    time_axes.invert_yaxis()
-    time_axes.margins(x=0.2)
-
-    held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
-    scale, unit = byte_unit(float(room.max()))
-    few = len(ranks) <= _BARS
-    outline: dict[str, Any] = (
-        {"color": "none", "edgecolor": INK, "linewidth": 1.2} if few else {"color": "0.85"}
+    loosened = {
+        name: replace(inputs.constraint(name), **dict.fromkeys(fields))
+        for name, fields in narrowed.items()
+    }
+    remade = inputs.remade(constraints=loosened) if narrowed else None
+    placement = search(remade.problem) if remade else None
+    if remade is None or placement is None:
+        return None
+    taken = {
+        option.name: choice
+        for choice in placement.taken(remade.problem)
+        for option in choice.options
+    }
+    fields = [
+        name for name in _NARROWING if any(name in of_table for of_table in narrowed.values())
+    ]
+    change = f"no {' and no '.join(fields)}"
+    if fields == ["sharding_types"]:
+        kinds = dict.fromkeys(taken[name].options[0].sharding_type for name in narrowed)
+        change = f"ParameterConstraints(sharding_types={list(kinds)})"
+    names = list(narrowed)
+    held = bytes_text(taken[names[0]].memory[:, shortage.kind].max())
+    return (
+        f"{change} for {'table' if len(names) == 1 else 'tables'} {_listed(names)}: {held} of "
+        f"{names[0]!r} on a rank, a step of {ms_text(cost(remade.problem, placement))} ms"
     )
-    rooms = memory_axes.barh(ranks, room / scale, **bar | outline)
-    memory_axes.barh(ranks, held / scale, **bar)
-    memory_axes.set_xlabel(
-        f"{unit} of {MEMORIES[kind]} ({'outline' if few else 'gray'}: room for tables)"
+
+
+def _smaller_reservation(inputs: PlanInputs, shortage: Shortage) -> str | None:
+    kind, whole = own_memory(inputs.topology), memory_of(inputs.topology)[:, :2]
+    kept = int((whole - inputs.problem.capacity)[:, kind].max())
+    problem = replace(inputs.problem, capacity=whole)
+    placement = search(problem) if kept > 0 else None
+    if placement is None:
+        return None
+    left = min(int((whole - rank_memory(problem, placement))[:, kind].min()), kept)
+    return (
+        f"FixedAbsoluteStorageReservation({left}) keeps {bytes_text(left)} of each rank for "
+        f"everything else, instead of {bytes_text(kept)}"
     )
-    memory_axes.margins(x=0.28)
-    if not few:
-        time_axes.set_ylabel("rank")
-        return
-    time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
-    time_axes.bar_label(exchanges, [*map(ms_text, report.rank_times)], padding=4, fontsize=10)
-    memory_axes.bar_label(rooms, [*map(bytes_text, held)], padding=4, fontsize=10)
+
+
+def _smaller_batch(inputs: PlanInputs, shortage: Shortage) -> str | None:
+    """A batch size whose buffers fit; it helps if nearly all memory of a table is buffers."""
+    share = shortage.room / max(shortage.needed, 1) / _SPARE
+    smaller = 2 ** int(math.log2(max(inputs.batch_size * share, 1)))
+    if smaller >= inputs.batch_size or not _fits(inputs.remade(batch_size=smaller)):
+        return None
+    return f"batch_size={smaller} instead of {inputs.batch_size}"
+
+
+def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
+    kind, topology, problem = shortage.kind, inputs.topology, inputs.problem
+    has, room = int(memory_of(topology)[:, kind].max()), int(problem.capacity[:, kind].min())
+    if has <= 0:
+        return None
+    least = sum(_least_bytes(problem, table, kind) for table in range(len(problem.choices)))
+    needed = max(least * _SPARE / problem.world_size, 0 if shortage.ranks else shortage.needed)
+    # The reservation is a fraction of the memory, or a number of bytes.
+    wanted = max(has * needed / room if room > has / 2 else 0, has - room + needed)
+    step = 2 ** max(int(math.log2(wanted)) - 4, 0)  # a number with few digits in binary units
+    count = math.ceil(wanted / step) * step
+    storages = [
+        replace(device.storage, **{("hbm", "ddr")[kind]: count}) for device in topology.devices
+    ]
+    if not _fits(inputs.remade(topology=topology.with_storage(storages))):
+        return None
+    return (
+        f"{bytes_text(count)} of {MEMORIES[kind]} on each rank instead of {bytes_text(has)}: "
+        f"{('hbm_cap', 'ddr_cap')[kind]}={count}"
+    )
+
+
+def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
+    """More ranks per host if a host has few, else more hosts; new ranks are like the old ones.
+
+    If a rank has next to no room for tables, no number of ranks is offered.
+    """
+    topology = inputs.topology
+    world_size, local_size = topology.world_size, topology.local_world_size
+    factor = max(
+        math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2
+    )
+    if factor > _MOST_TIMES:
+        return None
+    group = topology.intra_group_size
+    if world_size == local_size and local_size * factor <= 8:
+        local_size = group = local_size * factor
+    ranks = [rank % world_size for rank in range(factor * world_size)]
+    if not _fits(inputs.remade(topology=topology.regrouped(ranks, local_size, group))):
+        return None
+    return (
+        f"{several(len(ranks), 'rank')} instead of {world_size}: world_size={len(ranks)}, "
+        f"local_world_size={local_size}"
+    )
