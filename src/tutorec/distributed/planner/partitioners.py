@@ -8,18 +8,15 @@ on the least loaded rank with enough memory: longest-processing-time-first (LPT)
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner.options import (
-    Floats,
     Ints,
     PartitionByType,
     ShardingOption,
@@ -29,8 +26,6 @@ from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.topology import Topology, memory_of
 from tutorec.distributed.planner.types import Partitioner
 from tutorec.errors import PlannerError, PlannerErrorType
-
-logger = logging.getLogger(__name__)
 
 CLOSE_ENOUGH = 10 * 1024 * 1024
 """Bytes: the binary search for the least memory stops at this accuracy."""
@@ -105,41 +100,37 @@ class GreedyPerfPartitioner(Partitioner):
                 table occurs twice, or an option has no estimate.
         """
         check_one_each("proposal", proposal)
-        ranks = _Ranks.of(storage_constraint)
-        if hbm_per_device:
-            ranks.room[:, 0] = hbm_per_device
-        return self._partition(proposal, ranks)
+        return self._partition(proposal, _Ranks(storage_constraint, 0, hbm_per_device))
 
     def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
         """The same on given ranks. Ranks of shards are set once all shards fit."""
-        placed: dict[str, Ints] = {}
-        for group in self._groups(
-            [_Table(option, option.times(), option.memory()) for option in proposal]
-        ):
-            ranks, places = _place(group, ranks)
-            placed |= {table.option.fqn: place for table, place in zip(group, places, strict=True)}
-        for option in proposal:
-            option.place(placed[option.fqn])
+        placed = [
+            pair
+            for group in self._groups(proposal)
+            for pair in zip(group, ranks.place(group), strict=True)
+        ]
+        for option, places in placed:
+            option.place(places)
         return proposal
 
-    def _groups(self, tables: Sequence[_Table]) -> list[list[_Table]]:
+    def _groups(self, options: Sequence[ShardingOption]) -> list[list[ShardingOption]]:
         """Groups of dependent tables, and single tables, in placing order."""
-        per_collection = Counter(table.option.path for table in tables)
-        on_every_rank: list[list[_Table]] = []
-        others: dict[str, list[_Table]] = {}
-        for table in tables:
-            if table.option.partition_by == PartitionByType.UNIFORM.value:
-                on_every_rank.append([table])
-            else:
-                others.setdefault(table.option.dependency or table.option.fqn, []).append(table)
+        per_collection = Counter(option.path for option in options)
+        groups: dict[str, list[ShardingOption]] = {}
+        for option in options:
+            label = None if _is(option, PartitionByType.UNIFORM) else option.dependency
+            groups.setdefault(label or option.fqn, []).append(option)
 
-        def size(group: list[_Table]) -> tuple[float, ...]:
-            first = -per_collection[group[0].option.path] if self._balance_modules else 0
+        def size(group: list[ShardingOption]) -> tuple[float, ...]:
+            if _is(group[0], PartitionByType.UNIFORM):
+                return (1,)
+            few = -per_collection[group[0].path] if self._balance_modules else 0
             if self._sort_by is SortBy.PERF:
-                return first, sum(float(table.time.sum()) for table in group)
-            return first, *np.sum([table.memory.sum(axis=0) for table in group], axis=0).tolist()
+                return 0, few, sum(option.total_perf for option in group)
+            memory = [option.memory().sum(axis=0) for option in group]
+            return 0, few, *np.sum(memory, axis=0).tolist()
 
-        return on_every_rank + sorted(others.values(), key=size, reverse=True)
+        return sorted(groups.values(), key=size, reverse=True)
 
 
 class MemoryBalancedPartitioner(Partitioner):
@@ -172,31 +163,28 @@ class MemoryBalancedPartitioner(Partitioner):
     ) -> list[ShardingOption]:
         """Set the rank of every shard; see `GreedyPerfPartitioner.partition`."""
         plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
-        model, ranks = NoopPerfModel(storage_constraint), _Ranks.of(storage_constraint)
+        model = NoopPerfModel(storage_constraint)
         slowest = model.rate(plan) * (1 + self._tolerance)
-        kind = 0 if ranks.room[:, 0].any() else 1
-        best = [option.placed_ranks(len(ranks.room)) for option in plan]
-        held = np.zeros(len(ranks.room), np.int64)
-        for option, placed in zip(plan, best, strict=True):
-            np.add.at(held, placed, option.memory()[:, kind])
-        largest = max((int(option.memory()[:, kind].max()) for option in plan), default=0)
+        room = memory_of(storage_constraint)
+        kind = 0 if room[:, 0].any() else 1
+        memory = [option.memory()[:, kind] for option in plan]
+        held = np.zeros(len(room), np.int64)
+        best = [option.placed_ranks(len(room)) for option in plan]
+        for needed, placed in zip(memory, best, strict=True):
+            np.add.at(held, placed, needed)
+        largest = max((int(needed.max()) for needed in memory), default=0)
         low, high = max(int(held.sum() / len(held)), largest), int(held.max())
         for _ in range(self._max_search_count):
             if low + CLOSE_ENOUGH >= high:
                 break
             middle = (low + high) // 2
-            ranks.room[:, kind] = middle
             try:
-                fast_enough = model.rate(self._greedy._partition(plan, ranks)) <= slowest
+                trial = self._greedy._partition(plan, _Ranks(storage_constraint, kind, middle))
+                fast_enough = model.rate(trial) <= slowest
             except PlannerError:
                 fast_enough = False
-            logger.info(
-                "at most %d bytes per rank: %s",
-                middle,
-                "taken" if fast_enough else "does not fit, or slower",
-            )
             if fast_enough:
-                high, best = middle, [option.placed_ranks(len(held)) for option in plan]
+                high, best = middle, [option.placed_ranks(len(room)) for option in plan]
             else:
                 low = middle
         for option, placed in zip(plan, best, strict=True):
@@ -204,49 +192,80 @@ class MemoryBalancedPartitioner(Partitioner):
         return plan
 
 
-class _Table(NamedTuple):
-    """A table during placing; P shards."""
-
-    option: ShardingOption
-    time: Floats  # [P] ms
-    memory: Ints  # [P, 3] bytes
-
-    def refusal(self, problem: str) -> PlannerError:
-        """The error for a table that cannot be placed."""
-        return PlannerError(
-            f"table {self.option.name!r} as {self.option.sharding_type}: {problem}; propose "
-            "another of its options, or give it more memory or ranks",
-            PlannerErrorType.PARTITION,
-        )
-
-
-@dataclass
 class _Ranks:
-    """The free resources of the ranks during placing; a host is L consecutive ranks."""
+    """The free resources of the ranks during placing; a host is L consecutive ranks.
 
-    room: Ints  # [W, 3] bytes: HBM, DDR, SSD
-    load: Floats  # [W] ms
-    local_size: int  # L, ranks per host
-    order: Ints  # [W] the ranks in the order in which ties are broken
+    Args:
+        topology: The ranks, before anything is placed.
+        kind: A kind of memory: 0 HBM, 1 DDR.
+        most: Bytes of this memory per rank; the topology's by default.
+    """
 
-    @classmethod
-    def of(cls, topology: Any) -> _Ranks:
-        """The ranks of a topology, before anything is placed."""
-        load = np.array([device.perf.total for device in topology.devices], np.float64)
-        numbers = np.arange(len(load))
-        # By local rank first: the ranks of a host share its memory, so hosts should fill evenly.
-        order = np.lexsort((numbers, numbers % topology.local_world_size))
+    def __init__(self, topology: Any, kind: int, most: int | None) -> None:
+        self.room = memory_of(topology)  # [W, 3] bytes: HBM, DDR, SSD
+        if most:
+            self.room[:, kind] = most
+        self.load = np.array([device.perf.total for device in topology.devices], np.float64)
+        ranks = np.arange(len(self.load))
+        # Ties go to the lowest local rank: the ranks of a host share its memory, so hosts should
+        # fill evenly.
+        self.order = np.lexsort((ranks, ranks % topology.local_world_size))
         local_size = getattr(topology, "intra_group_size", None) or topology.local_world_size
-        return cls(memory_of(topology), load, local_size, order)
+        self.hosts = ranks[: len(ranks) // local_size * local_size].reshape(-1, local_size)
 
-    def hosts(self) -> Ints:
-        """``[H, L]``: the ranks of each host, the least loaded host first."""
-        hosts = np.arange(len(self.room) // self.local_size * self.local_size).reshape(
-            -1, self.local_size
-        )
-        return hosts[np.argsort(self.load[hosts].sum(axis=1), kind="stable")]
+    def place(self, group: Sequence[ShardingOption]) -> list[Ints]:
+        """Place dependent tables, or one table, on the first targets on which all of them fit.
 
-    def put(self, table: _Table, targets: Ints) -> Ints:
+        Returns:
+            The ranks of each table's shards.
+
+        Raises:
+            PlannerError: They fit on no targets (with the reason for the first ones), or this
+                placing is not possible.
+        """
+        refusal: PlannerError | None = None
+        for targets in self._targets(group):
+            room, load = self.room.copy(), self.load.copy()
+            try:
+                return [self._put(option, targets) for option in group]
+            except PlannerError as error:
+                self.room, self.load, refusal = room, load, refusal or error
+        assert refusal is not None, "there are targets"
+        raise refusal
+
+    def _targets(self, group: Sequence[ShardingOption]) -> Sequence[Ints]:
+        """The sets of ranks that may hold a group, in the order in which they are tried.
+
+        Raises:
+            PlannerError: Tables depend on one another but not all are on one host, or shards do not
+                fill whole hosts.
+        """
+        first, by = group[0], PartitionByType(group[0].partition_by)
+        hosts = self.hosts[np.argsort(self.load[self.hosts].sum(axis=1), kind="stable")]
+        if by is PartitionByType.HOST:
+            return list(hosts)
+        if len(group) > 1:
+            names = [option.name for option in group]
+            raise _refusal(
+                first,
+                f"tables {names} depend on one another, and only tables that lie on one host can",
+            )
+        if by is PartitionByType.UNIFORM:
+            return [np.arange(len(self.load))]
+        if by is PartitionByType.DEVICE:
+            return [self.order]
+        blocks, rest = divmod(first.num_shards, hosts.shape[1])
+        if rest:
+            raise _refusal(
+                first,
+                f"its {first.num_shards} shards do not fill whole hosts of {hosts.shape[1]} ranks",
+            )
+        # Neighbors in the list of hosts by load; if there are more blocks than hosts, a host holds
+        # several.
+        starts = range(max(len(hosts) - blocks, 0) + 1)
+        return [hosts[np.arange(start, start + blocks) % len(hosts)].ravel() for start in starts]
+
+    def _put(self, option: ShardingOption, targets: Ints) -> Ints:
         """Place a table: shard i on target i, or each shard on the least loaded target that fits.
 
         Returns:
@@ -255,26 +274,43 @@ class _Ranks:
         Raises:
             PlannerError: A shard does not fit, or the number of shards is not that of the targets.
         """
-        option, count = table.option, len(table.time)
-        anywhere = option.partition_by == PartitionByType.DEVICE.value
+        anywhere = _is(option, PartitionByType.DEVICE)
         anywhere = anywhere or option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value
-        if not anywhere and count != len(targets):
-            raise table.refusal(f"its {count} shards go one to each of {len(targets)} ranks")
-        ranks = np.empty(count, np.int64)
-        for shard, memory in enumerate(table.memory):
+        if not anywhere and option.num_shards != len(targets):
+            raise _refusal(
+                option,
+                f"its {option.num_shards} shards go one to each of {len(targets)} ranks",
+            )
+        ranks = np.empty(option.num_shards, np.int64)
+        amounts = zip(option.memory(), option.times().tolist(), strict=True)
+        for shard, (memory, ms) in enumerate(amounts):
             candidates = targets if anywhere else targets[shard : shard + 1]
             fitting = candidates[(self.room[candidates] >= memory).all(axis=1)]
             if not len(fitting):
                 where = f"one of {len(targets)} ranks" if anywhere else f"rank {candidates[0]}"
                 left = _bytes(self.room[candidates].max(axis=0))
-                raise table.refusal(
+                raise _refusal(
+                    option,
                     f"shard {shard} needs {_bytes(memory)}, and the most that {where} has left "
-                    f"is {left}"
+                    f"is {left}",
                 )
             ranks[shard] = rank = fitting[self.load[fitting].argmin()]
             self.room[rank] -= memory
-            self.load[rank] += table.time[shard]
+            self.load[rank] += ms
         return ranks
+
+
+def _is(option: ShardingOption, by: PartitionByType) -> bool:
+    return option.partition_by == by.value
+
+
+def _refusal(option: ShardingOption, problem: str) -> PlannerError:
+    """The error for a table that cannot be placed."""
+    return PlannerError(
+        f"table {option.name!r} as {option.sharding_type}: {problem}; propose another of its "
+        "options, or give it more memory or ranks",
+        PlannerErrorType.PARTITION,
+    )
 
 
 def _bytes(memory: Ints) -> str:
@@ -283,55 +319,3 @@ def _bytes(memory: Ints) -> str:
     return (
         " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
     )
-
-
-def _place(group: list[_Table], ranks: _Ranks) -> tuple[_Ranks, list[Ints]]:
-    """Place dependent tables, or one table, on the first targets on which all of them fit.
-
-    Returns:
-        The remaining resources, and the ranks of each table's shards.
-
-    Raises:
-        PlannerError: They fit on no targets (with the reason for the first ones), or this placing
-            is not possible.
-    """
-    refusal: PlannerError | None = None
-    for targets in _targets(group, ranks):
-        trial = replace(ranks, room=ranks.room.copy(), load=ranks.load.copy())
-        try:
-            return trial, [trial.put(table, targets) for table in group]
-        except PlannerError as error:
-            refusal = refusal or error
-    assert refusal is not None, "there are targets"
-    raise refusal
-
-
-def _targets(group: list[_Table], ranks: _Ranks) -> list[Ints]:
-    """The sets of ranks that may hold a group, in the order in which they are tried.
-
-    Raises:
-        PlannerError: Tables depend on one another but not all are on one host, or shards do not
-            fill whole hosts.
-    """
-    first, hosts = group[0], ranks.hosts()
-    by = PartitionByType(first.option.partition_by)
-    if by is PartitionByType.HOST:
-        return list(hosts)
-    if len(group) > 1:
-        names = [table.option.name for table in group]
-        raise first.refusal(
-            f"tables {names} depend on one another, and only tables that lie on one host can"
-        )
-    if by is PartitionByType.UNIFORM:
-        return [np.arange(len(ranks.room))]
-    if by is PartitionByType.DEVICE:
-        return [ranks.order]
-    blocks, rest = divmod(len(first.time), ranks.local_size)
-    if rest:
-        raise first.refusal(
-            f"its {len(first.time)} shards do not fill whole hosts of {ranks.local_size} ranks"
-        )
-    # Neighbors in the list of hosts by load; if there are more blocks than hosts, a host holds
-    # several.
-    starts = range(max(len(hosts) - blocks, 0) + 1)
-    return [hosts[np.arange(start, start + blocks) % len(hosts)].ravel() for start in starts]
