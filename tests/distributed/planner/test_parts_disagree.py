@@ -72,7 +72,7 @@ class Says(ShardEstimator):
                 np.full((option.num_shards, 6), self.ms),
                 np.full((option.num_shards, 3), self.count),
             )
-            option.set_estimates(times, counts)
+            option.set_estimates(perf=times, storage=counts)
 
 
 @pytest.mark.parametrize(

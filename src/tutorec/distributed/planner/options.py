@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from enum import Enum
 from operator import add, attrgetter, le, sub
 from typing import Any, TypeVar
@@ -169,15 +169,15 @@ class Pieces:
 
     def as_shards(self) -> list[Shard]:
         """One `Shard` object per row."""
-        shards = [Shard(*line) for line in np.stack([self.sizes, self.offsets], axis=1).tolist()]
-        for number, shard in enumerate(shards):
-            if self.perf is not None:
-                shard.perf = Perf(*self.perf[number].tolist())
-            if self.storage is not None:
-                shard.storage = Storage(*self.storage[number].tolist())
-            if self.ranks is not None and self.ranks[number] >= 0:
-                shard.rank = int(self.ranks[number])
-        return shards
+        unknown = [None] * len(self)
+        perf = unknown if self.perf is None else [Perf(*line) for line in self.perf.tolist()]
+        storage = unknown
+        if self.storage is not None:
+            storage = [Storage(*line) for line in self.storage.tolist()]
+        ranks = unknown
+        if self.ranks is not None:
+            ranks = [None if rank < 0 else rank for rank in self.ranks.tolist()]
+        return [*map(Shard, self.sizes.tolist(), self.offsets.tolist(), storage, perf, ranks)]
 
     @classmethod
     def of_shards(cls, shards: Sequence[Any]) -> Pieces:
@@ -283,6 +283,21 @@ class TableFacts:
         return float(sum(self.ids))
 
 
+class _Shards:
+    """The shards of an option as objects, made on request; changes to them take effect."""
+
+    def __get__(self, option: ShardingOption | None, owner: object) -> list[Shard]:
+        if option is None:
+            raise AttributeError("the class has no shards, so that dataclass sees no default")
+        if isinstance(option._shards, Pieces):
+            option._shards = option._shards.as_shards()
+        return option._shards
+
+    def __set__(self, option: ShardingOption, shards: list[Shard] | Pieces) -> None:
+        option._shards = shards
+
+
+@dataclass(eq=False, repr=False)
 class ShardingOption:
     """One way to shard one table. A plan has one option per table, with placed shards.
 
@@ -312,57 +327,56 @@ class ShardingOption:
         TorchRec's ``ShardingOption``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tensor: torch.Tensor,
-        module: tuple[str, nn.Module],
-        input_lengths: list[float],
-        batch_size: int,
-        sharding_type: str,
-        partition_by: str,
-        compute_kernel: str,
-        shards: list[Shard] | Pieces,
-        cache_params: Any = None,
-        enforce_hbm: bool | None = None,
-        stochastic_rounding: bool | None = None,
-        bounds_check_mode: Any = None,
-        dependency: str | None = None,
-        is_pooled: bool | None = None,
-        feature_names: list[str] | None = None,
-        output_dtype: Any = None,
-        key_value_params: Any = None,
-        num_poolings: list[float] | None = None,
-        *,
-        facts: TableFacts | None = None,
-    ) -> None:
-        self.name = name
-        self.tensor = tensor
-        """The table's weight ``[R, D]``."""
-        self.module = module
-        """``(path, module)`` of the table's collection."""
-        self.input_lengths = input_lengths
-        self.batch_size = batch_size
-        self.sharding_type = sharding_type
-        self.partition_by = partition_by
-        self.compute_kernel = compute_kernel
-        self._shards: list[Shard] | Pieces = shards
-        self.cache_params = cache_params
-        self.enforce_hbm = enforce_hbm
-        self.stochastic_rounding = stochastic_rounding
-        self.bounds_check_mode = bounds_check_mode
-        self.dependency = dependency
-        self._is_pooled = is_pooled
-        self.feature_names = feature_names
-        self.output_dtype = output_dtype
-        self.key_value_params = key_value_params
-        self.num_poolings = num_poolings
-        self._facts = facts
+    name: str
+    tensor: torch.Tensor
+    module: tuple[str, nn.Module]
+    input_lengths: list[float]
+    batch_size: int
+    sharding_type: str
+    partition_by: str
+    compute_kernel: str
+    shards: _Shards = _Shards()
+    cache_params: Any = None
+    enforce_hbm: bool | None = None
+    stochastic_rounding: bool | None = None
+    bounds_check_mode: Any = None
+    dependency: str | None = None
+    is_pooled: bool | None = None
+    feature_names: list[str] | None = None
+    output_dtype: Any = None
+    key_value_params: Any = None
+    num_poolings: list[float] | None = None
+    facts: TableFacts = field(default=None, kw_only=True)  # type: ignore[assignment]
+    _shards: list[Shard] | Pieces = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compute what is not given."""
+        if self.is_pooled is None:
+            self.is_pooled = self.module_pooled(self.module[1], self.name)
+        if self.facts is None:
+            poolings = self.num_poolings or [1.0] * self.num_inputs
+            samples = tuple(self.batch_size * each for each in poolings)
+            self.facts = TableFacts(
+                path=self.path,
+                name=self.name,
+                rows=self.tensor.shape[0],
+                columns=self.tensor.shape[1],
+                element_bytes=self.tensor.element_size(),
+                features=tuple(
+                    self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))
+                ),
+                pooled=self.is_pooled,
+                weighted=self.is_weighted,
+                samples=samples,
+                ids=tuple(
+                    length * bags for length, bags in zip(self.input_lengths, samples, strict=True)
+                ),
+            )
 
     def with_pieces(self, pieces: Pieces) -> ShardingOption:
         """The same option with other shards; table and module are shared."""
         other = copy(self)
-        other._shards = pieces
+        other.shards = pieces
         return other
 
     @property
@@ -375,17 +389,6 @@ class ShardingOption:
         """Path of the collection and name of the table."""
         return f"{self.path}.{self.name}"
 
-    @property
-    def shards(self) -> list[Shard]:
-        """The shards as objects; changes to them take effect."""
-        if isinstance(self._shards, Pieces):
-            self._shards = self._shards.as_shards()
-        return self._shards
-
-    @shards.setter
-    def shards(self, shards: list[Shard]) -> None:
-        self._shards = shards
-
     def pieces(self) -> Pieces:
         """The shards as arrays, rebuilt if there are objects."""
         return self._shards if isinstance(self._shards, Pieces) else Pieces.of_shards(self._shards)
@@ -396,15 +399,8 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, are negative, or are not finite.
         """
-        perf = self._estimated("time", self.pieces().perf)
-        times = perf.sum(axis=1)
-        valid = np.isfinite(times) & (times >= 0)
-        if not valid.all():
-            wrong = int(valid.argmin())
-            raise bad_input(
-                f"{self._named}: shard {wrong} is estimated to take {times[wrong]} ms: an "
-                "estimator writes finite times from 0 into Perf"
-            )
+        times = self._estimated("time", self.pieces().perf).sum(axis=1)
+        self._check(times, "ms: an estimator writes finite times from 0 into Perf")
         return times
 
     def memory(self) -> Ints:
@@ -414,13 +410,16 @@ class ShardingOption:
             PlannerError: They have not been estimated, or are negative.
         """
         storage = self._estimated("storage", self.pieces().storage)
-        if (storage < 0).any():
-            wrong = int(storage.min(axis=1).argmin())
-            raise bad_input(
-                f"{self._named}: shard {wrong} is estimated to take {storage.min():,} bytes: an "
-                "estimator writes bytes from 0 into Storage"
-            )
+        self._check(storage.min(axis=1), "bytes: an estimator writes bytes from 0 into Storage")
         return storage
+
+    def _check(self, amounts: Floats | Ints, rule: str) -> None:
+        valid = np.isfinite(amounts) & (amounts >= 0)
+        if not valid.all():
+            wrong = int(valid.argmin())
+            raise bad_input(
+                f"{self._named}: shard {wrong} is estimated to take {amounts[wrong]:,} {rule}"
+            )
 
     def placed_ranks(self, world_size: int) -> Ints:
         """The rank of each shard, ``[P]``.
@@ -455,14 +454,9 @@ class ShardingOption:
             )
         return amounts
 
-    def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
-        """Store estimates: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
-        pieces = self.pieces()
-        self._shards = replace(
-            pieces,
-            perf=pieces.perf if perf is None else perf,
-            storage=pieces.storage if storage is None else storage,
-        )
+    def set_estimates(self, **estimates: Floats | Ints) -> None:
+        """Store estimates: ``perf``, milliseconds ``[P, 6]``, or ``storage``, bytes ``[P, 3]``."""
+        self.shards = replace(self.pieces(), **estimates)
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
         """Set the rank of each shard.
@@ -475,7 +469,7 @@ class ShardingOption:
                 f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give "
                 "one for each"
             )
-        self._shards = replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64))
+        self.shards = replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64))
 
     @property
     def num_shards(self) -> int:
@@ -503,13 +497,6 @@ class ShardingOption:
         return getattr(self.cache_params, "load_factor", None)
 
     @property
-    def is_pooled(self) -> bool:
-        """Whether bags are pooled."""
-        if self._is_pooled is None:
-            self._is_pooled = self.module_pooled(self.module[1], self.name)
-        return self._is_pooled
-
-    @property
     def is_weighted(self) -> bool:
         """Whether each id carries a weight."""
         return bool(getattr(self.module[1], "is_weighted", bool)())
@@ -526,30 +513,6 @@ class ShardingOption:
             ):
                 return False
         return True
-
-    @property
-    def facts(self) -> TableFacts:
-        """The numbers of the table, computed from the other attributes if not given."""
-        if self._facts is None:
-            poolings = self.num_poolings or [1.0] * self.num_inputs
-            samples = tuple(self.batch_size * each for each in poolings)
-            self._facts = TableFacts(
-                path=self.path,
-                name=self.name,
-                rows=self.tensor.shape[0],
-                columns=self.tensor.shape[1],
-                element_bytes=self.tensor.element_size(),
-                features=tuple(
-                    self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))
-                ),
-                pooled=self.is_pooled,
-                weighted=self.is_weighted,
-                samples=samples,
-                ids=tuple(
-                    length * bags for length, bags in zip(self.input_lengths, samples, strict=True)
-                ),
-            )
-        return self._facts
 
     def get_shards_assignment(self) -> list[int | None]:
         """The rank of each shard."""
@@ -578,7 +541,6 @@ class ShardingOption:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling: everything but the weights and the module."""
-        _ = self.is_pooled, self.facts
         weight = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="meta")
         return {**self.__dict__, "tensor": weight, "module": (self.path, nn.Module())}
 

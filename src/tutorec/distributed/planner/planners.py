@@ -285,7 +285,9 @@ class EmbeddingShardingPlanner:
         def fixed(option: ShardingOption) -> float:
             # Inference has no exchange with other ranks.
             serves = kernel_model(option.compute_kernel).serves
-            return 0.0 if serves else fixed_cost(topology, option.sharding_type, option.is_pooled)
+            return (
+                0.0 if serves else fixed_cost(topology, option.sharding_type, option.facts.pooled)
+            )
 
         return PlanInputs(
             options=options,
