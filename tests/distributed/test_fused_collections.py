@@ -16,7 +16,7 @@ from tutorec.distributed.fused_embeddingbag import (
     ShardedFusedEmbeddingBagCollection,
 )
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharding_plan import get_default_sharders

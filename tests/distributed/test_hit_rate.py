@@ -12,8 +12,8 @@ from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.hit_rate import RowPopularity, hit_rate
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.topology import Topology
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

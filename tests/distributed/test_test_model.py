@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.test_utils.emb_sharder import TestEBCSharder

@@ -30,7 +30,7 @@ from tutorec.distributed.plan.plan import (
     ParameterSharding,
     ShardingPlan,
 )
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from tutorec.distributed.planner.topology import Topology

@@ -24,7 +24,7 @@ from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel, DMPCollection
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.simulate import simulate, simulate_sync

@@ -7,8 +7,8 @@ import torch
 from quant.equals import bags, rows
 from torch import nn
 
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import kernel_model
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerError

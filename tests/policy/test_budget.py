@@ -27,7 +27,6 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.collectives.functions.alltoall_sequence",
         "tutorec.distributed.model_parallel.DMPCollection.__init__",
         "tutorec.distributed.planner.types.Stats.log",
-        "tutorec.distributed.planner.options.ShardingOption.__init__",
         "tutorec.distributed.planner.planners.EmbeddingShardingPlanner.__init__",
         "tutorec.distributed.planner.stats.EmbeddingStats.log",
         "tutorec.distributed.planner.topology.Topology.__init__",

@@ -38,8 +38,8 @@ from tutorec.distributed.plan.geometry import (
 )
 from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingType
 from tutorec.distributed.planner.cost import exchanges, fixed_cost, shard_perf
-from tutorec.distributed.planner.options import Floats, TableFacts
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.topology import Floats, Topology
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor

@@ -20,8 +20,9 @@ from tutorec.distributed.plan.plan import (
     ParameterSharding,
     ShardingPlan,
 )
-from tutorec.distributed.planner.options import Perf, Pieces, Shard, ShardingOption, Storage
+from tutorec.distributed.planner.options import Pieces, Shard, ShardingOption
 from tutorec.distributed.planner.problem import PlanningProblem, cost
+from tutorec.distributed.planner.topology import Perf, Storage
 
 BATCH_SIZE = 512
 # HBM that is left of a rank's 32 GiB once the planner's own reservation is taken off

@@ -231,7 +231,7 @@ def shard_quant_model(
 
 def _whole_tables(names: Any) -> dict[str, Any]:
     """Constraints that keep every table whole; results equal the unsharded ones bit for bit."""
-    from tutorec.distributed.planner.constraints import ParameterConstraints
+    from tutorec.distributed.planner.options import ParameterConstraints
 
     kinds, kernels = [ShardingType.TABLE_WISE.value], [EmbeddingComputeKernel.QUANT.value]
     return {

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.explain import PlannedSharding
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.problem import fixed_time
 from tutorec.distributed.planner.topology import Topology

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+from tutorec.distributed.planner.options import Shard, ShardingOption
+from tutorec.distributed.planner.topology import Perf, Storage
 
 PARTITION_BY = {
     "table_wise": "device",

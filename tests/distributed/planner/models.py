@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tutorec.distributed.plan.plan import ParameterSharding
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 

@@ -51,8 +51,8 @@ from tutorec.distributed.planner.cost import (
     registered_kernels,
     shard_perf,
 )
-from tutorec.distributed.planner.options import Floats, TableFacts
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.topology import Floats, Topology
 from tutorec.distributed.traffic import count_traffic
 from tutorec.errors import PlannerError, PlannerErrorType
 

@@ -23,10 +23,9 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import ShardPiece, exact_cover, sharding_spec
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
 from tutorec.distributed.plan.validate import placed_pieces
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.options import Pieces, ShardingOption
+from tutorec.distributed.planner.options import ParameterConstraints, Pieces, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import ShardEstimator
 from tutorec.errors import PlannerError, PlannerErrorType

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorec._text import WIDTH, Explanation, Facts
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.explain import find_table, steps_of_choices, with_choice
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,

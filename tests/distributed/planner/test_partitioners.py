@@ -5,13 +5,14 @@ from distributed.planner.hand_made import option, places, ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed.planner.options import Perf, ShardingOption, Storage
+from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
     MemoryBalancedPartitioner,
     SortBy,
 )
 from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
+from tutorec.distributed.planner.topology import Perf, Storage
 from tutorec.errors import PlannerError, PlannerErrorType
 
 MIB = 2**20

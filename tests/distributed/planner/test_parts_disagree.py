@@ -15,14 +15,13 @@ from torch import nn
 
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+from tutorec.distributed.planner.options import ParameterConstraints, Shard, ShardingOption
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, to_sharding_plan
 from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GreedyProposer
-from tutorec.distributed.planner.topology import BasicCommsBandwidths, Topology
+from tutorec.distributed.planner.topology import BasicCommsBandwidths, Perf, Storage, Topology
 from tutorec.distributed.planner.types import Proposer, ShardEstimator
 from tutorec.errors import PlannerError
 

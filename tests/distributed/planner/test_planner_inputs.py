@@ -11,7 +11,7 @@ import pytest
 import torch
 from distributed.planner.models import bags, only
 
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation

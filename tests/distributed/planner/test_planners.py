@@ -19,9 +19,8 @@ from tutorec.distributed.hit_rate import RowPopularity
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import EmbeddingShardingPlanner, OptimalPlanner, Topology
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.options import ParameterConstraints, ShardingOption
 from tutorec.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
     MemoryBalancedPartitioner,

@@ -12,7 +12,7 @@ import numpy as np
 from distributed.planner.planned_cases import GIB, inputs_of
 
 from tutorec.distributed.planner import report
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.report import PlanInputs, find_shortage, why_infeasible
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.topology import Topology

@@ -25,11 +25,11 @@ from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagColl
 from tutorec.distributed.plan.geometry import data_parallel_pieces, pieces_of
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner import cost
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, shard_perf
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import (
     CachedRows,
+    ParameterConstraints,
     PartitionByType,
     Shard,
     ShardingOption,

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.options import Storage
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.storage_reservations import (
     FixedAbsoluteStorageReservation,
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
     InferenceStorageReservation,
 )
-from tutorec.distributed.planner.topology import CustomTopologyData, Topology
+from tutorec.distributed.planner.topology import CustomTopologyData, Storage, Topology
 from tutorec.distributed.planner.types import StorageReservation
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorec.distributed.planner import table_files
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.table_files import load_tables, tables_of
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import PoolingType

@@ -9,12 +9,12 @@ import copy
 import pytest
 
 from tutorec.distributed.planner.constants import HARDWARE
-from tutorec.distributed.planner.options import Storage
 from tutorec.distributed.planner.topology import (
     BasicCommsBandwidths,
     CollectiveType,
     CustomTopologyData,
     GeneralizedCommsBandwidth,
+    Storage,
     Topology,
 )
 from tutorec.errors import PlannerError, PlannerErrorType

@@ -31,9 +31,8 @@ from tutorec.distributed.plan.plan import (
     ShardingPlan,
     ShardingType,
 )
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import fixed_cost, shard_perf
-from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.options import ParameterConstraints, TableFacts
 from tutorec.distributed.planner.placements import place_options
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from tutorec.distributed.planner.constraints import ParameterConstraints
+    from tutorec.distributed.planner.options import ParameterConstraints
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, OptimalPlanner
     from tutorec.distributed.planner.topology import Topology
     from tutorec.distributed.planner.utils import bytes_to_gb, sharder_name
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _DEFINED_IN = {
     "EmbeddingShardingPlanner": ".planners",
     "OptimalPlanner": ".planners",
-    "ParameterConstraints": ".constraints",
+    "ParameterConstraints": ".options",
     "Topology": ".topology",
     "bytes_to_gb": ".utils",
     "sharder_name": ".utils",

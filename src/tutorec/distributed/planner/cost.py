@@ -46,8 +46,8 @@ from tutorec.distributed.planner.constants import (
     DENSE_GRADIENT_PASSES,
     ROW_READ_BYTES,
 )
-from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, TableFacts
-from tutorec.distributed.planner.topology import CollectiveType, Topology
+from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.topology import PERF_FIELDS, CollectiveType, Floats, Ints, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _FLOAT = 4  # bytes of an element in computation

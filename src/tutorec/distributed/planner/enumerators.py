@@ -35,22 +35,20 @@ from tutorec.distributed.plan.sizes import (
     slice_width,
 )
 from tutorec.distributed.planner.constants import BATCH_SIZE
-from tutorec.distributed.planner.constraints import (
+from tutorec.distributed.planner.cost import distinct_rows, registered_kernels
+from tutorec.distributed.planner.options import (
+    CachedRows,
     Constraints,
     ParameterConstraints,
+    PartitionByType,
+    Pieces,
+    ShardingOption,
+    TableFacts,
     check_names,
     check_numbers,
     members,
     warn_of,
     warn_without_effect,
-)
-from tutorec.distributed.planner.cost import distinct_rows, registered_kernels
-from tutorec.distributed.planner.options import (
-    CachedRows,
-    PartitionByType,
-    Pieces,
-    ShardingOption,
-    TableFacts,
 )
 from tutorec.distributed.planner.options import Shard as Shard
 from tutorec.distributed.planner.shard_estimators import (

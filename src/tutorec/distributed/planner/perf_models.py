@@ -9,8 +9,8 @@ from abc import abstractmethod
 
 import numpy as np
 
-from tutorec.distributed.planner.options import Floats, ShardingOption
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.topology import Floats, Topology
 from tutorec.distributed.planner.types import PerfModel
 
 
@@ -52,7 +52,8 @@ class NoopPerfModel(_LargestSum):
 
     Example:
         >>> from types import SimpleNamespace
-        >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+        >>> from tutorec.distributed.planner.options import Shard, ShardingOption
+        >>> from tutorec.distributed.planner.topology import Perf, Storage
         >>> import torch
         >>> shards = [
         ...     Shard([4, 4], [row, 0], Storage(9, 0), Perf(1 + row, 0, 2, 0), rank=row // 4)

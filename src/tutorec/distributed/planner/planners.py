@@ -37,12 +37,12 @@ from tutorec.distributed.plan.plan import (
     ShardingType,
 )
 from tutorec.distributed.planner.constants import BATCH_SIZE
-from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.milp import solve
-from tutorec.distributed.planner.options import ShardingOption, check_one_each
+from tutorec.distributed.planner.options import Constraints, ShardingOption
+from tutorec.distributed.planner.partitioners import check_one_each
 from tutorec.distributed.planner.placements import in_rank_order, place_options
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.proposers import best_proposal, placement_of
@@ -99,7 +99,7 @@ class EmbeddingShardingPlanner:
 
     Example:
         >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-        >>> from tutorec.distributed.planner.constraints import ParameterConstraints
+        >>> from tutorec.distributed.planner.options import ParameterConstraints
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [

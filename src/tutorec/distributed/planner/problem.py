@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.constraints import Constraints
-from tutorec.distributed.planner.options import Floats, Ints, ShardingOption
-from tutorec.distributed.planner.topology import Topology, memory_of
+from tutorec.distributed.planner.options import Constraints, ShardingOption
+from tutorec.distributed.planner.topology import Floats, Ints, Topology, memory_of
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 # Ties between options go to the first type in this list.

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec._text import several
-from tutorec.distributed.planner.options import Floats, ShardingOption, check_one_each
-from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
+from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, check_one_each
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.report import PlanInputs, why_infeasible
-from tutorec.distributed.planner.topology import Topology, memory_of
+from tutorec.distributed.planner.topology import Floats, Topology, memory_of
 from tutorec.distributed.planner.types import Enumerator, Partitioner, PerfModel, Proposer
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
@@ -116,7 +116,8 @@ class GreedyProposer(_GeneratedProposer):
     Example:
         The fast option needs 9 bytes; where that is too much, the next proposal takes the slow one:
 
-        >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+        >>> from tutorec.distributed.planner.options import Shard, ShardingOption
+        >>> from tutorec.distributed.planner.topology import Perf, Storage
         >>> import torch
         >>> def option(kind, ms, hbm):
         ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
@@ -249,7 +250,8 @@ class DynamicProgrammingProposer(_GeneratedProposer):
         fit:
 
         >>> from types import SimpleNamespace
-        >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+        >>> from tutorec.distributed.planner.options import Shard, ShardingOption
+        >>> from tutorec.distributed.planner.topology import Perf, Storage
         >>> import torch
         >>> def option(name, ms, hbm):
         ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))

@@ -24,9 +24,8 @@ import numpy as np
 
 from tutorec._text import bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan.plan import ShardingType
-from tutorec.distributed.planner.constraints import Constraints, ParameterConstraints
 from tutorec.distributed.planner.enumerators import Refusal
-from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
+from tutorec.distributed.planner.options import Constraints, ParameterConstraints, ShardingOption
 from tutorec.distributed.planner.problem import (
     MEMORIES,
     Bound,
@@ -43,7 +42,7 @@ from tutorec.distributed.planner.problem import (
 )
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.shard_estimators import stored_bytes
-from tutorec.distributed.planner.topology import Topology, memory_of, own_memory
+from tutorec.distributed.planner.topology import PERF_FIELDS, Topology, memory_of, own_memory
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]

@@ -20,7 +20,6 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.tbe_build import runs_in_fbgemm
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.plan.plan import ShardingType
-from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.cost import (
     KernelModel,
     Size,
@@ -30,8 +29,8 @@ from tutorec.distributed.planner.cost import (
     shard_perf,
     work_of,
 )
-from tutorec.distributed.planner.options import Ints, ShardingOption, TableFacts
-from tutorec.distributed.planner.topology import MOST_BYTES, Topology
+from tutorec.distributed.planner.options import Constraints, ShardingOption, TableFacts
+from tutorec.distributed.planner.topology import MOST_BYTES, Ints, Topology
 from tutorec.distributed.planner.types import ShardEstimator
 from tutorec.errors import PlannerError, PlannerErrorType
 

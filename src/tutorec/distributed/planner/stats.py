@@ -15,9 +15,8 @@ from typing import Any
 from tutorec._text import several
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.plan.plan import ShardingPlan
-from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.explain import explain_plan
-from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.options import Constraints, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, Stats, StorageReservation
 

@@ -18,10 +18,9 @@ from torch import nn
 
 from tutorec._check import require_finite
 from tutorec.distributed.core.sharders import ModuleSharder
-from tutorec.distributed.planner.constraints import Constraints
 from tutorec.distributed.planner.enumerators import model_tables, shardable_modules
-from tutorec.distributed.planner.options import Storage
-from tutorec.distributed.planner.topology import Topology, memory_of, own_memory
+from tutorec.distributed.planner.options import Constraints
+from tutorec.distributed.planner.topology import Storage, Topology, memory_of, own_memory
 from tutorec.distributed.planner.types import StorageReservation
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from tutorec._check import did_you_mean
-from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.errors import bad_input
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

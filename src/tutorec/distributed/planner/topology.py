@@ -12,11 +12,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
+from operator import add, le, sub
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tutorec._calibration as calibration
 from tutorec._check import require_finite, require_int
@@ -24,14 +26,84 @@ from tutorec.distributed import comm
 from tutorec.distributed.core.env import ranks_per_host
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
-from tutorec.distributed.planner.options import Ints, Perf, Storage
 from tutorec.errors import bad_input
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 _T = TypeVar("_T")
 MOST_RANKS = 2**17  # the largest number of ranks with a plan in reasonable time
 MOST_BYTES = 2**50  # sums over all ranks must fit into 64 bits
 _reported: set[str] = set()  # calibration states that this process has warned about
 _PRESET = re.compile(r"(?:(\d+)x)?([a-z][a-z0-9-]*?)(?:x(\d+))?", re.IGNORECASE)
+
+
+@dataclass(unsafe_hash=True)
+class Perf:
+    """Expected milliseconds of a shard in one training step.
+
+    Args:
+        fwd_compute: Lookup and pooling.
+        fwd_comms: Sending rows to the ranks of their samples.
+        bwd_compute: Update of the rows.
+        bwd_comms: Sending gradients back.
+        input_dist_comms: Sending ids to the shard.
+        prefetch_compute: Reading rows into a cache before the lookup.
+
+    Example:
+        >>> (Perf(1, 2, 3, 4) + Perf(1, 0, 0, 0)).total
+        11.0
+
+    Source:
+        TorchRec's ``Perf``. There ``total`` leaves ``input_dist_comms`` out, which a training
+        pipeline hides.
+    """
+
+    fwd_compute: float
+    fwd_comms: float
+    bwd_compute: float
+    bwd_comms: float
+    input_dist_comms: float = 0.0
+    prefetch_compute: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Total milliseconds of the shard on its rank."""
+        return float(sum(astuple(self)))
+
+    def __add__(self, other: Perf) -> Perf:
+        return Perf(*map(add, astuple(self), astuple(other)))
+
+
+PERF_FIELDS = tuple(each.name for each in fields(Perf))
+
+
+@dataclass(order=True, unsafe_hash=True)
+class Storage:
+    """Bytes by kind of memory.
+
+    Args:
+        hbm: Memory of an accelerator.
+        ddr: Memory of the host.
+        ssd: Disk.
+
+    Example:
+        >>> Storage(hbm=1, ddr=2) + Storage(hbm=1, ddr=0), Storage(1, 2).fits_in(Storage(1, 1))
+        (Storage(hbm=2, ddr=2, ssd=0), False)
+    """
+
+    hbm: int
+    ddr: int
+    ssd: int = 0
+
+    def __add__(self, other: Storage) -> Storage:
+        return Storage(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: Storage) -> Storage:
+        return Storage(*map(sub, astuple(self), astuple(other)))
+
+    def fits_in(self, other: Storage) -> bool:
+        """Whether it fits into ``other``, in each kind of memory."""
+        return all(map(le, astuple(self), astuple(other)))
 
 
 @dataclass(unsafe_hash=True)

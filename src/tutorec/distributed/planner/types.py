@@ -15,13 +15,12 @@ from tutorec.distributed.core.cache_params import CacheParams, KeyValueParams
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.plan.plan import BoundsCheckMode, EmbeddingComputeKernel, ShardingPlan
 from tutorec.distributed.planner.constants import BATCH_SIZE
-from tutorec.distributed.planner.constraints import Constraints, ParameterConstraints
 from tutorec.distributed.planner.options import (
+    Constraints,
+    ParameterConstraints,
     PartitionByType,
-    Perf,
     Shard,
     ShardingOption,
-    Storage,
 )
 from tutorec.distributed.planner.topology import (
     BasicCommsBandwidths,
@@ -29,6 +28,8 @@ from tutorec.distributed.planner.topology import (
     CustomTopologyData,
     DeviceHardware,
     GeneralizedCommsBandwidth,
+    Perf,
+    Storage,
     Topology,
 )
 from tutorec.errors import PlannerError, PlannerErrorType

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tutorec.distributed.planner.enumerators import sharder_name as sharder_name
-from tutorec.distributed.planner.options import ShardingOption, Storage
+from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.topology import Storage
 
 _MIB, _GIB = 1024**2, 1024**3
 
