@@ -25,9 +25,8 @@ def problems(draw: st.DrawFn, most_tables: int = 3, latencies: bool = True) -> P
     if draw(st.booleans()):
         rooms = [rooms[0]] * world_size
     capacity = np.array([[room, draw(st.sampled_from([0, 8, 100]))] for room in rooms])
-    fixed = (
-        np.array([draw(st.sampled_from([0.0, 0.5, 3.0])) for _ in range(3)]) if latencies else None
-    )
+    latency = st.sampled_from([0.0, 0.5, 3.0] if latencies else [0.0])
+    fixed = np.array([draw(latency) for _ in range(3)])
     tables = tuple(
         tuple(draw(choices(world_size, local_size)) for _ in range(draw(st.integers(1, 3))))
         for _ in range(draw(st.integers(1, most_tables)))
@@ -93,7 +92,7 @@ def brute_force(problem: PlanningProblem) -> float:
     does.
     """
     world_size = problem.world_size
-    fixed = np.zeros(3) if problem.fixed is None else problem.fixed
+    fixed = problem.fixed if len(problem.fixed) else np.zeros(1)
     time, memory = np.zeros((1, world_size)), np.zeros((1, world_size, 2), dtype=np.int64)
     groups = np.zeros((1, len(fixed)), dtype=np.bool_)
     for of_table in problem.choices:

@@ -17,8 +17,8 @@ from tutorec.distributed.planner.problem import (
 )
 
 
-def _whole(ms: float, size: int, group: int = 0) -> Choice:
-    return Choice(np.array([ms]), np.array([[size, 0]]), Spread.ANY, (group,))
+def _whole(ms: float, size: int, *groups: int) -> Choice:
+    return Choice(np.array([ms]), np.array([[size, 0]]), Spread.ANY, groups)
 
 
 def _rooms(*rooms: int) -> np.ndarray:
@@ -64,7 +64,7 @@ def test_the_bound_counts_memory_that_forces_slow_choices() -> None:
 
 def test_the_bound_counts_latencies_of_groups_that_cannot_be_avoided() -> None:
     """Either both groups, 1 + 1 ms and their latencies, or the first alone: 1 + 4 + 0.5 ms."""
-    tables = ((_whole(1.0, 1, group=0),), (_whole(1.0, 1, group=1), _whole(4.0, 1, group=0)))
+    tables = ((_whole(1.0, 1, 0),), (_whole(1.0, 1, 1), _whole(4.0, 1, 0)))
     for latency, ms in ((1.0, 3.5), (9.0, 5.5)):
         bound = lower_bound(PlanningProblem(1, 1, _rooms(9), tables, np.array([0.5, latency])))
         assert bound.ms == pytest.approx(ms)

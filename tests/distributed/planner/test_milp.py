@@ -38,12 +38,12 @@ def choice(
 
 
 def problem_of(
-    choices, hosts: int = 1, local_size: int = 2, room: int = 100, fixed=None
+    choices, hosts: int = 1, local_size: int = 2, room: int = 100, fixed=(0.0, 0.0, 0.0)
 ) -> PlanningProblem:
     world_size = hosts * local_size
     capacity = np.full((world_size, 2), room, np.int64)
     return PlanningProblem(
-        world_size, local_size, capacity, tuple(tuple(each) for each in choices), fixed
+        world_size, local_size, capacity, tuple(tuple(each) for each in choices), np.array(fixed)
     )
 
 

@@ -171,7 +171,7 @@ class MilpModel:
     ) -> None:
         self.problem, self.below = problem, below
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
-        fixed = np.zeros(0) if problem.fixed is None else problem.fixed / self.scale
+        fixed = problem.fixed / self.scale
         self.blocks: list[_Blocks] = []
         ways = [
             _Way(table, number, choice, group)

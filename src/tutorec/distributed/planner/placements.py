@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -271,20 +272,13 @@ class Packing:
             if position is not None:
                 self.put(table, position)
 
-    def save(self) -> tuple[list[Position | None], Floats, Floats]:
+    def save(self) -> tuple[Any, ...]:
         """Save the state for `restore`."""
-        return list(self.positions), self.filled.copy(), self.weights.copy()
+        return list(self.positions), self.filled.copy(), self.weights.copy(), self.holds.copy()
 
-    def restore(
-        self, saved: tuple[list[Position | None], Floats, Floats], tables: Sequence[int]
-    ) -> None:
-        """Restore a saved state from which only these tables have moved."""
-        positions, self.filled, self.weights = saved
-        for table in tables:
-            self.holds[:, table] = False
-            if (position := positions[table]) is not None and not position.everywhere:
-                self.holds[position.ranks, table] = True
-        self.positions = positions
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Restore a saved state."""
+        self.positions, self.filled, self.weights, self.holds = saved
 
     def placement(self) -> Placement:
         """The complete placement; all tables must be placed."""

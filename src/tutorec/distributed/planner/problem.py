@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -31,11 +31,6 @@ from tutorec.distributed.planner.options import Constraints, ShardingOption
 from tutorec.distributed.planner.topology import Floats, Ints, Topology, memory_of
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
-# Ties between options go to the first type in this list.
-PREFERENCE: Sequence[str] = (
-    ("table_wise row_wise column_wise table_row_wise table_column_wise grid_shard "
-     "data_parallel").split()
-)  # fmt: skip
 MEMORIES = ("HBM", "DDR")  # the kinds of memory that plans are limited by
 
 # The relaxation: relative tolerance by which the solver's optimum may exceed the true one.
@@ -138,7 +133,7 @@ class PlanningProblem:
     local_size: int
     capacity: Ints
     choices: tuple[tuple[Choice, ...], ...]
-    fixed: Floats | None = None
+    fixed: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(
@@ -162,21 +157,19 @@ class PlanningProblem:
         """
         constraints = constraints or {}
         world_size, local_size = topology.world_size, topology.intra_group_size
-        groups: dict[tuple[str, str], int] = {}
-        latencies: list[float] = []
+        groups: dict[tuple[str, str], tuple[int, ShardingOption]] = {}
         placed_together: dict[str, dict[str, list[Choice]]] = {}
         for option in options:
-            group = groups.setdefault((option.path, option.sharding_type), len(groups))
-            if group == len(latencies):
-                latencies.append(fixed(option) if fixed else 0.0)
+            key = option.path, option.sharding_type
+            group, _ = groups.setdefault(key, (len(groups), option))
             constraint = constraints.get(option.name)
             pin = constraint and constraint.pin
             choice = Choice(
                 time=option.times(),
                 memory=option.memory()[:, :2],
-                spread=_spread(option),
+                spread=_SPREADS[option.sharding_type],
                 groups=(group,),
-                preference=PREFERENCE.index(option.sharding_type),
+                preference=list(_SPREADS).index(option.sharding_type),
                 allowed=None if pin is None else np.isin(np.arange(world_size), list(pin)),
                 options=(option,),
             )
@@ -186,6 +179,7 @@ class PlanningProblem:
             tables = placed_together.setdefault(together, {})
             tables.setdefault(option.fqn, []).append(choice)
         choices = tuple(_colocated(list(tables.values())) for tables in placed_together.values())
+        latencies = [fixed(option) if fixed else 0.0 for _, option in groups.values()]
         return cls(world_size, local_size, memory_of(topology)[:, :2], choices, np.array(latencies))
 
 
@@ -244,7 +238,7 @@ def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
 def fixed_time(problem: PlanningProblem, choices: Iterable[Choice]) -> float:
     """Milliseconds of the groups that choices use."""
     used = {group for choice in choices for group in choice.groups}
-    return float(problem.fixed[sorted(used)].sum()) if problem.fixed is not None and used else 0.0
+    return float(problem.fixed[sorted(used)].sum())
 
 
 def cost(problem: PlanningProblem, placement: Placement) -> float:
@@ -292,20 +286,16 @@ def table_name(choice: Choice, number: int) -> str:
     return " and ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
+# Ties between options go to the first type.
 _SPREADS = {
-    "device": Spread.ANY,
-    "uniform": Spread.ALL,
-    "multi_host": Spread.HOSTS_ROWS,
-    "host": Spread.HOST_ROWS,
+    "table_wise": Spread.ANY,
+    "row_wise": Spread.ALL,
+    "column_wise": Spread.ANY,
+    "table_row_wise": Spread.HOST_ROWS,
+    "table_column_wise": Spread.HOST,
+    "grid_shard": Spread.HOSTS_ROWS,
+    "data_parallel": Spread.ALL,
 }
-
-
-def _spread(option: ShardingOption) -> Spread:
-    return (
-        Spread.HOST
-        if option.sharding_type == "table_column_wise"
-        else _SPREADS[option.partition_by]
-    )
 
 
 def _check_cut(choice: Choice, world_size: int, local_size: int) -> None:
@@ -408,7 +398,6 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     """
     if not problem.choices:
         return Bound(0.0, "there are no tables")
-    fixed = np.zeros(0) if problem.fixed is None else problem.fixed
     usable = [[c for c in of_table if fits(problem, c)] for of_table in problem.choices]
     room = np.maximum(problem.capacity, 0).sum(axis=0)
     if not all(usable) or (_least_memory(usable) > room).any():
@@ -416,7 +405,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     longest = [[longest_ms(problem, c) for c in of_table] for of_table in usable]
     shortest = [min(of_table) for of_table in longest]
     floor = max(shortest)
-    relaxed, groups, full = _relaxation(problem, usable, fixed)
+    relaxed, groups, full = _relaxation(problem, usable)
     small = sum(map(len, usable)) <= _SMALL
     for _ in range(_ROUNDS if small else 0):
         # A plan faster than `following` contains none of the longer shards.
@@ -428,7 +417,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
             [choice for choice, ms in zip(*pair, strict=True) if ms <= reached]
             for pair in zip(usable, longest, strict=True)
         ]
-        tightened, opened, filled = _relaxation(problem, brief, fixed)
+        tightened, opened, filled = _relaxation(problem, brief)
         if min(tightened, following) <= reached * (1 + _TOLERANCE):
             break
         relaxed = min(tightened, following)
@@ -449,7 +438,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
 
 
 def _relaxation(
-    problem: PlanningProblem, usable: list[list[Choice]], fixed: Floats
+    problem: PlanningProblem, usable: list[list[Choice]]
 ) -> tuple[float, frozenset[int], bool]:
     """Optimum of the linear program, the groups that it uses, and whether memory is full."""
     choices = [choice for of_table in usable for choice in of_table]
@@ -459,9 +448,11 @@ def _relaxation(
     mean = np.array([choice.time.sum() for choice in choices]) / problem.world_size
     room = np.maximum(problem.capacity, 0).sum(axis=0)
     memory = np.array([choice.memory.sum(axis=0) for choice in choices]) / np.maximum(room, 1)
-    whole_groups = bool(fixed.any()) and len(choices) <= _SMALL
+    whole_groups = bool(problem.fixed.any()) and len(choices) <= _SMALL
 
-    program = ChoiceProgram(choices, table, len(usable), fixed / unit, (False, whole_groups))
+    program = ChoiceProgram(
+        choices, table, len(usable), problem.fixed / unit, (False, whole_groups)
+    )
     share, slowest, paid = program.share, program.slowest, program.paid
     at_most_slowest = program.rows(1)
     program.put(at_most_slowest, share, mean / unit)
@@ -483,23 +474,42 @@ def _relaxation(
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
 
 
-class LinearProgram:
-    """A mixed-integer linear program in the making; minimizes the cost of its variables.
+class ChoiceProgram:
+    """A mixed-integer linear program about choices in the making; minimizes the cost of variables.
 
-    Example:
-        Two variables of at least 2 together, of which the second costs less:
+    It has what the relaxation and the integer program have in common: each table takes choices of 1
+    in all, and the slowest rank and the groups that are paid for cost something.
 
-        >>> program = LinearProgram()
-        >>> columns = program.variables(2, cost=np.array([2.0, 1.0]))
-        >>> program.put(program.rows(1, 2.0, np.inf), columns, 1.0)
-        >>> program.solve().x.tolist()
-        [0.0, 2.0]
+    Args:
+        choices: The choices of all tables.
+        table: For each choice the number of its table.
+        tables: Number of tables.
+        fixed: ``[G]`` cost of each group.
+        whole: Whether a table takes one choice, and groups are paid for entirely or not at all.
+
+    Attributes:
+        share: Variables: the share of its table that each choice has.
+        slowest: Variable: the slowest rank.
+        paid: The groups that cost something.
+        used: Variables: whether each of these groups is paid for.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        table: Ints,
+        tables: int,
+        fixed: Floats,
+        whole: tuple[bool, bool],
+    ) -> None:
         self._variables: list[tuple[float, bool, float]] = []  # largest value, integrality, cost
         self._rows: list[tuple[float, float]] = []
         self._entries: list[list[NDArray[Any]]] = []
+        self._choices, self._table, self.paid = choices, table, np.flatnonzero(fixed)
+        self.share = self.variables(len(choices), whole=whole[0])
+        self.slowest = self.variables(1, whole=False, cost=1.0)
+        self.used = self.variables(len(self.paid), whole=whole[1], cost=fixed[self.paid])
+        self.put(self.rows(tables, 1.0, 1.0)[table], self.share, 1.0)
 
     @property
     def size(self) -> int:
@@ -539,39 +549,6 @@ class LinearProgram:
             constraints=LinearConstraint(matrix, *np.array(self._rows).T),
             options=options,
         )
-
-
-class ChoiceProgram(LinearProgram):
-    """What the relaxation and the integer program have in common: choices, and groups paid for.
-
-    Args:
-        choices: The choices of all tables.
-        table: For each choice the number of its table.
-        tables: Number of tables.
-        fixed: ``[G]`` cost of each group.
-        whole: Whether a table takes one choice, and groups are paid for entirely or not at all.
-
-    Attributes:
-        share: Variables: the share of its table that each choice has.
-        slowest: Variable: the slowest rank.
-        paid: The groups that cost something.
-        used: Variables: whether each of these groups is paid for.
-    """
-
-    def __init__(
-        self,
-        choices: Sequence[Choice],
-        table: Ints,
-        tables: int,
-        fixed: Floats,
-        whole: tuple[bool, bool],
-    ) -> None:
-        super().__init__()
-        self._choices, self._table, self.paid = choices, table, np.flatnonzero(fixed)
-        self.share = self.variables(len(choices), whole=whole[0])
-        self.slowest = self.variables(1, whole=False, cost=1.0)
-        self.used = self.variables(len(self.paid), whole=whole[1], cost=fixed[self.paid])
-        self.put(self.rows(tables, 1.0, 1.0)[table], self.share, 1.0)
 
     def pay_for_groups(self) -> None:
         """Constrain the shares of each table that use a group to what the group is paid for."""

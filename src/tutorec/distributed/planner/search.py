@@ -139,8 +139,7 @@ class _Search:
         every = frozenset(
             g for of_table in self.problem.choices for c in of_table for g in c.groups
         )
-        fixed = self.problem.fixed
-        paid = [group for group in sorted(every) if fixed is not None and fixed[group]]
+        paid = [group for group in sorted(every) if self.problem.fixed[group]]
         alone = (every.difference(paid) | {group} for group in paid)
         sets = dict.fromkeys([every, every.difference(paid) | self.bound.groups, *alone])
         first: list[Packing] = []
@@ -255,7 +254,7 @@ class _Search:
             if missing > was_missing or (
                 missing == was_missing and packing.potential > limit * (1 + _EQUAL)
             ):
-                packing.restore(saved, [*off, *absent])
+                packing.restore(saved)
                 return
         self._keep(packing)
 
@@ -293,7 +292,7 @@ def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Pla
     group.
     """
     for group in sorted({group for choice in placement.taken(problem) for group in choice.groups}):
-        for other in range(0 if problem.fixed is None else len(problem.fixed)):
+        for other in range(len(problem.fixed)):
             chosen, taken = placement.chosen.copy(), placement.taken(problem)
             for table, choice in enumerate(taken):
                 groups = tuple(other if each == group else each for each in choice.groups)
