@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import torch
 from torch import nn
 
 from tutorec._check import require_int
@@ -207,12 +206,7 @@ class EmbeddingEnumerator(Enumerator):
             warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
         self.refusals = []
         effects: dict[str, list[str]] = {}
-        ranks = self._topology.world_size, self._local_size
-
-        @cache  # tables of one shape share their arrays
-        def cut(kind: ShardingType, rows: int, columns: int, width: int) -> Any:
-            return cut_arrays(kind, (rows, columns), *ranks, width)
-
+        cut = cache(cut_arrays)  # tables of one shape share their arrays
         options = [option for table in tables for option in self._options_of(table, cut, effects)]
         self.populate_estimates(options)
         warn_without_effect(self._constraints, effects)
@@ -250,26 +244,16 @@ class EmbeddingEnumerator(Enumerator):
         if effect and (constraint.min_partition or self._topology.world_size > 1):
             effects.setdefault(effect, []).append(facts.name)
         for kind, kernel in ways:
+            columns = width if kind in COLUMN_CUTS else 0
+            ranks = self._topology.world_size, self._local_size
+            pieces = Pieces(*cut(kind, (facts.rows, facts.columns), *ranks, columns))
             for params, cached_rows in _caches(kernel, table, self._topology.world_size):
-                yield ShardingOption(
-                    facts.name,
-                    table.tensor,
-                    table.module,
-                    shards=Pieces(
-                        *cut(kind, facts.rows, facts.columns, width if kind in COLUMN_CUTS else 0)
-                    ),
-                    is_pooled=facts.pooled,
-                    feature_names=list(facts.features),
-                    facts=replace(facts, cache=cached_rows) if cached_rows else facts,
-                    sharding_type=kind.value,
-                    partition_by=get_partition_by_type(kind.value),
-                    compute_kernel=kernel,
-                    cache_params=params,
-                    input_lengths=table.input_lengths,
-                    num_poolings=table.num_poolings,
-                    batch_size=self._batch_size,
-                    **{name: getattr(constraint, name) for name in _CARRIED},
-                )
+                option = table.option.with_pieces(pieces)
+                option.sharding_type, option.compute_kernel = kind.value, kernel
+                option.partition_by = get_partition_by_type(kind.value)
+                if cached_rows:
+                    option.cache_params, option.facts = params, replace(facts, cache=cached_rows)
+                yield option
 
     def _ways(self, table: ModelTable) -> tuple[list[tuple[ShardingType, str]], list[Refusal]]:
         """The types and kernels of a table, in its sharder's order, and why not the others."""
@@ -471,24 +455,21 @@ class ModelTable:
     """A table of a model.
 
     Args:
-        facts: Its numbers.
-        tensor: Its weight ``[R, D]``.
-        module: ``(path, module)`` of its collection.
+        option: Its option without sharding type, kernel and shards.
         sharder: The sharder of the collection.
         constraint: Its constraints; empty `ParameterConstraints` by default.
         names_optimizer: Whether the table or its sharder sets an optimizer.
-        input_lengths: Pooling factor of each feature.
-        num_poolings: Bags per sample of each feature, if a constraint gives them.
     """
 
-    facts: TableFacts
-    tensor: torch.Tensor
-    module: tuple[str, nn.Module]
+    option: ShardingOption
     sharder: ModuleSharder[Any]
     constraint: ParameterConstraints
     names_optimizer: bool
-    input_lengths: list[float]
-    num_poolings: list[float] | None
+
+    @property
+    def facts(self) -> TableFacts:
+        """Its numbers."""
+        return self.option.facts
 
 
 def shardable_modules(
@@ -578,7 +559,6 @@ def _tables_of(
 ) -> Iterator[ModelTable]:
     """The tables of one collection."""
     configs = _configs_of(module)
-    weighted = bool(getattr(module, "is_weighted", bool)())
     fused_params = getattr(sharder, "fused_params", None)
     shared_optimizer = _optimizer_of(fused_params)
     packed_table: Any = getattr(module, "packed_table", None)
@@ -593,17 +573,24 @@ def _tables_of(
         samples = tuple(float(size * count) for size, count in zip(sizes, bags, strict=True))
         own_optimizer = optimizer_spec_of_parameter(name, tensor)
         packed: Any = packed_table(name) if callable(packed_table) else None
-        pooled = ShardingOption.module_pooled(module, name)
-        row_bytes, gradient_bytes = _wire_bytes(sharder, pooled)
-        facts = TableFacts(
-            path=path,
-            name=name,
-            rows=tensor.shape[0],
-            columns=tensor.shape[1],
-            element_bytes=tensor.element_size(),
-            features=features,
-            pooled=pooled,
-            weighted=weighted or constraint.is_weighted,
+        option = ShardingOption(
+            name,
+            tensor,
+            (path, module),
+            lengths,
+            batch_size,
+            sharding_type="",
+            partition_by="",
+            compute_kernel="",
+            shards=[],
+            feature_names=list(features),
+            num_poolings=bags if constraint.num_poolings else None,
+            **{field: getattr(constraint, field) for field in _CARRIED},
+        )
+        row_bytes, gradient_bytes = _wire_bytes(sharder, option.facts.pooled)
+        option.facts = replace(
+            option.facts,
+            weighted=option.facts.weighted or constraint.is_weighted,
             samples=samples,
             ids=tuple(length * count for length, count in zip(lengths, samples, strict=True)),
             optimizer=own_optimizer or shared_optimizer,
@@ -613,20 +600,15 @@ def _tables_of(
             mapping_row_bytes=mappings[name].row_bytes() if name in mappings else 0,
         )
         named = own_optimizer is not None or bool(fused_params)
-        poolings = bags if constraint.num_poolings else None
-        yield ModelTable(
-            facts, tensor, (path, module), sharder, constraint, named, lengths, poolings
-        )
+        yield ModelTable(option, sharder, constraint, named)
 
 
 def _configs_of(module: nn.Module) -> dict[str, Any]:
     """Table name -> its configuration; empty for an unknown module."""
-    for attribute in ("embedding_bag_configs", "embedding_configs"):
-        ask: Any = getattr(module, attribute, None)
-        if callable(ask):
-            configs: Any = ask()
-            return {config.name: config for config in configs}
-    return {}
+    bags: Any = getattr(module, "embedding_bag_configs", None)
+    ask: Any = bags or getattr(module, "embedding_configs", None)
+    configs: Any = ask() if callable(ask) else ()
+    return {config.name: config for config in configs}
 
 
 def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tuple[str, ...]:

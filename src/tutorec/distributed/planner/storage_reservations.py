@@ -240,7 +240,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         )
         if self._dense_tensor_estimate is not None:
             return int(self._dense_tensor_estimate), batches
-        of_tables = {id(table.tensor) for table in tables}
+        of_tables = {id(table.option.tensor) for table in tables}
         # The rows of quantized tables are buffers.
         of_tables |= {
             id(rows)
