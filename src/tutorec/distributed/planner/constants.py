@@ -46,16 +46,6 @@ DENSE_BANDWIDTH = 0.5
 # (github.com/NVIDIA/nccl/issues/1259); launch overhead in Python is added.
 DEVICE_LATENCY_MS = 0.02
 
-# A laptop, as measured before ``tutorec calibrate`` existed: two processes of one thread each, gloo
-# on the loopback device, fused row-wise Adagrad, on two virtual cores of an AMD EPYC 7003. Use
-# ``tutorec calibrate`` for other machines.
-LAPTOP_DDR_CAP = 16 * GIB  # shared by all ranks; not measured
-LAPTOP_ROW_BW = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
-LAPTOP_BWD_MULTIPLIER = 2.5  # bytes of an update relative to a lookup
-LAPTOP_ROW_MS = 230e-6  # additional time per distinct row of an update
-LAPTOP_WIRE_BW = 0.9 * GIB / 1000  # sent by one process
-LAPTOP_LATENCY_MS = 0.4  # of an exchange, including Python overhead
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
@@ -135,17 +125,20 @@ HARDWARE: dict[str, Hardware] = {
                                       "NVLink 900 GB/s "
         "both ways together, PCIe 5.0 x16, 8 x 400 Gb/s, 2 x 8 channels of DDR5-4800"
     ),
+    # As measured before ``tutorec calibrate`` existed: two processes of one thread each, gloo on
+    # the loopback device, fused row-wise Adagrad, on two virtual cores of an AMD EPYC 7003. Use
+    # ``tutorec calibrate`` for other machines.
     "laptop": Hardware(
         device="cpu",
         ranks_per_host=2,
         hbm_cap=0,
-        ddr_cap=LAPTOP_DDR_CAP,
-        ddr_mem_bw=LAPTOP_ROW_BW,
-        intra_host_bw=LAPTOP_WIRE_BW,
-        inter_host_bw=LAPTOP_WIRE_BW,
-        latency_ms=LAPTOP_LATENCY_MS,
-        row_ms=LAPTOP_ROW_MS,
-        bwd_compute_multiplier=LAPTOP_BWD_MULTIPLIER,
+        ddr_cap=16 * GIB,  # shared by all ranks; not measured
+        ddr_mem_bw=4.8 * GIB / 1000,  # rows and bags of a lookup, one thread
+        intra_host_bw=0.9 * GIB / 1000,  # sent by one process
+        inter_host_bw=0.9 * GIB / 1000,
+        latency_ms=0.4,  # of an exchange, including Python overhead
+        row_ms=230e-6,  # additional time per distinct row of an update
+        bwd_compute_multiplier=2.5,  # bytes of an update relative to a lookup
         source="measured on two virtual cores of an AMD EPYC 7003",
     ),
 }  # fmt: skip

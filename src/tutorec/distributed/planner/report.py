@@ -230,7 +230,7 @@ def find_shortage(problem: PlanningProblem) -> Shortage:
     """
     room = problem.capacity.max(axis=0)
     largest = {
-        table: problem.choices[table][_smallest(problem, table)].memory.max(axis=0)
+        table: _smallest(problem, table).memory.max(axis=0)
         for table, choices in enumerate(problem.choices)
         if not any(fits(problem, choice) for choice in choices)
     }
@@ -245,13 +245,10 @@ def find_shortage(problem: PlanningProblem) -> Shortage:
         for choices in problem.choices
     ]
     shared = []
-    for ranks in {mask.tobytes(): mask for mask in (everywhere, *pins)}.values():
+    for ranks in np.unique([everywhere, *pins], axis=0)[::-1]:
+        inside = [table for table, mask in enumerate(pins) if not (mask & ~ranks).any()]
         for kind in (0, 1):
-            needed = {
-                t: _least_bytes(problem, t, kind)
-                for t, mask in enumerate(pins)
-                if not (mask & ~ranks).any()
-            }
+            needed = {table: _least_bytes(problem, table, kind) for table in inside}
             tables = tuple(sorted(needed, key=lambda table: -needed[table]))
             total, available = sum(needed.values()), int(problem.capacity[ranks, kind].sum())
             shared.append(
@@ -264,11 +261,12 @@ def _fullness(memory: Ints, room: Ints) -> float:
     return float((memory / np.maximum(room, 1)).max())
 
 
-def _smallest(problem: PlanningProblem, table: int) -> int:
+def _smallest(problem: PlanningProblem, table: int) -> Choice:
     """The choice of a table whose largest shard is smallest."""
     room = problem.capacity.max(axis=0)
-    fullness = [_fullness(choice.memory.max(axis=0), room) for choice in problem.choices[table]]
-    return int(np.argmin(fullness))
+    return min(
+        problem.choices[table], key=lambda choice: _fullness(choice.memory.max(axis=0), room)
+    )
 
 
 def _least_bytes(problem: PlanningProblem, table: int, kind: int) -> int:
@@ -319,7 +317,7 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     problem, kind = inputs.problem, shortage.kind
     first, *others = shortage.tables
     choices = problem.choices[first]
-    least = choices[_smallest(problem, first)]
+    least = _smallest(problem, first)
     tables = (
         f"table {names_of(least)!r} needs"
         if len(least.options) == 1

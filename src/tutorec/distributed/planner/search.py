@@ -185,23 +185,19 @@ class _Search:
         return packing
 
     def _longest_first(self, usable: Sequence[Sequence[int]], stretch: float) -> Packing:
-        """LPT with the usable choices that are not too long."""
-        packing = Packing(self.problem, self._brief(usable, stretch * self.target))
+        """LPT with the usable choices that are not too long; at least a table's shortest."""
+        brief = []
+        for of_table, numbers in zip(self.problem.choices, usable, strict=True):
+            longest = {number: of_table[number].longest for number in numbers}
+            most = max(stretch * self.target, min(longest.values()))
+            brief.append([number for number in numbers if longest[number] <= most])
+        packing = Packing(self.problem, brief)
         packing.sharpen(_PLACING, self.target)
         for table in self.order:
             position = packing.best(table)
             if position is not None:
                 packing.put(table, position)
         return packing
-
-    def _brief(self, usable: Sequence[Sequence[int]], limit: float) -> list[list[int]]:
-        """The usable choices without shards above the limit; at least a table's shortest."""
-        brief = []
-        for of_table, numbers in zip(self.problem.choices, usable, strict=True):
-            longest = {number: of_table[number].longest for number in numbers}
-            most = max(limit, min(longest.values()))
-            brief.append([number for number in numbers if longest[number] <= most])
-        return brief
 
     def _sweep(self, packing: Packing) -> None:
         """Local search: remove each placed table once, and place it again at its best position."""
