@@ -18,32 +18,13 @@ import numpy as np
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner.options import PartitionByType, ShardingOption
 from tutorec.distributed.planner.perf_models import NoopPerfModel
+from tutorec.distributed.planner.placements import check_one_each
 from tutorec.distributed.planner.topology import Ints, Topology, memory_of
 from tutorec.distributed.planner.types import Partitioner
-from tutorec.errors import PlannerError, PlannerErrorType, bad_input
+from tutorec.errors import PlannerError, PlannerErrorType
 
 CLOSE_ENOUGH = 10 * 1024 * 1024
 """Bytes: the binary search for the least memory stops at this accuracy."""
-
-
-def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
-    """Check that there is at most one option per table.
-
-    Args:
-        what: Source of the options, for the message.
-        options: The options.
-
-    Raises:
-        PlannerError: A table has two.
-    """
-    seen: dict[str, ShardingOption] = {}
-    for option in options:
-        if option.fqn in seen:
-            raise bad_input(
-                f"{what} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} and "
-                f"as {option.sharding_type}: take one option for each table"
-            )
-        seen[option.fqn] = option
 
 
 class SortBy(Enum):

@@ -35,6 +35,7 @@ from tutorec.distributed.planner.problem import (
     Spread,
     units,
 )
+from tutorec.errors import bad_input
 
 # Memory is a hard limit for any b: its term is small until memory is nearly full.
 _MEMORY_SHARPNESS = 10.0
@@ -315,3 +316,23 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
         in_order[kind.argsort(kind="stable")] = blocks[np.lexsort((blocks[:, 0], kind))]
         sorted_ranks.append(in_order.ravel())
     return Placement(placement.chosen, sorted_ranks)
+
+
+def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
+    """Check that there is at most one option per table.
+
+    Args:
+        what: Source of the options, for the message.
+        options: The options.
+
+    Raises:
+        PlannerError: A table has two.
+    """
+    seen: dict[str, ShardingOption] = {}
+    for option in options:
+        if option.fqn in seen:
+            raise bad_input(
+                f"{what} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} and "
+                f"as {option.sharding_type}: take one option for each table"
+            )
+        seen[option.fqn] = option

@@ -42,8 +42,7 @@ from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.milp import solve
 from tutorec.distributed.planner.options import Constraints, ShardingOption
-from tutorec.distributed.planner.partitioners import check_one_each
-from tutorec.distributed.planner.placements import in_rank_order, place_options
+from tutorec.distributed.planner.placements import check_one_each, in_rank_order, place_options
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.proposers import best_proposal, placement_of
 from tutorec.distributed.planner.report import PlanInputs, PlanReport, why_infeasible

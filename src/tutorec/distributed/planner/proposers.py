@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from tutorec._text import several
 from tutorec.distributed.planner.options import ShardingOption
-from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, check_one_each
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
+from tutorec.distributed.planner.placements import check_one_each
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.report import PlanInputs, why_infeasible
 from tutorec.distributed.planner.topology import Floats, Topology, memory_of
