@@ -28,7 +28,6 @@ from tutorec.distributed.planner import cost
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, shard_perf
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import (
-    CachedRows,
     ParameterConstraints,
     PartitionByType,
     Shard,
@@ -313,7 +312,7 @@ def tensors_in(*owners: Any) -> list[torch.Tensor]:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
 def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
-    cached = facts(optimizer=ADAGRAD, cache=CachedRows(load_factor=0.1, miss_rate=0.5))
+    cached = facts(optimizer=ADAGRAD, cached=0.1, miss_rate=0.5)
     topology = Topology(1, "cpu")
     found = stored_bytes(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)
     [memory] = shard_storage(
@@ -336,7 +335,7 @@ def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
     assert found.cache[0] == pytest.approx(100 * (128 + 4) + index, rel=0.05)
     slower = shard_perf(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)[0]
     assert slower[5] == pytest.approx(2 * 0.5 * 20 * (128 + 4) / topology.ssd_mem_bw)
-    none = facts(cache=CachedRows(load_factor=0.0, miss_rate=1.0))
+    none = facts(miss_rate=1.0)
     assert stored_bytes(none, ShardingType.TABLE_WISE, "fused_uvm", WHOLE, topology).cache[0] == 0
 
 

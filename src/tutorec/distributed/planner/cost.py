@@ -495,7 +495,7 @@ def _perf(
         work.updates * row_bytes + _FLOAT * work.gradients * columns
     )
     whole = work.table + (0 if kernel.updates else rows * columns)
-    missed = 0.0 if facts.cache is None else facts.cache.miss_rate * work.lookups
+    missed = facts.miss_rate * work.lookups
     states = facts.optimizer.states if facts.optimizer else ()
     state_bytes = _FLOAT * sum(1 if state.rowwise else columns for state in states)
     moved = facts.row_bytes(columns) + state_bytes

@@ -36,7 +36,6 @@ from tutorec.distributed.plan.sizes import (
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.cost import distinct_rows, registered_kernels
 from tutorec.distributed.planner.options import (
-    CachedRows,
     Constraints,
     ParameterConstraints,
     PartitionByType,
@@ -247,12 +246,11 @@ class EmbeddingEnumerator(Enumerator):
             columns = width if kind in COLUMN_CUTS else 0
             ranks = self._topology.world_size, self._local_size
             pieces = Pieces(*cut(kind, (facts.rows, facts.columns), *ranks, columns))
-            for params, cached_rows in _caches(kernel, table, self._topology.world_size):
+            for params, numbers in _caches(kernel, table, self._topology.world_size):
                 option = table.option.with_pieces(pieces)
                 option.sharding_type, option.compute_kernel = kind.value, kernel
                 option.partition_by = get_partition_by_type(kind.value)
-                if cached_rows:
-                    option.cache_params, option.facts = params, replace(facts, cache=cached_rows)
+                option.cache_params, option.facts = params, numbers
                 yield option
 
     def _ways(self, table: ModelTable) -> tuple[list[tuple[ShardingType, str]], list[Refusal]]:
@@ -375,29 +373,32 @@ class EmbeddingEnumerator(Enumerator):
 
 def _caches(
     kernel: str, table: ModelTable, world_size: int
-) -> list[tuple[CacheParams | None, CachedRows | None]]:
-    """The caches that a table may have with a kernel; several sizes if the caller sets none."""
+) -> Iterator[tuple[CacheParams | None, TableFacts]]:
+    """The caches that a table may have with a kernel, and its numbers with each.
+
+    Several sizes are tried if the caller sets none.
+    """
+    facts = table.facts
     if kernel not in _IN_FILE:
-        return [(None, None)]
+        yield None, facts
+        return
     asked_for = table.constraint.cache_params or sharder_cache(
         getattr(table.sharder, "fused_params", None)
     )
-    stats, ids = asked_for.stats, world_size * table.facts.total_ids
+    stats, ids = asked_for.stats, world_size * facts.total_ids
     # Without statistics all rows are assumed to be equally popular.
-    rows = stats.expected_lookups if stats else distinct_rows(ids, table.facts.rows)
-
-    def cached_rows(factor: float) -> CachedRows:
-        missed = stats.expected_miss_rate(factor) if stats else 1 - factor
-        return CachedRows(factor, min(1.0, missed * rows / ids) if ids else 0.0)
-
+    rows = stats.expected_lookups if stats else distinct_rows(ids, facts.rows)
     factors: Sequence[float | None] = [asked_for.load_factor]
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
         factors = [None]
     elif asked_for.load_factor is None:
         factors = _LOAD_FACTORS
-    return [
-        (replace(asked_for, load_factor=factor), cached_rows(factor or 0.0)) for factor in factors
-    ]
+    for factor in factors:
+        cached = factor or 0.0
+        missed = stats.expected_miss_rate(cached) if stats else 1 - cached
+        miss_rate = min(1.0, missed * rows / ids) if ids else 0.0
+        params = replace(asked_for, load_factor=factor)
+        yield params, replace(facts, cached=cached, miss_rate=miss_rate)
 
 
 def get_partition_by_type(sharding_type: str) -> str:

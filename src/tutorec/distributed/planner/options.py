@@ -151,20 +151,6 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class CachedRows:
-    """The cache of a table in a file.
-
-    Args:
-        load_factor: Fraction of its rows in memory, 0 to 1.
-        miss_rate: Fraction of all ids, 0 to 1, that miss the cache; a row that a batch looks up
-            several times misses once.
-    """
-
-    load_factor: float
-    miss_rate: float
-
-
-@dataclass(frozen=True)
 class TableFacts:
     """A table of a collection, as numbers.
 
@@ -183,7 +169,9 @@ class TableFacts:
         row_wire_bytes: Bytes of a row element on the wire: 4, or 2 with a codec.
         gradient_wire_bytes: Bytes of a gradient element on the wire, likewise.
         packed: Row layout of a quantized table; None for float rows.
-        cache: Cache of a table in a file; None if all rows are in memory.
+        cached: Of a table in a file: fraction of its rows in memory, 0 to 1.
+        miss_rate: Of a table in a file: fraction of all ids that miss the cache; a row that a batch
+            looks up several times misses once.
         mapping_row_bytes: Bytes that a mapping of raw ids keeps for each row.
 
     Example:
@@ -207,7 +195,8 @@ class TableFacts:
     row_wire_bytes: int = 4
     gradient_wire_bytes: int = 4
     packed: PackedTable | None = None
-    cache: CachedRows | None = None
+    cached: float = 0.0
+    miss_rate: float = 0.0
     mapping_row_bytes: int = 0
 
     def row_bytes(self, columns: int) -> int:

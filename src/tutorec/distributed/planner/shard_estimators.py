@@ -273,9 +273,9 @@ def _cache_bytes(
     In memory are the cached rows with their state; per row of the table its slot; per slot its row
     and last use. On CUDA the slower memory has no spare rows.
     """
-    if facts.cache is None or not facts.cache.load_factor:
+    if not facts.cached:
         return 0, 0
-    slots = max(1, ceil(facts.cache.load_factor * rows))
+    slots = max(1, ceil(facts.cached * rows))
     index = _ROW_INDEX * rows + _SLOT_INDEX * slots
     in_slots = slots * facts.row_bytes(columns) + _state_bytes(optimizer, slots, columns)
     return in_slots + index, in_slots if topology.compute_device == "cpu" else 0
