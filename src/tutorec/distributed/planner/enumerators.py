@@ -226,7 +226,13 @@ class EmbeddingEnumerator(Enumerator):
             reason = f"it is left to a planner for {constraint.device_group}, and this is {device}"
             self.refusals.append(Refusal(facts.path, facts.name, "", "", reason))
             return
-        ways, refusals = self._ways(table)
+        ways: list[tuple[ShardingType, str]] = []
+        refusals: list[Refusal] = []
+        for kind, kernel, reason in self._considered(table):
+            if reason:
+                refusals.append(Refusal(facts.path, facts.name, kind.value, kernel, reason))
+            else:
+                ways.append((kind, kernel))
         self.refusals += refusals
         if not ways:
             kinds = {ShardingType(kind).value for kind in constraint.sharding_types or ()}
@@ -253,14 +259,12 @@ class EmbeddingEnumerator(Enumerator):
                 option.cache_params, option.facts = params, numbers
                 yield option
 
-    def _ways(self, table: ModelTable) -> tuple[list[tuple[ShardingType, str]], list[Refusal]]:
-        """The types and kernels of a table, in its sharder's order, and why not the others."""
+    def _considered(self, table: ModelTable) -> Iterator[tuple[ShardingType, str, str]]:
+        """Types and kernels in the sharder's order, each with why a table cannot have it.
+
+        The reason is empty for an option, and the kernel where the type itself is refused.
+        """
         name, constraint = table.facts.name, table.constraint
-        ways, refusals = list[tuple[ShardingType, str]](), list[Refusal]()
-
-        def refuse(kind: ShardingType, reason: str, kernel: str = "") -> None:
-            refusals.append(Refusal(table.facts.path, name, kind.value, kernel, reason))
-
         wanted_types = members(ShardingType, constraint.sharding_types, "sharding_types", name)
         kernels_of = EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels"
         wanted = [kernel.value for kernel in members(*kernels_of, name)]
@@ -268,10 +272,10 @@ class EmbeddingEnumerator(Enumerator):
         built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
         for kind in wanted_types:
             if kind not in built:
-                refuse(kind, f"{sharder} does not build it")
+                yield kind, "", f"{sharder} does not build it"
         for kind in built:
             if reason := self._type_refused(table, kind, wanted_types):
-                refuse(kind, reason)
+                yield kind, "", reason
                 continue
             offered = table.sharder.compute_kernels(kind.value, device)
             # No table is put into a file unless a constraint asks for it, or its sharder supports
@@ -284,21 +288,14 @@ class EmbeddingEnumerator(Enumerator):
             ]
             for kernel in wanted:
                 if kernel not in kernels:
-                    refuse(kind, f"{sharder} does not build this kernel", kernel)
+                    yield kind, kernel, f"{sharder} does not build this kernel"
             for kernel in kernels:
                 why = self._kernel_refused(table, kind, kernel, kernels, wanted)
                 # The kernel dense without a type asks for a replicated table, as in TorchRec.
-                if (
-                    kernel == _DENSE
-                    and _DENSE in wanted
-                    and not (wanted_types or kind is ShardingType.DATA_PARALLEL)
-                ):
+                typed = wanted_types or kind is ShardingType.DATA_PARALLEL
+                if kernel == _DENSE and _DENSE in wanted and not typed:
                     why = why or "the kernel 'dense' without a sharding type means data_parallel"
-                if why:
-                    refuse(kind, why, kernel)
-                else:
-                    ways.append((kind, kernel))
-        return ways, refusals
+                yield kind, kernel, why
 
     def _kernel_refused(
         self,
@@ -363,7 +360,8 @@ class EmbeddingEnumerator(Enumerator):
         for field in ("sharding_types", "compute_kernels", "pin"):
             if getattr(table.constraint, field):
                 freed = replace(table, constraint=replace(table.constraint, **{field: None}))
-                kinds = list(dict.fromkeys(kind.value for kind, _ in self._ways(freed)[0]))
+                considered = self._considered(freed)
+                kinds = list(dict.fromkeys(kind.value for kind, _, why in considered if not why))
                 freed_types += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
         return (
             "; ".join(freed_types)
