@@ -166,7 +166,6 @@ class EmbeddingEnumerator(Enumerator):
         use_exact_enumerate_order: bool | None = False,
     ) -> None:
         self._topology = topology
-        self._local_size = topology.intra_group_size
         self._batch_size = batch_size
         self._constraints = dict(constraints or {})
         if estimator is None:
@@ -250,7 +249,7 @@ class EmbeddingEnumerator(Enumerator):
             effects.setdefault(effect, []).append(facts.name)
         for kind, kernel in ways:
             columns = width if kind in COLUMN_CUTS else 0
-            ranks = self._topology.world_size, self._local_size
+            ranks = self._topology.world_size, self._topology.intra_group_size
             pieces = Pieces(*cut(kind, (facts.rows, facts.columns), *ranks, columns))
             for params, numbers in _caches(kernel, table, self._topology.world_size):
                 option = table.option.with_pieces(pieces)
@@ -340,7 +339,11 @@ class EmbeddingEnumerator(Enumerator):
         pin = table.constraint.pin
         if pin is None:
             return ""
-        ranks, world_size, local_size = set(pin), self._topology.world_size, self._local_size
+        ranks, world_size, local_size = (
+            set(pin),
+            self._topology.world_size,
+            self._topology.intra_group_size,
+        )
         if kind in _EVERY_RANK and len(ranks) < world_size:
             return f"it takes all {world_size} ranks, and pin={sorted(ranks)} allows {len(ranks)}"
         whole = any(

@@ -201,8 +201,7 @@ class MilpModel:
     def _place(self, way: _Way, used: int) -> None:
         """If a way is used, each of its blocks takes a unit; equal blocks are counted."""
         program, choice, size = self.program, way.choice, way.units.shape[1]
-        costs = np.column_stack([choice.time, choice.memory]).reshape(-1, size * 3)
-        kind = np.unique(costs, axis=0, return_inverse=True)[1].ravel()
+        kind = choice.alike(size)
         blocks = np.arange(len(choice.time)).reshape(-1, size)
         for shards in (blocks[kind == number] for number in range(int(kind.max()) + 1)):
             time, memory = choice.time[shards[0]], choice.memory[shards[0]]

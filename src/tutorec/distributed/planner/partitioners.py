@@ -114,12 +114,13 @@ class GreedyPerfPartitioner(Partitioner):
         """Groups of dependent tables, and single tables, in placing order."""
         per_collection = Counter(option.path for option in options)
         groups: dict[str, list[ShardingOption]] = {}
+        uniform = PartitionByType.UNIFORM.value
         for option in options:
-            label = None if _is(option, PartitionByType.UNIFORM) else option.dependency
+            label = None if option.partition_by == uniform else option.dependency
             groups.setdefault(label or option.fqn, []).append(option)
 
         def size(group: list[ShardingOption]) -> tuple[float, ...]:
-            if _is(group[0], PartitionByType.UNIFORM):
+            if group[0].partition_by == uniform:
                 return (1,)
             few = -per_collection[group[0].path] if self._balance_modules else 0
             if self._sort_by is SortBy.PERF:
@@ -271,7 +272,7 @@ class _Ranks:
         Raises:
             PlannerError: A shard does not fit, or the number of shards is not that of the targets.
         """
-        anywhere = _is(option, PartitionByType.DEVICE)
+        anywhere = option.partition_by == PartitionByType.DEVICE.value
         anywhere = anywhere or option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value
         if not anywhere and option.num_shards != len(targets):
             raise _refusal(
@@ -295,10 +296,6 @@ class _Ranks:
             self.room[rank] -= memory
             self.load[rank] += ms
         return ranks
-
-
-def _is(option: ShardingOption, by: PartitionByType) -> bool:
-    return option.partition_by == by.value
 
 
 def _refusal(option: ShardingOption, problem: str) -> PlannerError:

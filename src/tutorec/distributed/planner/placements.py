@@ -310,8 +310,7 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
         # Shards of a grid keep their local rank: whole blocks are exchanged.
         block = units(choice.spread, problem.world_size, problem.local_size).shape[2]
         blocks = ranks.reshape(-1, block)
-        costs = np.column_stack([choice.time, choice.memory]).reshape(len(blocks), -1)
-        kind = np.unique(costs, axis=0, return_inverse=True)[1].ravel()
+        kind = choice.alike(block)
         in_order = np.empty_like(blocks)
         in_order[kind.argsort(kind="stable")] = blocks[np.lexsort((blocks[:, 0], kind))]
         sorted_ranks.append(in_order.ravel())
