@@ -4,6 +4,7 @@ reason.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -475,6 +476,14 @@ def test_tables_come_in_the_order_of_the_model():
         options = enumerator.enumerate(model, SHARDERS)
         assert list(dict.fromkeys(option.fqn for option in options)) == order
         assert enumerator.last_stored_search_space == options
+
+
+def test_options_and_their_copies_share_table_and_module():
+    module = bags(item=(8, 64))
+    for option in listed(module, Topology(2, "cpu")):
+        for shared in (option, option.with_pieces(option.pieces()), copy.deepcopy(option)):
+            assert shared.module[1] is module
+            assert shared.tensor is module.embedding_bags["item"].weight
 
 
 def test_model_without_tables_has_no_options():

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
@@ -308,7 +307,8 @@ class ShardingOption:
 
     def with_pieces(self, pieces: Pieces) -> ShardingOption:
         """The same option with other shards; table and module are shared."""
-        other = copy(self)
+        other = object.__new__(type(self))  # copy() would take the state for pickling
+        vars(other).update(vars(self))
         other.shards = pieces
         return other
 
