@@ -58,6 +58,21 @@ def test_indices_answer_as_dictionaries_do(sizes: list[int], kind: str) -> None:
         assert misses == absent
 
 
+@pytest.mark.parametrize("kind", ["rising", "high bits", "any"])
+def test_slots_double_as_ids_come(kind: str) -> None:
+    indices, draw = IdIndices([4000, 50]), random.Random(1)
+    oracles = [filled(index, drawn(draw, 20, "any")) for index in indices.tables]
+    index, oracle = indices.tables[0], oracles[0]
+    for ids in torch.tensor(drawn(draw, 3900, kind)).split(300):
+        came = ids[[number not in oracle for number in ids.tolist()]]
+        rows = torch.arange(len(oracle), len(oracle) + len(came))
+        index.replace(came[:0], came, rows)
+        oracle.update(zip(came.tolist(), rows.tolist(), strict=True))
+        for one, held in zip(indices.tables, oracles, strict=True):
+            assert one.find(torch.tensor([*held])).tolist() == [*held.values()]
+            assert len(held) <= 1 << one.bits <= max(32, 4 * len(held))
+
+
 def test_other_hash_functions_are_taken_when_ids_find_no_slot() -> None:
     indices, draw = IdIndices([50, 100]), random.Random(1)
     indices.factors = (1, 1)  # both slots of an id have the same number

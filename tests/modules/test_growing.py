@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -139,6 +140,17 @@ def train(module: GrowingManagedCollisionModule, ids: Tensor) -> Tensor:
     return module({"t": JaggedTensor(ids, lengths=torch.tensor([len(ids)]))})["t"].values()
 
 
+@pytest.fixture(params=["numpy", "torch"])
+def _each_index(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The index of the CPU, and that of devices."""
+    if request.param == "numpy":
+        yield
+        return
+    with patch("tutorec.modules.growing.has_index", return_value=False):
+        yield
+
+
+@pytest.mark.usefixtures("_each_index")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("max_rows", "interval", "admit_after", "buckets"),
@@ -206,6 +218,7 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(buckets: int) ->
     )
 
 
+@pytest.mark.usefixtures("_each_index")
 def test_a_growing_table_evicts_nothing_before_the_cap() -> None:
     growing = GrowingManagedCollisionModule(5000)
     first = torch.arange(4999)
@@ -215,6 +228,7 @@ def test_a_growing_table_evicts_nothing_before_the_cap() -> None:
     assert int(growing.open_slots()) == 0
 
 
+@pytest.mark.usefixtures("_each_index")
 def test_state_goes_to_another_module_and_to_shards() -> None:
     whole = GrowingManagedCollisionModule(256, admit_after=2, buckets=4)
     batches = [*stream(batches=20, size=50, ids=300)]

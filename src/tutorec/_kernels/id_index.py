@@ -7,8 +7,10 @@ there, which moves to the other half.
 
 A hash function multiplies the id, whose bits have been mixed, by an odd factor, modulo 2**64. The
 product determines the id. Its first bits are the number of the slot, so that a slot holds only the
-others, and the row in the place of the first: 8 bytes. numpy computes, because it shifts and
-compares unsigned numbers; torch reads the slots, because its `index_select` reads more at once.
+others, and the row in the place of the first: 8 bytes. A table doubles its slots when its ids need
+more: slot s becomes slots 2s and 2s + 1, and the next bit of an id says which of them is its own.
+numpy computes, because it shifts and compares unsigned numbers; torch reads the slots, because its
+`index_select` reads more at once.
 
 Source:
     Pagh and Rodler, "Cuckoo hashing", 2004; the slots: Knuth, TAOCP, volume 3, exercise 6.4-13.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -26,12 +29,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tutorec._kernels.unwritten import unwritten_zeros
+
 # Insertion moves many ids in halves that are nearly full.
 _LEAST_SLOTS_PER_ROW = 1.1
 _FEWEST_BITS = 5
 BYTES_PER_ID = 36  # two halves, each of at most twice the least number of slots, 8 bytes each
 _FREE = 2**64 - 1
+_DOUBLED_AT_ONCE = 1 << 12
 _ROUNDS, _SEEDS = 100, 16
+_MANY = 128  # fewer ids are inserted one by one; numpy would keep the memory of such small arrays
 _MIXER = 0x5851F42D4C957F2D  # an odd number; Knuth's for a generator of random numbers
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -48,8 +55,7 @@ class IdIndex:
 
     Args:
         indices: The indices of all tables, which share their hash functions.
-        slots: Those of this table, a power of two.
-        rows: R, rows of the table.
+        slots: Room for those of this table, a power of two; they begin as few.
 
     Example:
         >>> import torch
@@ -62,77 +68,108 @@ class IdIndex:
         [-1, 8, 7]
     """
 
-    def __init__(self, indices: IdIndices, slots: Tensor, rows: int) -> None:
-        self._indices, self._slots, self._rows = indices, slots, rows
-        self._words, self._bits = _words(slots), len(slots).bit_length() - 2
+    def __init__(self, indices: IdIndices, slots: Tensor) -> None:
+        self._indices, self._slots, self._words = indices, slots, _words(slots)
+        self._most_bits, self.bits = len(slots).bit_length() - 2, _FEWEST_BITS
+        self.clear()
 
     def fill(self, ids: Tensor, rows: Tensor) -> None:
         """Hold these distinct ids [N] with their rows [N], and no others.
 
         Of ids with the same first slot the last one gets it.
         """
+        self.bits = _FEWEST_BITS
         self.clear()
         self._put(ids, rows)
 
-    def find(self, ids: Tensor) -> Tensor:
-        """The row of each id [N], -1 for an id that is not there."""
-        rows, absent = self._indices.look_up(self._slots, ids, 0, self._bits, self._rows)
-        rows[absent] = -1
+    def find(self, ids: Tensor, otherwise: int = -1) -> Tensor:
+        """The row of each id [N], another number for an id that is not there."""
+        rows, absent = self._indices.look_up(self._slots, ids, 0, self.bits)
+        rows[absent] = otherwise
         return torch.from_numpy(rows)
 
     def replace(self, left: Tensor, came: Tensor, rows: Tensor) -> None:
         """Remove ids [L], and add others [N] with their rows [N]."""
-        mixed = _mixed(left)
+        mixed = self._indices.mixed(left)
         for half, factor in enumerate(self._indices.factors):
-            place, rest = _hash(mixed, factor, self._bits)
-            place += half << self._bits
-            is_there = (self._words[place] ^ rest) >> self._bits == 0
+            place, rest = _hash(mixed, factor, self.bits)
+            place += half << self.bits
+            is_there = (self._words[place] ^ rest) >> self.bits == 0
             self._words[place[is_there]] = _FREE
+            self._held -= int(is_there.sum())
         self._put(came, rows)
 
     def clear(self) -> None:
         """Remove all ids."""
-        self._words.fill(_FREE)
+        self._held = 0
+        self._words[: 2 << self.bits].fill(_FREE)
 
     def held(self) -> tuple[Words, Words]:
         """The mixed ids [N] and their rows [N]."""
-        place = np.flatnonzero(self._words != _FREE).view(np.uint64)
+        place = np.flatnonzero(self._words[: 2 << self.bits] != _FREE).view(np.uint64)
         return self._ids_of(place, self._words[place])
 
     def place(self, ids: Words, rows: Words) -> tuple[Words, Words]:
         """Insert mixed ids [N] with their rows [N]; returns those that found no slot, if any."""
-        owner, in_second = np.empty(len(self._words), np.int64), np.zeros(len(ids), bool)
-        for _ in range(_ROUNDS):
-            if not len(ids):
-                break
-            (first, rest), (second, other) = (
-                _hash(ids, factor, self._bits) for factor in self._indices.factors
-            )
-            place = np.where(in_second, second + (1 << self._bits), first)
-            order = np.arange(len(ids))
-            owner[place] = order
-            won = owner[place] == order
-            taken = place[won]
-            before = self._words[taken]
-            self._words[taken] = np.where(in_second, other, rest)[won] | rows[won]
-            moves = before != _FREE
-            moved, rows_moved = self._ids_of(taken[moves], before[moves])
-            ids = np.concatenate([ids[~won], moved])
-            rows = np.concatenate([rows[~won], rows_moved])
-            in_second = np.concatenate([~in_second[~won], taken[moves] < 1 << self._bits])
-        return ids, rows
+        step = 0
+        while len(ids) >= _MANY and step < _ROUNDS:
+            place, words = _hash(ids, self._indices.factors[step % 2], self.bits)
+            place += step % 2 << self.bits
+            words |= rows
+            before, self._words[place] = self._words[place], words
+            lost = self._words[place] != words
+            moves = ~lost & (before != _FREE)
+            moved, rows_moved = self._ids_of(place[moves], before[moves])
+            ids, rows = np.concatenate([ids[lost], moved]), np.concatenate([rows[lost], rows_moved])
+            step += 1
+        left = [self._walk(*pair) for pair in zip(ids.tolist(), rows.tolist(), strict=True)]
+        pairs = np.array([pair for pair in left if pair], np.uint64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def _walk(self, id: int, row: int) -> tuple[int, int] | None:
+        """Insert one mixed id; returns the one that found no slot, if any, and its row."""
+        bits, low = self.bits, (1 << self.bits) - 1
+        for step in range(_ROUNDS):
+            product = id * self._indices.factors[step % 2] & _FREE
+            place = (product >> 64 - bits) + (step % 2 << bits)
+            before = int(self._words[place])
+            self._words[place] = product << bits & _FREE | row
+            if before == _FREE:
+                return None
+            product = before >> bits | (place & low) << 64 - bits
+            id, row = product * _undone(self._indices.factors[step % 2]) & _FREE, before & low
+        return id, row
 
     def _ids_of(self, place: Words, held: Words) -> tuple[Words, Words]:
         """The mixed ids [N] and rows [N] that these slots [N] hold."""
-        bits, low = self._bits, (1 << self._bits) - 1
+        bits, low = self.bits, (1 << self.bits) - 1
         product = (held >> bits) | (place << (64 - bits))
-        first, second = (product * pow(factor, -1, 1 << 64) for factor in self._indices.factors)
+        first, second = (product * _undone(factor) for factor in self._indices.factors)
         return np.where(place > low, second, first), np.bitwise_and(held, low)
 
     def _put(self, ids: Tensor, rows: Tensor) -> None:
-        left = self.place(_mixed(ids), _words(rows))
-        if len(left[0]):
-            self._indices.rehash(self, left)
+        self._held += len(ids)
+        left, last = (self._indices.mixed(ids), _words(rows)), rows.max() if len(rows) else 0
+        while self.bits < _bits_for(max(self._held, int(last) + 1)):
+            self._double()
+        while len((left := self.place(*left))[0]):
+            if self.bits == self._most_bits:
+                self._indices.rehash(self, left)
+                break
+            self._double()
+
+    def _double(self) -> None:
+        """Make two slots of each, the last ones first."""
+        mask = (1 << self.bits) - 1
+        for first in reversed(range(0, 2 << self.bits, _DOUBLED_AT_ONCE)):
+            words = self._words[first : min(first + _DOUBLED_AT_ONCE, 2 << self.bits)].copy()
+            place = np.flatnonzero(words != _FREE)
+            self._words[2 * first : 2 * (first + len(words))] = _FREE
+            words = words[place]
+            rows = words & mask
+            place = 2 * (first + place) + (words >> 63).view(np.int64)
+            self._words[place] = (words - rows << 1) | rows
+        self.bits += 1
 
 
 class IdIndices:
@@ -140,49 +177,46 @@ class IdIndices:
 
     Args:
         sizes: Rows of each table.
+        otherwise: The row of an absent id of each table; the last one by default.
+        are_mixed: Whether the bits of ids have been mixed by the caller.
 
     Attributes:
         tables: The index of each table.
         factors: Of the two hash functions.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        bits = [max(_FEWEST_BITS, int(_LEAST_SLOTS_PER_ROW * size).bit_length()) for size in sizes]
-        widths = [2 << each for each in bits]
-        self._seed, self.factors = 0, _factors(0)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        otherwise: Sequence[int] | None = None,
+        are_mixed: bool = False,
+    ) -> None:
+        widths = [2 << _bits_for(size) for size in sizes]
+        self._seed, self.factors, self.mixed = 0, _factors(0), _words if are_mixed else _mixed
         with torch.inference_mode(False):  # slots are written in other modes later
-            self._slots = torch.full((sum(widths),), -1)
+            self._slots = unwritten_zeros(sum(widths), torch.int64)
         self._firsts = np.array([0, *accumulate(widths[:-1])], np.uint64)
-        self._bits, self._rows = _one_or_each(bits), _one_or_each(sizes)
-        self._last = np.array(sizes) - 1
-        self.tables = [
-            IdIndex(self, slots, size)
-            for slots, size in zip(self._slots.split(widths), sizes, strict=True)
-        ]
+        self._otherwise = np.array(otherwise or [size - 1 for size in sizes])
+        self.tables = [IdIndex(self, slots) for slots in self._slots.split(widths)]
 
     def find(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """The row of each id [N], its table's last one if absent; absent ids of each table.
+        """The row of each id [N], its table's for absent ones; absent ids of each table.
 
         Args:
             ids: Ids [N], by table.
             counts: Number of the ids of each table.
         """
-        firsts, bits, rows = (
-            each if isinstance(each, int) else each.repeat(counts)
-            for each in (self._firsts, self._bits, self._rows)
+        bits = _one_or_each([table.bits for table in self.tables])
+        firsts, bits = (
+            each if isinstance(each, int) else each.repeat(counts) for each in (self._firsts, bits)
         )
-        positions, absent = self.look_up(self._slots, ids, firsts, bits, rows)
+        rows, absent = self.look_up(self._slots, ids, firsts, bits)
         misses = np.diff(np.searchsorted(absent, [0, *accumulate(counts)]))
-        positions[absent] = self._last.repeat(misses)
-        return torch.from_numpy(positions), misses.tolist()
+        rows[absent] = self._otherwise.repeat(misses)
+        return torch.from_numpy(rows), misses.tolist()
 
     def look_up(
-        self,
-        slots: Tensor,
-        ids: Tensor,
-        firsts: Words | int,
-        bits: Words | int,
-        rows: Words | int,
+        self, slots: Tensor, ids: Tensor, firsts: Words | int, bits: Words | int
     ) -> tuple[Rows, Rows]:
         """The row of each id [N], any number if absent; the positions of absent ids, rising.
 
@@ -191,22 +225,20 @@ class IdIndices:
             ids: Ids [N].
             firsts: The first slot of each id's table [N], or of all.
             bits: Its halves have ``2 ** bits`` slots.
-            rows: Its rows.
         """
-        mixed = _mixed(ids)
+        mixed = self.mixed(ids)
         place, rest = _hash(mixed, self.factors[0], bits)
         place += firsts
         rest ^= _read(slots, place)
-        others = np.flatnonzero(rest >= rows)
-        firsts, bits, rows = (
-            each if isinstance(each, int) else each[others] for each in (firsts, bits, rows)
-        )
+        # a free slot leaves 2 ** bits - 1 or more, that of another id more
+        others = np.flatnonzero(rest >= (1 << bits) - 1)
+        firsts, bits = (each if isinstance(each, int) else each[others] for each in (firsts, bits))
         place, second = _hash(mixed[others], self.factors[1], bits)
         place += firsts
         place += 1 << bits
         second ^= _read(slots, place)
         rest[others] = second
-        return rest.view(np.int64), others[np.flatnonzero(second >= rows)]
+        return rest.view(np.int64), others[np.flatnonzero(second >= (1 << bits) - 1)]
 
     def rehash(self, table: IdIndex, left: tuple[Words, Words]) -> None:
         """Insert all ids anew by other hash functions, since some of a table found no slot.
@@ -227,6 +259,11 @@ class IdIndices:
             ):
                 return
         raise RuntimeError(f"no slot for {len(left[0])} ids in an index: each may be there once")
+
+
+def _bits_for(rows: int) -> int:
+    """Halves of so many bits have slots enough for ids that have these rows."""
+    return max(_FEWEST_BITS, int(_LEAST_SLOTS_PER_ROW * rows).bit_length())
 
 
 def _words(numbers: Tensor) -> Words:
@@ -250,6 +287,12 @@ def _factors(seed: int) -> tuple[int, int]:
     return draw.getrandbits(63) | 1, draw.getrandbits(63) | 1
 
 
+@cache
+def _undone(factor: int) -> int:
+    """Multiplication by this factor undoes the one by the other."""
+    return pow(factor, -1, 1 << 64)
+
+
 def _mixed(ids: Tensor) -> Words:
     """Another number for each id [N], whose low bits depend on all bits of the id."""
     product = _words(ids) * _MIXER
@@ -257,7 +300,7 @@ def _mixed(ids: Tensor) -> Words:
     return product
 
 
-def _hash(mixed: Words, factor: int, bits: Words | int) -> tuple[Words, Words]:
+def _hash(mixed: Words, factor: Words | int, bits: Words | int) -> tuple[Words, Words]:
     """The number of each id's slot [N], and its further bits, before the bits of a row [N]."""
     product = mixed * factor
     place = np.right_shift(product, 64 - bits)

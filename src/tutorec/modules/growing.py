@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.mc_base import ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
-from tutorec.modules.row_index import MOST_BYTES_PER_ROW, RowIndex, find_in_indices
+from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
 
@@ -50,7 +49,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         eviction_interval: Iterations from eviction to eviction; each sorts the full buckets.
         admit_after: Appearances after which an id gets a row.
         buckets: A power of two that divides ``max_rows``; a multiple of the number of ranks.
-        sketch_width: Counters of the sketch, 16 bytes each.
+        sketch_width: Counters of the sketch, 8 bytes each.
         output_id_range: The rows of this shard; all by default.
 
     Raises:
@@ -69,7 +68,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         ([1, 999], [0, 1])
     """
 
-    index_bytes = MOST_BYTES_PER_ROW
+    index_bytes = BYTES_PER_ID
 
     _row_ids: Tensor
     _counts: Tensor
@@ -103,11 +102,15 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
-        self._index = RowIndex(self._rows, device)
+        self._index: IdIndex | RowIndex | None = None
         self._sketch = FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
         self._looked_up: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes an index of its own when it needs one."""
+        return {**self.__dict__, "_index": None}
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Mix the bits of the ids, reversibly."""
@@ -155,7 +158,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return (self._per_bucket - 1 - self._used).sum().view(1)
 
     def validate_state(self) -> None:
-        """Check that the loaded ids have rows of their buckets, and index them."""
+        """Check that the loaded ids have rows of their buckets; they are indexed when needed."""
         boundaries = torch.tensor(self._output_segments)
         self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
         rows = self._counts.nonzero().view(-1)
@@ -169,8 +172,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
                 f"the loaded state gives ids rows of other buckets than the {self._buckets} of "
                 "this mapping: make it with as many buckets as the mapping that was stored"
             )
-        self._index.replace(rows, self._row_ids)
-        self._waiting, self._reassigned, self._looked_up = [], None, None
+        self._index, self._waiting, self._reassigned, self._looked_up = None, [], None, None
 
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state [R, ...] and the number of iterations [1]; unused rows are free."""
@@ -213,27 +215,57 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def _rows_of(self, ids: Tensor) -> Tensor:
         """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
         found, self._looked_up = self._looked_up, None
-        return self._shared_if_none(*(found if found and found[0] is ids else self._find(ids)))
+        ids, places, misses = found if found and found[0] is ids else self._find(ids)
+        self.counts.add(ids.numel(), misses)
+        return self._rows_in_table(ids, places, misses)
 
     def _find(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids [N], the row of each, R - 1 if it has none, and how many have none."""
-        rows = self._index.find(ids, self._row_ids)
-        return ids, rows, (rows == self._rows - 1).sum()
+        """Ids [N], the place of each in its bucket, the last if it has none, and how many such."""
+        index = self._index
+        if has_index(self._row_ids):
+            if not isinstance(index, IdIndex):
+                index = IdIndices([self._rows], are_mixed=True).tables[0]
+                self.index_by(index)
+            places = index.find(ids, self._per_bucket - 1)
+        else:
+            if not isinstance(index, RowIndex) or index.device != ids.device:
+                self._index = index = RowIndex(self._rows, ids.device)
+                index.replace(self._held(), self._row_ids)
+            places = index.find(ids, self._row_ids) % self._per_bucket
+        return ids, places, (places == self._per_bucket - 1).sum()
 
-    def _shared_if_none(self, ids: Tensor, rows: Tensor, misses: Tensor | int) -> Tensor:
+    def index_by(self, index: IdIndex) -> None:
+        """Use this index on the CPU from now on. It holds places: all buckets begin with few."""
+        rows = self._held()
+        index.fill(self._row_ids[rows], rows % self._per_bucket)
+        self._index = index
+
+    def _held(self) -> Tensor:
+        """Rows that have an id [U]."""
+        firsts = range(0, self._rows, self._per_bucket)
+        ranges = [
+            torch.arange(one, one + used)
+            for one, used in zip(firsts, self._used.tolist(), strict=True)
+        ]
+        return torch.cat(ranges).to(self._row_ids.device)
+
+    def _rows_at(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Rows [N] of this shard, of ids [N] at these places of their buckets."""
+        if self._rows == self._per_bucket:
+            return places
+        return self._bucket(ids) * self._per_bucket + places
+
+    def _rows_in_table(self, ids: Tensor, places: Tensor, misses: Tensor | int) -> Tensor:
         """Rows [N] of the whole table, of what was found for ids [N]."""
-        self.counts.lookups += ids.numel()
-        self.counts.admitted = self.counts.admitted + ids.numel() - misses
+        rows = self._rows_at(ids, places)
         if self.training and misses:  # these train the shared rows
-            shared = self._shared_row(ids[rows == self._rows - 1])
-            self._last_access_iter[shared] = self._current_iter_tensor
-        if self._rows > self._per_bucket:
-            rows = torch.where(rows == self._rows - 1, self._shared_row(ids), rows)
+            self._last_access_iter[rows[places == self._per_bucket - 1]] = self._current_iter_tensor
         return rows + self.first_row if self.first_row else rows
 
-    def _observe(self, ids: Tensor, rows: Tensor, misses: Tensor | int) -> bool:
-        """Count a batch [N] that has these rows [N], and admit; returns whether rows were given."""
-        iteration, gives, known = int(self._current_iter_tensor), False, rows != self._rows - 1
+    def _observe(self, ids: Tensor, places: Tensor, misses: Tensor | int) -> bool:
+        """Count a batch [N] that has these places [N], admit; returns whether rows were given."""
+        iteration, gives, rows = int(self._current_iter_tensor), False, self._rows_at(ids, places)
+        known = places != self._per_bucket - 1
         of_known = rows[known] if misses else rows
         self._counts.index_add_(0, of_known, torch.ones_like(of_known))
         self._last_access_iter.index_fill_(0, of_known, iteration)
@@ -288,9 +320,13 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Give rows [U] to ids [U]."""
         if not rows.numel():
             return
+        before = self._row_ids[rows[self._counts[rows] > 0]]
         self._row_ids[rows], self._counts[rows] = ids, counts
         self._last_access_iter[rows] = iteration
-        self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
+        if isinstance(self._index, RowIndex):
+            self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
+        elif self._index is not None:
+            self._index.replace(before, ids, rows % self._per_bucket)
         self._reassigned = (
             rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
         )
@@ -306,10 +342,6 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Bucket of each id, counted from this shard's first."""
         return (ids & (self._buckets - 1)) - self.first_row // self._per_bucket
 
-    def _shared_row(self, ids: Tensor) -> Tensor:
-        """Row of this shard that an id reads while it has none."""
-        return (self._bucket(ids) + 1) * self._per_bucket - 1
-
 
 class GrowingTogether:
     """Growing mappings on the CPU whose ids are looked up at once.
@@ -322,45 +354,57 @@ class GrowingTogether:
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules: list[GrowingManagedCollisionModule] = [*modules.values()]
-        self._last = np.array([module.output_size() - 1 for module in self._modules])
+        last = [module._per_bucket - 1 for module in self._modules]
+        self._indices = IdIndices([module._rows for module in self._modules], last, are_mixed=True)
+        for module, index in zip(self._modules, self._indices.tables, strict=True):
+            module.index_by(index)
 
     @staticmethod
     def can_hold(modules: Mapping[str, nn.Module]) -> bool:
         """Whether these mappings can be looked up together instead of one by one."""
-        if torch.compiler.is_compiling() or len({*modules.values()}) < len(modules):
-            return False
-        return all(
+        return len({*modules.values()}) == len(modules) and all(
             type(each) is GrowingManagedCollisionModule
             and not each._forward_hooks
             and not each._forward_pre_hooks
-            and vars(each)["_buffers"]["_row_ids"].is_cpu
+            and has_index(vars(each)["_buffers"]["_row_ids"])
             for each in modules.values()
         )
 
     def holds(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these are the mappings."""
-        return self._modules == [*modules.values()]
+        """Whether these are the mappings, and all use their part of the indices."""
+        mine = zip(modules.values(), self._modules, self._indices.tables, strict=True)
+        return all(module is one and one._index is index for module, one, index in mine)
 
     @torch.no_grad()
     def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
-        ids = mix_bits(ids)
-        found = self._find(ids, counts)
-        learning = [each for each in found if each[0].training]
-        for module, *_ in learning:
+        ids, sizes = mix_bits(ids), list(counts)
+        places, misses = self._indices.find(ids, sizes)
+        learning = [module for module in self._modules if module.training]
+        for module in learning:
             module._current_iter_tensor += 1
-        if any([module._observe(*each) for module, *each in learning]):
-            found = self._find(ids, counts)
-        return torch.cat([module._shared_if_none(*each) for module, *each in found])
+        if learning:
+            gave = [
+                module._observe(*found)
+                for module, *found in self._by_table(ids, places, misses, sizes)
+                if module.training
+            ]
+            if any(gave):
+                places, misses = self._indices.find(ids, sizes)
+        for module, lookups, absent in zip(self._modules, sizes, misses, strict=True):
+            module.counts.add(lookups, absent)
+        if not learning and all(one._max_rows == one._per_bucket for one in self._modules):
+            return places
+        return torch.cat(
+            [
+                each._rows_in_table(*found)
+                for each, *found in self._by_table(ids, places, misses, sizes)
+            ]
+        )
 
-    def _find(self, ids: Tensor, counts: Sequence[int]) -> list[Any]:
-        """Each mapping, its ids [N], the row of each, R - 1 if it has none, and their number."""
-        parts = (vars(module) for module in self._modules)  # faster than attributes of a module
-        indices = [(part["_modules"]["_index"], part["_buffers"]["_row_ids"]) for part in parts]
-        rows, sizes = find_in_indices(indices, ids, counts), list(counts)
-        absent = np.flatnonzero(rows.numpy() == self._last.repeat(sizes))
-        misses = np.diff(np.searchsorted(absent, [0, *accumulate(sizes)])).tolist()
-        return [*zip(self._modules, ids.split(sizes), rows.split(sizes), misses, strict=True)]
+    def _by_table(self, ids: Tensor, places: Tensor, misses: list[int], sizes: list[int]) -> Any:
+        """Each mapping, its ids [N], their places, and how many are absent."""
+        return zip(self._modules, ids.split(sizes), places.split(sizes), misses, strict=True)
 
 
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:

@@ -104,8 +104,7 @@ class JointMappings:
         for mapping, start, count, shared, begin, end in zip(
             self._mappings, self._numbers[0], counts, without, begins, ends, strict=True
         ):
-            mapping.counts.lookups += count
-            mapping.counts.admitted += count - shared
+            mapping.counts.add(count, shared)
             mapping.counts.evictions += end - begin
             if end > begin:
                 mapping._evicted_indices.append(evicted[begin:end] - start)

@@ -536,8 +536,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 numbers.data[:, 0].index_add_(0, rows, torch.ones_like(rows))
             if write_weights is not None:
                 self.update_runtime_meta(ids, claims.slots, write_weights)
-        self.counts.lookups += ids.numel()
-        self.counts.admitted += ids.numel() - claims.shared.numel()
+        self.counts.add(ids.numel(), claims.shared.numel())
         self.counts.evictions += claims.evicted.numel()
         self._log(ids, claims.slots, before, scores_before, claims.evicted)
         return claims.slots

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from tutorec._style import ACCENT, INK, STYLE
@@ -30,10 +29,10 @@ class CollisionCounts:
     admitted: Tensor | int = 0
     evictions: Tensor | int = 0
 
-    def add_lookups(self, has_row: Tensor) -> None:
-        """Count the ids of a batch, given whether each has a row [N]."""
-        self.lookups += has_row.numel()
-        self.admitted = self.admitted + torch.count_nonzero(has_row)
+    def add(self, lookups: int, absent: Tensor | int) -> None:
+        """Count the ids of a batch, and how many of them have no row of their own."""
+        self.lookups += lookups
+        self.admitted = self.admitted + lookups - absent
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """The row of each id [N]; the last one for an id that has none."""
         rows = self._find(ids.long())
         has_row = rows >= 0
-        self.counts.add_lookups(has_row)
+        self.counts.add(len(rows), (~has_row).sum())
         return torch.where(has_row, rows, self._rows.stop - 1).to(ids.dtype)
 
     def _compete(self) -> None:
@@ -436,6 +436,5 @@ class MappingsTogether:
         if self._are_shards:
             rows += self._starts.repeat_interleave(torch.tensor(counts))
         for module, lookups, shared in zip(self._modules, counts, misses, strict=True):
-            module.counts.lookups += lookups
-            module.counts.admitted += lookups - shared
+            module.counts.add(lookups, shared)
         return rows
