@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -412,6 +412,40 @@ def test_the_number_of_buckets_is_left_out_of_a_state_on_demand():
 def test_a_policy_without_a_time_to_live_says_so_at_the_first_batch():
     with pytest.raises(ValueError, match=r"HashZchEvictionConfig\(single_ttl=hours\)"):
         HashZchSingleTtlScorer(HashZchEvictionConfig(["f"])).gen_score(lists([1]))
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_an_index_finds_the_rows_that_probing_finds(buckets: int):
+    """It is made after as many lookups as there are rows, and anew after a change."""
+    sizes = {"a": 40, "b": 24}
+    modules = {name: mapping(rows, buckets, max_probe=4) for name, rows in sizes.items()}
+    configs = [table(name, rows, [name]) for name, rows in sizes.items()]
+    collection, draw = ManagedCollisionCollection(dict(modules), configs), random.Random(2)
+    changes: list[Callable[[], object]] = [
+        lambda: rows_of(modules["a"].train(), [draw.randrange(500) for _ in range(9)], "a"),
+        lambda: collection.train()(batch([draw.randrange(500) for _ in range(20)])),
+        lambda: modules["b"].load_state_dict(mapping(24, buckets).state_dict()),
+        # twice in its slots, where probing finds the first, and out of reach
+        lambda: modules["a"]._hash_zch_identities.fill_(77),
+    ]
+
+    def batch(ids: list[int]) -> KeyedJaggedTensor:
+        half = len(ids) // 2
+        return KeyedJaggedTensor(
+            [*sizes], torch.tensor(ids), lengths=torch.tensor([half, len(ids) - half])
+        )
+
+    collection(batch([draw.randrange(500) for _ in range(50)]))
+    for change in changes:
+        change()
+        collection.eval()
+        for number in range(4):
+            ids = [draw.randrange(500) for _ in range(35)] + [77] * 5
+            expected = [*rows_of(modules["a"], ids[:20]), *rows_of(modules["b"], ids[20:])]
+            assert collection(batch(ids)).values().tolist() == expected
+            together = collection._together
+            assert isinstance(together, JointMappings)
+            assert (together._indices is not None) == (number > 0)
 
 
 @pytest.mark.parametrize("evicts", ["never", "first", "oldest"])

@@ -24,6 +24,7 @@ __all__ = [
     "find_slots",
     "find_slots_in_torch",
     "murmur_hash",
+    "shared_slots",
 ]
 
 _EMPTY = -1
@@ -87,6 +88,8 @@ class Claims(NamedTuple):
 def murmur_hash(ids: Tensor) -> Tensor:
     """MurmurHash3 of ids, int64 [N]: the unsigned bits of fbgemm's ``murmur_hash3(id, 0, 0)``.
 
+    It and `shared_slots` take arrays of numpy as well, which computes a few ids sooner.
+
     Example:
         >>> import torch
         >>> [hex(number % 2**64) for number in murmur_hash(torch.tensor([0, 1])).tolist()]
@@ -118,8 +121,15 @@ def _modulo(hashes: Tensor, sizes: Tensor) -> Tensor:
     return (upper % sizes * 2 + (hashes & 1)) % sizes
 
 
-def _shared_slots(hashes: Tensor, sizes: Tensor, offsets: Tensor, reserved: int) -> Tensor:
-    """The slots of ids that have none of their own."""
+def shared_slots(hashes: Tensor, sizes: Tensor, offsets: Tensor, reserved: int) -> Tensor:
+    """The slots of ids that have none of their own.
+
+    Args:
+        hashes: Their `murmur_hash`, int64 [N].
+        sizes: Slots in the bucket of each [N].
+        offsets: The first slot of that bucket [N].
+        reserved: Of a `Probing`.
+    """
     if reserved > 0:
         return sizes - reserved + _modulo(hashes, torch.full_like(sizes, reserved)) + offsets
     return _modulo(hashes, sizes) + offsets
@@ -192,7 +202,7 @@ def find_slots_in_torch(
     first = _modulo(hashes, block)
     slots = torch.full_like(ids, -1)
     if probing.fallback:
-        slots = _shared_slots(hashes, sizes, offsets, probing.reserved)
+        slots = shared_slots(hashes, sizes, offsets, probing.reserved)
     searched = torch.arange(ids.shape[0], device=ids.device)
     start, width = 0, 1
     while start < probing.max_probe and searched.numel() > 0:

@@ -109,7 +109,9 @@ def _filled(
     mappings = ManagedCollisionCollection({table.name: make() for table in tables}, tables)
     ids = _raw_ids(torch.arange(ROWS - 1)).repeat(len(tables))
     keys = [name for table in tables for name in table.feature_names]
-    mappings(KeyedJaggedTensor(keys, ids, lengths=torch.full((len(tables),), ROWS - 1)))
+    batch = KeyedJaggedTensor(keys, ids, lengths=torch.full((len(tables),), ROWS - 1))
+    mappings(batch)
+    mappings.eval()(batch)  # hash mappings then have an index
     return mappings
 
 

@@ -8,14 +8,22 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.hash_slots import Eviction, Probing, claim_slots, find_slots
+from tutorec._kernels.hash_slots import (
+    Eviction,
+    Probing,
+    claim_slots,
+    find_slots,
+    murmur_hash,
+    shared_slots,
+)
+from tutorec._kernels.id_index import IdIndices, has_index
 from tutorec.modules.hash_mc_evictions import HashZchSingleTtlScorer
 from tutorec.sparse.hashing import bucket_of
 
@@ -52,6 +60,8 @@ class JointMappings:
         if self._mappings[0]._hash_zch_metadata is not None:
             self._scores = _put_together([mapping._hash_zch_metadata for mapping in self._mappings])
         self._places = [_place(mapping) for mapping in self._mappings]
+        self._looked_up, self._version = 0, list[int]()
+        self._indices: IdIndices | None = None
 
     @staticmethod
     def can_hold(modules: Mapping[str, nn.Module]) -> bool:
@@ -70,34 +80,16 @@ class JointMappings:
         In training mode new ids are given rows, as the mapping of each table would give them.
         """
         ids, first = ids.to(self._identities.device, torch.int64), self._mappings[0]
-        if bool((ids == -1).any()):  # refused by the mapping of its table
-            parts = zip(self._names, self._mappings, ids.split(list(counts)), strict=True)
-            for name, mapping, part in parts:
-                mapping._refuse(name, part, None)
-        repeats = torch.tensor(counts, device=ids.device)
-        of_ids = partial(torch.repeat_interleave, repeats=repeats, output_size=ids.numel())
-        if self._have_buckets:
-            starts, buckets, widths, firsts = (of_ids(each) for each in self._numbers[:4])
-            bucket = firsts + bucket_of(ids, widths, buckets)
-            sizes, offsets = self._buckets.index_select(1, bucket)
-        else:
-            sizes, offsets = (of_ids(each) for each in self._buckets)
-            starts = offsets
-        probing = Probing(first.max_probe, 0, fallback=True)
         if not first.training:
-            return find_slots(ids, self._identities, sizes, offsets, probing) - starts
-        eviction = None
+            return self._find(ids, counts)
+        table, sizes, offsets, starts = self._buckets_of(ids, counts)
+        eviction, probing = None, Probing(first.max_probe, 0, fallback=True)
         if self._scores is not None:
             now = HashZchSingleTtlScorer(first._eviction_config).gen_threshold()
-            eviction = Eviction(
-                self._scores, of_ids(self._numbers[4] + now).int(), now, first.eviction_flag == 1
-            )
+            scores = (self._numbers[4] + now).index_select(0, table).int()
+            eviction = Eviction(self._scores, scores, now, first.eviction_flag == 1)
         claims = claim_slots(ids, self._identities, sizes, offsets, probing, eviction)
-        without = (
-            torch.searchsorted(claims.shared, repeats.cumsum(0))
-            .diff(prepend=repeats.new_zeros(1))
-            .tolist()
-        )
+        without = table[claims.shared].bincount(minlength=len(counts)).tolist()
         evicted = claims.evicted.sort().values
         begins = torch.searchsorted(evicted, self._numbers[0]).tolist()
         ends = [*begins[1:], evicted.numel()]
@@ -109,6 +101,59 @@ class JointMappings:
             if end > begin:
                 mapping._evicted_indices.append(evicted[begin:end] - start)
         return claims.slots - starts
+
+    def _find(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+        """Rows [N], by an index once as many ids as slots were looked up since a change."""
+        if not has_index(self._identities):
+            return self._probe(ids, counts)
+        held = [vars(mapping)["_parameters"]["_hash_zch_identities"] for mapping in self._mappings]
+        version = [each._version for each in (self._identities, *held)]
+        if version != self._version:
+            self._version, self._looked_up, self._indices = version, 0, None
+        self._looked_up += ids.numel()
+        if self._indices is None and self._looked_up < len(self._identities):
+            return self._probe(ids, counts)
+        if self._indices is None:
+            self._indices = self._indexed()
+        rows, misses = self._indices.find(ids, counts)
+        absent = np.flatnonzero(rows.numpy() < 0)
+        ids = ids.index_select(0, torch.from_numpy(absent))
+        _, sizes, offsets, starts = self._buckets_of(ids, misses)
+        shared: list[Any] = [each.numpy() for each in (ids, sizes, offsets, starts)]
+        slots = shared_slots(murmur_hash(shared[0]), shared[1], shared[2], 0)
+        rows.numpy()[absent] = slots - shared[3]
+        return rows
+
+    def _indexed(self) -> IdIndices:
+        """The index of the ids that are found in their slots."""
+        tables = self._identities.view(-1).split([one.output_size() for one in self._mappings])
+        indices = IdIndices([len(held) for held in tables], [-1] * len(tables))
+        for number, (held, index) in enumerate(zip(tables, indices.tables, strict=True)):
+            slots = (held != -1).nonzero().view(-1)
+            counts = [len(slots) * (place == number) for place in range(len(tables))]
+            slots = slots[self._probe(held[slots], counts) == slots]
+            index.fill(held[slots], slots)
+        return indices
+
+    def _probe(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+        """Rows [N], slot by slot; nothing is changed."""
+        _, sizes, offsets, starts = self._buckets_of(ids, counts)
+        probing = Probing(self._mappings[0].max_probe, 0, fallback=True)
+        return find_slots(ids, self._identities, sizes, offsets, probing) - starts
+
+    def _buckets_of(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """Of each id [N] the table, the size and first slot of its bucket, its table's first."""
+        if bool((ids == -1).any()):  # refused by the mapping of its table
+            parts = zip(self._names, self._mappings, ids.split(list(counts)), strict=True)
+            for name, mapping, part in parts:
+                mapping._refuse(name, part, None)
+        table = torch.from_numpy(np.arange(len(counts)).repeat(counts)).to(ids.device)
+        if not self._have_buckets:
+            sizes, offsets = (each.index_select(0, table) for each in self._buckets)
+            return table, sizes, offsets, offsets
+        starts, buckets, widths, firsts, _ = self._numbers.index_select(1, table)
+        bucket = firsts + bucket_of(ids, widths, buckets)
+        return table, *self._buckets.index_select(1, bucket), starts
 
 
 def _kind(name: str, module: Any) -> tuple[Any, ...] | None:
@@ -122,7 +167,8 @@ def _kind(name: str, module: Any) -> tuple[Any, ...] | None:
     ):
         return None
     has_scores = module._buffers["_hash_zch_metadata"] is not None
-    return settings, module.training, has_scores, module._eviction_policy_name, module.device
+    device = module._parameters["_hash_zch_identities"].device
+    return settings, module.training, has_scores, module._eviction_policy_name, device
 
 
 def _put_together(tensors: Sequence[Tensor]) -> Tensor:

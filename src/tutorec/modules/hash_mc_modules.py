@@ -515,7 +515,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         write_weights: Tensor | None,
     ) -> Tensor:
         """The rows of a batch's ids; new ids are given one."""
-        eviction, opted_in, table = None, None, self._hash_zch_identities.data
+        eviction, opted_in, table = None, None, self._hash_zch_identities.detach()
         if self._eviction_module is not None and self._hash_zch_metadata is not None:
             scores, threshold = self._eviction_module(feature)
             eviction = Eviction(self._hash_zch_metadata, scores, threshold, self.eviction_flag == 1)
