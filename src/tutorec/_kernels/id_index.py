@@ -73,6 +73,11 @@ class IdIndex:
         self._most_bits, self.bits = len(slots).bit_length() - 2, _FEWEST_BITS
         self.clear()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots in use."""
+        return 16 << self.bits
+
     def fill(self, ids: Tensor, rows: Tensor) -> None:
         """Hold these distinct ids [N] with their rows [N], and no others.
 

@@ -3,8 +3,8 @@
 26 tables, full, of 64 columns; raw ids spread over 63 bits, of which nine in ten have a row. Judged
 is remapping in eval mode against the lookup of the remapped batch: at most its time. In training
 mode ids are recorded too, and compete every so many iterations; a measurement is a whole interval,
-the competition included. Growing tables and hash mappings are remapped beside the same lookup, and
-not judged.
+the competition included. Growing tables, and hash mappings that have an index, are remapped beside
+the same lookup, and not judged.
 """
 
 from __future__ import annotations

@@ -39,6 +39,11 @@ class RowIndex:
         self.device = torch.device(device or "cpu")
         self._slots = self._empty(_FEWEST_SLOTS)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots."""
+        return self._slots.nbytes
+
     def find(self, values: Tensor, ids: Tensor) -> Tensor:
         """Row of each id [N], or R - 1.
 
