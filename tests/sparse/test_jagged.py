@@ -8,7 +8,7 @@ from strategies import DrawnBatch, jagged_batches
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec.sparse.equality import jt_is_equal
-from tutorec.sparse.jagged import JaggedTensor, gathered_rows
+from tutorec.sparse.jagged import JaggedTensor, gathered_rows, jagged_from_parts
 
 one_feature = jagged_batches(max_features=1)
 
@@ -102,6 +102,7 @@ def test_copy_fills_what_empty_like_made() -> None:
     target = JaggedTensor.empty_like(source, torch.device("cpu")).copy_(source)
     assert str(target) == str(source)
     assert target.values().data_ptr() != source.values().data_ptr()
+    target.offsets()
     assert target.size_in_bytes() == 3 * 8 + 3 * 4 + 2 * 8 + 3 * 8
 
 
@@ -248,7 +249,5 @@ def test_record_stream_reaches_every_part() -> None:
     def part(*numbers: float) -> torch.Tensor:
         return torch.tensor(numbers).as_subclass(Part)
 
-    JaggedTensor._from_parts(part(1.0), part(1.0), part(1.0), part(0.0, 1.0)).record_stream(
-        "stream"
-    )
+    jagged_from_parts(part(1.0), part(1.0), part(1.0), part(0.0, 1.0)).record_stream("stream")
     assert seen == [("stream", 1), ("stream", 1), ("stream", 1), ("stream", 2)]

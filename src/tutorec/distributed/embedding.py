@@ -35,7 +35,7 @@ from tutorec.distributed.source_tables import CollectionSpec
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import ints_on_device
 
@@ -91,7 +91,7 @@ class RowResults:
             if ctx.reverse_indices:
                 rows = rows.index_select(0, ctx.reverse_indices[feature])
             indices = ids.values() if self._need_indices else None
-            jagged[key] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
+            jagged[key] = jagged_from_parts(rows, indices, ids.lengths(), ids.offsets())
         return samples_of_lists(jagged, ctx.features, self._feature_of)
 
 

@@ -30,7 +30,7 @@ from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbeddingCollection
 from tutorec.quant.embedding_collection import QuantManagedCollisionEmbeddingCollection
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # A leaf of traced graphs, here as in the module that defines it.
@@ -144,12 +144,9 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             columns = [rows for _, rows in sorted(slices, key=lambda each: each[0])]
             rows = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
             indices = ids.values() if self._need_indices else None
-            if traced:
-                results[name] = JaggedTensor(rows, indices, ids.lengths(), None)
-            else:
-                results[name] = JaggedTensor._from_parts(
-                    rows, indices, ids.lengths(), ids.offsets()
-                )
+            results[name] = jagged_from_parts(
+                rows, indices, ids.lengths(), None if traced else ids.offsets()
+            )
         return results if traced else samples_of_lists(results, ctx.features, self._feature_of)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

@@ -24,7 +24,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection, check_pool
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.sparse.id_check import check_ids
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -317,7 +317,7 @@ def _made(features: KeyedJaggedTensor, made: Features, weighted: bool) -> KeyedJ
         bags = lists[feature]
         ids = bags.values() if id_map.rows is None else id_map.rows(bags.values())
         weights = bags.weights() if weighted else None
-        batch[name] = JaggedTensor._from_parts(ids, weights, bags.lengths(), bags.offsets())
+        batch[name] = jagged_from_parts(ids, weights, bags.lengths(), bags.offsets())
     return KeyedJaggedTensor.from_jt_dict(batch)
 
 

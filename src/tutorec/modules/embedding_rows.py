@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import offsets_of_lengths
 
@@ -47,7 +47,7 @@ def _take_lists(jagged: JaggedTensor, indices: Tensor) -> JaggedTensor:
     places = torch.repeat_interleave(shift, lengths)
     places += torch.arange(places.numel(), device=places.device)
     weights = jagged.weights_or_none()
-    return JaggedTensor._from_parts(
+    return jagged_from_parts(
         jagged.values().index_select(0, places),
         None if weights is None else weights.index_select(0, places),
         lengths,

@@ -17,7 +17,7 @@ from tutorec.quant.feature_order import features_in_order
 from tutorec.quant.packed_tables import Packed, PackedTables
 from tutorec.quant.table_formats import output_type
 from tutorec.sparse.id_check import check_ids
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
@@ -134,8 +134,7 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         for name in self._embedding_names:
             ids = lists[self._features_of_names[name]]
             indices = ids.values() if self._need_indices else None
-            make = JaggedTensor if traced else JaggedTensor._from_parts
-            outputs[name] = make(
+            outputs[name] = jagged_from_parts(
                 rows[name], indices, ids.lengths(), None if traced else ids.offsets()
             )
         return outputs if traced else samples_of_lists(outputs, features, self._features_of_names)

@@ -41,7 +41,7 @@ import torch.fx._pytree
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import strides_of_ranks
@@ -108,7 +108,7 @@ def _jagged_parts(jagged: JaggedTensor) -> Parts:
 
 def _jagged(leaves: Iterable[Any], weighted: bool) -> JaggedTensor:
     values, lengths, *rest = leaves
-    return JaggedTensor._from_parts(values, rest[0] if weighted else None, lengths, None)
+    return jagged_from_parts(values, rest[0] if weighted else None, lengths, None)
 
 
 def _batch_parts(batch: KeyedJaggedTensor) -> Parts:

@@ -1,6 +1,5 @@
 """JaggedTensor: one feature's lists of ids, one list per sample."""
 
-from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels.jagged import jagged_to_padded_dense
 from tutorec.awaitable import proxies_in
@@ -25,6 +25,102 @@ for _name in (
     "padded_rows"
 ).split():
     torch.fx.wrap(_name)
+
+_TENSORS = ("values", "weights", "lengths", "offsets")
+
+
+# Jagged types that are made of proxies, as code makes them while torch.fx traces it, count as
+# proxies themselves: a function under `torch.fx.wrap` that is given one, or is given what a method
+# of one returns, is one call in the graph, and the object is a call of its constructor there.
+# TorchRec intercepts each construction for that (`ProxyableClassMeta`); here a construction in
+# eager code pays one comparison of types.
+
+
+class _SeenAsProxy:
+    """What torch.fx asks of a proxy."""
+
+    __slots__ = ()
+    __class__: Any = Proxy  # isinstance(jagged, Proxy) looks here
+
+    @property
+    def tracer(self) -> Any:
+        """The tracer of the first proxy among the parts."""
+        parts = [getattr(self, name) for name in _plain(type(self)).__slots__]
+        return proxies_in(parts)[0].tracer
+
+    @property
+    def node(self) -> Any:
+        """The call of the constructor in the graph."""
+        return self.__fx_create_arg__(self.tracer)  # type: ignore[attr-defined]
+
+
+_proxy_kinds: dict[type, type] = {}
+
+
+def kind_of(kind: type, values: Any) -> Any:
+    """The class of a jagged type that holds these values: ``kind``, or its proxy variant.
+
+    Args:
+        kind: One of the jagged types.
+        values: Its values: a tensor, or what stands for one.
+    """
+    if isinstance(values, Tensor) or not proxies_in(values):
+        return kind
+    if kind not in _proxy_kinds:
+        names = {"__slots__": (), "__module__": kind.__module__}
+        _proxy_kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), names)
+    return _proxy_kinds[kind]
+
+
+def constructor_call(jagged: Any, names: str, tracer: Any) -> Any:
+    """What stands for a jagged type that leaves a traced graph: a call of its constructor.
+
+    Args:
+        jagged: One of the jagged types.
+        names: The constructor's arguments, which the attributes are named after.
+        tracer: Of the graph.
+    """
+    parts = {name: getattr(jagged, f"_{name}") for name in names.split()}
+    return tracer.create_node("call_function", _plain(type(jagged)), (), tracer.create_arg(parts))
+
+
+def _plain(kind: Any) -> Any:
+    """The class itself, of one that is seen as a proxy."""
+    return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
+
+
+def tensors_of(jagged: Any, *more: str) -> list[Tensor]:
+    """Values, weights, lengths, offsets and ``more``, as far as they are there."""
+    parts = [getattr(jagged, f"_{name}", None) for name in (*_TENSORS, *more)]
+    return [part for part in tree_leaves(parts) if isinstance(part, Tensor)]
+
+
+# Methods of all three types, under other names there, so that TorchScript does not compile them.
+
+
+def sharing(self: Any) -> Any:
+    """One that shares the tensors."""
+    made = object.__new__(type(self))
+    for name in _plain(type(self)).__slots__:
+        setattr(made, name, getattr(self, name))
+    return made
+
+
+def read_on_stream(self: Any, stream: Any) -> None:
+    """Tell the allocator that ``stream`` reads the tensors."""
+    for part in tensors_of(self, "inverse_indices"):
+        part.record_stream(stream)
+
+
+def bytes_of(self: Any) -> int:
+    """Bytes of all tensors, those of strides and inverse indices among them."""
+    parts = tensors_of(self, "inverse_indices", "stride_per_key_per_rank")
+    return sum(part.nbytes for part in parts)
+
+
+def object_text(self: object) -> str:
+    """TorchRec's form of an object: its class and its address."""
+    return f"<tutorec.sparse.jagged_tensor.{type(self).__name__} object at {hex(id(self))}>"
 
 
 class JaggedTensor:
@@ -81,21 +177,6 @@ class JaggedTensor:
             self._check()
 
     @staticmethod
-    @torch.jit.unused
-    def _from_parts(
-        values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
-    ) -> "JaggedTensor":
-        """A jagged tensor from parts that are known to fit, unchecked."""
-        jagged = object.__new__(
-            JaggedTensor if type(values) is Tensor else kind_of(JaggedTensor, values)
-        )
-        jagged._values = values
-        jagged._weights = weights
-        jagged._lengths = lengths
-        jagged._offsets = offsets
-        return jagged
-
-    @staticmethod
     def empty(
         is_weighted: bool = False,
         device: torch.device | None = None,
@@ -121,11 +202,11 @@ class JaggedTensor:
         if device is None:
             weights = None if jt._weights is None else jt._weights.new_empty(0)
             values, lengths = jt._values.new_empty(0), jt.lengths().new_empty(0)
-            return JaggedTensor._from_parts(values, weights, lengths, None)
+            return jagged_from_parts(values, weights, lengths, None)
         parts = (
             optional_empty_like(part, device) for part in (jt._weights, jt._lengths, jt._offsets)
         )
-        return JaggedTensor._from_parts(torch.empty_like(jt._values, device=device), *parts)
+        return jagged_from_parts(torch.empty_like(jt._values, device=device), *parts)
 
     @torch.jit.unused
     def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
@@ -262,28 +343,12 @@ class JaggedTensor:
         if is_scripting():
             return JaggedTensor(values, weights, lengths, offsets)
         else:
-            return JaggedTensor._from_parts(values, weights, lengths, offsets)
+            return jagged_from_parts(values, weights, lengths, offsets)
 
-    @torch.jit.unused
-    def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that ``stream`` reads the parts."""
-        for part in tensors_of(self):
-            part.record_stream(stream)
-
-    @torch.jit.unused
-    def size_in_bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.nbytes for part in tensors_of(self))
-
-    @torch.jit.unused
-    def __copy__(self) -> "JaggedTensor":
-        """One that shares the tensors."""
-        return sharing(self)
-
-    @torch.jit.unused
-    def __repr__(self) -> str:
-        """TorchRec's form of an object: its class and its address."""
-        return object_text(self)
+    record_stream = read_on_stream
+    size_in_bytes = bytes_of
+    __copy__ = sharing
+    __repr__ = object_text
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
@@ -291,11 +356,7 @@ class JaggedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
-        offsets = self.offsets()
-        text = lists_text(self._values, offsets)
-        if self._weights is not None:
-            text = f'"values": {text},\n    "weights": {lists_text(self._weights, offsets)}'
-        return f"JaggedTensor({{\n    {text}\n}})\n"
+        return "JaggedTensor({\n    " + lists_text(self, "\n    ") + "\n})\n"
 
     @torch.jit.unused
     def _check(self) -> None:
@@ -327,86 +388,14 @@ def jagged_from_parts(
     if is_scripting():
         return JaggedTensor(values, weights, lengths, offsets)
     else:
-        return JaggedTensor._from_parts(values, weights, lengths, offsets)
-
-
-# Jagged types that are made of proxies, as code makes them while torch.fx traces it, count as
-# proxies themselves: a function under `torch.fx.wrap` that is given one, or is given what a method
-# of one returns, is one call in the graph, and the object is a call of its constructor there.
-# TorchRec intercepts each construction for that (`ProxyableClassMeta`); here a construction in
-# eager code pays one comparison of types.
-
-
-class _SeenAsProxy:
-    """What torch.fx asks of a proxy."""
-
-    __slots__ = ()
-    __class__: Any = Proxy  # isinstance(jagged, Proxy) looks here
-
-    @property
-    def tracer(self) -> Any:
-        """The tracer of the first proxy among the parts."""
-        parts = [getattr(self, name) for name in _plain(type(self)).__slots__]
-        return proxies_in(parts)[0].tracer
-
-    @property
-    def node(self) -> Any:
-        """The call of the constructor in the graph."""
-        return self.__fx_create_arg__(self.tracer)  # type: ignore[attr-defined]
-
-
-_proxy_kinds: dict[type, type] = {}
-
-
-def kind_of(kind: type, values: Any) -> Any:
-    """The class of a jagged type that holds these values: ``kind``, or its proxy variant.
-
-    Args:
-        kind: One of the jagged types.
-        values: Its values: a tensor, or what stands for one.
-    """
-    if isinstance(values, Tensor) or not proxies_in(values):
-        return kind
-    if kind not in _proxy_kinds:
-        names = {"__slots__": (), "__module__": kind.__module__}
-        _proxy_kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), names)
-    return _proxy_kinds[kind]
-
-
-def constructor_call(jagged: Any, names: str, tracer: Any) -> Any:
-    """What stands for a jagged type that leaves a traced graph: a call of its constructor.
-
-    Args:
-        jagged: One of the jagged types.
-        names: The constructor's arguments, which the attributes are named after.
-        tracer: Of the graph.
-    """
-    parts = {name: getattr(jagged, f"_{name}") for name in names.split()}
-    return tracer.create_node("call_function", _plain(type(jagged)), (), tracer.create_arg(parts))
-
-
-def sharing(jagged: Any) -> Any:
-    """A jagged type with the same tensors: a shallow copy."""
-    made = object.__new__(type(jagged))
-    for name in _plain(type(jagged)).__slots__:
-        setattr(made, name, getattr(jagged, name))
-    return made
-
-
-def _plain(kind: Any) -> Any:
-    """The class itself, of one that is seen as a proxy."""
-    return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
-
-
-def tensors_of(jagged: Any) -> list[Tensor]:
-    """Values, weights, lengths and offsets, as far as they are there."""
-    parts = (jagged._values, jagged._weights, jagged._lengths, jagged._offsets)
-    return [part for part in parts if part is not None]
-
-
-def object_text(jagged: object) -> str:
-    """TorchRec's form of an object: its class and its address."""
-    return f"<tutorec.sparse.jagged_tensor.{type(jagged).__name__} object at {hex(id(jagged))}>"
+        jagged = object.__new__(
+            JaggedTensor if type(values) is Tensor else kind_of(JaggedTensor, values)
+        )
+        jagged._values = values
+        jagged._weights = weights
+        jagged._lengths = lengths
+        jagged._offsets = offsets
+        return jagged
 
 
 def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
@@ -433,16 +422,19 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
             f"{owner}.copy_: the source has values of shape {given[0]} and {given[1]} lengths, and "
             f"the target has room for {room[0]} and {room[1]}; {remedy}"
         )
-    for name in ("values", "weights", "lengths", "offsets"):
+    for name in _TENSORS:
         part = getattr(target, f"_{name}")
         if part is not None:
             part.copy_(getattr(source, name)(), non_blocking=non_blocking)
 
 
-def lists_text(values: Tensor, offsets: Tensor) -> str:
-    """Lists as text, ``[[1, 2], [], [3]]``: values ``[N]``/``[N, D]``, offsets ``[L + 1]``."""
-    lists = [str(values[start:end].tolist()) for start, end in pairwise(offsets.tolist())]
-    return "[" + ", ".join(lists) + "]"
+def lists_text(jagged: JaggedTensor, between: str) -> str:
+    """Its lists as text, ``[[1, 2], [], [3]]``; with weights values, ``between`` and weights."""
+    values, weights = jagged.to_dense(), jagged.to_dense_weights()
+    text = str([part.tolist() for part in values])
+    if weights is None:
+        return text
+    return f'"values": {text},{between}"weights": {[part.tolist() for part in weights]}'
 
 
 def lists_of(values: Tensor, lengths: Tensor) -> list[Tensor]:

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec.sparse.jagged import constructor_call, kind_of, object_text, sharing
+from tutorec.sparse.jagged import (
+    bytes_of,
+    constructor_call,
+    kind_of,
+    object_text,
+    read_on_stream,
+    sharing,
+)
 from tutorec.sparse.layout import positions, running_sum
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list
 
@@ -192,25 +199,10 @@ class KeyedTensor:
         values = self._values.to(device, non_blocking=non_blocking)
         return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
 
-    @torch.jit.unused
-    def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that ``stream`` reads the values."""
-        self._values.record_stream(stream)
-
-    @torch.jit.unused
-    def size_in_bytes(self) -> int:
-        """Bytes of the values."""
-        return self._values.nbytes
-
-    @torch.jit.unused
-    def __copy__(self) -> "KeyedTensor":
-        """One that shares the values."""
-        return sharing(self)
-
-    @torch.jit.unused
-    def __repr__(self) -> str:
-        """TorchRec's form of an object: its class and its address."""
-        return object_text(self)
+    record_stream = read_on_stream
+    size_in_bytes = bytes_of
+    __copy__ = sharing
+    __repr__ = object_text
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
@@ -218,10 +210,7 @@ class KeyedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
-        entries = [
-            f'    "{key}": [' + ", ".join(str(row.tolist()) for row in columns) + "]"
-            for key, columns in self.to_dict().items()
-        ]
+        entries = [f'    "{key}": {part.tolist()}' for key, part in self.to_dict().items()]
         return "KeyedTensor({\n" + ",\n".join(entries) + "\n})\n" if entries else "KeyedTensor()\n"
 
 

@@ -1,6 +1,5 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -9,16 +8,19 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
+from torch.utils._pytree import tree_map_only
 
 from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged import (
     JaggedTensor,
+    bytes_of,
     constructor_call,
     copy_numbers,
     jagged_from_parts,
     kind_of,
     lists_text,
     object_text,
+    read_on_stream,
     sharing,
     tensors_of,
 )
@@ -597,14 +599,8 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def pin_memory(self) -> "KeyedJaggedTensor":
         """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
-        values, weights, lengths, offsets = (
-            None if part is None else part.pin_memory()
-            for part in (self._values, self._weights, self._lengths, self._offsets)
-        )
-        inverse = self._inverse_indices
-        if inverse is not None:
-            inverse = (inverse[0], inverse[1].pin_memory())
-        return self._with_tensors(values, weights, lengths, offsets, inverse)  # type: ignore[arg-type]
+        parts = self._values, self._weights, self._lengths, self._offsets, self._inverse_indices
+        return self._with_tensors(*tree_map_only(Tensor, Tensor.pin_memory, parts))
 
     @torch.jit.unused
     def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
@@ -621,20 +617,6 @@ class KeyedJaggedTensor:
         self._jt_dict = None
         self._take_facts(kjt)
         return self
-
-    @torch.jit.unused
-    def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that ``stream`` reads the parts."""
-        for part in self._tensors():
-            part.record_stream(stream)
-
-    @torch.jit.unused
-    def size_in_bytes(self) -> int:
-        """Bytes of all tensors, those of strides and inverse indices among them."""
-        strides = self._stride_per_key_per_rank
-        return sum(part.nbytes for part in self._tensors()) + (
-            0 if strides is None else strides.nbytes
-        )
 
     @torch.jit.unused
     def clear_storage(self) -> int:
@@ -754,33 +736,22 @@ class KeyedJaggedTensor:
             keys, values, weights, lengths, None, stride, None, strides
         ).sync()
 
-    @torch.jit.unused
-    def __copy__(self) -> "KeyedJaggedTensor":
-        """One that shares the tensors."""
-        return sharing(self)
-
-    @torch.jit.unused
-    def __repr__(self) -> str:
-        """TorchRec's form of an object: its class and its address."""
-        return object_text(self)
+    record_stream = read_on_stream
+    size_in_bytes = bytes_of
+    __copy__ = sharing
+    __repr__ = object_text
 
     @torch.jit.unused
     def __str__(self) -> str:
         """TorchRec's printed form: each key's lists and weights. Lengths are checked first."""
-        self._check_numbers()
-        if not self._keys:
-            return "KeyedJaggedTensor()\n"
         entries = []
-        for key, (start, end) in zip(
-            self._keys, pairwise(self.lengths_offset_per_key()), strict=True
-        ):
-            offsets = self.offsets()[start : end + 1]
-            text = lists_text(self._values, offsets)
+        for key, lists in self.to_dict().items():
+            text = lists_text(lists, "\n        ")
             if self._weights is not None:
-                weights = lists_text(self._weights, offsets)
-                text = f'{{\n        "values": {text},\n        "weights": {weights}\n    }}'
+                text = f"{{\n        {text}\n    }}"
             entries.append(f'    "{key}": {text}')
-        return "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
+        text = "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
+        return text if entries else "KeyedJaggedTensor()\n"
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
@@ -847,12 +818,6 @@ class KeyedJaggedTensor:
         known = self._unchecked is None or not self._values.is_cpu
         self._length_per_key = source._length_per_key if known else None
         self._offset_per_key = source._offset_per_key if known else None
-
-    @torch.jit.unused
-    def _tensors(self) -> list[Tensor]:
-        """Every tensor on the batch's device."""
-        inverse = self._inverse_indices
-        return tensors_of(self) + ([] if inverse is None else [inverse[1]])
 
     @torch.jit.unused
     def _accept(self) -> None:
