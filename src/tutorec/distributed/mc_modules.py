@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -43,7 +43,7 @@ from tutorec.modules.mch_module import NO_ID
 from tutorec.sparse.hashing import bucket_of
 from tutorec.sparse.jagged import jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import ints_on_device, offsets_at, running_sum
+from tutorec.sparse.layout import ids_by_offsets, ints_on_device
 from tutorec.spmd.devices import device as own_device
 
 REMAPPED_IDS_STAGE = "remapped ids"
@@ -481,8 +481,8 @@ def arrived_counts(batch: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> l
     samples = ctx.batch_size_per_rank_per_feature or [
         [size] * slots for size in ctx.batch_size_per_rank
     ]
-    bounds = running_sum([samples[rank][slot] for slot in range(slots) for rank in ranks])
-    counts = [end - start for start, end in pairwise(offsets_at(batch.offsets(), bounds))]
+    of_lists = [samples[rank][slot] for slot in range(slots) for rank in ranks]
+    counts = ids_by_offsets(batch.offsets(), of_lists)
     return [counts[rank :: len(ranks)] for rank in ranks]
 
 

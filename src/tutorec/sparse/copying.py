@@ -103,7 +103,7 @@ def _jagged_parts(jagged: JaggedTensor) -> Parts:
         "_lengths": jagged.lengths(),
         "_weights": jagged.weights_or_none(),
     }
-    return _present(leaves), jagged.weights_or_none() is not None
+    return leaves, jagged.weights_or_none() is not None
 
 
 def _jagged(leaves: Iterable[Any], weighted: bool) -> JaggedTensor:
@@ -125,7 +125,7 @@ def _batch_parts(batch: KeyedJaggedTensor) -> Parts:
         # Lengths of no key say nothing about the number of samples.
         "stride": None if batch.keys() or variable else batch.stride(),
     }
-    return _present(leaves | {"_inverse_indices": None if inverse is None else inverse[1]}), context
+    return leaves | {"_inverse_indices": None if inverse is None else inverse[1]}, context
 
 
 def _batch(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedJaggedTensor:
@@ -157,22 +157,19 @@ def _keyed(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedTensor:
     )
 
 
-def _present(leaves: dict[str, Any]) -> dict[str, Any]:
-    return {name: leaf for name, leaf in leaves.items() if leaf is not None}
-
-
 def _register(
     kind: type, parts: Callable[[Any], Parts], unflatten: Callable[[Iterable[Any], Any], Any]
 ) -> None:
     """Register one type as a node of a pytree."""
 
-    def flatten(node: Any) -> tuple[list[Any], Any]:
-        leaves, context = parts(node)
-        return list(leaves.values()), context
-
     def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
         leaves, context = parts(node)
-        return [(pytree.GetAttrKey(name), leaf) for name, leaf in leaves.items()], context
+        present = [(name, leaf) for name, leaf in leaves.items() if leaf is not None]
+        return [(pytree.GetAttrKey(name), leaf) for name, leaf in present], context
+
+    def flatten(node: Any) -> tuple[list[Any], Any]:
+        named, context = flatten_with_keys(node)
+        return [leaf for _, leaf in named], context
 
     def named(context: Any) -> dict[str, Any]:
         return context if isinstance(context, dict) else {"weighted": context}

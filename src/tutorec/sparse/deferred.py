@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorec.sparse.layout import ints_on_device, running_sum
+from tutorec.sparse.layout import starts_of_keys
 
 _INT64 = torch.iinfo(torch.int64)
 # So many deferred checks may be under way before the oldest is waited for.
@@ -152,7 +152,7 @@ def defer(
     if ids.is_cuda:  # They may have been made for a batch of another stream.
         for bounds in (low, high):
             bounds.record_stream(torch.cuda.current_stream(ids.device))
-    feature = _features_of(ids.numel(), _starts(offsets, samples))
+    feature = _features_of(ids.numel(), starts_of_keys(offsets, samples))
     bad = (ids < low.index_select(0, feature)) | (ids >= high.index_select(0, feature))
     _under_way.append(_Check((bad, ids, offsets), list(keys), samples, feature_rows))
     return torch.where(bad, 0, ids)
@@ -192,22 +192,16 @@ def _bounds_of(
     )
 
 
-def _starts(offsets: Tensor, samples: list[int]) -> Tensor:
-    """Where each feature's ids begin, and their number [F + 1]."""
-    if samples[0] and len(set(samples)) == 1:
-        return offsets[:: samples[0]].long().contiguous()
-    ends = ints_on_device(running_sum(samples), torch.int64, offsets.device)
-    return offsets.index_select(0, ends).long()
-
-
 def _features_of(count: int, starts: Tensor) -> Tensor:
     """The feature of each of so many ids [N], from 0 to F - 1 whatever the offsets hold."""
-    return torch.bucketize(torch.arange(count, device=starts.device), starts[1:-1], right=True)
+    return torch.bucketize(
+        torch.arange(count, device=starts.device), starts[1:-1].contiguous(), right=True
+    )
 
 
 def _search(bad: Tensor, ids: Tensor, offsets: Tensor, samples: list[int]) -> Tensor:
     """Five integers: the first bad feature's bad ids and ids, the list, the id, the key."""
-    starts = _starts(offsets, samples)
+    starts = starts_of_keys(offsets, samples)
     feature = _features_of(ids.numel(), starts)
     at = bad.int().argmax()
     key = feature[at]

@@ -1,6 +1,5 @@
 """Hashing ids to rows: from names and numbers without end to a table that has an end."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -175,12 +174,7 @@ class Collisions:
     @property
     def expected_share(self) -> float:
         """The mean of both for a random hash: ``1 - (1 - 1/R)**(n - 1)``, the birthday formula."""
-        others = max(self.ids - 1, 0)
-        return (
-            float(others > 0)
-            if self.rows == 1
-            else -math.expm1(others * math.log1p(-1.0 / self.rows))
-        )
+        return 1 - (1 - 1 / self.rows) ** max(self.ids - 1, 0)
 
     def partners(self, id: int) -> list[int]:
         """The other ids in the row of this one."""
@@ -222,7 +216,6 @@ def collision_meter(
         >>> meter.partners(11)
         [1]
     """
-    _check(ids, rows)
     distinct, times = ids.reshape(-1).unique(return_counts=True)
     row_of_id = hash(distinct, rows)
     occupied, index, sizes = row_of_id.unique(return_inverse=True, return_counts=True)

@@ -26,11 +26,9 @@ from tutorec.sparse.jagged import (
 )
 from tutorec.sparse.layout import (
     FEW_LISTS,
-    differences,
+    ids_by_offsets,
     ids_per_key,
     lengths_of_offsets,
-    offset_per_key_of,
-    offsets_at,
     offsets_by_key,
     offsets_of_lengths,
     optional_empty_like,
@@ -72,7 +70,7 @@ _distinct: list[str] = []
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
 for _name in (
-    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_by_key "
+    "ids_by_offsets lengths_of_offsets offsets_by_key "
     "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
     "strides_of take_rows _concat _empty_like"
 ).split():
@@ -421,11 +419,7 @@ class KeyedJaggedTensor:
             if not is_scripting():
                 counts = self._count()
             if counts is None:
-                if self._stride_per_key_per_rank is None:
-                    starts = offset_per_key_of(self.offsets(), len(self._keys), self.stride())
-                else:
-                    starts = offsets_at(self.offsets(), self.lengths_offset_per_key())
-                counts = differences(starts)
+                counts = ids_by_offsets(self.offsets(), self.stride_per_key())
             self._length_per_key = counts
         return counts
 

@@ -65,19 +65,22 @@ def lengths_of_offsets(offsets: Tensor | None) -> Tensor:
     return offsets[1:] - offsets[:-1]
 
 
-def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
-    """Where each key's ids start, and the last one's end: every B-th offset. A sync point."""
-    if stride == 0:
-        return [0] * (keys + 1)
-    starts: list[int] = offsets[::stride].long().tolist()
-    return starts
+def starts_of_keys(offsets: Tensor, stride_per_key: list[int]) -> Tensor:
+    """Where each key's ids start, and the last one's end [F + 1], int64, without a sync point."""
+    stride = stride_per_key[0] if len(stride_per_key) > 0 else 0
+    if stride > 0 and stride_per_key.count(stride) == len(stride_per_key):
+        return offsets[::stride].long()
+    bounds = running_sum(stride_per_key)
+    if is_scripting():
+        return offsets[torch.tensor(bounds, device=offsets.device)].long()
+    else:
+        return offsets[ints_on_device(bounds, torch.int64, offsets.device)].long()
 
 
-def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
-    """Where each key's ids start, and the last one's end; ``bounds`` of lists. A sync point."""
-    at = torch.tensor(bounds, dtype=torch.int64, device=offsets.device)
-    starts: list[int] = offsets[at].long().tolist()
-    return starts
+def ids_by_offsets(offsets: Tensor, stride_per_key: list[int]) -> list[int]:
+    """Ids of each key. A sync point."""
+    starts: list[int] = starts_of_keys(offsets, stride_per_key).tolist()
+    return differences(starts)
 
 
 def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[int]:
@@ -94,9 +97,7 @@ def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[i
     if lengths.numel() <= FEW_LISTS and lengths.is_cpu:
         return segment_sums(lengths.tolist(), stride_per_key)
     if len(set(stride_per_key)) != 1 or lengths.numel() == 0:
-        return differences(
-            offsets_at(offsets_of_lengths(lengths.long()), running_sum(stride_per_key))
-        )
+        return ids_by_offsets(offsets_of_lengths(lengths.long()), stride_per_key)
     # A sum in int32, where that holds it, is five times as fast as one in int64.
     fits = lengths.dtype is torch.int32 and most <= LARGEST_INT32
     rows = lengths.view(len(stride_per_key), -1)

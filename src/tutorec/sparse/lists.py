@@ -53,8 +53,6 @@ def kjt_from_lists(
     keys = list(ids)
     if weights is not None:
         _check_weights(ids, weights)
-    samples = [len(ids[key]) for key in keys]
-    same = len(set(samples)) <= 1
     return KeyedJaggedTensor(
         keys,
         _flat("ids", ids, keys, dtype, device),
@@ -62,10 +60,8 @@ def kjt_from_lists(
         lengths=torch.tensor(
             [len(bag) for key in keys for bag in ids[key]], dtype=torch.int64, device=device
         ),
-        stride=samples[0] if same and samples else None,
-        stride_per_key_per_rank=None if same else [[count] for count in samples],
-        length_per_key=[sum(map(len, ids[key])) for key in keys],
-    )
+        stride_per_key=[len(ids[key]) for key in keys],
+    ).sync()
 
 
 def kjt_to_lists(kjt: KeyedJaggedTensor) -> dict[str, list[list[int]]]:

@@ -21,11 +21,10 @@ from tutorec.sparse.layout import (
     FEW_LISTS,
     LARGEST_INT32,
     differences,
+    ids_by_offsets,
     ids_per_key,
     lengths_of_offsets,
-    offsets_at,
     positions,
-    running_sum,
     segment_sums,
 )
 
@@ -161,7 +160,7 @@ def count_ids(
             fits = fits & (lengths == lengths_of_offsets(offsets)).all()
         if not bool(fits):
             return None
-        counts = differences(offsets_at(offsets, running_sum(stride_per_key)))
+        counts = ids_by_offsets(offsets, stride_per_key)
     return counts if sum(counts) == total else None
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.core import messages
 from tutorec.sparse.deferred import report
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import differences, ints_on_device, offsets_at, running_sum
+from tutorec.sparse.layout import differences, ids_by_offsets, ints_on_device
 
 SIZES_STAGE = "input sizes"
 STRIDES_STAGE = "input strides"
@@ -334,9 +334,8 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
             return [[count] * slots for count in self._ids]
         if strides is None:
             return torch.stack([part.view(slots, -1).sum(dim=1) for part in lengths]).tolist()
-        bounds = running_sum([*chain.from_iterable(strides)])
-        starts = offsets_at(lengths_to_offsets(torch.cat(lengths).long()), bounds)
-        flat = [end - start for start, end in pairwise(starts)]
+        offsets = lengths_to_offsets(torch.cat(lengths).long())
+        flat = ids_by_offsets(offsets, [*chain.from_iterable(strides)])
         return [flat[first : first + slots] for first in range(0, len(flat), slots)]
 
 
