@@ -270,8 +270,6 @@ class JaggedTensor:
         sync point.
         """
         width = longest(self.lengths()) if desired_length is None else desired_length
-        if not is_scripting():
-            _check_padding(self._values, width, padding_value)
         return padded_rows(self._values, self.offsets(), width, padding_value)
 
     def to_padded_dense_weights(
@@ -467,11 +465,10 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
     Returns:
         ``[B, width, ...]``.
     """
-    if is_scripting():
+    if is_scripting() or torch.compiler.is_compiling():
         return gathered_rows(values, offsets, width, padding)
     else:
-        if torch.compiler.is_compiling():
-            return gathered_rows(values, offsets, width, padding)
+        _check_padding(values, width, padding)
         return jagged_to_padded_dense(values, offsets, width, padding)
 
 

@@ -29,7 +29,6 @@ from tutorec.sparse.layout import (
     ids_by_offsets,
     ids_per_key,
     lengths_of_offsets,
-    offsets_by_key,
     offsets_of_lengths,
     optional_empty_like,
     optional_to,
@@ -70,7 +69,7 @@ _distinct: list[str] = []
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
 for _name in (
-    "ids_by_offsets lengths_of_offsets offsets_by_key "
+    "ids_by_offsets lengths_of_offsets "
     "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
     "strides_of take_rows _concat _empty_like"
 ).split():
@@ -506,7 +505,7 @@ class KeyedJaggedTensor:
         offsets: Tensor | None = None
         single = segments.count(1) == len(self._keys) == count
         if with_offsets and single and count > 3 and not self.variable_stride_per_key():
-            offsets = offsets_by_key(self.lengths(), count, stride)
+            offsets = offsets_of_lengths(self.lengths().view(count, stride)).view(-1)
         # TorchScript's operator returns a list, Python's a tuple.
         return (  # pyright: ignore[reportReturnType]
             self._values.split_with_sizes(sizes),
@@ -550,15 +549,14 @@ class KeyedJaggedTensor:
         if known is not None:
             return known
         out: dict[str, JaggedTensor] = {}
-        if len(self._keys) > 0:
-            values, weights, lengths, offsets = self._cut([1] * len(self._keys), compute_offsets)
-            for position, key in enumerate(self._keys):
-                starts = offsets[position]
-                if compute_offsets and starts is None:
-                    starts = offsets_of_lengths(lengths[position])
-                out[key] = jagged_from_parts(
-                    values[position], weights[position], lengths[position], starts
-                )
+        values, weights, lengths, offsets = self._cut([1] * len(self._keys), compute_offsets)
+        for position, key in enumerate(self._keys):
+            starts = offsets[position]
+            if compute_offsets and starts is None:
+                starts = offsets_of_lengths(lengths[position])
+            out[key] = jagged_from_parts(
+                values[position], weights[position], lengths[position], starts
+            )
         self._jt_dict = out
         return out
 

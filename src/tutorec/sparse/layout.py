@@ -144,22 +144,6 @@ def positions(keys: list[str]) -> dict[str, int]:
     return out
 
 
-def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> Tensor:
-    """Each key's own offsets, from 0, one after the other: running sums of matrix rows.
-
-    Args:
-        lengths: ``[F * B]``.
-        keys: F.
-        stride: B.
-
-    Returns:
-        ``[F * (B + 1)]``.
-    """
-    if stride == 0:
-        return lengths.new_zeros([keys])
-    return offsets_of_lengths(lengths.view(keys, stride)).view(-1)
-
-
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
     """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None without a tensor."""
     out: list[Tensor | None] = []
