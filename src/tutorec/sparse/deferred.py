@@ -12,6 +12,7 @@ the device has come by; which id it was is searched only then::
     batch 2 .sync()            report(): wait for all checks, raise
 """
 
+from bisect import bisect
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,12 +74,19 @@ class _Check:
             for part in self._batch:
                 if part.is_cuda:  # The check may have run on another stream.
                     part.record_stream(torch.cuda.current_stream(part.device))
-            outside, total, place, number, feature = _search(*self._batch, self._samples).tolist()
-            key = self._keys[feature]
-            sample = place - sum(self._samples[:feature])
+            bad, ids, offsets = (part.cpu() for part in self._batch)
+            at, starts = int(bad.nonzero()[0]), starts_of_keys(offsets, self._samples).tolist()
+            # From 0 to F - 1 whatever the offsets hold.
+            feature = bisect(starts[1:-1], at)
+            key, number = self._keys[feature], int(ids[at])
+            first, last = starts[feature : feature + 2]
+            sample = bisect(offsets.tolist(), at) - 1 - sum(self._samples[:feature])
+            outside = int(bad[first:last].sum())
             for name, table, rows in self._feature_rows:
                 if name == key and not 0 <= number < rows:
-                    return ValueError(bad_id(table, rows, key, sample, number, outside, total))
+                    return ValueError(
+                        bad_id(table, rows, key, sample, number, outside, last - first)
+                    )
         tables = sorted({table for _, table, _ in self._feature_rows})
         return ValueError(
             f"a batch with the keys {self._keys} held ids that are not rows of tables {tables}; "
@@ -152,7 +160,8 @@ def defer(
     if ids.is_cuda:  # They may have been made for a batch of another stream.
         for bounds in (low, high):
             bounds.record_stream(torch.cuda.current_stream(ids.device))
-    feature = _features_of(ids.numel(), starts_of_keys(offsets, samples))
+    starts = starts_of_keys(offsets, samples)[1:-1].contiguous()
+    feature = torch.bucketize(torch.arange(ids.numel(), device=ids.device), starts, right=True)
     bad = (ids < low.index_select(0, feature)) | (ids >= high.index_select(0, feature))
     _under_way.append(_Check((bad, ids, offsets), list(keys), samples, feature_rows))
     return torch.where(bad, 0, ids)
@@ -190,21 +199,3 @@ def _bounds_of(
     return torch.tensor([*low.values()], device=device), torch.tensor(
         [*high.values()], device=device
     )
-
-
-def _features_of(count: int, starts: Tensor) -> Tensor:
-    """The feature of each of so many ids [N], from 0 to F - 1 whatever the offsets hold."""
-    return torch.bucketize(
-        torch.arange(count, device=starts.device), starts[1:-1].contiguous(), right=True
-    )
-
-
-def _search(bad: Tensor, ids: Tensor, offsets: Tensor, samples: list[int]) -> Tensor:
-    """Five integers: the first bad feature's bad ids and ids, the list, the id, the key."""
-    starts = starts_of_keys(offsets, samples)
-    feature = _features_of(ids.numel(), starts)
-    at = bad.int().argmax()
-    key = feature[at]
-    listed = torch.bucketize(at, offsets.long(), right=True) - 1
-    outside = (bad & (feature == key)).sum()
-    return torch.stack([outside, starts[key + 1] - starts[key], listed, ids[at].long(), key])

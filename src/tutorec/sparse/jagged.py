@@ -72,18 +72,6 @@ def kind_of(kind: type, values: Any) -> Any:
     return _proxy_kinds[kind]
 
 
-def constructor_call(jagged: Any, names: str, tracer: Any) -> Any:
-    """What stands for a jagged type that leaves a traced graph: a call of its constructor.
-
-    Args:
-        jagged: One of the jagged types.
-        names: The constructor's arguments, which the attributes are named after.
-        tracer: Of the graph.
-    """
-    parts = {name: getattr(jagged, f"_{name}") for name in names.split()}
-    return tracer.create_node("call_function", _plain(type(jagged)), (), tracer.create_arg(parts))
-
-
 def _plain(kind: Any) -> Any:
     """The class itself, of one that is seen as a proxy."""
     return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
@@ -104,6 +92,12 @@ def sharing(self: Any) -> Any:
     for name in _plain(type(self)).__slots__:
         setattr(made, name, getattr(self, name))
     return made
+
+
+def constructor_call(self: Any, tracer: Any) -> Any:
+    """What stands for it where it leaves a traced graph: a call of its constructor."""
+    parts = {name: getattr(self, f"_{name}") for name in self._arguments.split()}
+    return tracer.create_node("call_function", _plain(type(self)), (), tracer.create_arg(parts))
 
 
 def read_on_stream(self: Any, stream: Any) -> None:
@@ -193,20 +187,22 @@ class JaggedTensor:
         return jagged_from_parts(values, weights, lengths, None)
 
     @staticmethod
-    @torch.jit.unused
     def empty_like(jt: "JaggedTensor", device: torch.device | None = None) -> "JaggedTensor":
         """Without a device, an empty one of the same dtypes; with one, uninitialised tensors.
 
         The second is what ``copy_`` fills; ``device=jt.device()`` makes it beside the first.
         """
+        weights = jt._weights
         if device is None:
-            weights = None if jt._weights is None else jt._weights.new_empty(0)
-            values, lengths = jt._values.new_empty(0), jt.lengths().new_empty(0)
-            return jagged_from_parts(values, weights, lengths, None)
-        parts = (
-            optional_empty_like(part, device) for part in (jt._weights, jt._lengths, jt._offsets)
+            weights = None if weights is None else weights.new_empty([0])
+            lengths = jt.lengths().new_empty([0])
+            return jagged_from_parts(jt._values.new_empty([0]), weights, lengths, None)
+        return jagged_from_parts(
+            torch.empty_like(jt._values, device=device),
+            optional_empty_like(weights, device),
+            optional_empty_like(jt._lengths, device),
+            optional_empty_like(jt._offsets, device),
         )
-        return jagged_from_parts(torch.empty_like(jt._values, device=device), *parts)
 
     @torch.jit.unused
     def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
@@ -343,14 +339,12 @@ class JaggedTensor:
         else:
             return jagged_from_parts(values, weights, lengths, offsets)
 
+    _arguments = "values weights lengths offsets"
+    __fx_create_arg__ = constructor_call
     record_stream = read_on_stream
     size_in_bytes = bytes_of
     __copy__ = sharing
     __repr__ = object_text
-
-    @torch.jit.unused
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        return constructor_call(self, "values weights lengths offsets", tracer)
 
     @torch.jit.unused
     def __str__(self) -> str:

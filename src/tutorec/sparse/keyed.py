@@ -1,7 +1,5 @@
 """KeyedTensor: dense columns by name, what a collection of embedding tables returns."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
@@ -199,14 +197,12 @@ class KeyedTensor:
         values = self._values.to(device, non_blocking=non_blocking)
         return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
 
+    _arguments = "keys length_per_key values key_dim"
+    __fx_create_arg__ = constructor_call
     record_stream = read_on_stream
     size_in_bytes = bytes_of
     __copy__ = sharing
     __repr__ = object_text
-
-    @torch.jit.unused
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        return constructor_call(self, "keys length_per_key values key_dim", tracer)
 
     @torch.jit.unused
     def __str__(self) -> str:

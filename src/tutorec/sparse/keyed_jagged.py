@@ -30,8 +30,6 @@ from tutorec.sparse.layout import (
     ids_per_key,
     lengths_of_offsets,
     offsets_of_lengths,
-    optional_empty_like,
-    optional_to,
     permute_segments,
     positions,
     running_sum,
@@ -41,7 +39,6 @@ from tutorec.sparse.layout import (
     strides_as_lists,
     strides_of,
     strides_of_ranks,
-    take_rows,
 )
 from tutorec.sparse.validate import (
     check_form,
@@ -71,7 +68,7 @@ _distinct: list[str] = []
 for _name in (
     "ids_by_offsets lengths_of_offsets "
     "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
-    "strides_of take_rows _concat _empty_like"
+    "strides_of _concat _empty_like"
 ).split():
     torch.fx.wrap(_name)
 
@@ -525,7 +522,9 @@ class KeyedJaggedTensor:
         weights = self._weights
         if weights is not None:
             weights = permute_segments(weights, counts, indices)
-        strides = take_rows(self._stride_per_key_per_rank, indices)
+        strides = self._stride_per_key_per_rank
+        if strides is not None:
+            strides = permute_segments(strides, [1] * len(self._keys), indices)
         keys, known = [self._keys[index] for index in indices], [counts[index] for index in indices]
         return self._derive(keys, values, weights, lengths, None, self.stride(), known, strides)
 
@@ -564,18 +563,14 @@ class KeyedJaggedTensor:
         self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> "KeyedJaggedTensor":
         """A copy on ``device``; ``dtype`` is for the weights."""
-        weights, inverse = optional_to(self._weights, device, non_blocking), self._inverse_indices
+        lists = jagged_from_parts(self._values, self._weights, self._lengths, self._offsets)
+        moved = lists.to(device, non_blocking)
+        weights, inverse = moved._weights, self._inverse_indices
         if weights is not None and dtype is not None:
             weights = weights.to(dtype)
         if inverse is not None:
             inverse = (inverse[0], inverse[1].to(device, non_blocking=non_blocking))
-        return self._with_tensors(
-            self._values.to(device, non_blocking=non_blocking),
-            weights,
-            optional_to(self._lengths, device, non_blocking),
-            optional_to(self._offsets, device, non_blocking),
-            inverse,
-        )
+        return self._with_tensors(moved._values, weights, moved._lengths, moved._offsets, inverse)
 
     @torch.jit.unused
     def unsync(self) -> "KeyedJaggedTensor":
@@ -705,10 +700,8 @@ class KeyedJaggedTensor:
         stride = strides = None
         if variable_stride_per_key:
             sizes = tensors[2]
-            strides = sizes.cpu().view(num_workers, len(keys)).t()
-            if stagger > 1:
-                strides = strides[:, torch.arange(num_workers).view(stagger, -1).t().reshape(-1)]
-            strides = strides.contiguous()
+            ranks = torch.arange(num_workers).view(stagger, -1).t().reshape(-1)
+            strides = sizes.cpu().view(num_workers, len(keys))[ranks].t()
         elif stride_per_rank is None:
             raise ValueError(
                 f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of "
@@ -728,6 +721,10 @@ class KeyedJaggedTensor:
             keys, values, weights, lengths, None, stride, None, strides
         ).sync()
 
+    _arguments = (
+        "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
+    )
+    __fx_create_arg__ = constructor_call
     record_stream = read_on_stream
     size_in_bytes = bytes_of
     __copy__ = sharing
@@ -744,11 +741,6 @@ class KeyedJaggedTensor:
             entries.append(f'    "{key}": {text}')
         text = "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
         return text if entries else "KeyedJaggedTensor()\n"
-
-    @torch.jit.unused
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        names = "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
-        return constructor_call(self, names, tracer)
 
     def _derive(
         self,
@@ -939,13 +931,9 @@ def _synced(
     ranks: list[list[int]] | None,
     inverse: tuple[list[str], Tensor] | None,
 ) -> KeyedJaggedTensor:
-    batch = KeyedJaggedTensor(
+    return KeyedJaggedTensor(
         keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=inverse
-    )
-    if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
-        if isinstance(keys, Proxy):  # how many ids each key has is read when it is asked for
-            return batch
-    return batch.sync()
+    ).sync()
 
 
 def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -1006,24 +994,17 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 
 
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
-    inverse = kjt._inverse_indices
+    lists = jagged_from_parts(kjt._values, kjt._weights, kjt._lengths, kjt._offsets)
+    lists = JaggedTensor.empty_like(lists, device)
+    values, weights, lengths = lists._values, lists._weights, lists._lengths
+    inverse, strides = kjt._inverse_indices, kjt._stride_per_key_per_rank
     if device is None:
         keys: list[str] = []
         counts: list[int] = []
-        weights, lengths = kjt._weights, kjt.lengths().new_empty([0])
-        if weights is not None:
-            weights = weights.new_empty([0])
-        values, strides = kjt._values.new_empty([0]), kjt._stride_per_key_per_rank
         return kjt._derive(keys, values, weights, lengths, None, kjt.stride(), counts, strides)
     if inverse is not None:
         inverse = (inverse[0], torch.empty_like(inverse[1], device=device))
-    made = kjt._with_tensors(
-        torch.empty_like(kjt._values, device=device),
-        optional_empty_like(kjt._weights, device),
-        optional_empty_like(kjt._lengths, device),
-        optional_empty_like(kjt._offsets, device),
-        inverse,
-    )
+    made = kjt._with_tensors(values, weights, lengths, lists._offsets, inverse)
     made._unchecked = None
     return made
 

@@ -107,10 +107,7 @@ def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[i
 
 def differences(offset_per_key: list[int]) -> list[int]:
     """Ids per key from the keys' starts: the inverse of ``running_sum``."""
-    out: list[int] = []
-    for index in range(len(offset_per_key) - 1):
-        out.append(offset_per_key[index + 1] - offset_per_key[index])
-    return out
+    return [offset_per_key[i + 1] - offset_per_key[i] for i in range(len(offset_per_key) - 1)]
 
 
 def running_sum(counts: list[int]) -> list[int]:
@@ -138,10 +135,7 @@ def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
 
 def positions(keys: list[str]) -> dict[str, int]:
     """Position of each key."""
-    out: dict[str, int] = {}
-    for position, key in enumerate(keys):
-        out[key] = position
-    return out
+    return {key: position for position, key in enumerate(keys)}
 
 
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
@@ -227,11 +221,10 @@ def stride_of(
         if inverse_indices is not None and inverse_indices[1].numel() > 0:
             return inverse_indices[1].shape[-1]
         return int(strides.sum(dim=1).max().item())
-    if offsets is not None and offsets.numel() > 0:
-        return (offsets.numel() - 1) // len(keys)
-    if lengths is not None:
-        return lengths.numel() // len(keys)
-    return 0
+    if lengths is None:
+        assert offsets is not None, "lengths or offsets are always there"
+        return max(offsets.numel() - 1, 0) // len(keys)
+    return lengths.numel() // len(keys)
 
 
 def strides_of(keys: list[str], stride: int, strides: Tensor | None) -> list[int]:
@@ -240,13 +233,6 @@ def strides_of(keys: list[str], stride: int, strides: Tensor | None) -> list[int
         return [stride] * len(keys)
     out: list[int] = strides.sum(dim=1).tolist()
     return out
-
-
-def take_rows(strides: Tensor | None, indices: list[int]) -> Tensor | None:
-    """Row ``indices[i]`` at position i, or None."""
-    if strides is None:
-        return None
-    return strides[torch.tensor(indices, dtype=torch.int64)]
 
 
 def strides_as_lists(strides: Tensor | None) -> list[list[int]]:

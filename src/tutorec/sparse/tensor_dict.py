@@ -67,7 +67,8 @@ def maybe_td_to_kjt(
     if is_scripting():
         return features
     else:
-        if type(features) is KeyedJaggedTensor or not _is_tensor_dict(features):
+        module = None if type(features) is KeyedJaggedTensor else sys.modules.get("tensordict")
+        if module is None or not isinstance(features, module.TensorDictBase):
             return features
         return td_to_kjt(features, keys)
 
@@ -381,9 +382,3 @@ def _weights_of(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
             f"feature {name!r}, sample {sample}, has {counts[0]} values and {counts[1]} weights"
         )
     return weights
-
-
-def _is_tensor_dict(features: object) -> bool:
-    """Whether this is a TensorDict; does not import tensordict."""
-    module = sys.modules.get("tensordict")
-    return module is not None and isinstance(features, module.TensorDictBase)
