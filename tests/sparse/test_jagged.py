@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from strategies import DrawnBatch, jagged_batches
 
 from tutorec._kernels.backend import backend, use_backend
+from tutorec._kernels.jagged import _padded_in_torch
 from tutorec.sparse.equality import jt_is_equal
-from tutorec.sparse.jagged import JaggedTensor, gathered_rows, jagged_from_parts
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
 one_feature = jagged_batches(max_features=1)
 
@@ -192,12 +193,12 @@ def test_from_dense_lengths_takes_the_first_of_each_row(
 @given(one_feature, st.integers(0, 5))
 def test_rows_gathered_in_a_graph_are_those_of_the_kernels(drawn: DrawnBatch, width: int) -> None:
     jagged, _, _ = first(drawn)
-    gathered = gathered_rows(jagged.values(), jagged.offsets(), width, -1.0)
+    gathered = _padded_in_torch(jagged.values(), jagged.offsets(), width, -1.0)
     assert torch.equal(gathered, jagged.to_padded_dense(width, -1.0))
     columns = torch.stack([jagged.values(), jagged.values() + 1], 1)
     two = JaggedTensor(columns, lengths=jagged.lengths())
     assert torch.equal(
-        gathered_rows(columns, two.offsets(), width, 0.5), two.to_padded_dense(width, 0.5)
+        _padded_in_torch(columns, two.offsets(), width, 0.5), two.to_padded_dense(width, 0.5)
     )
 
 

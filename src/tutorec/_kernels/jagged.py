@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend, chosen
 
@@ -32,15 +33,16 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
         >>> lengths_to_offsets(torch.tensor([2, 0, 3])).tolist()
         [0, 2, 2, 5]
     """
-    if lengths.is_cpu:
+    if not is_scripting():
+        if lengths.is_cpu:
+            if not is_compiling():
+                return _running_sum()(lengths)
+            if backend().name == "fbgemm":
+                return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
         if not is_compiling():
-            return _running_sum()(lengths)
-        if backend().name == "fbgemm":
-            return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
+            return _offsets_in_torch(lengths)
     # writing into a view, as eager code does, makes a graph that refuses a batch of one sample
-    if is_compiling():
-        return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
-    return _offsets_in_torch(lengths)
+    return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
 
 
 def _offsets_in_torch(lengths: Tensor) -> Tensor:
@@ -76,16 +78,19 @@ def jagged_to_padded_dense(
         >>> jagged_to_padded_dense(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2).tolist()
         [[1, 2], [3, 0]]
     """
-    dense = values.dtype in _DENSE_DTYPES and values.dim() <= 2
-    if dense and values.is_cpu and backend().name == "fbgemm":
-        return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max_length], padding)
+    if not is_scripting():
+        dense = values.dtype in _DENSE_DTYPES and values.dim() <= 2 and not is_compiling()
+        if dense and values.is_cpu and backend().name == "fbgemm":
+            return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max_length], padding)
     return _padded_in_torch(values, offsets, max_length, padding)
 
 
 def _padded_in_torch(values: Tensor, offsets: Tensor, max_length: int, padding: float) -> Tensor:
-    lengths = offsets.diff()
-    place = torch.arange(max_length, device=values.device)
-    present = place < lengths.unsqueeze(1)
-    source = (offsets[:-1].unsqueeze(1) + place)[present]
-    dense = values.new_full((lengths.numel(), max_length, *values.shape[1:]), padding)
-    return dense.index_put((present,), values[source])
+    """A gather with one padding row: no shape depends on a number."""
+    count = values.size(0)
+    column = torch.arange(max_length, device=values.device)
+    source = offsets[:-1].unsqueeze(1) + column
+    source = source.masked_fill(source >= offsets[1:].unsqueeze(1), count)
+    rest = list(values.shape[1:])
+    padded = torch.cat([values, values.new_full([1] + rest, padding)])  # noqa: RUF005
+    return padded.index_select(0, source.reshape(-1)).view([source.size(0), max_length] + rest)  # noqa: RUF005

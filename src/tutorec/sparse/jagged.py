@@ -459,32 +459,9 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
     Returns:
         ``[B, width, ...]``.
     """
-    if is_scripting() or torch.compiler.is_compiling():
-        return gathered_rows(values, offsets, width, padding)
-    else:
+    if not is_scripting():
         _check_padding(values, width, padding)
-        return jagged_to_padded_dense(values, offsets, width, padding)
-
-
-def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
-    """``padded_rows`` with shapes that depend on no number: a gather with one padding row.
-
-    Args:
-        values: ``[N, ...]``.
-        offsets: ``[B + 1]``.
-        width: Of a row.
-        padding: What fills a shorter row.
-
-    Returns:
-        ``[B, width, ...]``.
-    """
-    count = values.size(0)
-    column = torch.arange(width, device=values.device)
-    source = offsets[:-1].unsqueeze(1) + column
-    source = source.masked_fill(source >= offsets[1:].unsqueeze(1), count)
-    rest = list(values.shape[1:])
-    padded = torch.cat([values, values.new_full([1] + rest, padding)])  # noqa: RUF005
-    return padded.index_select(0, source.reshape(-1)).view([source.size(0), width] + rest)  # noqa: RUF005
+    return jagged_to_padded_dense(values, offsets, width, padding)
 
 
 def first_entries(values: Tensor, lengths: Tensor) -> Tensor:

@@ -53,10 +53,7 @@ def offsets_of_lengths(lengths: Tensor | None) -> Tensor:
     Of a matrix ``[F, B]`` those of each row, ``[F, B + 1]``.
     """
     assert lengths is not None, "lengths or offsets are always there"
-    if is_scripting():
-        return torch.nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), [1, 0])
-    else:
-        return lengths_to_offsets(lengths)
+    return lengths_to_offsets(lengths)
 
 
 def lengths_of_offsets(offsets: Tensor | None) -> Tensor:
