@@ -235,7 +235,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         if self._need_preprocess:
             parts = zip(self.mappings, features.split(self._features_per_table), strict=True)
             ids = torch.cat([_preprocessed(mapping, part) for mapping, part in parts])
-        return _with_values(features, ids)
+        return features._with_values(ids)
 
     def compute(
         self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[KeyedJaggedTensor]
@@ -348,7 +348,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         found = [_remapped_table(part, mapping) for part, (mapping, _) in parts]
         values = torch.cat([rows for rows, _ in found])
         if values.numel() == batch.values().numel():
-            return _with_values(batch, values)
+            return batch._with_values(values)
         if batch.weights_or_none() is not None:
             raise ValueError(
                 f"the mappings of tables {_names(held)} take ids without a row out of their lists, "
@@ -531,14 +531,6 @@ def _remapped_table(
     found = module.remap(module.profile(features)).values()
     rows = torch.cat([lists.values() for lists in found])
     return rows - mapping.first_row, torch.cat([lists.lengths() for lists in found])
-
-
-def _with_values(batch: KeyedJaggedTensor, values: torch.Tensor) -> KeyedJaggedTensor:
-    """The same lists with other ids."""
-    inverse = batch.inverse_indices_or_none()
-    return batch._with_tensors(
-        values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse
-    )
 
 
 def _check_placed(table: PlacedTable) -> None:

@@ -28,7 +28,6 @@ from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-from tutorec.sparse.validate import missing_key
 from tutorec.types import data_type_to_dtype
 
 # a collection's feature -> the caller's feature, and the map of its ids
@@ -171,7 +170,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
         features = check_ids(features, self._checked, self._is_weighted, self)
         for key in self._keys:
             if key not in features.index_per_key():
-                raise missing_key("KeyedJaggedTensor", key, features.keys())
+                raise KeyError(
+                    f"KeyedJaggedTensor has no key {key!r}; its keys are {features.keys()}"
+                )
         # Both lookups are started before either result is awaited.
         pooled = None if self.pooled is None else self.pooled(self._pooled_batch(features))
         rows = (

@@ -180,9 +180,7 @@ class ManagedCollisionCollection(nn.Module):
         weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
         rows = self._rows_at_once(features)
         if rows is not None:
-            return features._with_tensors(
-                rows, weights, features.lengths(), features.offsets_or_none(), inverse
-            )
+            return features._with_values(rows)
         parts, remapped = features.split(self._table_feature_splits), list[JaggedTensor]()
         for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
             remapped.append(
@@ -192,9 +190,7 @@ class ManagedCollisionCollection(nn.Module):
         if all(
             lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)
         ):
-            return features._with_tensors(
-                values, weights, features.lengths(), features.offsets_or_none(), inverse
-            )
+            return features._with_values(values)
         variable = features.variable_stride_per_key()
         return KeyedJaggedTensor(
             features.keys(),

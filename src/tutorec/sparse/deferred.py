@@ -156,13 +156,13 @@ def defer(
     """
     if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ids
-    low, high = _bounds_of(tuple(keys), tuple(feature_rows), ids.device)
+    bounds = _bounds_of(tuple(keys), tuple(feature_rows), ids.device)
     if ids.is_cuda:  # They may have been made for a batch of another stream.
-        for bounds in (low, high):
-            bounds.record_stream(torch.cuda.current_stream(ids.device))
+        bounds.record_stream(torch.cuda.current_stream(ids.device))
     starts = starts_of_keys(offsets, samples)[1:-1].contiguous()
     feature = torch.bucketize(torch.arange(ids.numel(), device=ids.device), starts, right=True)
-    bad = (ids < low.index_select(0, feature)) | (ids >= high.index_select(0, feature))
+    low, high = bounds.index_select(1, feature)
+    bad = (ids < low) | (ids >= high)
     _under_way.append(_Check((bad, ids, offsets), list(keys), samples, feature_rows))
     return torch.where(bad, 0, ids)
 
@@ -188,14 +188,12 @@ def report(wait: bool = True) -> None:
 @lru_cache(maxsize=_COLLECTIONS)
 def _bounds_of(
     keys: tuple[str, ...], feature_rows: tuple[tuple[str, str, int], ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Smallest id and one past the largest that fit each key's tables [F].
+) -> Tensor:
+    """Smallest id and one past the largest that fit each key's tables [2, F].
 
     They are there when this returns, whatever stream a later batch is checked on.
     """
     low, high = dict.fromkeys(keys, _INT64.min), dict.fromkeys(keys, _INT64.max)
     for feature, _, rows in feature_rows:
         low[feature], high[feature] = 0, min(rows, high[feature])
-    return torch.tensor([*low.values()], device=device), torch.tensor(
-        [*high.values()], device=device
-    )
+    return torch.tensor([[*low.values()], [*high.values()]], device=device)

@@ -82,9 +82,6 @@ def check_ids(
         if type(values) is Tensor and values.is_meta:
             _check_meta(keys, tables)
         return features
-    on_cpu = values.is_cpu
-    if on_cpu:
-        features._check_numbers()
     if values.dtype not in _INDEX_TYPES:
         raise ValueError(
             "ids must be int32 or int64 to be looked up, and the batch's values are "
@@ -92,18 +89,18 @@ def check_ids(
         )
     weights = features.weights_or_none() if weighted else None
     if values.dim() != 1 or (weights is not None and weights.dim() != 1):
-        shapes = f"values have shape {list(values.shape)}"
-        if weights is not None:
-            shapes += f" and weights {list(weights.shape)}"
+        shapes = [str(list(part.shape)) for part in (values, weights) if part is not None]
         raise ValueError(
-            f"ids to be looked up are one list, [N], one after the other, and the batch's {shapes}"
+            "ids to be looked up are one list, [N], one after the other, and the batch's values "
+            f"have shape {' and weights '.join(shapes)}"
         )
-    if not on_cpu:
+    if not values.is_cpu:
         # To ask for events of a stream whose work is captured would end the capture.
         if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
             report(wait=False)
         safe = defer(values, features.offsets(), keys, features.stride_per_key(), feature_rows)
         return features if safe is values else features._with_values(safe)
+    features._check_numbers()
     if values.numel() == 0:
         return features
     low, high = _ends(values)

@@ -459,8 +459,18 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
     Returns:
         ``[B, width, ...]``.
     """
-    if not is_scripting():
-        _check_padding(values, width, padding)
+    if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
+        if checkable(values):
+            if width < 0:
+                raise ValueError(
+                    f"JaggedTensor.to_padded_dense: desired_length must be 0 or more, got {width}"
+                )
+            if not isfinite(padding) and not values.is_floating_point():
+                raise ValueError(
+                    f"JaggedTensor.to_padded_dense: padding_value {padding} is not a "
+                    f"{values.dtype}, which the values are; pad them with a whole number, or "
+                    "convert them first: values.float()"
+                )
     return jagged_to_padded_dense(values, offsets, width, padding)
 
 
@@ -495,20 +505,4 @@ def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None
         raise ValueError(
             f"{where}: lengths[{sample}] = {int(lengths[sample])}, and a row has "
             f"{values.shape[1]} values"
-        )
-
-
-def _check_padding(values: Tensor, width: int, padding: float) -> None:
-    """Check that rows can be so wide, and that integers are not padded with infinity or NaN."""
-    if not checkable(values):
-        return
-    if width < 0:
-        raise ValueError(
-            f"JaggedTensor.to_padded_dense: desired_length must be 0 or more, got {width}"
-        )
-    if not isfinite(padding) and not values.is_floating_point():
-        raise ValueError(
-            f"JaggedTensor.to_padded_dense: padding_value {padding!r} is not a {values.dtype}, "
-            "which the values are; pad them with a whole number, or convert them first: "
-            "values.float()"
         )

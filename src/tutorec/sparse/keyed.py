@@ -187,10 +187,7 @@ class KeyedTensor:
                 f"KeyedTensor.regroup_as_dict: {len(groups)} groups for {len(keys)} keys {keys}"
             )
         regrouped = regroup_keyed(keyed_tensors, groups)
-        named: dict[str, Tensor] = {}
-        for position, key in enumerate(keys):
-            named[key] = regrouped[position]
-        return named
+        return {key: regrouped[position] for position, key in enumerate(keys)}
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "KeyedTensor":
         """A copy on ``device``; the values themselves where they are there already."""

@@ -711,12 +711,13 @@ class KeyedJaggedTensor:
             stride, sizes = sum(stride_per_rank), torch.ones_like(lengths)
             if len(set(stride_per_rank)) == 1:
                 sizes = lengths.new_full([len(keys) * num_workers], stride_per_rank[0])
-        if recat is not None and lengths.numel():
-            lists, order = sizes.tolist(), recat.tolist()
-            ids = segment_sums(lengths.tolist(), lists)
-            lengths = permute_segments(lengths, lists, order)
-            values = permute_segments(values, ids, order)
-            weights = None if weights is None else permute_segments(weights, ids, order)
+        if recat is not None:
+            # each segment that arrived is a feature of its own
+            segments, sizes = [""] * len(recat), sizes.view(-1, 1)
+            arrived = KeyedJaggedTensor._from_parts(
+                segments, values, weights, lengths, None, None, None, sizes
+            ).permute(recat.tolist())
+            values, weights, lengths = arrived._values, arrived._weights, arrived._lengths
         return KeyedJaggedTensor._from_parts(
             keys, values, weights, lengths, None, stride, None, strides
         ).sync()

@@ -137,16 +137,12 @@ def positions(keys: list[str]) -> dict[str, int]:
 
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
     """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None without a tensor."""
-    out: list[Tensor | None] = []
-    if tensor is None:
-        if not is_scripting():
-            return [None] * count
-        for _ in range(count):
-            out.append(None)
-    else:
+    nothing: Tensor | None = None
+    out: list[Tensor | None] = [nothing] * count
+    if tensor is not None:
         parts = tensor.split_with_sizes(sizes)
         for position in range(count):
-            out.append(parts[position])
+            out[position] = parts[position]
     return out
 
 
@@ -187,7 +183,7 @@ def ints_on_device(
 def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
     """Lists of each key (rows) and rank (columns) as a tensor of the CPU [F, W]."""
     if isinstance(given, Tensor):
-        return given.cpu() if given.is_cuda else given
+        return given.cpu()
     else:
         return torch.tensor(given, dtype=torch.int32)
 
@@ -214,7 +210,7 @@ def stride_of(
     """
     if len(keys) == 0:
         return 0
-    if strides is not None and strides.numel() > 0:
+    if strides is not None:
         if inverse_indices is not None and inverse_indices[1].numel() > 0:
             return inverse_indices[1].shape[-1]
         return int(strides.sum(dim=1).max().item())

@@ -26,7 +26,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import differences, offsets_of_lengths
-from tutorec.sparse.validate import checkable, key_list, missing_key
+from tutorec.sparse.validate import checkable, key_list
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
@@ -107,15 +107,18 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     inverse: dict[str, Tensor] = {}
     for name in names:
         if name not in entries:
-            raise missing_key("td_to_kjt: the TensorDict", name, list(entries))
+            raise KeyError(
+                f"td_to_kjt: the TensorDict has no key {name!r}; its keys are {list(entries)}"
+            )
         entry = entries[name]
-        if not isinstance(entry, Tensor):
-            entry = _split_entry(name, entry, weights, inverse)
-        ids, starts = _flat(name, entry)
+        parts = {"values": entry} if isinstance(entry, Tensor) else _parts_of(name, entry)
+        ids, starts = _flat(name, parts["values"])
         values.append(ids)
         offsets.append(starts)
-        if name in weights:
-            weights[name] = _weights_of(name, weights[name], starts)
+        if "weights" in parts:
+            weights[name] = _weights_of(name, parts["weights"], starts)
+        if "inverse" in parts:
+            inverse[name] = parts["inverse"]
     for part, given in (("weights", weights), ("inverse", inverse)):
         if given and len(given) < len(names):
             raise ValueError(
@@ -134,8 +137,8 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
         lengths=torch.cat(offsets).view(len(names), -1).diff().view(-1)
         if even
         else torch.cat([starts.diff() for starts in offsets]),
-        stride=samples[0] if even else None,
-        stride_per_key_per_rank=None if even else [[count] for count in samples],
+        stride_per_key=samples,
+        stride_per_key_per_rank=[[count] for count in samples] if inverse else None,
         inverse_indices=(names, torch.stack(list(inverse.values()))) if inverse else None,
     )
 
@@ -314,21 +317,15 @@ def _ragged(values: Tensor, offsets: Tensor) -> Tensor:
         log.disabled = before
 
 
-def _split_entry(
-    name: str, entry: Any, weights: dict[str, Tensor], inverse: dict[str, Tensor]
-) -> Tensor:
-    """Values of an entry that is a TensorDict; adds its weights and inverse indices."""
-    parts = set(entry.keys()) if hasattr(entry, "keys") else {type(entry).__name__}
-    if "values" not in parts or not parts <= {"values", "weights", "inverse"}:
+def _parts_of(name: str, entry: Any) -> dict[str, Tensor]:
+    """Values, weights and inverse indices of an entry that is a TensorDict."""
+    parts = dict(entry.items()) if hasattr(entry, "items") else {type(entry).__name__: entry}
+    if "values" not in parts or not parts.keys() <= {"values", "weights", "inverse"}:
         raise ValueError(
             f"td_to_kjt: feature {name!r} holds {sorted(parts)}; a weighted feature holds 'values' "
             f"and 'weights' (and 'inverse' for variable batch size); {_REMEDY}"
         )
-    if "weights" in parts:
-        weights[name] = entry["weights"]
-    if "inverse" in parts:
-        inverse[name] = entry["inverse"]
-    return entry["values"]
+    return parts
 
 
 _REMEDY = (

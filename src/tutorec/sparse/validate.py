@@ -381,15 +381,10 @@ def check_keys(owner: str, keys: Sequence[str]) -> None:
         ValueError: A key occurs twice.
     """
     if len(set(keys)) != len(keys):
-        repeated = sorted({key for key in keys if list(keys).count(key) > 1})
+        repeated = sorted({key for key in keys if keys.count(key) > 1})
         raise ValueError(
-            f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature"
+            f"{owner}: keys occur twice: {repeated} in {keys}; each key names one feature"
         )
-
-
-def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
-    """The error for a key that is not there; it names the keys that are."""
-    return KeyError(f"{owner} has no key {key!r}; its keys are {list(keys)}")
 
 
 def check_positions(where: str, indices: list[int], keys: list[str]) -> None:
