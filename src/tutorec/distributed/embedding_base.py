@@ -507,15 +507,15 @@ class ShardedEmbeddingModule(
         if weights is None:
             return arranged
         if not self._is_weighted:
-            return arranged._with_weights(None)
+            return arranged._with_ids(arranged.values(), None)
         if weights.requires_grad and self._env.world_size > 1:
             raise ValueError(
                 "weights of the batch require a gradient, which does not travel back between "
                 "ranks: detach them, weights.detach()"
             )
-        return (
-            arranged if weights.dtype == torch.float32 else arranged._with_weights(weights.float())
-        )
+        if weights.dtype == torch.float32:
+            return arranged
+        return arranged._with_ids(arranged.values(), weights.float())
 
 
 def _check_device(features: KeyedJaggedTensor, tables: torch.device) -> None:

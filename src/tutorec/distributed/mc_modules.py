@@ -235,7 +235,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         if self._need_preprocess:
             parts = zip(self.mappings, features.split(self._features_per_table), strict=True)
             ids = torch.cat([_preprocessed(mapping, part) for mapping, part in parts])
-        return features._with_values(ids)
+        return features._with_ids(ids, features.weights_or_none())
 
     def compute(
         self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[KeyedJaggedTensor]
@@ -348,7 +348,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         found = [_remapped_table(part, mapping) for part, (mapping, _) in parts]
         values = torch.cat([rows for rows, _ in found])
         if values.numel() == batch.values().numel():
-            return batch._with_values(values)
+            return batch._with_ids(values, batch.weights_or_none())
         if batch.weights_or_none() is not None:
             raise ValueError(
                 f"the mappings of tables {_names(held)} take ids without a row out of their lists, "

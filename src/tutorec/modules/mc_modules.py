@@ -180,7 +180,7 @@ class ManagedCollisionCollection(nn.Module):
         weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
         rows = self._rows_at_once(features)
         if rows is not None:
-            return features._with_values(rows)
+            return features._with_ids(rows, weights)
         parts, remapped = features.split(self._table_feature_splits), list[JaggedTensor]()
         for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
             remapped.append(
@@ -190,7 +190,7 @@ class ManagedCollisionCollection(nn.Module):
         if all(
             lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)
         ):
-            return features._with_values(values)
+            return features._with_ids(values, weights)
         variable = features.variable_stride_per_key()
         return KeyedJaggedTensor(
             features.keys(),

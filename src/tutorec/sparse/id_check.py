@@ -99,7 +99,7 @@ def check_ids(
         if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
             report(wait=False)
         safe = defer(values, features.offsets(), keys, features.stride_per_key(), feature_rows)
-        return features if safe is values else features._with_values(safe)
+        return features if safe is values else features._with_ids(safe, features.weights_or_none())
     features._check_numbers()
     if values.numel() == 0:
         return features
@@ -142,14 +142,12 @@ def _check_meta(keys: Sequence[str], tables: nn.Module | None) -> None:
     """Refuse ids without values for tables with them: the lookup would read unwritten memory."""
     if tables is None:
         return
-    found = next(
-        (part for part in (*tables.parameters(), *tables.buffers()) if not part.is_meta), None
-    )
-    if found is not None:
-        raise ValueError(
-            f"the batch (keys {list(keys)}) is on meta and the tables are on {found.device}: use "
-            "one device, a batch with numbers, or tables that were made with device='meta'"
-        )
+    for part in (*tables.parameters(), *tables.buffers()):
+        if not part.is_meta:
+            raise ValueError(
+                f"the batch (keys {list(keys)}) is on meta and the tables are on {part.device}: "
+                "use one device, a batch with numbers, or tables that were made with device='meta'"
+            )
 
 
 def _ends(values: Tensor) -> tuple[float, float]:

@@ -14,8 +14,6 @@ from tutorec.awaitable import proxies_in
 from tutorec.sparse.layout import (
     lengths_of_offsets,
     offsets_of_lengths,
-    optional_empty_like,
-    optional_to,
 )
 from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
 
@@ -420,6 +418,20 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
             part.copy_(getattr(source, name)(), non_blocking=non_blocking)
 
 
+def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
+    """The tensor on a device, itself if it is there already; None for None."""
+    if tensor is None:
+        return None
+    return tensor.to(device, non_blocking=non_blocking)
+
+
+def optional_empty_like(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    """An uninitialised tensor of the same shape and dtype on a device; None for None."""
+    if tensor is None:
+        return None
+    return torch.empty_like(tensor, device=device)
+
+
 def lists_text(jagged: JaggedTensor, between: str) -> str:
     """Its lists as text, ``[[1, 2], [], [3]]``; with weights values, ``between`` and weights."""
     values, weights = jagged.to_dense(), jagged.to_dense_weights()
@@ -439,12 +451,8 @@ def longest(lengths: Tensor) -> int:
     """The largest length, 0 without samples. A sync point."""
     if lengths.numel() == 0:
         return 0
-    if is_scripting():
-        return int(lengths.max().item())
-    else:
-        # Without int(): while a program is exported this is a symbol, and int() would ask for its
-        # value.
-        return lengths.max().item()  # pyright: ignore[reportReturnType]
+    most: int = lengths.max().long().tolist()  # pyright: ignore[reportAssignmentType]
+    return most
 
 
 def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:

@@ -782,15 +782,10 @@ class KeyedJaggedTensor:
         return batch
 
     @torch.jit.unused
-    def _with_weights(self, weights: Tensor | None) -> "KeyedJaggedTensor":
-        """This batch with other weights [N], or with none; no inverse indices."""
-        return self._with_tensors(self._values, weights, self._lengths, self._offsets, None)
-
-    @torch.jit.unused
-    def _with_values(self, values: Tensor) -> "KeyedJaggedTensor":
-        """This batch with other ids [N]."""
+    def _with_ids(self, values: Tensor, weights: Tensor | None) -> "KeyedJaggedTensor":
+        """This batch with other ids [N] and their weights."""
         return self._with_tensors(
-            values, self._weights, self._lengths, self._offsets, self._inverse_indices
+            values, weights, self._lengths, self._offsets, self._inverse_indices
         )
 
     def _take_facts(self, source: "KeyedJaggedTensor") -> None:
@@ -843,7 +838,7 @@ class KeyedJaggedTensor:
             check_strides(keys, ranks)
         even = ranks is None and strides is None
         if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
-            refuse_list_count(keys, lists, self.stride(), self.stride_per_key(), ranks is None)
+            refuse_list_count(keys, lists, self.stride_per_key())
         self._unchecked = True
         if not values.is_cpu:
             return

@@ -146,20 +146,6 @@ def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[
     return out
 
 
-def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
-    """The tensor on a device, itself if it is there already; None for None."""
-    if tensor is None:
-        return None
-    return tensor.to(device, non_blocking=non_blocking)
-
-
-def optional_empty_like(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    """An uninitialised tensor of the same shape and dtype on a device; None for None."""
-    if tensor is None:
-        return None
-    return torch.empty_like(tensor, device=device)
-
-
 def permute_segments(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:
     """Segments of ``sizes`` with segment ``indices[i]`` at i; joined slices beat a gather."""
     if len(indices) == 0:
@@ -213,7 +199,7 @@ def stride_of(
     if strides is not None:
         if inverse_indices is not None and inverse_indices[1].numel() > 0:
             return inverse_indices[1].shape[-1]
-        return int(strides.sum(dim=1).max().item())
+        return max(strides_of(keys, 0, strides))
     if lengths is None:
         assert offsets is not None, "lengths or offsets are always there"
         return max(offsets.numel() - 1, 0) // len(keys)

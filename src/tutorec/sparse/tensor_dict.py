@@ -170,7 +170,7 @@ def _few_lists(
     if len(set(names)) != len(names) or min(lengths, default=0) < 0:
         return None
     # two thirds of torch.tensor's time
-    made = torch.from_numpy(np.array(lengths, dtype=np.int64)).to(first.dtype)
+    made = torch.from_numpy(np.array(lengths)).to(first.dtype)
     return KeyedJaggedTensor._from_parts(
         names, torch.cat(values), None, made, None, samples, counts
     )

@@ -234,17 +234,13 @@ def refuse_lists(
     )
 
 
-def refuse_list_count(
-    keys: list[str], lists: int, stride: int, stride_per_key: list[int], even: bool
-) -> None:
+def refuse_list_count(keys: list[str], lists: int, stride_per_key: list[int]) -> None:
     """Say why a batch does not have one list for each key and sample.
 
     Args:
         keys: F feature names.
         lists: L, its lists.
-        stride: B.
         stride_per_key: Samples of each key.
-        even: Whether all keys have the same number of samples.
 
     Raises:
         ValueError: Always.
@@ -252,13 +248,10 @@ def refuse_list_count(
     reason = (
         f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
     )
-    if even:
-        whole = not keys or lists % len(keys) == 0
-        reason = (
-            f"stride says {stride} samples"
-            if whole
-            else f"{lists} is not a multiple of {len(keys)}"
-        )
+    if len(set(stride_per_key)) == 1:
+        reason = f"stride says {stride_per_key[0]} samples"
+        if lists % len(keys):
+            reason = f"{lists} is not a multiple of {len(keys)}"
     raise ValueError(
         f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; there is one "
         "length per key and sample, key after key (keys with different numbers of samples say so "
