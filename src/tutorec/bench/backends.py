@@ -13,6 +13,7 @@ from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.bench.harness import Bar, Report, Sample, compare, interleave, machine, time_call
+from tutorec.bench.peer import on_one_thread
 from tutorec.bench.runner import Options
 
 NAME = "backends"
@@ -39,14 +40,10 @@ def run(options: Options) -> Report:
         raise ValueError(
             f"bench {NAME} needs both backends, and fbgemm cannot be had here: {backend().reason}"
         )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         ops = {name: _build(name) for name in ("torch", "fbgemm")}
         _require_equal(ops)
         samples = interleave(_variants(ops), options.rounds, warmup=3)
-    finally:
-        torch.set_num_threads(threads)
     bar = Bar("at most", 2.0)
     pairs = [(f"torch {case}", f"fbgemm {case}") for case in ("forward", "step")]
     return Report(

@@ -44,6 +44,7 @@ from tutorec.bench.harness import (
     machine,
     time_call,
 )
+from tutorec.bench.peer import on_one_thread
 from tutorec.bench.runner import Options
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.hit_rate import hit_rate
@@ -86,20 +87,15 @@ def run(options: Options) -> Report:
         "threads": 1,
     }
     report = Report(NAME, settings, {}, [], machine())
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            in_memory = _build(None)
-            for size in sizes:
-                _beside_memory(report, in_memory, _spec(size, "lru", folder), options.rounds)
-            if _JUDGED in sizes:
-                _beside_memory(report, in_memory, _spec(_JUDGED, "lfu", folder), options.rounds)
-            del in_memory
-            if _JUDGED in sizes:
-                _beside_file(report, folder, options.rounds)
-    finally:
-        torch.set_num_threads(threads)
+    with on_one_thread(), tempfile.TemporaryDirectory() as folder:
+        in_memory = _build(None)
+        for size in sizes:
+            _beside_memory(report, in_memory, _spec(size, "lru", folder), options.rounds)
+        if _JUDGED in sizes:
+            _beside_memory(report, in_memory, _spec(_JUDGED, "lfu", folder), options.rounds)
+        del in_memory
+        if _JUDGED in sizes:
+            _beside_file(report, folder, options.rounds)
     return report
 
 

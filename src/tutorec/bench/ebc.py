@@ -22,14 +22,25 @@ from tutorec.bench.harness import (
     paired_ratio,
 )
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
-from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
+from tutorec.bench.peer import (
+    OURS,
+    Library,
+    bag_collection,
+    bag_configs,
+    checked_and_not,
+    chosen,
+    fill,
+    libraries,
+    look_up_in,
+    optimizer_words,
+    time_each,
+)
 from tutorec.bench.runner import Options
 
 NAME = "ebc"
 ROUNDS = 30
 
 _TABLES, _ROWS, _TRAIN_ROWS, _COLUMNS, _POOLING, _TRAIN_BATCH = 26, 100_000, 30_000, 64, 10, 256
-_RATE = 0.01
 
 # case -> samples B, threads, calls per measurement, clock that is judged, what peer / tutorec
 # should be
@@ -100,14 +111,6 @@ def run(options: Options) -> Report:
     return report
 
 
-def _tables(library: Library, rows: int) -> list[Any]:
-    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
-    return [
-        config(num_embeddings=rows, embedding_dim=_COLUMNS, name=f"t{i}", feature_names=[f"f{i}"])
-        for i in range(_TABLES)
-    ]
-
-
 def filled_collection(library: Library, rows: int, device: str = "cpu") -> Any:
     """The collection of a case with the same rows in every library.
 
@@ -116,21 +119,7 @@ def filled_collection(library: Library, rows: int, device: str = "cpu") -> Any:
         rows: R of every table.
         device: Where the tables live.
     """
-    made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    return _fill(made(tables=_tables(library, rows), device=torch.device(device)))
-
-
-@torch.no_grad()
-def _fill(collection: Any) -> Any:
-    """The same rows in every library; each device has random numbers of its own."""
-    generator = torch.Generator(next(_weights(collection)).device).manual_seed(0)
-    for weight in _weights(collection):
-        weight.uniform_(-0.5, 0.5, generator=generator)
-    return collection
-
-
-def _weights(collection: Any) -> Iterator[Tensor]:
-    return (collection.embedding_bags[f"t{i}"].weight for i in range(_TABLES))
+    return bag_collection(library, bag_configs(library, _TABLES, rows, _COLUMNS), device)
 
 
 Batch = tuple[list[str], Tensor, Tensor]
@@ -160,13 +149,7 @@ def fresh_batches(
 
 def _run_forward(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
     collections = {side.root: filled_collection(side, _ROWS) for side in sides}
-    makers = {side.root: side.get("sparse.jagged_tensor.KeyedJaggedTensor") for side in sides}
-
-    @torch.no_grad()
-    def look_up(root: str, batch: Batch) -> Tensor:
-        keys, values, lengths = batch
-        return collections[root](makers[root](keys, values, lengths=lengths)).values()
-
+    look_up = look_up_in(collections)
     for case in cases:
         size, threads, repeats, clock, bar = _FORWARD[case]
         torch.set_num_threads(threads)
@@ -225,12 +208,6 @@ def _run_step(report: Report, sides: list[Library], case: str, options: Options)
 Step = tuple[Callable[[Batch], Tensor], Callable[[], Iterator[Tensor]]]
 
 
-def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
-    if name == "sgd":
-        return torch.optim.SGD, {"lr": _RATE}
-    return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": _RATE, "eps": 1e-8}
-
-
 def in_backward_step(library: Library, name: str, rows: int, device: str = "cpu") -> Step:
     """The library's collection with ``apply_optimizer_in_backward``.
 
@@ -244,7 +221,7 @@ def in_backward_step(library: Library, name: str, rows: int, device: str = "cpu"
         A training step, which gives pooled rows, and what gives the tables.
     """
     collection = filled_collection(library, rows, device)
-    kind, arguments = _optimizer(library, name)
+    kind, arguments = optimizer_words(library, name)
     apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -264,14 +241,14 @@ def fused_step(library: Library, name: str, rows: int, device: str = "cpu") -> S
     Returns:
         As of `in_backward_step`.
     """
-    kind, arguments = _optimizer(library, name)
+    kind, arguments = optimizer_words(library, name)
     made = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
-        tables=_tables(library, rows),
+        tables=bag_configs(library, _TABLES, rows, _COLUMNS),
         optimizer_type=kind,
         optimizer_kwargs=arguments,
         device=torch.device(device),
     )
-    return _step_of(library, _fill(made))
+    return _step_of(library, fill(made))
 
 
 def _step_of(library: Library, collection: Any) -> Step:
@@ -288,7 +265,8 @@ def _step_of(library: Library, collection: Any) -> Step:
         pooled.backward(gradients[pooled.shape])
         return pooled.detach()
 
-    return step, lambda: (weight.detach() for weight in _weights(collection))
+    tables = collection.embedding_bags.values()
+    return step, lambda: (table.weight.detach() for table in tables)
 
 
 def _run_memory(report: Report, sides: list[Library]) -> None:
@@ -345,29 +323,6 @@ def step_memory(root: str, fused: bool, rows: int) -> int:
     steps(100, 2)()
     before = resident()
     return peak_during(steps(rows, 3)) - before
-
-
-def checked_and_not(
-    case: str, sides: Any, measure: Callable[[str, bool], Variant]
-) -> dict[str, Variant]:
-    """What is measured of a case: ours with checks and without, the peer, which has none.
-
-    Args:
-        case: Its name.
-        sides: Libraries, or titles of what is measured.
-        measure: Of a title, with or without checks.
-    """
-    variants: dict[str, Variant] = {}
-    for side in sides:
-        root = side.root if isinstance(side, Library) else side
-        if root == OURS:
-            variants |= {
-                f"{case}: {OURS} checked": measure(root, True),
-                f"{case}: {OURS}": measure(root, False),
-            }
-        else:
-            variants[f"{case}: {root}"] = measure(root, False)
-    return variants
 
 
 def judged_both(

@@ -20,7 +20,16 @@ from torch import Tensor
 from tutorec._validation import validation
 from tutorec.bench import ebc, quant
 from tutorec.bench.harness import Report, Sample, compare, interleave, machine
-from tutorec.bench.peer import OURS, Library, chosen, finish, libraries, time_each
+from tutorec.bench.peer import (
+    OURS,
+    Library,
+    checked_and_not,
+    chosen,
+    finish,
+    libraries,
+    look_up_in,
+    time_each,
+)
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded import take_slowest
 from tutorec.bench.sharded_rank import Case, Sizes, measure
@@ -110,9 +119,7 @@ def _run_forward(report: Report, sides: list[Library], options: Options, device:
     def batches(number: int, count: int) -> list[Batch]:
         return ebc.fresh_batches(ROWS, SAMPLES, number, count, device)
 
-    _run_lookup(
-        report, sides, "forward", _lookup_in(collections, sides), batches, 4 * width, options
-    )
+    _run_lookup(report, sides, "forward", look_up_in(collections), batches, 4 * width, options)
 
 
 def _run_int8(report: Report, sides: list[Library], options: Options, device: str) -> None:
@@ -124,20 +131,7 @@ def _run_int8(report: Report, sides: list[Library], options: Options, device: st
         return quant.fresh_requests(case, ROWS, number, device)
 
     bytes_of_row = weight.shape[1] * weight.itemsize
-    _run_lookup(
-        report, sides, "int8", _lookup_in(collections, sides), batches, bytes_of_row, options
-    )
-
-
-def _lookup_in(collections: dict[str, Any], sides: list[Library]) -> Lookup:
-    makers = {side.root: side.get("sparse.jagged_tensor.KeyedJaggedTensor") for side in sides}
-
-    @torch.no_grad()
-    def look_up(root: str, batch: Batch) -> Tensor:
-        keys, values, lengths = batch
-        return collections[root](makers[root](keys, values, lengths=lengths)).values()
-
-    return look_up
+    _run_lookup(report, sides, "int8", look_up_in(collections), batches, bytes_of_row, options)
 
 
 def _run_lookup(
@@ -165,7 +159,7 @@ def _run_lookup(
         return sample
 
     copy = f"{case}: copy of as many bytes"
-    variants = ebc.checked_and_not(case, sides, variant)
+    variants = checked_and_not(case, sides, variant)
     variants[copy] = lambda number: time_each(lambda _: finish(target.copy_(source)), range(CALLS))
     samples = interleave(variants, options.rounds, warmup=2)
     report.samples |= samples
@@ -216,7 +210,7 @@ def _run_step(
 
         return sample
 
-    samples = interleave(ebc.checked_and_not(case, list(steps), variant), options.rounds, warmup=2)
+    samples = interleave(checked_and_not(case, list(steps), variant), options.rounds, warmup=2)
     report.samples |= samples
     if options.vs:
         report.comparisons += ebc.judged_both(samples, case, f"{options.vs} fused", "wall", _BAR)

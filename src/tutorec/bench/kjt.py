@@ -23,7 +23,15 @@ from tutorec.bench.harness import (
     machine,
     paired_ratio,
 )
-from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
+from tutorec.bench.peer import (
+    OURS,
+    Library,
+    checked_and_not,
+    chosen,
+    libraries,
+    on_one_thread,
+    time_each,
+)
 from tutorec.bench.runner import Options
 
 NAME = "kjt"
@@ -103,9 +111,7 @@ def run(options: Options) -> Report:
         notes.append("td_to_kjt was left out: tensordict is not installed")
     samples: dict[str, list[Sample]] = {}
     comparisons: list[Comparison] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         for size in sizes:
             batch = _input(_SIZES[size])
             for case in cases:
@@ -117,8 +123,6 @@ def run(options: Options) -> Report:
                 comparisons += _comparisons(samples, size, case, options.vs)
             if size == "tiny" and options.vs and len(cases) > 1:
                 comparisons.append(_geometric_mean(samples, cases, options.vs))
-    finally:
-        torch.set_num_threads(threads)
     shapes = {
         size: f"F={s.features} B={s.batch} L={s.pooling}"
         for size, s in _SIZES.items()
@@ -315,8 +319,8 @@ def _flatten(result: Any) -> list[Tensor]:
 def _variants(
     title: str, made: dict[str, Case], repeats: int
 ) -> dict[str, Callable[[int], Sample]]:
-    def measure(case: Case, checks: bool) -> Callable[[int], Sample]:
-        call, fresh = case
+    def measure(root: str, checks: bool) -> Callable[[int], Sample]:
+        call, fresh = made[root]
 
         def sample(_: int) -> Sample:
             with validation(checks):
@@ -324,16 +328,7 @@ def _variants(
 
         return sample
 
-    variants: dict[str, Callable[[int], Sample]] = {}
-    for root, case in made.items():
-        if root == OURS:
-            variants |= {
-                f"{title}: {OURS} checked": measure(case, True),
-                f"{title}: {OURS}": measure(case, False),
-            }
-        else:
-            variants[f"{title}: {root}"] = measure(case, False)
-    return variants
+    return checked_and_not(title, list(made), measure)
 
 
 def _comparisons(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tutorec.bench.harness import Bar, Report, Sample, compare, interleave, machine, time_call
-from tutorec.bench.peer import chosen
+from tutorec.bench.peer import chosen, on_one_thread
 from tutorec.bench.runner import Options
 from tutorec.datasets.ids import power_law_ids
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -67,9 +67,7 @@ def run(options: Options) -> Report:
         "threads": 1,
     }
     report = Report(NAME, settings, {}, [], machine())
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         tables = [
             EmbeddingBagConfig(ROWS, COLUMNS, f"t{each}", feature_names=[f"f{each}"])
             for each in range(TABLES)
@@ -79,8 +77,6 @@ def run(options: Options) -> Report:
         others = {kind: _filled(tables, make) for kind, make in _OTHERS.items()}
         for size in sizes:
             _measure(report, collection, mappings, others, size, options.rounds)
-    finally:
-        torch.set_num_threads(threads)
     report.notes += str(mappings.report()).splitlines()[:3]
     return report
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from torch import Tensor
 from tutorec.bench.harness import Sample, time_call
 
 OURS = "tutorec"
+RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,17 @@ def chosen(known: Sequence[str], wanted: Sequence[str] | None, option: str) -> l
     return [name for name in known if wanted is None or name in wanted]
 
 
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Run torch on one thread, and on as many as before afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def finish(result: Tensor) -> None:
     """Wait until a result's device has finished, and read the result's last number.
 
@@ -119,3 +132,78 @@ def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:
     finally:
         gc.enable()
     return Sample(sample.cpu / len(fresh), sample.wall / len(fresh))
+
+
+def bag_configs(library: Library, tables: int, rows: int, columns: int) -> list[Any]:
+    """Configs of tables ``t0``, ``t1``, ... with a feature each, in a library's class."""
+    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
+    return [
+        config(num_embeddings=rows, embedding_dim=columns, name=f"t{i}", feature_names=[f"f{i}"])
+        for i in range(tables)
+    ]
+
+
+def bag_collection(library: Library, configs: list[Any], device: str) -> Any:
+    """A collection with the same rows in every library; each device has random numbers of its own.
+
+    Args:
+        library: Whose class.
+        configs: The tables.
+        device: Where they live.
+    """
+    made = library.get("modules.embedding_modules.EmbeddingBagCollection")
+    return fill(made(tables=configs, device=torch.device(device)))
+
+
+@torch.no_grad()
+def fill(collection: Any) -> Any:
+    """The same rows in every library, of a collection on any device."""
+    weights = [table.weight for table in collection.embedding_bags.values()]
+    generator = torch.Generator(weights[0].device).manual_seed(0)
+    for weight in weights:
+        weight.uniform_(-0.5, 0.5, generator=generator)
+    return collection
+
+
+def look_up_in(collections: dict[str, Any]) -> Callable[[str, Any], Tensor]:
+    """What looks a batch (keys, values, lengths) up in the collection of a library, by its name."""
+    makers = {
+        root: Library(root).get("sparse.jagged_tensor.KeyedJaggedTensor") for root in collections
+    }
+
+    @torch.no_grad()
+    def look_up(root: str, batch: Any) -> Tensor:
+        keys, values, lengths = batch
+        return collections[root](makers[root](keys, values, lengths=lengths)).values()
+
+    return look_up
+
+
+def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]:
+    """Class and arguments of the tables' optimizer, ``"sgd"`` or ``"rowwise_adagrad"``."""
+    if name == "sgd":
+        return torch.optim.SGD, {"lr": RATE}
+    return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
+
+
+def checked_and_not(
+    case: str, sides: Any, measure: Callable[[str, bool], Callable[[int], Sample]]
+) -> dict[str, Callable[[int], Sample]]:
+    """What is measured of a case: ours with checks and without, the peer, which has none.
+
+    Args:
+        case: Its name.
+        sides: Libraries, or titles of what is measured.
+        measure: Of a title, with or without checks.
+    """
+    variants: dict[str, Callable[[int], Sample]] = {}
+    for side in sides:
+        root = side.root if isinstance(side, Library) else side
+        if root == OURS:
+            variants |= {
+                f"{case}: {OURS} checked": measure(root, True),
+                f"{case}: {OURS}": measure(root, False),
+            }
+        else:
+            variants[f"{case}: {root}"] = measure(root, False)
+    return variants

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tutorec._validation import validation
 from tutorec.bench.harness import Report, Sample, compare, interleave, time_call
 from tutorec.bench.memory import measurable, peak_during, resident
-from tutorec.bench.peer import OURS, Library, finish
+from tutorec.bench.peer import OURS, Library, finish, optimizer_words
 from tutorec.bench.pipeline_rank import (
     Feed,
     Pipeline,
@@ -40,7 +40,7 @@ from tutorec.bench.pipeline_rank import (
     trainer,
     trim,
 )
-from tutorec.bench.sharded_rank import in_library, optimizer_words, rank_group
+from tutorec.bench.sharded_rank import in_library, rank_group
 from tutorec.bench.train_rank import dense_and_fused
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig

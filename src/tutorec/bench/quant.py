@@ -26,7 +26,17 @@ from tutorec.bench.harness import (
     paired_ratio,
 )
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
-from tutorec.bench.peer import OURS, Library, chosen, libraries
+from tutorec.bench.peer import (
+    OURS,
+    Library,
+    bag_collection,
+    bag_configs,
+    checked_and_not,
+    chosen,
+    libraries,
+    look_up_in,
+    on_one_thread,
+)
 from tutorec.bench.runner import Options
 
 NAME = "quant"
@@ -102,16 +112,12 @@ def run(options: Options) -> Report:
         comparisons=[],
         context=machine([options.vs] if options.vs else []),
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         requests = [case for case in cases if case in _REQUESTS]
         if requests:
             _run_requests(report, sides, requests, options)
         if "rows" in cases:
             _run_rows(report, sides)
-    finally:
-        torch.set_num_threads(threads)
     if "memory" in cases:
         _run_memory(report, sides)
     return report
@@ -119,19 +125,7 @@ def run(options: Options) -> Report:
 
 def _float_collection(library: Library, rows: int, device: str = "cpu") -> Any:
     """The same numbers in every library; each device has random numbers of its own."""
-    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
-    tables = [
-        config(num_embeddings=rows, embedding_dim=_COLUMNS, name=f"t{i}", feature_names=[f"f{i}"])
-        for i in range(_TABLES)
-    ]
-    collection = library.get("modules.embedding_modules.EmbeddingBagCollection")(
-        tables=tables, device=torch.device(device)
-    )
-    generator = torch.Generator(device).manual_seed(0)
-    with torch.no_grad():
-        for i in range(_TABLES):
-            collection.embedding_bags[f"t{i}"].weight.uniform_(-0.5, 0.5, generator=generator)
-    return collection
+    return bag_collection(library, bag_configs(library, _TABLES, rows, _COLUMNS), device)
 
 
 def quantized(library: Library, rows: int, dtype: str = "qint8", device: str = "cpu") -> Any:
@@ -188,20 +182,17 @@ def fresh_requests(case: Case, rows: int, number: int, device: str = "cpu") -> l
 
 def _run_requests(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
     collections = {side.root: quantized(side, _ROWS) for side in sides}
-    makers = {side.root: side.get("sparse.jagged_tensor.KeyedJaggedTensor") for side in sides}
-
-    @torch.no_grad()
-    def answer(root: str, request: Request) -> Tensor:
-        keys, values, lengths = request
-        return collections[root](makers[root](keys, values, lengths=lengths)).values()
+    answer = look_up_in(collections)
 
     for name in cases:
         case = _REQUESTS[name]
         tails: dict[str, list[Sample]] = {}
 
         def measure(
-            title: str, root: str, checks: bool, case: Case = case, tails: Any = tails
+            root: str, checks: bool, name: str = name, case: Case = case, tails: Any = tails
         ) -> Any:
+            title = f"{name}: {root}" + (" checked" if checks else "")
+
             def sample(number: int) -> Sample:
                 requests = fresh_requests(case, _ROWS, number)
                 with validation(checks):
@@ -216,12 +207,7 @@ def _run_requests(report: Report, sides: list[Library], cases: list[str], option
 
         [one, *_] = fresh_requests(case, _ROWS, -1000)
         require_close(name, {root: [answer(root, one)] for root in collections}, most=1e-5)
-        variants: dict[str, Callable[[int], Sample]] = {}
-        for root in collections:
-            title = f"{name}: {root}"
-            if root == OURS:
-                variants[f"{title} checked"] = measure(f"{title} checked", root, True)
-            variants[title] = measure(title, root, False)
+        variants = checked_and_not(name, sides, measure)
         if name == _OPERATOR_CASE:
             variants[f"{name}: operator alone"] = _operator_alone(collections[OURS], case)
         report.samples |= interleave(variants, options.rounds, warmup=1) | tails

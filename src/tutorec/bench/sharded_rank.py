@@ -18,7 +18,15 @@ from torch import Tensor
 from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
 from tutorec.bench.memory import peak_during, resident
-from tutorec.bench.peer import OURS, Library, finish, time_each
+from tutorec.bench.peer import (
+    OURS,
+    RATE,
+    Library,
+    bag_configs,
+    finish,
+    optimizer_words,
+    time_each,
+)
 from tutorec.distributed import comm
 from tutorec.distributed.core import messages
 from tutorec.distributed.sharding_plan import (
@@ -36,7 +44,6 @@ from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd.devices import device
 
-RATE = 0.01
 _STAGE = "bench"
 _PLAN_TYPES = ("ParameterSharding", "EmbeddingModuleShardingPlan")
 
@@ -290,23 +297,7 @@ def _sharded(
 
 def table_configs(library: Library, sizes: Sizes) -> list[Any]:
     """The configs of a case's tables, in a library's class."""
-    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
-    return [
-        config(
-            num_embeddings=sizes.rows,
-            embedding_dim=sizes.columns,
-            name=f"t{i}",
-            feature_names=[f"f{i}"],
-        )
-        for i in range(sizes.tables)
-    ]
-
-
-def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]:
-    """Class and arguments of the tables' optimizer, ``"sgd"`` or ``"rowwise_adagrad"``."""
-    if name == "sgd":
-        return torch.optim.SGD, {"lr": RATE}
-    return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
+    return bag_configs(library, sizes.tables, sizes.rows, sizes.columns)
 
 
 def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:

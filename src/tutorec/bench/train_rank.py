@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
-from tutorec.bench.peer import Library, time_each
+from tutorec.bench.peer import Library, optimizer_words, time_each
 from tutorec.bench.sharded_rank import (
     TOLERANCE,
     Sizes,
     fill_tables,
     module_plan,
-    optimizer_words,
     rank_group,
     table_configs,
     table_pieces,

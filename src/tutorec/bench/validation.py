@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tutorec._validation import validation
 from tutorec.bench.harness import Report, Sample, compare, interleave, machine, time_call
+from tutorec.bench.peer import on_one_thread
 from tutorec.bench.runner import Options
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -30,9 +31,7 @@ def run(options: Options) -> Report:
     Returns:
         CPU and wall seconds for each batch size, and the share of the checks.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         keys = [f"f{i}" for i in range(_TABLES)]
         tables = [
             EmbeddingBagConfig(_ROWS, _COLUMNS, f"t_{key}", feature_names=[key]) for key in keys
@@ -44,8 +43,6 @@ def run(options: Options) -> Report:
                 title = f"B={batch_size} {'checked' if checks else 'unchecked'}"
                 variants[title] = _variant(collection, keys, batch_size, checks)
         samples = interleave(variants, options.rounds, warmup=2)
-    finally:
-        torch.set_num_threads(threads)
     comparisons = [
         compare(samples, f"B={b} checked", f"B={b} unchecked", clock=clock)
         for b in _REPEATS
