@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.backend import backend, use_backend
+from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.bench.harness import Bar, Report, Sample, compare, interleave, machine, time_call
-from tutorec.bench.peer import on_one_thread
+from tutorec.bench.peer import on_one_thread, random_bags
 from tutorec.bench.runner import Options
 
 NAME = "backends"
@@ -84,10 +85,8 @@ def _build(name: str) -> TableBatch:
 def _ids(number: int) -> _Ids:
     """Fresh ids and offsets of a round; the same for every variant of it."""
     generator = torch.Generator().manual_seed(1000 + number)
-    lengths = torch.randint(0, 2 * _POOLING + 1, (_TABLES * _BATCH,), generator=generator)
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return torch.randint(0, _ROWS, (int(offsets[-1]),), generator=generator), offsets
+    ids, lengths = random_bags(generator, _TABLES * _BATCH, _POOLING, _ROWS)
+    return ids, lengths_to_offsets(lengths)
 
 
 def _require_equal(ops: dict[str, TableBatch]) -> None:

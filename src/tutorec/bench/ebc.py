@@ -17,9 +17,9 @@ from tutorec.bench.harness import (
     Report,
     Sample,
     compare,
+    compare_memory,
     interleave,
     machine,
-    paired_ratio,
 )
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import (
@@ -33,6 +33,7 @@ from tutorec.bench.peer import (
     libraries,
     look_up_in,
     optimizer_words,
+    random_bags,
     time_each,
 )
 from tutorec.bench.runner import Options
@@ -141,8 +142,7 @@ def fresh_batches(
     batches = []
     for i in range(count):
         generator = torch.Generator().manual_seed(1_000_000 + 1000 * number + i)
-        lengths = torch.randint(0, 2 * _POOLING + 1, (_TABLES * batch_size,), generator=generator)
-        values = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
+        values, lengths = random_bags(generator, _TABLES * batch_size, _POOLING, rows)
         batches.append((keys, values.to(device), lengths.to(device)))
     return batches
 
@@ -284,14 +284,11 @@ def _run_memory(report: Report, sides: list[Library]) -> None:
             for _ in range(_MEMORY_RUNS)
         ]
         report.comparisons.append(
-            Comparison(
-                title=(
-                    f"memory: peak of a row-wise Adagrad step, {root}{' fused' * fused} / weights"
-                ),
-                clock="memory",
-                ratio=paired_ratio(peaks, [weights] * len(peaks)),
-                bar=Bar("at most", _MEMORY_BAR, rounds=_MEMORY_RUNS) if root == OURS else None,
-                medians=(sorted(peaks)[len(peaks) // 2], weights),
+            compare_memory(
+                f"memory: peak of a row-wise Adagrad step, {root}{' fused' * fused} / weights",
+                peaks,
+                [weights] * len(peaks),
+                _MEMORY_BAR if root == OURS else None,
             )
         )
 

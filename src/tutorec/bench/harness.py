@@ -337,6 +337,29 @@ def compare(
     )
 
 
+def compare_memory(
+    title: str, peaks: Sequence[float], against: Sequence[float], most: float | None
+) -> Comparison:
+    """How many times as many bytes as others the peaks of some runs are.
+
+    Args:
+        title: of the comparison.
+        peaks: of each run.
+        against: the bytes to compare with, of each run.
+        most: what the ratio may be; None for what is only shown.
+
+    Returns:
+        The comparison.
+    """
+    return Comparison(
+        title=title,
+        clock="memory",
+        ratio=paired_ratio(peaks, against),
+        bar=None if most is None else Bar("at most", most, rounds=len(peaks)),
+        medians=(sorted(peaks)[len(peaks) // 2], against[0]),
+    )
+
+
 def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
     """What numbers depend on: versions of Python and of packages, processor, cores, load, date."""
     versions = {"python": platform.python_version()}

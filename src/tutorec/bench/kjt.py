@@ -30,6 +30,7 @@ from tutorec.bench.peer import (
     chosen,
     libraries,
     on_one_thread,
+    random_bags,
     time_each,
 )
 from tutorec.bench.runner import Options
@@ -146,12 +147,9 @@ def run(options: Options) -> Report:
 
 def _input(size: Size) -> Input:
     generator = torch.Generator().manual_seed(size.features)
-    lengths = torch.randint(
-        0, 2 * size.pooling + 1, (size.features * size.batch,), generator=generator
-    )
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    values = torch.randint(0, 1_000_000, (int(offsets[-1]),), generator=generator)
+    bags = size.features * size.batch
+    values, lengths = random_bags(generator, bags, size.pooling, 1_000_000)
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     pooled = torch.rand(size.batch, size.features * size.columns, generator=generator)
     return Input(
         size, [f"f{i}" for i in range(size.features)], values, lengths.int(), offsets.int(), pooled

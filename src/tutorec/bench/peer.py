@@ -179,6 +179,14 @@ def look_up_in(collections: dict[str, Any]) -> Callable[[str, Any], Tensor]:
     return look_up
 
 
+def random_bags(
+    generator: torch.Generator, bags: int, mean: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Ids of a table's rows, and the lengths of bags with 0 to twice the mean number of ids."""
+    lengths = torch.randint(0, 2 * mean + 1, (bags,), generator=generator)
+    return torch.randint(0, rows, (int(lengths.sum()),), generator=generator), lengths
+
+
 def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]:
     """Class and arguments of the tables' optimizer, ``"sgd"`` or ``"rowwise_adagrad"``."""
     if name == "sgd":

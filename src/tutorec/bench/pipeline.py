@@ -31,6 +31,7 @@ from tutorec.bench.harness import (
     Report,
     Sample,
     compare,
+    compare_memory,
     machine,
     paired_ratio,
 )
@@ -204,12 +205,11 @@ def _memory(report: Report, world: int) -> None:
             allowed = max(batch for _, batch in of_ranks)
     more = [max(1.0, after - before) for before, after in zip(*peaks.values(), strict=True)]
     report.comparisons.append(
-        Comparison(
+        compare_memory(
             f"memory: peak of {_SPARSE_DIST} beyond the {PLAIN}'s / a batch and its ids",
-            "memory",
-            paired_ratio(more, [float(allowed)] * len(more)),
-            Bar("at most", 1.0, rounds=_MEMORY_RUNS),
-            (sorted(more)[len(more) // 2], float(allowed)),
+            more,
+            [float(allowed)] * len(more),
+            1.0,
         )
     )
     for pipeline, of_pipeline in peaks.items():

@@ -41,7 +41,7 @@ from tutorec.bench.pipeline_rank import (
     trim,
 )
 from tutorec.bench.sharded_rank import in_library, rank_group
-from tutorec.bench.train_rank import dense_and_fused
+from tutorec.bench.train_rank import dense_and_fused, in_parallel
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -318,13 +318,7 @@ def _start(
             device_type=device().type,
         )
         plan[path] = in_library(library, ours, "fused")
-    parallel = library.get("distributed.model_parallel.DistributedModelParallel")(
-        module=model,
-        env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
-        device=device(),
-        plan=library.get("distributed.types.ShardingPlan")(plan),
-        sharders=[library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()],
-    )
+    parallel = in_parallel(library, model, plan)
     optimizer = dense_and_fused(library, parallel, "sgd")
     early = {"start_batch": 0} if pipeline == "TrainPipelineSemiSync" else {}
     made = trainer(library, _CLASSES.get(pipeline, pipeline))(

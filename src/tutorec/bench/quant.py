@@ -21,6 +21,7 @@ from tutorec.bench.harness import (
     Report,
     Sample,
     compare,
+    compare_memory,
     interleave,
     machine,
     paired_ratio,
@@ -315,12 +316,11 @@ def _run_memory(report: Report, sides: list[Library]) -> None:
         ]
         against = "(float model + its largest table)" if in_place else "float model"
         report.comparisons.append(
-            Comparison(
-                title=f"memory: peak of quantizing{' in place' * in_place}, {root} / {against}",
-                clock="memory",
-                ratio=paired_ratio(peaks, [allowed] * len(peaks)),
-                bar=None if bar is None else Bar("at most", bar, rounds=_MEMORY_RUNS),
-                medians=(sorted(peaks)[len(peaks) // 2], allowed),
+            compare_memory(
+                f"memory: peak of quantizing{' in place' * in_place}, {root} / {against}",
+                peaks,
+                [allowed] * len(peaks),
+                bar,
             )
         )
 

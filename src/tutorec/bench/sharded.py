@@ -16,7 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, machine, paired_ratio
+from tutorec.bench.harness import (
+    Bar,
+    Comparison,
+    Report,
+    Sample,
+    compare,
+    compare_memory,
+    machine,
+)
 from tutorec.bench.memory import measurable
 from tutorec.bench.peer import OURS, chosen, libraries
 from tutorec.bench.runner import Options
@@ -207,11 +215,10 @@ def _run_memory(report: Report, roots: Sequence[str], world: int) -> None:
             peaks.append(float(peak))
             weights.append(float(held))
         report.comparisons.append(
-            Comparison(
-                title=f"memory: peak of a row-wise Adagrad step, {root} / weights of the rank",
-                clock="memory",
-                ratio=paired_ratio(peaks, weights),
-                bar=Bar("at most", _MEMORY_BAR, rounds=_MEMORY_RUNS) if root == OURS else None,
-                medians=(sorted(peaks)[len(peaks) // 2], weights[0]),
+            compare_memory(
+                f"memory: peak of a row-wise Adagrad step, {root} / weights of the rank",
+                peaks,
+                weights,
+                _MEMORY_BAR if root == OURS else None,
             )
         )

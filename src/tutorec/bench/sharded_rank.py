@@ -25,6 +25,7 @@ from tutorec.bench.peer import (
     bag_configs,
     finish,
     optimizer_words,
+    random_bags,
     time_each,
 )
 from tutorec.distributed import comm
@@ -211,10 +212,8 @@ def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> li
         generator = torch.Generator().manual_seed(
             100_000_000 * rank + 1_000_000 + 1000 * number + i
         )
-        lengths = torch.randint(
-            0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator
-        )
-        values = torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator)
+        bags = sizes.tables * case.samples
+        values, lengths = random_bags(generator, bags, sizes.pooling, sizes.rows)
         batches.append((keys, values.to(device()), lengths.to(device())))
     return batches
 

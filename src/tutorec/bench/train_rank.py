@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
-from tutorec.bench.peer import Library, optimizer_words, time_each
+from tutorec.bench.peer import Library, optimizer_words, random_bags, time_each
 from tutorec.bench.sharded_rank import (
     TOLERANCE,
     Sizes,
@@ -155,10 +155,8 @@ def draw_batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists
     for i in range(count):
         draw = torch.Generator().manual_seed(100_000_000 * rank + 10_000_000 + 1000 * number + i)
         dense = torch.randn(shape.samples, shape.dense_columns, generator=draw)
-        lengths = torch.randint(
-            0, 2 * tables.pooling + 1, (tables.tables * shape.samples,), generator=draw
-        )
-        ids = torch.randint(0, tables.rows, (int(lengths.sum()),), generator=draw)
+        bags = tables.tables * shape.samples
+        ids, lengths = random_bags(draw, bags, tables.pooling, tables.rows)
         labels = torch.randint(0, 2, (shape.samples,), generator=draw).float()
         batches.append(
             (dense.to(device()), ids.to(device()), lengths.to(device()), labels.to(device()))
@@ -212,13 +210,7 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
             EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
             case.cache,
         )
-    parallel = library.get("distributed.model_parallel.DistributedModelParallel")(
-        module=model,
-        env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
-        device=device(),
-        plan=library.get("distributed.types.ShardingPlan")({_TABLES: plan}),
-        sharders=[library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()],
-    )
+    parallel = in_parallel(library, model, {_TABLES: plan})
     pieces = table_pieces(_part(parallel.module, _TABLES))
     fill_tables({(name, row, column): piece for name, row, column, piece in pieces}, shape.tables)
     draw = torch.Generator().manual_seed(0)
@@ -228,6 +220,17 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
                 (torch.rand(parameter.shape, generator=draw) - 0.5) / max(parameter.shape) ** 0.5
             )
     return parallel
+
+
+def in_parallel(library: Library, model: Any, plan: dict[str, Any]) -> Any:
+    """A model whose collections are sharded as planned: path -> plan of the collection."""
+    return library.get("distributed.model_parallel.DistributedModelParallel")(
+        module=model,
+        env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
+        device=device(),
+        plan=library.get("distributed.types.ShardingPlan")(plan),
+        sharders=[library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()],
+    )
 
 
 def dense_and_fused(library: Library, model: Any, dense: str) -> Any:

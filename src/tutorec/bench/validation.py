@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tutorec._validation import validation
 from tutorec.bench.harness import Report, Sample, compare, interleave, machine, time_call
-from tutorec.bench.peer import on_one_thread
+from tutorec.bench.peer import on_one_thread, random_bags
 from tutorec.bench.runner import Options
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -81,8 +81,7 @@ def _variant(
 
 def _ids(batch_size: int, number: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 + number)
-    lengths = torch.randint(0, 2 * _POOLING + 1, (_TABLES * batch_size,), generator=generator)
-    return torch.randint(0, _ROWS, (int(lengths.sum()),), generator=generator), lengths
+    return random_bags(generator, _TABLES * batch_size, _POOLING, _ROWS)
 
 
 @torch.no_grad()
