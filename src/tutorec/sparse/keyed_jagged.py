@@ -824,7 +824,7 @@ class KeyedJaggedTensor:
                     "lists of ids end"
                 )
             self._lengths = lengths = torch.empty(0, dtype=torch.int64, device=values.device)
-        elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
+        elif isinstance(offsets, Tensor) and offsets.numel() == 0:
             self._lengths, self._offsets = lengths, offsets = offsets, None
         if strides is not None and ranks is None and len(set(strides)) > 1:
             self._stride_per_key_per_rank = ranks = strides_of_ranks([[count] for count in strides])

@@ -104,7 +104,10 @@ def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[i
 
 def differences(offset_per_key: list[int]) -> list[int]:
     """Ids per key from the keys' starts: the inverse of ``running_sum``."""
-    return [offset_per_key[i + 1] - offset_per_key[i] for i in range(len(offset_per_key) - 1)]
+    out: list[int] = []
+    for index in range(len(offset_per_key) - 1):
+        out.append(offset_per_key[index + 1] - offset_per_key[index])
+    return out
 
 
 def running_sum(counts: list[int]) -> list[int]:
@@ -132,7 +135,10 @@ def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
 
 def positions(keys: list[str]) -> dict[str, int]:
     """Position of each key."""
-    return {key: position for position, key in enumerate(keys)}
+    out: dict[str, int] = {}
+    for position, key in enumerate(keys):
+        out[key] = position
+    return out
 
 
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:

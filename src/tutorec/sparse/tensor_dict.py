@@ -111,10 +111,12 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
                 f"td_to_kjt: the TensorDict has no key {name!r}; its keys are {list(entries)}"
             )
         entry = entries[name]
-        parts = {"values": entry} if isinstance(entry, Tensor) else _parts_of(name, entry)
-        ids, starts = _flat(name, parts["values"])
+        parts = None if isinstance(entry, Tensor) else _parts_of(name, entry)
+        ids, starts = _flat(name, entry if parts is None else parts["values"])
         values.append(ids)
         offsets.append(starts)
+        if parts is None:
+            continue
         if "weights" in parts:
             weights[name] = _weights_of(name, parts["weights"], starts)
         if "inverse" in parts:
