@@ -135,7 +135,14 @@ def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:
 
 
 def bag_configs(library: Library, tables: int, rows: int, columns: int) -> list[Any]:
-    """Configs of tables ``t0``, ``t1``, ... with a feature each, in a library's class."""
+    """Configs of tables ``t0``, ``t1``, ... with a feature each, in a library's class.
+
+    Args:
+        library: Whose class.
+        tables: T, their number.
+        rows: R of every table.
+        columns: D of every table.
+    """
     config = library.get("modules.embedding_configs.EmbeddingBagConfig")
     return [
         config(num_embeddings=rows, embedding_dim=columns, name=f"t{i}", feature_names=[f"f{i}"])
@@ -182,7 +189,14 @@ def look_up_in(collections: dict[str, Any]) -> Callable[[str, Any], Tensor]:
 def random_bags(
     generator: torch.Generator, bags: int, mean: int, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Ids of a table's rows, and the lengths of bags with 0 to twice the mean number of ids."""
+    """Ids of a table's rows, and the lengths of bags with 0 to twice the mean number of ids.
+
+    Args:
+        generator: Draws the lengths, then the ids.
+        bags: Number of bags.
+        mean: Mean number of ids of a bag.
+        rows: R, rows of the table.
+    """
     lengths = torch.randint(0, 2 * mean + 1, (bags,), generator=generator)
     return torch.randint(0, rows, (int(lengths.sum()),), generator=generator), lengths
 

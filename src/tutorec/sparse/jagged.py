@@ -466,6 +466,9 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
 
     Returns:
         ``[B, width, ...]``.
+
+    Raises:
+        ValueError: The width is negative, or integers are padded with infinity or NaN.
     """
     if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
         if checkable(values):
