@@ -99,7 +99,7 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     See Also:
         ``kjt_to_td``.
     """
-    entries = dict(td.items())
+    entries: dict[str, Any] = dict(td.items())
     names = list(entries) if keys is None else key_list("td_to_kjt", keys)
     values: list[Tensor] = []
     offsets: list[Tensor] = []
@@ -111,12 +111,10 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
                 f"td_to_kjt: the TensorDict has no key {name!r}; its keys are {list(entries)}"
             )
         entry = entries[name]
-        parts = None if isinstance(entry, Tensor) else _parts_of(name, entry)
-        ids, starts = _flat(name, entry if parts is None else parts["values"])
+        parts = {} if isinstance(entry, Tensor) else _parts_of(name, entry)
+        ids, starts = _flat(name, parts["values"] if parts else entry)
         values.append(ids)
         offsets.append(starts)
-        if parts is None:
-            continue
         if "weights" in parts:
             weights[name] = _weights_of(name, parts["weights"], starts)
         if "inverse" in parts:
