@@ -294,6 +294,12 @@ def test_buckets_that_do_not_divide_the_rows_are_refused(max_rows: int, buckets:
         GrowingManagedCollisionModule(max_rows, buckets=buckets)
 
 
+def test_more_appearances_than_the_sketch_counts_are_refused() -> None:
+    GrowingManagedCollisionModule(100, admit_after=32_767)
+    with pytest.raises(ValueError, match=r"admit_after=32768: the sketch counts to 32,767"):
+        GrowingManagedCollisionModule(100, admit_after=32_768)
+
+
 def test_a_shard_of_a_part_of_a_bucket_is_refused() -> None:
     with pytest.raises(ValueError, match="rows 0 to 16 cut a bucket of 32 rows"):
         GrowingManagedCollisionModule(64, buckets=2).rebuild_with_output_id_range(

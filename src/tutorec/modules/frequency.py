@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tutorec._kernels.unwritten import unwritten_zeros
 
 _ROWS = 4
-_MOST = 2**15 - 1  # a counter, of 2 bytes, stays there
+MOST_COUNTED = 2**15 - 1  # a counter, of 2 bytes, stays there
 
 
 class FrequencySketch(nn.Module):
@@ -65,7 +65,9 @@ class FrequencySketch(nn.Module):
         hashes = ((ids.unsqueeze(1) * self._factors) >> self._shift) & (self._width - 1)
         places = hashes + torch.arange(_ROWS, device=ids.device) * self._width
         estimates = self._counters[places].amin(1) + counts.to(torch.int32)
-        raised = estimates.clamp(max=_MOST).short().unsqueeze(1).expand(-1, _ROWS).reshape(-1)
+        raised = (
+            estimates.clamp(max=MOST_COUNTED).short().unsqueeze(1).expand(-1, _ROWS).reshape(-1)
+        )
         self._counters.scatter_reduce_(0, places.view(-1), raised, "amax")
         self._counted += int(counts.sum())
         if self._counted >= self._width:

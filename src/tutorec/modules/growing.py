@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
-from tutorec.modules.frequency import FrequencySketch
+from tutorec.modules.frequency import MOST_COUNTED, FrequencySketch
 from tutorec.modules.mc_base import ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
 from tutorec.modules.row_index import RowIndex
@@ -24,9 +24,10 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     """Gives each id a row once it has appeared often enough; memory follows the rows in use.
 
     Rows are handed out in order, so that a table of ``max_rows`` rows, made with
-    ``use_virtual_table=True``, takes memory for those handed out only. An id without a row reads
-    and trains a row that such ids share. In training mode a batch is counted, ids are admitted,
-    then all of its ids are remapped; in eval mode nothing changes.
+    ``use_virtual_table=True``, takes memory for those handed out only. On a GPU it takes memory for
+    all rows from the start. An id without a row reads and trains a row that such ids share. In
+    training mode a batch is counted, ids are admitted, then all of its ids are remapped; in eval
+    mode nothing changes.
 
     - Admission: an id gets a row at its ``admit_after``-th appearance, by the estimate of a
       `FrequencySketch`. The ids of a batch are admitted by falling estimate, then by rising mixed
@@ -54,7 +55,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
     Raises:
         ValueError: ``buckets`` does not divide ``max_rows``, leaves no row for an id, or cuts the
-            shard's range.
+            shard's range; ``admit_after`` is more than the sketch counts.
 
     Example:
         >>> growing = GrowingManagedCollisionModule(max_rows=1000, admit_after=2)
@@ -88,6 +89,10 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     ) -> None:
         device = torch.device("cpu") if device is None else torch.device(device)
         _check_buckets(max_rows, buckets, output_id_range)
+        if admit_after > MOST_COUNTED:
+            raise ValueError(
+                f"admit_after={admit_after}: the sketch counts to {MOST_COUNTED:,}; take no more"
+            )
         per_bucket = max_rows // buckets
         boundaries = [*range(0, max_rows + 1, per_bucket)]
         super().__init__(device, boundaries)
