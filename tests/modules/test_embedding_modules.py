@@ -19,6 +19,7 @@ from tutorec.modules.embedding_modules import (
     process_pooled_embeddings,
     reorder_inverse_indices,
 )
+from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -336,3 +337,18 @@ def test_pooled_embeddings_of_lists_become_rows_of_samples_as_in_torchrec() -> N
     assert rows.tolist() == [[3.0, 4.0, 7.0], [1.0, 2.0, 7.0], [3.0, 4.0, 5.0]]
     plain = process_pooled_embeddings([pooled[0], pooled[1][:2]], torch.empty(0))
     assert plain.tolist() == [[1.0, 2.0, 5.0], [3.0, 4.0, 6.0]]
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_batch_that_was_looked_up_in_inference_mode_trains(name: str, in_backward: bool):
+    """The batch keeps the offsets that the lookup in inference mode has made."""
+    with use_backend(name):
+        model, batch = EmbeddingBagCollection(two_tables()), documents_batch()
+        if in_backward:
+            apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
+        with torch.inference_mode():
+            expected = model(batch).values().clone()
+        pooled = model(batch).values()
+        assert torch.equal(pooled, expected)
+        pooled.sum().backward()

@@ -257,6 +257,23 @@ def test_a_state_is_loaded_into_training_and_into_inference_and_not_into_other_b
         served["t"].reset_training_mode()
 
 
+@pytest.mark.parametrize("made_in_inference_mode", [False, True])
+def test_tables_that_were_first_looked_up_in_inference_mode(made_in_inference_mode: bool):
+    tables = [EmbeddingBagConfig(8, 4, f"t{i}", feature_names=[f"f{i}"]) for i in range(2)]
+    with torch.inference_mode(made_in_inference_mode):
+        mappings = ManagedCollisionCollection({one.name: mapping(8) for one in tables}, tables)
+        model = ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(tables), mappings)
+    ids = KeyedJaggedTensor(["f0", "f1"], torch.arange(20), lengths=torch.ones(20).long())
+    model.eval()
+    with torch.inference_mode():
+        for _ in range(3):  # an index is made
+            model(ids)
+    if not made_in_inference_mode:
+        model.train()
+        model(ids)[0].values().sum().backward()
+        assert model(ids)[0].values().shape == (10, 8)
+
+
 def test_an_id_that_marks_an_empty_row_is_refused():
     module = mapping(8)
     with pytest.raises(ValueError, match="'f': an id is -1"):

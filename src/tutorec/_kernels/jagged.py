@@ -34,6 +34,10 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
         [0, 2, 2, 5]
     """
     if not is_scripting():
+        if not is_compiling() and torch.is_inference_mode_enabled():
+            # a batch keeps its offsets, and autograd saves nothing that inference mode has made
+            with torch.inference_mode(False):
+                return lengths_to_offsets(lengths)
         if lengths.is_cpu:
             if not is_compiling():
                 return _running_sum()(lengths)

@@ -176,7 +176,8 @@ def _kind(name: str, module: Any) -> tuple[Any, ...] | None:
 
 def _put_together(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor with the rows of all, which become views of it."""
-    joined = torch.cat([tensor.data for tensor in tensors])
+    with torch.inference_mode(tensors[0].is_inference()):  # whatever the mode of the first batch
+        joined = torch.cat([tensor.data for tensor in tensors])
     for tensor, part in zip(
         tensors, joined.split([tensor.shape[0] for tensor in tensors]), strict=True
     ):
