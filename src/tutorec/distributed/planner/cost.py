@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
 from tutorec.distributed.planner.constants import (
     DENSE_BANDWIDTH,
     DENSE_GRADIENT_PASSES,
@@ -444,7 +445,7 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
         return 0
     if sharding_type is ShardingType.DATA_PARALLEL:
         return 3
-    if pooled and sharding_type in (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD):
+    if pooled and sharding_type in HOST_ROW_CUTS:
         return 2 + 2 * ((topology.intra_group_size > 1) + (topology.num_hosts > 1))
     return 4
 
