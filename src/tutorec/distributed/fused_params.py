@@ -208,9 +208,8 @@ def _kind(optimizer: Any) -> OptimizerKind:
     value = getattr(optimizer, "value", optimizer)
     kind = _KINDS.get(value) if isinstance(value, str) else None
     if kind is None:
-        known = dict.fromkeys(repr(defaults["optimizer"]) for defaults, _ in _IN_BACKWARD.values())
         raise ValueError(
             f"fused_params names the optimizer {value!r}, which has no fused form here: use one of "
-            f"{', '.join(known)} (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, ...)"
+            f"{', '.join(map(repr, _KINDS))} (EmbOptimType.EXACT_SGD, ...)"
         )
     return kind
