@@ -168,7 +168,7 @@ def loads(
             ids=ids,
         )
         pieces = plan[table.name].pieces(table, topology.world_size)
-        sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
+        sizes = np.array([piece.sizes for piece in pieces])
         perf = shard_perf(facts, ShardingType(plan[table.name].kind), "fused", sizes, topology)
         np.add.at(estimates, [piece.rank for piece in pieces], perf)
     return estimates

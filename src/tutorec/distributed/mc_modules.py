@@ -36,7 +36,7 @@ from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardi
 from tutorec.distributed.sharding.raw_ids import RawIds
 from tutorec.distributed.sharding.row_order import RowOrder
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
-from tutorec.distributed.state.state_dict import Rectangles, local_piece, sharded_tensor
+from tutorec.distributed.state.state_dict import local_piece, sharded_tensor
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.mch_module import NO_ID
@@ -406,14 +406,14 @@ def _store_sharded(
         return
     for key, table, whole in module.row_state(prefix):
         pieces, trailing = [piece for piece in table.pieces if piece.rows], list(whole.shape[1:])
-        rectangles = Rectangles(
-            tuple(whole.shape),
-            [[piece.row_offset, *[0] * len(trailing)] for piece in pieces],
-            [[piece.rows, *trailing] for piece in pieces],
-            [piece.rank for piece in pieces],
-        )
+        rectangles = [
+            ([piece.row_offset, *[0] * len(trailing)], [piece.rows, *trailing], piece.rank)
+            for piece in pieces
+        ]
         held = [state_dict.pop(key)] if key in state_dict else []
-        state_dict[key] = sharded_tensor(rectangles, held, whole.dtype, module._env, module._device)
+        state_dict[key] = sharded_tensor(
+            whole.shape, rectangles, held, whole.dtype, module._env, module._device
+        )
 
 
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
-from tutorec.distributed.state.state_dict import Rectangles, sharded_tensor
+from tutorec.distributed.state.state_dict import sharded_tensor
 
 __all__ = ["state_dict_gather", "state_dict_to_device"]
 
@@ -41,15 +41,14 @@ def state_dict_to_device(
 def _moved(value: Any, pg: dist.ProcessGroup, device: torch.device) -> ShardedTensor:
     metadata = value.metadata()
     ranks, shards = dist.get_process_group_ranks(pg), metadata.shards_metadata
-    rectangles = Rectangles(
-        tuple(metadata.size),
-        [shard.shard_offsets for shard in shards],
-        [shard.shard_sizes for shard in shards],
-        [ranks.index(shard.placement.rank()) for shard in shards],
-    )
+    rectangles = [
+        (list(shard.shard_offsets), list(shard.shard_sizes), ranks.index(shard.placement.rank()))
+        for shard in shards
+    ]
     local = [shard.tensor.to(device) for shard in value.local_shards()]
     dtype = metadata.tensor_properties.dtype
-    return sharded_tensor(rectangles, local, dtype, ShardingEnv.from_process_group(pg), device)
+    env = ShardingEnv.from_process_group(pg)
+    return sharded_tensor(metadata.size, rectangles, local, dtype, env, device)
 
 
 def state_dict_gather(

@@ -58,10 +58,7 @@ def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | N
                 block if piece.rank == 0 or group is None else _sent(block, piece, rows, group)
             )
             if whole is not None and arrived is not None:
-                columns = slice(piece.column_offset, piece.column_offset + piece.columns)
-                whole[piece.row_offset + start : piece.row_offset + start + rows, columns] = (
-                    arrived.view(rows, -1)
-                )
+                piece.of(whole)[start : start + rows] = arrived.view(rows, -1)
     return whole
 
 

@@ -144,8 +144,8 @@ def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingC
 def _sharded_table(shard: TableShard, device: torch.device) -> ShardedEmbeddingTable:
     table, piece = shard.table, shard.piece
     place = ShardMetadata(
-        [piece.row_offset, piece.column_offset],
-        [piece.rows, piece.columns],
+        piece.offsets,
+        piece.sizes,
         f"rank:{piece.rank}/{device}",
     )
     return ShardedEmbeddingTable(

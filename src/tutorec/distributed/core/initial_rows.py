@@ -37,21 +37,16 @@ class InitialRows:
 
     def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
         """Write the rows ``[R, D]`` of a shard."""
-        weight, piece, virtual = (
-            self._weights[shard.table.name].detach(),
-            shard.piece,
-            shard.table.virtual,
-        )
+        weight = self._weights[shard.table.name].detach()
+        piece, virtual = shard.piece, shard.table.virtual
         if weight.is_meta:
             if not virtual:
                 draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
             return
-        source = weight[piece.row_offset : piece.row_offset + piece.rows]
-        source = source[:, piece.column_offset : piece.column_offset + piece.columns]
         if virtual:
-            copy_written_rows(rows, source)
+            copy_written_rows(rows, piece.of(weight))
         else:
-            rows.copy_(source)
+            rows.copy_(piece.of(weight))
 
 
 def draw_piece(
@@ -91,7 +86,7 @@ def draw_piece(
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(_block_seed(seed, config.name, 0))
             config.init_weight(whole)
-        return drawn.copy_(whole[rows, wanted])
+        return drawn.copy_(piece.of(whole))
     low, high = config.get_weight_init_min(), config.get_weight_init_max()
     rows_per_block = max(1, _BLOCK // columns)
     for block in range(rows.start // rows_per_block, -(-rows.stop // rows_per_block)):

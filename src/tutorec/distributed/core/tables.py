@@ -114,10 +114,8 @@ class PlacedTable:
             "optimizer": str(self.optimizer),
             "cache": str(self.cache),
             "ranks": str([piece.rank for piece in self.pieces]),
-            "shard offsets": str(
-                [[piece.row_offset, piece.column_offset] for piece in self.pieces]
-            ),
-            "shard sizes": str([[piece.rows, piece.columns] for piece in self.pieces]),
+            "shard offsets": str([piece.offsets for piece in self.pieces]),
+            "shard sizes": str([piece.sizes for piece in self.pieces]),
         }
 
 

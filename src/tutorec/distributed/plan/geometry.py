@@ -37,6 +37,21 @@ class ShardPiece:
     rows: int
     columns: int
 
+    @property
+    def offsets(self) -> list[int]:
+        """Its first row and column in the table."""
+        return [self.row_offset, self.column_offset]
+
+    @property
+    def sizes(self) -> list[int]:
+        """R and D of the shard."""
+        return [self.rows, self.columns]
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The shard's part of a whole table ``[R, D]``, a view."""
+        rows = whole[self.row_offset : self.row_offset + self.rows]
+        return rows[:, self.column_offset : self.column_offset + self.columns]
+
 
 def placement(rank: int, device_type: str, local_size: int = 1) -> str:
     """The placement of a shard, in torch's notation.
@@ -253,11 +268,7 @@ def sharding_spec(
     """
     return EnumerableShardingSpec(
         [
-            ShardMetadata(
-                [piece.row_offset, piece.column_offset],
-                [piece.rows, piece.columns],
-                placement(piece.rank, device, local_size),
-            )
+            ShardMetadata(piece.offsets, piece.sizes, placement(piece.rank, device, local_size))
             for piece, device in zip(
                 pieces,
                 repeat(device_type) if isinstance(device_type, str) else device_type,

@@ -81,10 +81,7 @@ def placed_pieces(
         )
     rows, columns = shape
     if not exact_cover(pieces, rows, columns):
-        shards = [
-            ([piece.row_offset, piece.column_offset], [piece.rows, piece.columns])
-            for piece in pieces
-        ]
+        shards = [(piece.offsets, piece.sizes) for piece in pieces]
         raise ValueError(
             f"the plan's shards of table {table!r} do not cover its {rows} x {columns} rows and "
             f"columns once: (offsets, sizes) {shards}; make the plan from this module"

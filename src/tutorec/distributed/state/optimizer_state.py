@@ -17,7 +17,13 @@ from tutorec.distributed.core.tables import HeldTable, PlacedTable
 from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
-from tutorec.distributed.state.state_dict import Rectangles, local_piece, sharded_tensor
+from tutorec.distributed.state.state_dict import (
+    Rectangle,
+    local_piece,
+    rectangles_of,
+    sharded_tensor,
+    whole_size,
+)
 
 
 class ShardedStates:
@@ -105,26 +111,24 @@ class ShardedStates:
         others = [
             piece for piece in table.pieces if piece.rank != self._env.rank or piece in pieces
         ]
-        rectangles = _rectangles(table, others, parts[0].dim())
+        size, rectangles = _rectangles(table, others, parts[0].dim())
         if not alone:
-            return sharded_tensor(rectangles, parts, parts[0].dtype, self._env, self._device)
-        whole = parts[0].new_empty(rectangles.size)
+            return sharded_tensor(size, rectangles, parts, parts[0].dtype, self._env, self._device)
+        whole = parts[0].new_empty(size)
         for part, piece in zip(parts, pieces, strict=True):
             _part_of(whole, table, piece).copy_(part)
         return whole
 
 
-def _rectangles(table: PlacedTable, pieces: Sequence[ShardPiece], dimensions: int) -> Rectangles:
-    ranks = [piece.rank for piece in pieces]
+def _rectangles(
+    table: PlacedTable, pieces: Sequence[ShardPiece], dimensions: int
+) -> tuple[tuple[int, ...], list[Rectangle]]:
+    """Shape of a whole state, and its rectangles."""
     if dimensions > 1:
-        offsets = [[piece.row_offset, piece.column_offset] for piece in pieces]
-        return Rectangles(
-            (table.rows, table.columns), offsets, [[p.rows, p.columns] for p in pieces], ranks
-        )
-    size = (len(table.slice_widths) * table.rows,)
-    return Rectangles(
-        size, [[table.first_row_state(p)] for p in pieces], [[p.rows] for p in pieces], ranks
-    )
+        return (table.rows, table.columns), rectangles_of(pieces)
+    return (len(table.slice_widths) * table.rows,), [
+        ([table.first_row_state(piece)], [piece.rows], piece.rank) for piece in pieces
+    ]
 
 
 def _part_of(whole: torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
@@ -132,16 +136,14 @@ def _part_of(whole: torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torc
     if whole.dim() == 1:
         first = piece.row_offset if len(whole) == table.rows else table.first_row_state(piece)
         return whole[first : first + piece.rows]
-    row, column = piece.row_offset, piece.column_offset
-    return whole[row : row + piece.rows, column : column + piece.columns]
+    return piece.of(whole)
 
 
 def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what: str) -> Any:
     if not isinstance(value, torch.Tensor) or not isinstance(here, torch.Tensor) or here.dim() == 0:
         return value
     by_row = here.dim() == 1
-    # Not size(), which goes through ShardedTensor's dispatch and warns at each call.
-    size = tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
+    size = whole_size(value)
     rows = len(table.slice_widths) * table.rows
     if size not in ([(rows,), (table.rows,)] if by_row else [(table.rows, table.columns)]):
         wanted = [rows] if by_row else [table.rows, table.columns]
@@ -150,7 +152,7 @@ def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what
         )
     if not isinstance(value, ShardedTensor):
         return _part_of(value, table, piece)
-    offsets = [table.first_row_state(piece)] if by_row else [piece.row_offset, piece.column_offset]
+    offsets = [table.first_row_state(piece)] if by_row else piece.offsets
     return local_piece(value, offsets, list(here.shape), f"optimizer state {what}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,9 @@ from tutorec.distributed.state.sharded_tensor import (
     ShardedTensorMetadata,
     TensorProperties,
 )
+
+# A part of a tensor: its offsets, its sizes, the rank that holds it.
+Rectangle = tuple[list[int], list[int], int]
 
 
 def sharded_state(
@@ -54,7 +56,12 @@ def sharded_state(
             state[table.name] = _put_together(table, held)
         elif not replicated and (env.process_group is not None or env.world_size > 1):
             state[table.name] = sharded_tensor(
-                _table_rectangles(table), held, table.dtype, env, device
+                (table.rows, table.columns),
+                rectangles_of(table.pieces),
+                held,
+                table.dtype,
+                env,
+                device,
             )
         elif held:
             state[table.name] = held[0]
@@ -85,8 +92,7 @@ def local_state(
             raise TypeError(
                 f"table {table.name!r}: the loaded value is a {type(value).__name__}, not a tensor"
             )
-        # Not size(), which goes through ShardedTensor's dispatch and warns at each call.
-        size = list(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
+        size = list(whole_size(value))
         if size != [table.rows, table.columns]:
             raise ValueError(
                 f"table {table.name!r} is [{table.rows}, {table.columns}], and the loaded "
@@ -94,39 +100,30 @@ def local_state(
             )
         held = [piece for piece in table.pieces if piece.rank == rank]
         if held:
-            state[table.name] = [_rows_of_piece(value, table, piece) for piece in held]
+            what = f"table {table.name!r}"
+            state[table.name] = [
+                local_piece(value, piece.offsets, piece.sizes, what)
+                if isinstance(value, ShardedTensor)
+                else piece.of(value)
+                for piece in held
+            ]
     return state
 
 
-@dataclass(frozen=True)
-class Rectangles:
-    """How a tensor is divided into rectangles over the ranks.
-
-    Args:
-        size: Shape of the whole tensor.
-        offsets: Offset of each rectangle.
-        sizes: Size of each rectangle.
-        ranks: Rank of each rectangle.
-    """
-
-    size: tuple[int, ...]
-    offsets: Sequence[Sequence[int]]
-    sizes: Sequence[Sequence[int]]
-    ranks: Sequence[int]
+def whole_size(value: ShardedTensor | torch.Tensor) -> tuple[int, ...]:
+    """Shape of a whole tensor."""
+    # Not size(), which goes through ShardedTensor's dispatch and warns at each call.
+    return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
 
 
-def _table_rectangles(table: PlacedTable) -> Rectangles:
-    """How a table is divided over the ranks."""
-    return Rectangles(
-        (table.rows, table.columns),
-        [[piece.row_offset, piece.column_offset] for piece in table.pieces],
-        [[piece.rows, piece.columns] for piece in table.pieces],
-        [piece.rank for piece in table.pieces],
-    )
+def rectangles_of(pieces: Sequence[ShardPiece]) -> list[Rectangle]:
+    """The rectangles of a table's shards."""
+    return [(piece.offsets, piece.sizes, piece.rank) for piece in pieces]
 
 
 def sharded_tensor(
-    rectangles: Rectangles,
+    size: Sequence[int],
+    rectangles: Sequence[Rectangle],
     local: Sequence[torch.Tensor],
     dtype: torch.dtype,
     env: ShardingEnv,
@@ -135,6 +132,7 @@ def sharded_tensor(
     """Build a ShardedTensor from this rank's shards, without communication or copy.
 
     Args:
+        size: Shape of the whole tensor.
         rectangles: How it is divided over the ranks.
         local: This rank's shards, in order.
         dtype: Its dtype.
@@ -151,22 +149,20 @@ def sharded_tensor(
     here = f"rank:{ranks[env.rank]}/{local[0].device}" if local else ""
     shards = [
         ShardMetadata(
-            list(offsets),
-            list(sizes),
+            offsets,
+            sizes,
             here
             if here and rank == env.rank
             else placement(ranks[rank], device.type, env.local_size),
         )
-        for offsets, sizes, rank in zip(
-            rectangles.offsets, rectangles.sizes, rectangles.ranks, strict=True
-        )
+        for offsets, sizes, rank in rectangles
     ]
-    mine = [shard for shard, rank in zip(shards, rectangles.ranks, strict=True) if rank == env.rank]
+    mine = [shard for shard, (*_, rank) in zip(shards, rectangles, strict=True) if rank == env.rank]
     if local and len(local) != len(mine):
         raise ValueError(f"{len(local)} tensors for this rank's {len(mine)} shards in {rectangles}")
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
-        size=torch.Size(rectangles.size),
+        size=torch.Size(size),
         tensor_properties=TensorProperties(dtype=dtype),
     )
     stand_ins = [
@@ -193,17 +189,8 @@ def sharded_tensor(
 def _put_together(table: PlacedTable, held: Sequence[torch.Tensor]) -> torch.Tensor:
     whole = held[0].new_empty(table.rows, table.columns)
     for rows, piece in zip(held, table.pieces, strict=True):
-        _rows_of_piece(whole, table, piece).copy_(rows)
+        piece.of(whole).copy_(rows)
     return whole
-
-
-def _rows_of_piece(
-    value: ShardedTensor | torch.Tensor, table: PlacedTable, piece: ShardPiece
-) -> torch.Tensor:
-    row, column = piece.row_offset, piece.column_offset
-    if not isinstance(value, ShardedTensor):
-        return value[row : row + piece.rows, column : column + piece.columns]
-    return local_piece(value, [row, column], [piece.rows, piece.columns], f"table {table.name!r}")
 
 
 def local_piece(
