@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from tutorec.awaitable import Awaitable, LazyAwaitable
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import ShardedModule
-from tutorec.distributed.core.sharders import BaseEmbeddingSharder, M, ModuleSharder
+from tutorec.distributed.core.sharders import BaseEmbeddingSharder, CollectionSharder, M
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.mc_modules import (
     ManagedCollisionCollectionContext,
@@ -182,7 +182,7 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         return self._embedding_module.env
 
 
-class BaseManagedCollisionEmbeddingCollectionSharder(ModuleSharder[M]):
+class BaseManagedCollisionEmbeddingCollectionSharder(CollectionSharder[M]):
     """What the sharders of both collections with managed collisions have in common.
 
     Args:
@@ -196,8 +196,7 @@ class BaseManagedCollisionEmbeddingCollectionSharder(ModuleSharder[M]):
         ``torchrec.distributed.mc_embedding_modules.BaseManagedCollisionEmbeddingCollectionSharder``.
     """
 
-    _module_type: ClassVar[type[nn.Module]]
-    _sharded_type: ClassVar[type[BaseShardedManagedCollisionEmbeddingCollection]]
+    _arguments = ("e_sharder", "mc_sharder")
 
     def __init__(
         self,
@@ -206,44 +205,25 @@ class BaseManagedCollisionEmbeddingCollectionSharder(ModuleSharder[M]):
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
-        self._e_sharder, self._mc_sharder = e_sharder, mc_sharder
-
-    @property
-    def module_type(self) -> type[nn.Module]:
-        """The class of modules that it shards."""
-        return self._module_type
+        self.e_sharder, self.mc_sharder = e_sharder, mc_sharder
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
         """The optimizer that runs inside backward."""
-        return self._e_sharder.fused_params
-
-    def shard(
-        self,
-        module: M,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's, unused."""
-        collection = cast(BaseManagedCollisionEmbeddingCollection, module)
-        return type(self)._sharded_type(
-            collection, params, self._e_sharder, self._mc_sharder, env, device
-        )
+        return self.e_sharder.fused_params
 
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
-        return self._e_sharder.shardable_parameters(module._embedding_module)
+        return self.e_sharder.shardable_parameters(module._embedding_module)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """`ShardingType` values that both tables and mappings can be built for, on any device."""
-        known = self._e_sharder.sharding_types(compute_device_type)
+        known = self.e_sharder.sharding_types(compute_device_type)
         return [
-            each for each in self._mc_sharder.sharding_types(compute_device_type) if each in known
+            each for each in self.mc_sharder.sharding_types(compute_device_type) if each in known
         ]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Kernels whose optimizer runs in backward: its state is reset with reassigned rows."""
-        kernels: Sequence[str] = self._e_sharder.compute_kernels(sharding_type, compute_device_type)
+        kernels: Sequence[str] = self.e_sharder.compute_kernels(sharding_type, compute_device_type)
         return [kernel for kernel in kernels if kernel != EmbeddingComputeKernel.DENSE.value]

@@ -93,6 +93,7 @@ class BehindMappingsSharder(BaseQuantEmbeddingSharder[M]):
         mc_sharder: Puts the mappings where they are used.
     """
 
+    _arguments = ("mc_sharder", "fused_params")
     _tables_sharder: ClassVar[type[BaseQuantEmbeddingSharder[Any]]]
 
     def __init__(
@@ -101,20 +102,8 @@ class BehindMappingsSharder(BaseQuantEmbeddingSharder[M]):
         mc_sharder: InferManagedCollisionCollectionSharder | None = None,
     ) -> None:
         self._e_sharder = e_sharder or self._tables_sharder()
-        self._mc_sharder = mc_sharder or InferManagedCollisionCollectionSharder()
+        self.mc_sharder = mc_sharder or InferManagedCollisionCollectionSharder()
         super().__init__(self._e_sharder.fused_params)
-
-    def shard(
-        self,
-        module: M,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        """The sharded module. ``module_fqn`` has no effect."""
-        make = type(self)._sharded_type
-        return make(module, params, self._mc_sharder, env, self.fused_params, device)
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> a parameter ``[R, D]`` on the meta device, for the planner."""

@@ -111,7 +111,7 @@ class CollectionSharder(ModuleSharder[M]):
     ) -> Any:
         """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
         arguments = {name: getattr(self, name) for name in self._arguments}
-        return type(self)._sharded_type(module, params, env, device=device, **arguments)
+        return type(self)._sharded_type(module, params, env=env, device=device, **arguments)
 
 
 class BaseEmbeddingSharder(CollectionSharder[M]):
