@@ -24,7 +24,7 @@ from tutorec.distributed.embedding_base import (
     ResultAwaitable,
     ShardedEmbeddingModule,
 )
-from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.sharding.registry import SEQUENCE_SHARDINGS
 from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingDist,
@@ -173,18 +173,13 @@ class ShardedEmbeddingCollection(
         source = CollectionSpec(
             "EmbeddingCollection", "embeddings", self._configs, weights, False, codecs
         )
-
-        def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> SequenceEmbeddingSharding:
-            return SEQUENCE_SHARDINGS[kind](tables, env, codecs)
-
         super().__init__(
             source,
             table_name_to_parameter_sharding,
             env,
             fused_params,
             device,
-            tuple(SEQUENCE_SHARDINGS),
-            build,
+            SEQUENCE_SHARDINGS,
         )
         self._use_index_dedup = use_index_dedup
         self._need_indices = module.need_indices()

@@ -26,6 +26,7 @@ from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.initial_rows import InitialRows, draw_piece
 from tutorec.distributed.core.orders import FeatureOrder
+from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import CompIn, DistOut, Out, ShardedModule
 from tutorec.distributed.core.tables import (
     IN_FILE,
@@ -55,6 +56,9 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
 S = TypeVar("S", bound=EmbeddingSharding)
+ShardingBuilder = Callable[
+    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], S
+]
 
 
 @dataclass
@@ -131,8 +135,7 @@ class ShardedEmbeddingModule(
         env: The ranks.
         fused_params: Options of the fused optimizer, see `fused_params.optimizer_spec`.
         device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
-        sharding_types: The sharding types that ``build`` supports.
-        build: Builds the sharding of the tables of one sharding type.
+        builders: Sharding type -> class that builds the sharding of its tables.
 
     Raises:
         ValueError: The plan does not fit the module or the world size.
@@ -155,19 +158,20 @@ class ShardedEmbeddingModule(
         env: ShardingEnv,
         fused_params: Mapping[str, Any] | None,
         device: torch.device | None,
-        sharding_types: Sequence[ShardingType],
-        build: Callable[[ShardingType, Sequence[PlacedTable]], S],
+        builders: Mapping[ShardingType, ShardingBuilder[S]],
     ) -> None:
         super().__init__()
         self._env, self._sources = env, {config.name: config for config in source.configs}
         self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
         self._device = usable_device(device, plan)
-        self._tables = agreed_tables(source, plan, env, fused_params, sharding_types)
+        self._tables = agreed_tables(source, plan, env, fused_params, tuple(builders))
         self.module_sharding_plan = EmbeddingModuleShardingPlan(plan)
         by_type: dict[ShardingType, list[PlacedTable]] = {}
         for table in self._tables:
             by_type.setdefault(table.sharding_type, []).append(table)
-        self._shardings: list[S] = [build(kind, members) for kind, members in by_type.items()]
+        self._shardings: list[S] = [
+            builders[kind](members, env, source.codecs) for kind, members in by_type.items()
+        ]
         rows_of = InitialRows(source.configs, source.weights)
         self._lookups: list[EmbeddingLookup] = [
             sharding.create_lookup(rows_of, self._device) for sharding in self._shardings

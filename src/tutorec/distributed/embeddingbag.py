@@ -25,7 +25,7 @@ from tutorec.distributed.embedding_base import (
     ResultAwaitable,
     ShardedEmbeddingModule,
 )
-from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 from tutorec.distributed.source_tables import CollectionSpec
@@ -162,18 +162,13 @@ class ShardedEmbeddingBagCollection(
         source = CollectionSpec(
             "EmbeddingBagCollection", "embedding_bags", self._configs, weights, weighted, codecs
         )
-
-        def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> PooledEmbeddingSharding:
-            return POOLED_SHARDINGS[kind](tables, env, codecs)
-
         super().__init__(
             source,
             table_name_to_parameter_sharding,
             env,
             fused_params,
             device,
-            tuple(POOLED_SHARDINGS),
-            build,
+            POOLED_SHARDINGS,
         )
         self._outputs = PooledOutputs(self._shardings, self._tables, self._device)
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.qcomm import QuantizedCommCodecs
-from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
@@ -24,11 +19,7 @@ from tutorec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 
-PooledBuilder = Callable[
-    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], PooledEmbeddingSharding
-]
-
-POOLED_SHARDINGS: dict[ShardingType, PooledBuilder] = {
+POOLED_SHARDINGS: dict[ShardingType, type[PooledEmbeddingSharding]] = {
     ShardingType.TABLE_WISE: TwPooledEmbeddingSharding,
     ShardingType.COLUMN_WISE: CwPooledEmbeddingSharding,
     ShardingType.TABLE_COLUMN_WISE: TwCwPooledEmbeddingSharding,
@@ -38,17 +29,7 @@ POOLED_SHARDINGS: dict[ShardingType, PooledBuilder] = {
     ShardingType.DATA_PARALLEL: DpPooledEmbeddingSharding,
 }
 
-SequenceBuilder = Callable[
-    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]],
-    SequenceEmbeddingSharding,
-]
-
-SEQUENCE_SHARDINGS: dict[ShardingType, SequenceBuilder] = {
-    ShardingType.TABLE_WISE: SlotSequenceEmbeddingSharding,
-    ShardingType.COLUMN_WISE: SlotSequenceEmbeddingSharding,
-    ShardingType.TABLE_COLUMN_WISE: SlotSequenceEmbeddingSharding,
-    ShardingType.ROW_WISE: SlotSequenceEmbeddingSharding,
-    ShardingType.TABLE_ROW_WISE: SlotSequenceEmbeddingSharding,
-    ShardingType.GRID_SHARD: SlotSequenceEmbeddingSharding,
+SEQUENCE_SHARDINGS: dict[ShardingType, type[SequenceEmbeddingSharding]] = {
+    **dict.fromkeys(POOLED_SHARDINGS, SlotSequenceEmbeddingSharding),
     ShardingType.DATA_PARALLEL: DpSequenceEmbeddingSharding,
 }
