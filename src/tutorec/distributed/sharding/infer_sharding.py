@@ -164,20 +164,69 @@ class InferSharding(ABC):
         output_dtype: torch.dtype,
     ) -> None:
         self.tables = list(tables)
-        self._output_dtype = output_dtype
+        self._output_dtype, self._weighted = output_dtype, weighted
+        self._pooling = tables[0].pooling
+        adds = tables[0].sharding_type is ShardingType.ROW_WISE and self._pooling != "none"
+        weighs = weighted or (adds and self._pooling == "sqrtn")
+        # (table, number of its shard) -> the lookup that holds it, and its number there
         self._held: dict[tuple[str, int], tuple[DeviceLookup, int]] = {}
+        self.lookups, asked = [], []
+        for rank, device in enumerate(devices):
+            members = [
+                (table, place)
+                for table in tables
+                for place, piece in enumerate(table.pieces)
+                if piece.rank == rank
+            ]
+            shards = [
+                QuantShard(
+                    table.piece_tables[place],
+                    table.table,
+                    packed[table.name],
+                    table.pieces[place].row_offset,
+                    table.pieces[place].column_offset,
+                    table.features,
+                    "sum" if adds else table.pooling,
+                )
+                for table, place in members
+            ]
+            lookup = DeviceLookup(shards, device, weighs, torch.float32 if adds else output_dtype)
+            for position, (table, place) in enumerate(members):
+                self._held[table.name, place] = lookup, position
+            ordered = [members[position] for position in lookup.order]
+            reads = [(table, table.pieces[place]) for table, place in ordered if table.features]
+            # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
+            if any(piece.rows for _, piece in reads):
+                self.lookups.append(lookup)
+                asked.append(reads)
+        self._set_up(asked)
+
+    @abstractmethod
+    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, ShardPiece]]]) -> None:
+        """Set ``features`` and ``calls``, from the shards that each lookup returns, in order."""
 
     def rows_of(self, table: str) -> list[Tensor]:
         """Packed rows ``[R, row_bytes]`` of each shard of a table, as views, in shard order."""
-        count = sum(name == table for name, _ in self._held)
-        return [
-            lookup.rows_of(shard)
-            for lookup, shard in (self._held[table, piece] for piece in range(count))
-        ]
+        held = [self._held[each] for each in sorted(self._held) if each[0] == table]
+        return [lookup.rows_of(shard) for lookup, shard in held]
 
-    @abstractmethod
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """Return the batch of each device, on that device."""
+        ctx.features = features
+        traced = is_fx_symbolic_tracing()
+        if traced:
+            fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
+        batches = [
+            on_device(part, lookup.device)
+            for part, lookup in zip(self._split(features, ctx), self.lookups, strict=True)
+        ]
+        if traced:
+            fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
+        return batches
+
+    @abstractmethod
+    def _split(self, features: Any, ctx: InferContext) -> list[Any]:
+        """Return the batch of each device, on the device of ``features``."""
 
     @abstractmethod
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
@@ -187,108 +236,28 @@ class InferSharding(ABC):
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
         """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
 
-    def _lookup(
-        self,
-        members: Sequence[tuple[int, int]],
-        packed: Mapping[str, Tensor],
-        device: torch.device,
-        weighted: bool,
-        output_dtype: torch.dtype,
-    ) -> tuple[DeviceLookup, list[tuple[int, int]]]:
-        """Build the lookup of one device.
-
-        Args:
-            members: (table, shard) pairs on the device.
-            packed: Table name -> packed rows.
-            device: The device.
-            weighted: Whether its ids carry weights.
-            output_dtype: Data type of its results.
-
-        Returns:
-            The lookup, and the members that some feature reads, in the order of its results.
-        """
-        shards = []
-        for index, place in members:
-            table = self.tables[index]
-            piece = table.pieces[place]
-            split = table.sharding_type is ShardingType.ROW_WISE and table.pooling != "none"
-            shards.append(
-                QuantShard(
-                    table.piece_tables[place],
-                    table.table,
-                    packed[table.name],
-                    piece.row_offset,
-                    piece.column_offset,
-                    table.features,
-                    "sum" if split else table.pooling,
-                )
-            )
-        lookup = DeviceLookup(shards, device, weighted, output_dtype)
-        for position, (index, place) in enumerate(members):
-            self._held[self.tables[index].name, place] = lookup, position
-        return lookup, [members[position] for position in lookup.order if shards[position].features]
-
 
 class InferWholeRowsSharding(InferSharding):
     """Table-wise and column-wise tables: a device gets all ids of the features that it looks up."""
 
-    def __init__(
-        self,
-        tables: Sequence[QuantTable],
-        packed: Mapping[str, Tensor],
-        devices: Sequence[torch.device],
-        weighted: bool,
-        output_dtype: torch.dtype,
-    ) -> None:
-        super().__init__(tables, packed, devices, weighted, output_dtype)
-        self.lookups, self.calls = [], []
+    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, ShardPiece]]]) -> None:
+        self.calls = []
         lists: dict[tuple[str, ...], int] = {}
         self._part_of: list[int] = []
-        for rank, device in enumerate(devices):
-            members = [
-                (index, place)
-                for index, table in enumerate(tables)
-                for place, piece in enumerate(table.pieces)
-                if piece.rank == rank
-            ]
-            if not members:
-                continue
-            lookup, asked = self._lookup(members, packed, device, weighted, output_dtype)
-            if not asked:
-                continue
-            slots = [
-                ColumnPiece(
-                    key,
-                    tables[table].pieces[piece].column_offset,
-                    tables[table].pieces[piece].columns,
-                )
-                for table, piece in asked
-                for key in tables[table].output_keys
-            ]
-            self.lookups.append(lookup)
-            self.calls += _cut(slots, lookup.counts)
+        for reads, lookup in zip(asked, self.lookups, strict=True):
+            self.calls += _cut(_slots(reads), lookup.counts)
             # Devices that look up the same features, such as the column shards of one table, share
             # a batch.
             self._part_of.append(lists.setdefault(tuple(lookup.features), len(lists)))
         self.features = [feature for features in lists for feature in features]
         self._counts = [len(features) for features in lists]
 
-    def dist(self, features: Any, ctx: InferContext) -> list[Any]:
-        """Return the batch of each device, on that device."""
-        ctx.features = features
-        traced = is_fx_symbolic_tracing()
-        if traced:
-            fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
-        parts: Any = features.split(self._counts) if traced or len(self._counts) > 1 else [features]
+    def _split(self, features: Any, ctx: InferContext) -> list[Any]:
+        several = is_fx_symbolic_tracing() or len(self._counts) > 1
+        parts: Any = features.split(self._counts) if several else [features]
         every = [parts[index] for index in range(len(self._counts))]
         ctx.parts = [every[part] for part in self._part_of]
-        batches = [
-            on_device(part, lookup.device)
-            for part, lookup in zip(ctx.parts, self.lookups, strict=True)
-        ]
-        if traced:
-            fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
-        return batches
+        return ctx.parts
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
@@ -314,72 +283,22 @@ class InferSplitRowsSharding(InferSharding):
     split.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[QuantTable],
-        packed: Mapping[str, Tensor],
-        devices: Sequence[torch.device],
-        weighted: bool,
-        output_dtype: torch.dtype,
-    ) -> None:
-        super().__init__(tables, packed, devices, weighted, output_dtype)
-        self._pooling, self._weighted = tables[0].pooling, weighted
-        # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
-        kept = [
-            rank for rank in range(len(devices)) if any(table.pieces[rank].rows for table in tables)
-        ]
-        starts = {table.name: [table.pieces[rank].row_offset for rank in kept] for table in tables}
-        self.lookups, self.calls, self._bounds = [], [], []
-        self.features = []
-        dtype = output_dtype if self._pooling == "none" else torch.float32
-        for rank in kept:
-            members = [(index, rank) for index in range(len(tables))]
-            weighs = weighted or self._pooling == "sqrtn"
-            lookup, asked = self._lookup(members, packed, devices[rank], weighs, dtype)
-            if not asked:
-                continue
-            self.lookups.append(lookup)
-            slots = [
-                ColumnPiece(key, 0, tables[i].table.columns)
-                for i, _ in asked
-                for key in tables[i].output_keys
-            ]
-            self.calls = [slots]
-            self.features = lookup.features
-            self._bounds = [
-                [*starts[tables[i].name], tables[i].table.rows]
-                for i, _ in asked
-                for _ in tables[i].features
-            ]
-        for rank in set(range(len(devices))).difference(kept):
-            self._lookup(
-                [(index, rank) for index in range(len(tables))],
-                packed,
-                devices[rank],
-                weighted,
-                dtype,
-            )
+    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, ShardPiece]]]) -> None:
+        self.features = self.lookups[0].features if asked else []
+        self.calls = [_slots(reads) for reads in asked[:1]]
         self._columns = [slot.columns for slots in self.calls for slot in slots]
-
-    def dist(self, features: Any, ctx: InferContext) -> list[Any]:
-        """Return the batch of each device, on that device."""
-        ctx.features = features
-        traced = is_fx_symbolic_tracing()
-        if traced:
-            fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
-        if traced or torch.compiler.is_compiling():
-            batch: Any = features
-            parts, ctx.places = split_by_rows(batch, self._bounds, self._pooling, self._weighted)
-        else:
-            parts, ctx.places = _split_at_once(
-                features, self._bounds, self._pooling, self._weighted
-            )
-        batches = [
-            on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)
+        # For each feature the first row of each device, and the end of the last.
+        self._bounds = [
+            [*(piece.row_offset for _, piece in of_table), of_table[0][0].table.rows]
+            for of_table in zip(*asked, strict=True)
+            for _ in of_table[0][0].features
         ]
-        if traced:
-            fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
-        return batches
+
+    def _split(self, features: Any, ctx: InferContext) -> list[Any]:
+        traced = is_fx_symbolic_tracing() or torch.compiler.is_compiling()
+        split: Any = split_by_rows if traced else _split_at_once
+        parts, ctx.places = split(features, self._bounds, self._pooling, self._weighted)
+        return [parts[index] for index in range(len(self.lookups))]
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Add the partial sums of each device to ``[B, D]``, with the columns of ``calls``."""
@@ -550,6 +469,15 @@ def on_device(features: Any, device: torch.device) -> Any:
     if not is_fx_symbolic_tracing() and features.device() == device:
         return features
     return features.to(device, non_blocking=device.type != "cpu")
+
+
+def _slots(reads: Sequence[tuple[QuantTable, ShardPiece]]) -> list[ColumnPiece]:
+    """The column shards that a lookup returns."""
+    return [
+        ColumnPiece(key, piece.column_offset, piece.columns)
+        for table, piece in reads
+        for key in table.output_keys
+    ]
 
 
 def _cut(slots: list[ColumnPiece], counts: Sequence[int]) -> list[list[ColumnPiece]]:
