@@ -123,7 +123,13 @@ class ShardedQuantModule(
         device: torch.device | None,
     ) -> None:
         super().__init__()
-        self._env = _serving(env)
+        if env.process_group is not None and env.world_size > 1:
+            raise ValueError(
+                "quantized tables are served by one process that drives all devices, and this "
+                f"ShardingEnv has a process group of {env.world_size} ranks: "
+                f"ShardingEnv.from_local({env.world_size}, 0)"
+            )
+        self._env = env
         self._kind, self._path = source.kind, source.path
         self._split_scale_bias = source.tables.split_scale_bias
         self._is_weighted, self._output_dtype = source.weighted, source.output_dtype
@@ -331,17 +337,6 @@ def serving_devices(device: torch.device | str, count: int) -> list[torch.device
             "device=torch.device('cpu'), where devices are virtual"
         )
     return [torch.device("cuda", first + index) for index in range(count)]
-
-
-def _serving(env: ShardingEnv) -> ShardingEnv:
-    """Return the environment if it has no process group; raise otherwise."""
-    if env.process_group is not None and env.world_size > 1:
-        raise ValueError(
-            "quantized tables are served by one process that drives all devices, and this "
-            f"ShardingEnv has a process group of {env.world_size} ranks: "
-            f"ShardingEnv.from_local({env.world_size}, 0)"
-        )
-    return env
 
 
 class BaseQuantEmbeddingSharder(CollectionSharder[M]):

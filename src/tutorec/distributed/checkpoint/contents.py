@@ -155,12 +155,11 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
         )
     plan = model.plan if isinstance(model, DistributedModelParallel) else None
     contents = Contents(group=group_of(model), plan=plan)
-    places: dict[int, ParamRef] = {}
-    parameters: dict[int, torch.Tensor] = {}
+    places: dict[int, tuple[ParamRef, torch.Tensor]] = {}
     for path, part in _parts(model):
         prefix = f"{path}." if path else ""
         if isinstance(part, ShardedEmbeddingModule):
-            contents.model |= _table_entries(prefix, part, places, parameters)
+            contents.model |= _table_entries(prefix, part, places)
             continue
         if isinstance(part, ShardedManagedCollisionCollection | ManagedCollisionModule):
             for module, state, entries in stored_mappings(prefix, part):
@@ -172,9 +171,8 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
             contents.settle.append(part.move_ids_to_owners)
         contents.model |= _dense_entries(prefix, part)
         for name, parameter in part.named_parameters(recurse=False):
-            places.setdefault(id(parameter), ParamRef(prefix + name))
-            parameters.setdefault(id(parameter), parameter)
-    contents.optimized = _optimized(places, parameters, optimizer)
+            places.setdefault(id(parameter), (ParamRef(prefix + name), parameter))
+    contents.optimized = _optimized(places, optimizer)
     return contents
 
 
@@ -247,16 +245,14 @@ def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
 def _table_entries(
     prefix: str,
     part: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
-    places: dict[int, ParamRef],
-    parameters: dict[int, torch.Tensor],
+    places: dict[int, tuple[ParamRef, torch.Tensor]],
 ) -> dict[str, Entry]:
     """The tables of a sharded module; records in ``places`` which parameter is which shard."""
     entries: dict[str, Entry] = {}
     for held in part.held_tables():
         name, parts = prefix + held.name, []
         for rows, piece in zip(held.rows, held.pieces, strict=True):
-            places.setdefault(id(rows), ParamRef(name, held.table, piece))
-            parameters.setdefault(id(rows), rows)
+            places.setdefault(id(rows), (ParamRef(name, held.table, piece), rows))
             parts.append(Part(rows.detach(), piece))
         entries[name] = Entry(("model", name), Form.TABLE, tuple(parts), held.table)
     return entries
@@ -292,8 +288,7 @@ def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
 
 
 def _optimized(
-    places: Mapping[int, ParamRef],
-    parameters: Mapping[int, torch.Tensor],
+    places: Mapping[int, tuple[ParamRef, torch.Tensor]],
     optimizer: KeyedOptimizer | None,
 ) -> list[Optimized]:
     """Each parameter with its optimizer: the caller's, or the one attached to it."""
@@ -301,8 +296,7 @@ def _optimized(
         id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)
     }
     optimized = []
-    for number, place in places.items():
-        parameter = parameters[number]
+    for number, (place, parameter) in places.items():
         inside: list[Optimizer] = list(getattr(parameter, "_in_backward_optimizers", None) or [])
         if number in outside:
             _, leaf, _ = outside.pop(number)

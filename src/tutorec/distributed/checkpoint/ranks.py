@@ -65,11 +65,8 @@ class RankBarrier:
         Raises:
             CheckpointError: A rank ended.
         """
-        group = self._group
-        return (
-            [value]
-            if group is None
-            else self._named(lambda: messages.all_gather_objects(value, group, _STAGE))
+        return self._named(
+            lambda group: messages.all_gather_objects(value, group, _STAGE), alone=[value]
         )
 
     def from_first(self, value: V) -> V:
@@ -78,11 +75,8 @@ class RankBarrier:
         Raises:
             CheckpointError: A rank ended.
         """
-        group = self._group
-        return (
-            value
-            if group is None
-            else self._named(lambda: messages.broadcast_object(value, 0, group, _STAGE))
+        return self._named(
+            lambda group: messages.broadcast_object(value, 0, group, _STAGE), alone=value
         )
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
@@ -92,10 +86,12 @@ class RankBarrier:
             AgreementError: They are not.
             CheckpointError: A rank ended.
         """
-        group = self._group
-        if group is not None:
-            env = ShardingEnv.from_process_group(group)
-            self._named(lambda: check_agreement(self._doing, facts, env))
+        self._named(
+            lambda group: check_agreement(
+                self._doing, facts, ShardingEnv.from_process_group(group)
+            ),
+            alone=None,
+        )
 
     def attempt(self, act: Callable[[], V], problem: Exception | None = None) -> V:
         """Call ``act`` and return its value; if it raises on any rank, raise on every rank.
@@ -134,11 +130,13 @@ class RankBarrier:
         ]
         raise CheckpointError(f"{self._doing} failed on " + "; ".join(named)) from problem
 
-    def _named(self, collective: Callable[[], V]) -> V:
+    def _named(self, collective: Callable[[dist.ProcessGroup], V], alone: V) -> V:
+        """The result of a collective, or ``alone`` in a single process; names ranks that ended."""
+        if self._group is None:
+            return alone
         try:
-            return collective()
+            return collective(self._group)
         except RuntimeError as error:
-            assert self._group is not None, "a single process runs no collective"
             _publish(self._group, _NOTIFIED)
             ended = _ended(self._group)
             if not ended:
