@@ -16,7 +16,11 @@ import torch.distributed as dist
 from tutorec._kernels.bucketize import bucketize
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
-from tutorec.distributed.sharding.base import EmbeddingShardingContext, SparseFeaturesDist
+from tutorec.distributed.sharding.base import (
+    EmbeddingShardingContext,
+    PooledEmbeddingSharding,
+    SparseFeaturesDist,
+)
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -165,3 +169,18 @@ class Scaling:
         return torch.cat(
             [factors[feature].repeat_interleave(columns) for feature, columns in pieces]
         )
+
+
+class SplitRowsSharding(PooledEmbeddingSharding):
+    """Base of pooled shardings whose shards have a range of the rows of their table."""
+
+    def _find_route(self) -> Route:
+        return Route.to_split_rows(self._slots)
+
+    def create_input_dist(self) -> RwSparseFeaturesDist:
+        """Build the input dist: ids to the ranks that hold their rows."""
+        return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
+
+    def _scaling(self) -> Scaling:
+        """Divides sums by bag lengths for means."""
+        return Scaling([piece.columns for piece in self.output_pieces()], self.output_features())

@@ -39,10 +39,9 @@ from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,
-    PooledEmbeddingSharding,
 )
-from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist, Scaling
-from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_out
+from tutorec.distributed.sharding.rw_dist import Scaling, SplitRowsSharding
+from tutorec.distributed.sharding.slots import PlacedSlots, elements_out
 
 
 @final
@@ -82,11 +81,8 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
 
 
 @final
-class RwPooledEmbeddingSharding(PooledEmbeddingSharding):
+class RwPooledEmbeddingSharding(SplitRowsSharding):
     """The row-wise tables of a collection of pooled embeddings: one shard per rank."""
-
-    def _find_route(self) -> Route:
-        return Route.to_split_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
         """All columns: every rank has the same ones."""
@@ -96,12 +92,7 @@ class RwPooledEmbeddingSharding(PooledEmbeddingSharding):
         """For each output, its position in ``feature_names()``."""
         return self._route.positions[0]
 
-    def create_input_dist(self) -> RwSparseFeaturesDist:
-        """Build the input dist: ids to the ranks that hold their rows."""
-        return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
-
     def create_output_dist(self) -> RwPooledEmbeddingDist:
         """Build the output dist: partial sums to the ranks of their samples."""
-        scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
         codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
-        return RwPooledEmbeddingDist(self._slots, scaling, codecs)
+        return RwPooledEmbeddingDist(self._slots, self._scaling(), codecs)

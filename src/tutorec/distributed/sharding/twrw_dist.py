@@ -23,9 +23,8 @@ from tutorec.distributed.core.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,
-    PooledEmbeddingSharding,
 )
-from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist, Scaling
+from tutorec.distributed.sharding.rw_dist import Scaling, SplitRowsSharding
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
 
 
@@ -72,11 +71,8 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         return self._scaling.apply(arriving, ctx)
 
 
-class HostRowsSharding(PooledEmbeddingSharding):
+class HostRowsSharding(SplitRowsSharding):
     """Base of pooled shardings whose rows are split inside a host."""
-
-    def _find_route(self) -> Route:
-        return Route.to_split_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
         """Columns in host order: all ranks of a host have the same ones."""
@@ -92,15 +88,10 @@ class HostRowsSharding(PooledEmbeddingSharding):
             place for rank in first_ranks(self._slots.env) for place in self._route.positions[rank]
         ]
 
-    def create_input_dist(self) -> RwSparseFeaturesDist:
-        """Build the input dist: ids to the ranks that hold their rows."""
-        return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
-
     def create_output_dist(self) -> TwRwPooledEmbeddingDist:
         """Build the output dist: partial sums inside the host, sums between hosts."""
-        scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
         codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
-        return TwRwPooledEmbeddingDist(self._slots, self._route, scaling, codecs)
+        return TwRwPooledEmbeddingDist(self._slots, self._route, self._scaling(), codecs)
 
 
 def first_ranks(env: ShardingEnv) -> range:
