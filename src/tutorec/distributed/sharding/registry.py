@@ -1,4 +1,4 @@
-"""Registry: sharding type -> class that builds it. A new sharding type is entered here."""
+"""Registry: sharding type -> class that builds it. A new sharding type is entered here, once."""
 
 from __future__ import annotations
 
