@@ -83,7 +83,12 @@ def bucketize(
     uneven = min(segments) < samples
     blocks, of_features = _row_ranges(tuple(map(tuple, bounds)))
     counts, ids, moved, _, places = torch.ops.fbgemm.block_bucketize_sparse_features(
-        *(lengths, values.detach(), False, keep_places, blocks.to(dtype), len(bounds[0]) - 1),
+        lengths,
+        values.detach(),
+        False,
+        keep_places,
+        blocks.to(dtype),
+        len(bounds[0]) - 1,
         None if weights is None else weights.detach(),
         *((torch.tensor(segments, dtype=lengths.dtype), samples) if uneven else (None, -1)),
         None if of_features is None else [of_feature.to(dtype) for of_feature in of_features],

@@ -36,10 +36,8 @@ __all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable"]
 _TABLE_ALIGNMENT = 128
 # fbgemm's codes of the places where the rows of a CUDA and of a CPU table are
 _ON_DEVICE, _ON_HOST = 0, 3
-_CUDA_ALIGNMENT, _CUDA_COLUMNS = (
-    16,
-    4080,
-)  # what the CUDA kernels read at once, in bytes; the widest rows that they take
+_CUDA_ALIGNMENT = 16  # what the CUDA kernels read at once, in bytes
+_CUDA_COLUMNS = 4080  # the widest rows that they take
 _TYPE_CODES = {
     DataType.FP32: 0,
     DataType.FP16: 1,
@@ -177,10 +175,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
                 )
             ]
             # Not filled: pages that no row was written to cost nothing.
-            storage, table_offsets = (
-                torch.empty(starts[-1], dtype=torch.uint8, device=device),
-                starts[:-1],
-            )
+            storage = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+            table_offsets = starts[:-1]
             ask_for_large_pages(storage)
         self.table_offsets: tuple[int, ...] = tuple(table_offsets or ())
         self._check_storage(storage)
@@ -354,21 +350,18 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         self._output_code, self._output_dtype = _OUTPUT_CODES[self.output_dtype], self.output_dtype
         facts = [(layout.bits, layout.columns, layout.row_bytes) for layout in layouts]
         self._blocks = [[len([*run]), *kind] for kind, run in groupby(facts)]
-        self._rows, self._names = (
-            [table.rows for table in features],
-            [table.name for table in features],
-        )
+        self._rows = [table.rows for table in features]
+        self._names = [table.name for table in features]
         self._slices = self._cuts([table.columns for table in features], stored)
         self._head = (
-            *(
-                weights,
-                self._no_rows,
-                self._placements,
-                self._starts,
-                self._types,
-                self._column_offsets,
-            ),
-            *(self._total, *self._widths),
+            weights,
+            self._no_rows,
+            self._placements,
+            self._starts,
+            self._types,
+            self._column_offsets,
+            self._total,
+            *self._widths,
         )
         # Numbers for the graph: a scripted method knows attributes, and no numbers of this file.
         self._on_wrong_id = _FATAL

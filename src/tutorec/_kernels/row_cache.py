@@ -117,10 +117,8 @@ class RowCache:
         ]  # up to which batch a slot is written back
         self._last_change = -1
         self._free = [*slots]
-        self._admitted, self._draw = (
-            ADMITTED[algorithm] if admitted is None else admitted,
-            random.Random(0),
-        )
+        self._admitted = ADMITTED[algorithm] if admitted is None else admitted
+        self._draw = random.Random(0)
         self._held: dict[int, int] = {}
         self._batches = 0
         self.counts = CacheCounts()
@@ -248,11 +246,8 @@ class RowCache:
         return own[:number], victims.indices[:number] + first
 
     def _give(self, table: int, own: Tensor, slots: Tensor) -> Move:
-        before, base, numbers = (
-            self.find(slots),
-            self.bases[table],
-            slots - self._first_slots[table],
-        )
+        before, base = self.find(slots), self.bases[table]
+        numbers = slots - self._first_slots[table]
         written = self._rows_in(
             table, slots.masked_select(self._changed(table).index_select(0, numbers))
         )

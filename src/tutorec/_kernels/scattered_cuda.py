@@ -71,11 +71,21 @@ def look_up(
     forward = getattr(torch.ops.fbgemm, f"split_embedding_codegen_forward_{name}_cuda").default
     with torch._C._AutoDispatchBelowAutograd():
         return forward(
-            *(first.detach().view(-1), absent.rows, absent.cache),
-            *(geometry.placements, geometry.starts, geometry.columns),
-            *(geometry.total, geometry.widest, *ids, mode),
+            first.detach().view(-1),
+            absent.rows,
+            absent.cache,
+            geometry.placements,
+            geometry.starts,
+            geometry.columns,
+            geometry.total,
+            geometry.widest,
+            *ids,
+            mode,
             *(() if weights is None else (weights,)),
-            *(absent.slots, absent.slots, _FP32_OUTPUT, False),
+            absent.slots,
+            absent.slots,
+            _FP32_OUTPUT,
+            False,
         )
 
 
@@ -133,11 +143,28 @@ def update(
     getattr(
         torch.ops.fbgemm, f"split_embedding_backward_codegen_{rule.kind}_{name}_exact_cuda"
     ).default(
-        *(grad, first.detach().view(-1), absent.rows, absent.cache),
-        *(geometry.placements, geometry.starts, geometry.columns, geometry.widest, geometry.mixed),
-        *(geometry.rows, geometry.bits, *ids, mode),
+        grad,
+        first.detach().view(-1),
+        absent.rows,
+        absent.cache,
+        geometry.placements,
+        geometry.starts,
+        geometry.columns,
+        geometry.widest,
+        geometry.mixed,
+        geometry.rows,
+        geometry.bits,
+        *ids,
+        mode,
         *(() if weights is None else (weights,)),
-        *(absent.slots, 0, _IDS_PER_WARP, False, bits, mask, False, True),
+        absent.slots,
+        0,
+        _IDS_PER_WARP,
+        False,
+        bits,
+        mask,
+        False,
+        True,
         *of_rule,
     )
 

@@ -103,14 +103,14 @@ class ScatteredTables:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.fbgemm.split_embedding_codegen_forward_cpu.default(
                 self.first.detach(),
-                *(
-                    geometry.starts,
-                    geometry.columns,
-                    geometry.total,
-                    geometry.rows,
-                    *ids,
-                ),
-                *(mode, weights, _FP32_OUTPUT),
+                geometry.starts,
+                geometry.columns,
+                geometry.total,
+                geometry.rows,
+                *ids,
+                mode,
+                weights,
+                _FP32_OUTPUT,
             )
 
     def step(
@@ -137,11 +137,8 @@ class ScatteredTables:
         geometry, rate = self.geometry, torch.tensor(step.rate)
         if not geometry.grouped:
             return False
-        mode, ids, weights = (
-            _MEAN if batch.mean else _SUM,
-            self._ids_of(batch),
-            _weights_of(batch),
-        )
+        mode = _MEAN if batch.mean else _SUM
+        ids, weights = self._ids_of(batch), _weights_of(batch)
         if self.first.is_cuda:
             from tutorec._kernels import scattered_cuda
 
@@ -156,21 +153,18 @@ class ScatteredTables:
         if step.rule.kind not in ("sgd", "rowwise_adagrad"):
             return False
         arguments = (
-            *(
-                grad.contiguous(),
-                self.first.detach().view(-1),
-                geometry.placements,
-                geometry.starts,
-                geometry.columns,
-            ),
-            *(
-                geometry.widest,
-                geometry.rows,
-                geometry.bits,
-                *ids,
-                mode,
-            ),
-            *(weights, False),
+            grad.contiguous(),
+            self.first.detach().view(-1),
+            geometry.placements,
+            geometry.starts,
+            geometry.columns,
+            geometry.widest,
+            geometry.rows,
+            geometry.bits,
+            *ids,
+            mode,
+            weights,
+            False,
         )
         if step.rule.kind == "sgd":
             torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu.default(
@@ -181,9 +175,17 @@ class ScatteredTables:
         first = rows[0].data_ptr()
         starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in rows])
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu.default(
-            *(*arguments, rows[0], geometry.placements, starts, rate, step.rule.eps),
+            *arguments,
+            rows[0],
+            geometry.placements,
+            starts,
+            rate,
+            step.rule.eps,
             # weight decay and its mode (both ignored on the CPU), maximum norm
-            *(0.0, 0, 0.0, _FP32_OUTPUT),
+            0.0,
+            0,
+            0.0,
+            _FP32_OUTPUT,
         )
         return True
 

@@ -205,10 +205,8 @@ class TableBatch(nn.Module, ABC):
         """Point every view into the buffers, after these moved or were copied or unpickled."""
         self._flat = self._flat.detach().requires_grad_(self.optimizer is not None)
         flat = self._flat.detach()
-        tables, kinds = (
-            range(len(self.spec.tables)),
-            () if self.optimizer is None else self.optimizer.states,
-        )
+        tables = range(len(self.spec.tables))
+        kinds = () if self.optimizer is None else self.optimizer.states
         views = [self._view(flat, table, False) for table in tables]
         self._states = [
             tuple(

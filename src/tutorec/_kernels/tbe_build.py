@@ -121,10 +121,8 @@ def _in_slower_memory(
     if optimizer is None or device.type not in ("cpu", "cuda"):
         why, remedy = "with dense gradients", "give them a fused optimizer"
         if optimizer is not None:
-            why, remedy = (
-                f"on {device}",
-                "put them on the CPU, or give them the compute kernel 'fused'",
-            )
+            why = f"on {device}"
+            remedy = "put them on the CPU, or give them the compute kernel 'fused'"
         raise ValueError(f"tables {spec.names} cannot be stored in slower memory {why}: {remedy}")
     if device.type == "cuda":
         if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):

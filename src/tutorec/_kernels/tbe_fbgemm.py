@@ -172,18 +172,19 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         limit = self.optimizer.max_gradient
         head = (
-            *(
-                self._flat,
-                self._placements,
-                self._weights_offsets,
-                *self._geometry,
-                values,
-                offsets,
-                self._pooling_code,
-            ),
-            *(weights, None),  # None: every feature is trained
+            self._flat,
+            self._placements,
+            self._weights_offsets,
+            *self._geometry,
+            values,
+            offsets,
+            self._pooling_code,
+            weights,
+            None,  # None: every feature is trained
             # whether gradients are cut, where, no stochastic rounding
-            *(limit is not None, limit or 0.0, False),
+            limit is not None,
+            limit or 0.0,
+            False,
         )
         ops, rate = torch.ops.fbgemm, self._learning_rate
         if self.optimizer.kind == "sgd":
@@ -217,16 +218,16 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
         columns, total, _, rows, _ = self._geometry
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.fbgemm.split_embedding_codegen_forward_cpu.default(
-                *(
-                    self._flat.detach(),
-                    self._weights_offsets,
-                    columns,
-                    total,
-                    rows,
-                    batch.values,
-                    batch.offsets,
-                ),
-                *(self._pooling_code, batch.weights, _FP32_OUTPUT),
+                self._flat.detach(),
+                self._weights_offsets,
+                columns,
+                total,
+                rows,
+                batch.values,
+                batch.offsets,
+                self._pooling_code,
+                batch.weights,
+                _FP32_OUTPUT,
             )
 
     def _step(self, batch: PooledBatch, grad: Tensor, steps: Sequence[UpdateStep]) -> None:

@@ -60,10 +60,8 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
         start = row = 0
         for table in sorted(range(len(tables)), key=lambda index: tables[index].columns):
             places[table] = (start, row, tables[table].columns)
-            start, row = (
-                start + tables[table].rows * tables[table].columns,
-                row + tables[table].rows,
-            )
+            start += tables[table].rows * tables[table].columns
+            row += tables[table].rows
         self._table_places = places
         return start, row
 

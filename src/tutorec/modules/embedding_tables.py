@@ -114,10 +114,8 @@ def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[
 
 def empty_weight(config: BaseEmbeddingConfig, device: torch.device) -> torch.Tensor:
     """An uninitialised weight [R, D]; of a virtual table, zeros that use no memory yet."""
-    shape, dtype = (
-        (config.num_embeddings, config.embedding_dim),
-        data_type_to_dtype(config.data_type),
-    )
+    shape = config.num_embeddings, config.embedding_dim
+    dtype = data_type_to_dtype(config.data_type)
     if config.use_virtual_table:
         return unwritten_zeros(shape, dtype, device)
     return torch.empty(shape, dtype=dtype, device=device)

@@ -123,10 +123,8 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         allow_in_place_embed_weight_update: bool = False,
     ) -> None:
         super().__init__()
-        configs, mapped = (
-            _tables_of(embedding_module)[0],
-            list(managed_collision_collection.embedding_configs()),
-        )
+        configs = _tables_of(embedding_module)[0]
+        mapped = list(managed_collision_collection.embedding_configs())
         if configs != mapped:
             raise ValueError(
                 f"{type(self).__name__}: the configs of the tables "

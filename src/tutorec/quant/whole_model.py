@@ -39,8 +39,11 @@ QUANTIZE_FIRST = (
 # Classes of these modules are bases of models that are not sharded.
 _FOR_ANY_MODEL = ("tutorec.distributed.utils", "tutorec.distributed.test_utils")
 _HOOKS = (
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
 )
 
 
