@@ -58,6 +58,7 @@ class TableBatch(nn.Module, ABC):
     and ``DenseTableBatchedEmbeddingBagsCodegen``.
     """
 
+    _backend: str  # whose kernels run, in ``kernel``
     # per table: first element, first row, elements from row to row
     _table_places: list[tuple[int, int, int]]
     _tables: list[Tensor]
@@ -112,9 +113,9 @@ class TableBatch(nn.Module, ABC):
         """Checked input -> pooled [B, sum of D], or [N, D] without pooling."""
 
     @property
-    @abstractmethod
     def kernel(self) -> str:
         """Name of the kernel really used, for example ``fbgemm.rowwise_adagrad``."""
+        return f"{self._backend}.{'dense' if self.optimizer is None else self.optimizer.kind}"
 
     # --- what a caller uses
 

@@ -68,12 +68,6 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
             else RowMemory("DEVICE", "CUDA", "dev")
         )
 
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel really used."""
-        assert self.optimizer is not None, "a fused operator is built with an optimizer"
-        return f"fbgemm.{self.optimizer.kind}"
-
     def _allocate(
         self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
@@ -103,7 +97,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
             device=device,
             # Ids were checked by the module that owns the tables, which knows their names.
             bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
-            table_names=[table.name for table in self.spec.tables],
+            table_names=self.spec.names,
             **self._cache_arguments(fbgemm, sum(rows for rows, _ in shapes)),
         )
         self._warns = rule.kind == "adam"

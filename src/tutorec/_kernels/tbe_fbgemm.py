@@ -55,6 +55,7 @@ class FbgemmTableBatch(TableBatch):
     that are not pooled are looked up as bags of one id in one table of all rows.
     """
 
+    _backend = "fbgemm"
     _device_type: str | None = None
 
     def _place(self) -> tuple[int, int]:
@@ -83,7 +84,7 @@ class FbgemmTableBatch(TableBatch):
         self._device_type = self._device_type or device.type
         if device.type != self._device_type:
             raise ValueError(
-                f"tables {[table.name for table in self.spec.tables]} were built with "
+                f"tables {self.spec.names} were built with "
                 f"{self.kernel} and cannot move to {device}: build them there with "
                 f"build_table_batch(..., device={str(device)!r})"
             )
@@ -161,12 +162,6 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
 
     Named after the fbgemm class whose operators it calls, so that printed modules read the same.
     """
-
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel really used."""
-        assert self.optimizer is not None, "a fused operator is built with an optimizer"
-        return f"fbgemm.{self.optimizer.kind}"
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
@@ -264,11 +259,6 @@ class DenseTableBatchedEmbeddingBagsCodegen(_RawOperators):
 
     Named after the fbgemm class whose operator it calls, so that printed modules read the same.
     """
-
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel really used."""
-        return "fbgemm.dense"
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         flat = as_one_buffer(self._flat, self._cuts, self._tables)

@@ -6,7 +6,7 @@ an id becomes a row of that matrix by adding where its table begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from tutorec._kernels.lookup_nodes import Cut, as_one_buffer
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
-from tutorec._kernels.tbe_update import RowGroups, apply_update, pick_rows, sort_rows
+from tutorec._kernels.tbe_update import apply_update, sort_rows
 
 __all__ = ["TorchTableBatchedEmbeddingBags"]
 
@@ -49,10 +49,7 @@ class WidthBlock:
 class TorchTableBatchedEmbeddingBags(TableBatch):
     """Fused and dense table-batched lookups in plain torch, on any device."""
 
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel really used."""
-        return "torch.dense" if self.optimizer is None else f"torch.{self.optimizer.kind}"
+    _backend = "torch"
 
     def _place(self) -> tuple[int, int]:
         tables = self.spec.tables
@@ -166,21 +163,19 @@ class _BlockUpdate:
             bags = torch.repeat_interleave(lengths, output_size=ids.numel())
             if self.pooling == "mean":
                 grad = grad / lengths.clamp(min=1).unsqueeze(1)
-        block = self.block
-        groups = sort_rows(ids, bags, weights, block.matrix.shape[0])
-        for of_tables, step in self._parts(groups):
-            apply_update(block.matrix, block.states, grad.contiguous(), of_tables, step)
-
-    def _parts(self, groups: RowGroups) -> Iterator[tuple[RowGroups, UpdateStep]]:
-        """The rows of tables at the same step: all, unless some tables were loaded at another."""
-        first = self.steps[0]
+        block, grad = self.block, grad.contiguous()
+        rows, first = block.matrix.shape[0], self.steps[0]
         if all(step == first for step in self.steps):
-            yield groups, first
+            groups = sort_rows(ids, bags, weights, rows)
+            apply_update(block.matrix, block.states, grad, groups, first)
             return
-        for (start, rows, stride, _), step in zip(self.block.cuts, self.steps, strict=True):
+        # Some tables were loaded at another step: each is updated by itself.
+        for (start, of_table, stride, _), step in zip(block.cuts, self.steps, strict=True):
             begin = start // stride
-            own = (groups.rows >= begin) & (groups.rows < begin + rows)
-            yield pick_rows(groups, own.nonzero().view(-1)), step
+            own = ((ids >= begin) & (ids < begin + of_table)).nonzero().view(-1)
+            of_bags = own if bags is None else bags[own]
+            groups = sort_rows(ids[own], of_bags, None if weights is None else weights[own], rows)
+            apply_update(block.matrix, block.states, grad, groups, step)
 
 
 class _FusedLookup(torch.autograd.Function):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.row_rules import move_rows
 
-__all__ = ["RowGroups", "apply_update", "pick_rows", "sort_ids", "sort_rows", "sum_rows"]
+__all__ = ["RowGroups", "apply_update", "sort_ids", "sort_rows", "sum_rows"]
 
 # Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with
 # 512 KiB of L2 each.
@@ -125,31 +125,6 @@ def apply_update(
     """
     for part in _slices(groups, grad):
         move_rows(matrix, states, part.rows, sum_rows(grad, part), step)
-
-
-def pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:
-    """Some of the rows, with their bags.
-
-    Args:
-        groups: A batch sorted by row.
-        which: Positions in ``groups.rows``, rising [K].
-
-    Example:
-        >>> import torch
-        >>> from tutorec._kernels.tbe_update import pick_rows, sort_rows
-        >>> groups = sort_rows(torch.tensor([5, 2, 5, 0]), None, None, rows=9)
-        >>> picked = pick_rows(groups, torch.tensor([0, 2]))
-        >>> picked.rows.tolist(), picked.starts.tolist(), picked.bags.tolist()
-        ([0, 5], [0, 1, 3], [3, 0, 2])
-    """
-    first, counts = groups.starts[which], groups.starts.diff()[which]
-    starts = F.pad(counts.cumsum(0), (1, 0))
-    total = int(starts[-1])
-    places = torch.arange(total, device=first.device) + (first - starts[:-1]).repeat_interleave(
-        counts, output_size=total
-    )
-    weights = None if groups.weights is None else groups.weights[places]
-    return RowGroups(groups.rows[which], starts, groups.bags[places], weights)
 
 
 def _slices(groups: RowGroups, grad: Tensor) -> Iterator[RowGroups]:
