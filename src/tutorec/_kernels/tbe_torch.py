@@ -128,8 +128,9 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             weights = weights.float()
         mode = self._pooling
         if self.optimizer is None:
-            matrix = self._matrix_of_parameters(block)
-            rows = _pool(matrix, ids, offsets, weights, mode)
+            tables = [self._tables[table] for table in block.tables]
+            flat = as_one_buffer(block.matrix.view(-1), block.cuts, tables)
+            rows = _pool(flat.view(block.matrix.shape), ids, offsets, weights, mode)
         else:
             own = [steps[table] for table in block.tables] if steps else []
             update = _BlockUpdate(block, own, mode)
@@ -141,10 +142,6 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             .transpose(0, 1)
             .reshape(batch, features * block.columns)
         )
-
-    def _matrix_of_parameters(self, block: WidthBlock) -> Tensor:
-        tables = [self._tables[table] for table in block.tables]
-        return as_one_buffer(block.matrix.view(-1), block.cuts, tables).view(block.matrix.shape)
 
 
 @dataclass(frozen=True)
