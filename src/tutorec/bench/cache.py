@@ -86,7 +86,7 @@ def run(options: Options) -> Report:
         "steps a sample": STEPS,
         "threads": 1,
     }
-    report = Report(NAME, settings, {}, [], machine())
+    report = Report(NAME, settings, context=machine())
     with on_one_thread(), tempfile.TemporaryDirectory() as folder:
         in_memory = _build(None)
         for size in sizes:

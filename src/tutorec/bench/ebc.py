@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,11 +11,8 @@ from torch import Tensor
 
 from tutorec._validation import validation
 from tutorec.bench.harness import (
-    Bar,
-    Comparison,
     Report,
     Sample,
-    compare,
     compare_memory,
     interleave,
     machine,
@@ -30,6 +26,7 @@ from tutorec.bench.peer import (
     checked_and_not,
     chosen,
     fill,
+    judged_both,
     libraries,
     look_up_in,
     optimizer_words,
@@ -92,9 +89,7 @@ def run(options: Options) -> Report:
             "ids per bag": _POOLING,
             "batches": "fresh for every call",
         },
-        samples={},
-        comparisons=[],
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
     )
     threads = torch.get_num_threads()
     try:
@@ -320,34 +315,6 @@ def step_memory(root: str, fused: bool, rows: int) -> int:
     steps(100, 2)()
     before = resident()
     return peak_during(steps(rows, 3)) - before
-
-
-def judged_both(
-    samples: dict[str, list[Sample]],
-    case: str,
-    peer: str,
-    clock: Literal["cpu", "wall"],
-    bar: float | None,
-    unchecked_only: bool = False,
-) -> list[Comparison]:
-    """The peer against ours without checks and with them, whichever were measured.
-
-    Args:
-        samples: Variant -> measurements.
-        case: Its name.
-        peer: Title of the peer.
-        clock: Which time is judged.
-        bar: What peer / ours should be at least; None for what is only shown.
-        unchecked_only: Whether the bar is for ours without checks.
-    """
-    comparisons = []
-    for side in (OURS, f"{OURS} checked"):
-        if f"{case}: {side}" not in samples:
-            continue
-        judged = None if bar is None or (unchecked_only and side != OURS) else Bar("at least", bar)
-        comparison = compare(samples, f"{case}: {peer}", f"{case}: {side}", clock, judged)
-        comparisons.append(replace(comparison, title=f"{case}: {peer} / {side}"))
-    return comparisons
 
 
 def require_close(case: str, results: dict[str, list[Tensor]], most: float = 1e-4) -> None:

@@ -79,8 +79,6 @@ def run(options: Options) -> Report:
             "optimizer": "row-wise Adagrad",
             "clock": "slowest rank",
         },
-        samples={},
-        comparisons=[],
         context=machine(),
     )
     topology = Topology.calibrated(calibrate(["cpu"]), WORLD, "cpu")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from tutorec.bench.peer import (
     checked_and_not,
     chosen,
     finish,
+    judged_both,
     libraries,
     look_up_in,
     time_each,
@@ -73,7 +73,7 @@ def run(options: Options) -> Report:
     sides = libraries(options.vs)
     cases = chosen(CASES, options.cases, "--cases")
     world = torch.cuda.device_count() if device == "cuda" else 2
-    context = machine([options.vs] if options.vs else [])
+    context = machine(options.vs)
     report = Report(
         name=NAME,
         settings={
@@ -85,8 +85,6 @@ def run(options: Options) -> Report:
             "ranks of a sharded step": world,
             "batches": "fresh for every call, on the device",
         },
-        samples={},
-        comparisons=[],
         context={**context, "hardware": {**context["hardware"], **gpus()}},
     )
     if "forward" in cases:
@@ -164,12 +162,11 @@ def _run_lookup(
     samples = interleave(variants, options.rounds, warmup=2)
     report.samples |= samples
     if options.vs:
-        report.comparisons += ebc.judged_both(samples, case, options.vs, "wall", _BAR)
+        report.comparisons += judged_both(samples, case, options.vs, "wall", _BAR)
     for side in sides:
-        share = compare(samples, copy, f"{case}: {side.root}", "wall")
-        report.comparisons.append(
-            replace(share, title=f"{case}: share of the copy's bandwidth, {side.root}")
-        )
+        title = f"{case}: share of the copy's bandwidth, {side.root}"
+        share = compare(samples, copy, f"{case}: {side.root}", "wall", title=title)
+        report.comparisons.append(share)
         copied, looked_up = (moved / median / 1e9 for median in share.medians or ())
         report.notes.append(
             f"{case}: {side.root} reads and writes {looked_up:,.1f} GB/s of ids, rows and results, "
@@ -213,7 +210,7 @@ def _run_step(
     samples = interleave(checked_and_not(case, list(steps), variant), options.rounds, warmup=2)
     report.samples |= samples
     if options.vs:
-        report.comparisons += ebc.judged_both(samples, case, f"{options.vs} fused", "wall", _BAR)
+        report.comparisons += judged_both(samples, case, f"{options.vs} fused", "wall", _BAR)
 
 
 def _run_sharded(
@@ -231,6 +228,4 @@ def _run_sharded(
             results = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds)
             take_slowest(report, case, results, roots)
             if options.vs:
-                report.comparisons += ebc.judged_both(
-                    report.samples, name, options.vs, "wall", _BAR
-                )
+                report.comparisons += judged_both(report.samples, name, options.vs, "wall", _BAR)

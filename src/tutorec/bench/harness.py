@@ -129,9 +129,9 @@ class Report:
 
     name: str
     settings: dict[str, Any]
-    samples: dict[str, list[Sample]]
-    comparisons: list[Comparison]
-    context: dict[str, Any]
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    comparisons: list[Comparison] = field(default_factory=list)
+    context: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -311,6 +311,7 @@ def compare(
     denominator: str,
     clock: Literal["cpu", "wall"] = "cpu",
     bar: Bar | None = None,
+    title: str | None = None,
 ) -> Comparison:
     """How many times as much one variant takes as another.
 
@@ -320,15 +321,13 @@ def compare(
         denominator: name of the other.
         clock: "cpu" or "wall".
         bar: what the ratio should be.
-
-    Returns:
-        The comparison, titled "numerator / denominator".
+        title: of the comparison; by default "numerator / denominator".
     """
     above, below = (
         [getattr(sample, clock) for sample in samples[name]] for name in (numerator, denominator)
     )
     return Comparison(
-        title=f"{numerator} / {denominator}",
+        title=title or f"{numerator} / {denominator}",
         clock=clock,
         ratio=paired_ratio(above, below),
         bar=bar,
@@ -360,10 +359,10 @@ def compare_memory(
     )
 
 
-def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
+def machine(peer: str | None = None) -> dict[str, Any]:
     """What numbers depend on: versions of Python and of packages, processor, cores, load, date."""
     versions = {"python": platform.python_version()}
-    for package in (*_PACKAGES, *packages):
+    for package in (*_PACKAGES, *([peer] if peer else [])):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -68,7 +68,7 @@ def run(options: Options) -> Report:
         settings={"rounds": options.rounds, "process": "new for every sample"},
         samples=samples,
         comparisons=_comparisons(samples, options.vs),
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
     )
 
 

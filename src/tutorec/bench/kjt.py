@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -18,7 +18,6 @@ from tutorec.bench.harness import (
     Comparison,
     Report,
     Sample,
-    compare,
     interleave,
     machine,
     paired_ratio,
@@ -28,6 +27,7 @@ from tutorec.bench.peer import (
     Library,
     checked_and_not,
     chosen,
+    judged_both,
     libraries,
     on_one_thread,
     random_bags,
@@ -121,7 +121,12 @@ def run(options: Options) -> Report:
                 # one case at a time: what is compared runs moments apart
                 variants = _variants(f"{size} {case}", made, _SIZES[size].repeats)
                 samples |= interleave(variants, options.rounds, warmup=2)
-                comparisons += _comparisons(samples, size, case, options.vs)
+                if options.vs:
+                    tiny = size == "tiny"
+                    bar = _BARS.get(size, {}).get(case, _TINY_BAR if tiny else 1.0)
+                    comparisons += judged_both(
+                        samples, f"{size} {case}", options.vs, "cpu", bar, unchecked_only=tiny
+                    )
             if size == "tiny" and options.vs and len(cases) > 1:
                 comparisons.append(_geometric_mean(samples, cases, options.vs))
     shapes = {
@@ -140,7 +145,7 @@ def run(options: Options) -> Report:
         },
         samples=samples,
         comparisons=comparisons,
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
         notes=notes,
     )
 
@@ -292,7 +297,7 @@ def _read(jagged: Any) -> Any:
 
 
 def _read_each(many: Any) -> Any:
-    return [(one.values(), one.lengths(), one.offsets()) for one in many]
+    return [_read(one) for one in many]
 
 
 def _require_equal(title: str, made: dict[str, Case]) -> None:
@@ -327,24 +332,6 @@ def _variants(
         return sample
 
     return checked_and_not(title, list(made), measure)
-
-
-def _comparisons(
-    samples: dict[str, list[Sample]], size: str, case: str, peer: str | None
-) -> list[Comparison]:
-    if peer is None:
-        return []
-    bar = _BARS.get(size, {}).get(case, _TINY_BAR if size == "tiny" else 1.0)
-    comparisons = []
-    for side, judged in ((OURS, True), (f"{OURS} checked", size != "tiny")):
-        comparison = compare(
-            samples,
-            f"{size} {case}: {peer}",
-            f"{size} {case}: {side}",
-            bar=Bar("at least", bar) if judged else None,
-        )
-        comparisons.append(replace(comparison, title=f"{size} {case}: {peer} / {side}"))
-    return comparisons
 
 
 def _geometric_mean(samples: dict[str, list[Sample]], cases: list[str], peer: str) -> Comparison:

@@ -66,7 +66,7 @@ def run(options: Options) -> Report:
         "interval": INTERVAL,
         "threads": 1,
     }
-    report = Report(NAME, settings, {}, [], machine())
+    report = Report(NAME, settings, context=machine())
     with on_one_thread():
         tables = [
             EmbeddingBagConfig(ROWS, COLUMNS, f"t{each}", feature_names=[f"f{each}"])

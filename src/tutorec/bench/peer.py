@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tutorec.bench.harness import Sample, time_call
+from tutorec.bench.harness import Bar, Comparison, Sample, compare, time_call
 
 OURS = "tutorec"
 RATE = 0.01
@@ -229,3 +229,32 @@ def checked_and_not(
         else:
             variants[f"{case}: {root}"] = measure(root, False)
     return variants
+
+
+def judged_both(
+    samples: dict[str, list[Sample]],
+    case: str,
+    peer: str,
+    clock: Literal["cpu", "wall"],
+    bar: float | None,
+    unchecked_only: bool = False,
+) -> list[Comparison]:
+    """The peer against ours without checks and with them, whichever were measured.
+
+    Args:
+        samples: Variant -> measurements.
+        case: Its name.
+        peer: Title of the peer.
+        clock: Which time is judged.
+        bar: What peer / ours should be at least; None for what is only shown.
+        unchecked_only: Whether the bar is for ours without checks.
+    """
+    comparisons = []
+    for side in (OURS, f"{OURS} checked"):
+        if f"{case}: {side}" not in samples:
+            continue
+        judged = None if bar is None or (unchecked_only and side != OURS) else Bar("at least", bar)
+        title = f"{case}: {peer} / {side}"
+        pair = f"{case}: {peer}", f"{case}: {side}"
+        comparisons.append(compare(samples, *pair, clock, judged, title))
+    return comparisons

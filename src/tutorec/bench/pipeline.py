@@ -97,7 +97,7 @@ def run(options: Options) -> Report:
         "checks": "on",
         "clock": "slowest rank",
     }
-    report = Report(NAME, settings, {}, [], machine([options.vs] if options.vs else []))
+    report = Report(NAME, settings, context=machine(options.vs))
     cases: dict[str, Callable[[], None]] = {
         "loop": lambda: _loop(report, roots, world, options.rounds),
         "delay": lambda: _delay(report, world, options.rounds),

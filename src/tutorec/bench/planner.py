@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -26,11 +25,7 @@ from tutorec.bench.harness import Bar, Comparison, Ratio, Report, machine
 from tutorec.bench.peer import OURS, Library, chosen, libraries
 from tutorec.bench.planner_peer import BATCH_SIZE, Draw, Model, Planned, feature_of
 from tutorec.bench.runner import Options
-from tutorec.distributed.planner.problem import (
-    broken_rules,
-    cost,
-    lower_bound,
-)
+from tutorec.distributed.planner.problem import broken_rules, cost, lower_bound
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.simulate.loads import Load
@@ -91,9 +86,7 @@ def run(options: Options) -> Report:
             "device": "cuda, 32 GiB, 8 ranks a host",
             "estimates": "nothing is run",
         },
-        samples={},
-        comparisons=[],
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
     )
     repeats = min(options.rounds, _REPEATS)
     if "seeds" in cases:
@@ -161,8 +154,10 @@ def _beside(report: Report, title: str, ours: Sequence[Planned], peer: Model) ->
     broken = broken_rules(problem, placement)
     assert not broken, f"{title}: our plan of the options of {name} breaks rules: {broken[:3]}"
     priced = cost(problem, placement)
-    judged = _of_plans(f"{title}: {OURS} / {name}, its estimates", priced, planned.ms)
-    report.comparisons.append(replace(judged, bar=Bar("at most", _NEVER_WORSE, rounds=1)))
+    never_worse = Bar("at most", _NEVER_WORSE, rounds=1)
+    report.comparisons.append(
+        _of_plans(f"{title}: {OURS} / {name}, its estimates", priced, planned.ms, bar=never_worse)
+    )
     report.comparisons.append(
         _of_plans(
             f"{title}: {name}, its estimates / lower bound", planned.ms, lower_bound(problem).ms
@@ -210,13 +205,14 @@ def _bounded(report: Report, title: str, planned: Planned, bar: Bar | None) -> N
     if planned.ms is None or planned.bound is None:
         report.notes.append(f"{title} finds no plan: {planned.error}")
     else:
-        judged = _of_plans(f"{title}: plan / lower bound", planned.ms, planned.bound)
-        report.comparisons.append(replace(judged, bar=bar))
+        report.comparisons.append(
+            _of_plans(f"{title}: plan / lower bound", planned.ms, planned.bound, bar=bar)
+        )
 
 
-def _of_plans(title: str, above: float, below: float) -> Comparison:
+def _of_plans(title: str, above: float, below: float, *, bar: Bar | None = None) -> Comparison:
     """Milliseconds of two plans."""
-    return Comparison(title, "plan", _once(above / below), None, (above / 1e3, below / 1e3))
+    return Comparison(title, "plan", _once(above / below), bar, (above / 1e3, below / 1e3))
 
 
 def _once(ratio: float) -> Ratio:

@@ -109,9 +109,7 @@ def run(options: Options) -> Report:
             ),
             "ids per bag": "1, or as the case says",
         },
-        samples={},
-        comparisons=[],
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
     )
     with on_one_thread():
         requests = [case for case in cases if case in _REQUESTS]

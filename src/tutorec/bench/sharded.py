@@ -14,19 +14,15 @@ are row-wise and column-wise in a world of 1, where they cut nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tutorec.bench.harness import (
-    Bar,
-    Comparison,
     Report,
     Sample,
-    compare,
     compare_memory,
     machine,
 )
 from tutorec.bench.memory import measurable
-from tutorec.bench.peer import OURS, chosen, libraries
+from tutorec.bench.peer import OURS, chosen, judged_both, libraries
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded_rank import Case, Found, Sizes, measure, step_memory
 from tutorec.distributed.plan.plan import ShardingType
@@ -96,9 +92,7 @@ def run(options: Options) -> Report:
             "checks": "on and off" if world == 1 else "on",
             "clock": "slowest rank",
         },
-        samples={},
-        comparisons=[],
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
     )
     names = chosen(CASES, options.cases, "--cases")
     with Ranks(world, hosts=hosts, backend="gloo", timeout=_TIMEOUT) as ranks:
@@ -106,7 +100,18 @@ def run(options: Options) -> Report:
             results = ranks.run(measure, case, SIZES_OF_TABLES, roots, options.rounds, hosts=hosts)
             take_slowest(report, case, results, roots)
             if options.vs:
-                report.comparisons += _judged(report.samples, case, options.vs, world)
+                # With one sample the checks are a large part.
+                report.comparisons += judged_both(
+                    report.samples,
+                    case.name,
+                    options.vs,
+                    "cpu",
+                    _bar(case, world),
+                    unchecked_only=case.samples == 1,
+                )
+                report.comparisons += judged_both(
+                    report.samples, case.name, options.vs, "wall", None
+                )
     if "memory" in names:
         _run_memory(report, roots, world)
     return report
@@ -168,36 +173,17 @@ def take_slowest(
     report.notes.append(f"{case.name}: rank 0 sends {stages or 'nothing'}")
 
 
-def _judged(
-    samples: dict[str, list[Sample]], case: Case, peer: str, world: int
-) -> list[Comparison]:
-    """CPU time against the bar, wall time without one."""
-    checked = f"{case.name}: {OURS} checked"
-    sides = [OURS, f"{OURS} checked"] if checked in samples else [OURS]
-    comparisons = []
-    for side in sides:
-        bar = _bar(case, world)
-        if case.samples == 1 and side != OURS:
-            bar = None  # with one sample the checks are a large part
-        for clock in ("cpu", "wall"):
-            judged = bar if clock == "cpu" else None
-            comparison = compare(
-                samples, f"{case.name}: {peer}", f"{case.name}: {side}", clock, judged
-            )
-            comparisons.append(replace(comparison, title=f"{case.name}: {peer} / {side}"))
-    return comparisons
-
-
-def _bar(case: Case, world: int) -> Bar | None:
+def _bar(case: Case, world: int) -> float | None:
+    """What peer / tutorec should be in CPU time."""
     if case.kind == "exchange":
-        return Bar("at least", _EXCHANGE_BAR)
+        return _EXCHANGE_BAR
     if case.samples == 1:
-        return Bar("at least", _ONE_SAMPLE_BAR)
+        return _ONE_SAMPLE_BAR
     if case.sharding not in _STEP_BARS or (world == 1 and case.sharding in _CUT_NOTHING_ALONE):
         return None
     if case.kind == "step" and case.optimizer == "sgd" and case.sharding != "data_parallel":
         return None
-    return Bar("at least", _FORWARD_BAR if case.kind == "forward" else _STEP_BARS[case.sharding])
+    return _FORWARD_BAR if case.kind == "forward" else _STEP_BARS[case.sharding]
 
 
 def _run_memory(report: Report, roots: Sequence[str], world: int) -> None:

@@ -15,10 +15,9 @@ the rest of a step is compared. Wall time means something on a machine that is i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, machine
-from tutorec.bench.peer import OURS, chosen, libraries
+from tutorec.bench.harness import Report, Sample, machine
+from tutorec.bench.peer import chosen, judged_both, libraries
 from tutorec.bench.runner import Options
 from tutorec.bench.train_rank import Shape, TrainCase, TrainFound, measure_training
 from tutorec.spmd.pool import Ranks
@@ -76,9 +75,7 @@ def run(options: Options) -> Report:
             "checks": "on",
             "clock": "slowest rank",
         },
-        samples={},
-        comparisons=[],
-        context=machine([options.vs] if options.vs else []),
+        context=machine(options.vs),
     )
     with Ranks(world, backend="gloo", timeout=_TIMEOUT) as ranks:
         for name in chosen(CASES, options.cases, "--cases"):
@@ -86,7 +83,9 @@ def run(options: Options) -> Report:
             results = ranks.run(measure_training, case, SHAPE, roots, options.rounds)
             _take(report, case, results, roots, world)
             if options.vs:
-                report.comparisons += _judged(report.samples, case, options.vs)
+                bar = _BAR if name in _JUDGED else None
+                for clock in ("cpu", "wall"):
+                    report.comparisons += judged_both(report.samples, name, options.vs, clock, bar)
     return report
 
 
@@ -113,13 +112,3 @@ def _take(
             f"{variant}: {examples / cpu:,.0f} examples per CPU second, {examples / wall:,.0f} "
             "per second (medians)"
         )
-
-
-def _judged(samples: dict[str, list[Sample]], case: TrainCase, peer: str) -> list[Comparison]:
-    """CPU and wall time, both against the bar."""
-    bar = Bar("at least", _BAR) if case.name in _JUDGED else None
-    theirs, ours = f"{case.name}: {peer}", f"{case.name}: {OURS}"
-    return [
-        replace(compare(samples, theirs, ours, clock, bar), title=f"{theirs} / {OURS}")
-        for clock in ("cpu", "wall")
-    ]
