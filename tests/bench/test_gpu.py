@@ -12,9 +12,8 @@ import torch
 
 from tutorec.bench import ebc, gpu, main, quant
 from tutorec.bench.harness import Bar
-from tutorec.bench.peer import finish
+from tutorec.bench.peer import Sizes, finish
 from tutorec.bench.runner import Options
-from tutorec.bench.sharded_rank import Sizes
 
 _FUSED = """
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tutorec.bench
-from tutorec.bench import backends, imports, main, runner, validation
+from tutorec.bench import backends, imports, main, peer, runner, validation
 from tutorec.bench.harness import Bar, Report, Sample, compare, machine
 from tutorec.bench.runner import Options
 
@@ -105,7 +105,7 @@ def test_import_benchmark_compares_cold_processes(monkeypatch: pytest.MonkeyPatc
         return Sample(cpu, cpu)
 
     monkeypatch.setattr(imports, "time_command", fake)
-    monkeypatch.setattr(imports, "find_spec", lambda name: object())
+    monkeypatch.setattr(peer, "find_spec", lambda name: object())
     monkeypatch.setattr(imports, "_output", lambda script: "equal")
     report = imports.run(Options(rounds=2, vs="peer"))
     ratios = {c.title: c.ratio.median for c in report.comparisons if c.clock == "cpu"}
@@ -121,7 +121,7 @@ def test_import_benchmark_compares_cold_processes(monkeypatch: pytest.MonkeyPatc
 def test_import_benchmark_refuses_a_peer_with_another_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(imports, "find_spec", lambda name: object())
+    monkeypatch.setattr(peer, "find_spec", lambda name: object())
     monkeypatch.setattr(
         imports, "_output", lambda script: "peer's" if "from peer" in script else "ours"
     )

@@ -9,8 +9,9 @@ import pytest
 
 from tutorec.bench import main, sharded
 from tutorec.bench.harness import Bar, Report, Sample
+from tutorec.bench.peer import Sizes
 from tutorec.bench.runner import Options
-from tutorec.bench.sharded_rank import Case, Found, Sizes
+from tutorec.bench.sharded_rank import Case, Found
 from tutorec.distributed import comm
 from tutorec.distributed.traffic import Traffic
 

@@ -9,9 +9,10 @@ import pytest
 
 from tutorec.bench import train
 from tutorec.bench.harness import Bar, Report, Sample
+from tutorec.bench.peer import Sizes
 from tutorec.bench.runner import Options
-from tutorec.bench.sharded_rank import Sizes
-from tutorec.bench.train_rank import Shape, TrainCase, TrainFound
+from tutorec.bench.sharded_rank import Found
+from tutorec.bench.train_rank import Shape, TrainCase
 
 _TWIN = (
     "sparse.jagged_tensor modules.embedding_configs modules.embedding_modules "
@@ -74,8 +75,7 @@ def test_examples_per_second_are_those_of_all_ranks_by_the_slowest(
     monkeypatch.setattr(train, "SHAPE", Shape(samples=500))
     report = Report("train", {}, {}, [], {})
     found = [
-        TrainFound(0.0, {"x: tutorec": [Sample(cpu, wall)]})
-        for cpu, wall in ((0.5, 1.0), (0.25, 4.0))
+        Found(0.0, {"x: tutorec": [Sample(cpu, wall)]}) for cpu, wall in ((0.5, 1.0), (0.25, 4.0))
     ]
     train._take(report, TrainCase("x"), found, ["tutorec"], world=2)
     assert report.samples == {"x: tutorec": [Sample(0.5, 4.0)]}

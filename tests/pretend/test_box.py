@@ -236,8 +236,8 @@ print("3 batches")
 def test_bench_gpu_measures_on_the_first_gpu_and_on_all():
     code = """
 from tutorec.bench import ebc, gpu, quant
+from tutorec.bench.peer import Sizes
 from tutorec.bench.runner import Options
-from tutorec.bench.sharded_rank import Sizes
 from tutorec.spmd import Ranks, device
 
 ebc._TABLES, ebc._COLUMNS, ebc._POOLING, quant._TABLES = 3, 4, 2, 3

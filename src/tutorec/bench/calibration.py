@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from tutorec._calibration import Calibration, fingerprint
-from tutorec.distributed import comm
-from tutorec.distributed.core import messages
+from tutorec.bench.sharded_rank import everywhere, rank_group
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import (
@@ -45,7 +43,6 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd.pool import Ranks
 
-_STAGE = "calibration"
 _FUSED = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.01}
 _BATCHES = 3  # drawn once; rounds take turns
 _TIMEOUT = 300.0
@@ -292,7 +289,7 @@ def _measure(device_type: str, rank: int, world_size: int) -> tuple[Floats, floa
     times = np.zeros((ROUNDS + WARMUP, len(steps), 2))
     for turn in range(len(times)):
         for number, (step, batches) in enumerate(steps):
-            messages.all_gather_ints([number], default_group(), _STAGE)  # all ranks begin together
+            everywhere(True)  # all ranks begin together
             times[turn, number] = step.seconds(batches[turn % _BATCHES])
     return np.percentile(times[WARMUP:], 25, axis=0), _copy_bandwidth(device)
 
@@ -314,7 +311,7 @@ class Step:
         samples: int,
         device: torch.device,
     ) -> None:
-        group = default_group()
+        group = rank_group()
         configs = [
             EmbeddingBagConfig(
                 num_embeddings=table.rows,
@@ -377,13 +374,6 @@ def draw_batch(
     return KeyedJaggedTensor(
         [table.feature for table in tables], torch.cat(ids), lengths=lengths
     ).to(device)
-
-
-def default_group() -> dist.ProcessGroup:
-    """That of the ranks of a pool."""
-    group = comm.default_group()
-    assert group is not None, "the ranks of a pool have a group"
-    return group
 
 
 def _copy_bandwidth(device: torch.device) -> float:

@@ -26,6 +26,7 @@ from tutorec.bench.peer import (
     checked_and_not,
     chosen,
     fill,
+    fuse_optimizer,
     judged_both,
     libraries,
     look_up_in,
@@ -216,11 +217,9 @@ def in_backward_step(library: Library, name: str, rows: int, device: str = "cpu"
         A training step, which gives pooled rows, and what gives the tables.
     """
     collection = filled_collection(library, rows, device)
-    kind, arguments = optimizer_words(library, name)
-    apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        apply(kind, collection.parameters(), arguments)
+        fuse_optimizer(library, name, collection)
     return _step_of(library, collection)
 
 

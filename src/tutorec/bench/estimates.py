@@ -23,7 +23,6 @@ from tutorec.bench.calibration import (
     Step,
     TableSize,
     calibrate,
-    default_group,
     draw_batch,
     estimated_ms,
     speeds_text,
@@ -39,7 +38,7 @@ from tutorec.bench.harness import (
     time_call,
 )
 from tutorec.bench.runner import Options
-from tutorec.distributed.core import messages
+from tutorec.bench.sharded_rank import everywhere, slowest
 from tutorec.distributed.planner.topology import Topology
 from tutorec.spmd.pool import Ranks
 
@@ -98,7 +97,7 @@ def measure_plans(
     rounds: int,
     rank: int,
     world_size: int,
-) -> list[list[Sample]]:
+) -> dict[str, list[Sample]]:
     """Time steps of each plan on this rank, in turn with the others; collective.
 
     Args:
@@ -110,7 +109,7 @@ def measure_plans(
         world_size: W.
 
     Returns:
-        For each plan one measurement for each round.
+        Number of a plan -> one measurement for each round.
     """
     cpu = torch.device("cpu")
     batches = [draw_batch(tables, samples, 100 * rank + number, cpu) for number in range(_BATCHES)]
@@ -119,15 +118,13 @@ def measure_plans(
         step = Step(tables, plan, samples, cpu)
 
         def sample(number: int) -> Sample:
-            messages.all_gather_ints([number], default_group(), NAME)  # all ranks begin together
+            everywhere(True)  # all ranks begin together
             return time_call(lambda: step(batches[number % _BATCHES]))
 
         return sample
 
-    timed = interleave(
-        {str(number): variant(plan) for number, plan in enumerate(plans)}, rounds, warmup=2
-    )
-    return [timed[str(number)] for number in range(len(plans))]
+    variants = {str(number): variant(plan) for number, plan in enumerate(plans)}
+    return interleave(variants, rounds, warmup=2)
 
 
 def draw_tables(count: int) -> list[TableSize]:
@@ -191,14 +188,12 @@ def mean_factor(one: Sequence[float] | Floats, other: Sequence[float] | Floats) 
 
 
 def _take(
-    report: Report, estimates: Sequence[float], of_ranks: Sequence[Sequence[list[Sample]]]
+    report: Report, estimates: Sequence[float], of_ranks: Sequence[dict[str, list[Sample]]]
 ) -> None:
     """Add what the ranks measured, and judge the estimates."""
-    for number, estimate in enumerate(estimates):
-        rounds = zip(*(of_rank[number] for of_rank in of_ranks), strict=True)
-        report.samples[f"plan {number:02}, estimated {estimate:.1f} ms"] = [
-            Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds
-        ]
+    samples = slowest(of_ranks).values()
+    for number, (estimate, of_plan) in enumerate(zip(estimates, samples, strict=True)):
+        report.samples[f"plan {number:02}, estimated {estimate:.1f} ms"] = of_plan
     for clock in ("wall", "cpu"):
         measured = 1e3 * np.array(
             [[getattr(s, clock) for s in of_plan] for of_plan in report.samples.values()]

@@ -22,6 +22,7 @@ from tutorec.bench.harness import Report, Sample, compare, interleave, machine
 from tutorec.bench.peer import (
     OURS,
     Library,
+    Sizes,
     checked_and_not,
     chosen,
     finish,
@@ -32,7 +33,7 @@ from tutorec.bench.peer import (
 )
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded import take_slowest
-from tutorec.bench.sharded_rank import Case, Sizes, measure
+from tutorec.bench.sharded_rank import Case, measure
 from tutorec.spmd.pool import Ranks
 
 NAME = "gpu"

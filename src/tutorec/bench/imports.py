@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from tutorec.bench.harness import (
     Bar,
@@ -18,12 +17,11 @@ from tutorec.bench.harness import (
     machine,
     time_command,
 )
+from tutorec.bench.peer import OURS, libraries
 from tutorec.bench.runner import Options
 
 NAME = "import"
 ROUNDS = 30
-
-_OURS = "tutorec"
 
 # One script for both; only the root's name differs.
 _FORWARD = """
@@ -54,8 +52,8 @@ def run(options: Options) -> Report:
     """
     scripts = {
         "import torch": "import torch",
-        f"import {_OURS}": f"import {_OURS}",
-        f"{_OURS}, first forward": _FORWARD.format(root=_OURS),
+        f"import {OURS}": f"import {OURS}",
+        f"{OURS}, first forward": _FORWARD.format(root=OURS),
     }
     if options.vs is not None:
         scripts |= _peer_scripts(options.vs)
@@ -74,14 +72,10 @@ def run(options: Options) -> Report:
 
 def _peer_scripts(peer: str) -> dict[str, str]:
     """The peer's scripts, after a check that it is there and gives the same result."""
-    if find_spec(peer) is None:
-        raise ValueError(
-            f"--vs {peer}: no such package for {_python()}; install it beside {_OURS}, or "
-            "leave --vs out"
-        )
-    ours, theirs = (_output(_FORWARD.format(root=root)) for root in (_OURS, peer))
+    libraries(peer)
+    ours, theirs = (_output(_FORWARD.format(root=root)) for root in (OURS, peer))
     if ours != theirs:
-        raise ValueError(f"the first forward differs: {_OURS} gives {ours}, {peer} gives {theirs}")
+        raise ValueError(f"the first forward differs: {OURS} gives {ours}, {peer} gives {theirs}")
     return {
         f"import {peer}": f"import {peer}",
         f"{peer}, first forward": _FORWARD.format(root=peer),
@@ -90,13 +84,13 @@ def _peer_scripts(peer: str) -> dict[str, str]:
 
 def _comparisons(samples: dict[str, list[Sample]], peer: str | None) -> list[Comparison]:
     comparisons = [
-        compare(samples, f"import {_OURS}", "import torch", bar=Bar("at most", 1.15)),
-        compare(samples, f"import {_OURS}", "import torch", clock="wall"),
-        compare(samples, f"{_OURS}, first forward", "import torch"),
+        compare(samples, f"import {OURS}", "import torch", bar=Bar("at most", 1.15)),
+        compare(samples, f"import {OURS}", "import torch", clock="wall"),
+        compare(samples, f"{OURS}, first forward", "import torch"),
     ]
     if peer is not None:
         for case, bar in (("import {}", 1.9), ("{}, first forward", 1.5)):
-            theirs, ours = case.format(peer), case.format(_OURS)
+            theirs, ours = case.format(peer), case.format(OURS)
             comparisons.append(compare(samples, theirs, ours, bar=Bar("at least", bar)))
             comparisons.append(compare(samples, theirs, ours, clock="wall"))
     return comparisons
@@ -113,7 +107,3 @@ def _output(script: str) -> str:
     if done.returncode:
         raise ValueError(f"the first forward fails:\n{done.stderr.strip()}")
     return done.stdout.strip()
-
-
-def _python() -> str:
-    return f"Python {sys.version.split()[0]}"

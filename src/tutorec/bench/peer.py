@@ -22,6 +22,23 @@ RATE = 0.01
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Tables of a case, all alike, one feature each, and their batches.
+
+    Args:
+        tables: T.
+        rows: R.
+        columns: D.
+        pooling: Mean number of ids in a bag.
+    """
+
+    tables: int = 26
+    rows: int = 30_000
+    columns: int = 64
+    pooling: int = 10
+
+
+@dataclass(frozen=True)
 class Library:
     """Names of a library by path below its root; both libraries have the same paths.
 
@@ -84,6 +101,18 @@ def chosen(known: Sequence[str], wanted: Sequence[str] | None, option: str) -> l
     if unknown:
         raise ValueError(f"{option} {','.join(unknown)}: there are {', '.join(known)}")
     return [name for name in known if wanted is None or name in wanted]
+
+
+def chosen_world(known: Sequence[int], wanted: int | None) -> int:
+    """How many ranks were asked for; 2 when nobody did.
+
+    Raises:
+        ValueError: the benchmark does not run on so many.
+    """
+    world = wanted or 2
+    if world not in known:
+        raise ValueError(f"--world {world}: there are {', '.join(map(str, known))}")
+    return world
 
 
 @contextmanager
@@ -206,6 +235,13 @@ def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]
     if name == "sgd":
         return torch.optim.SGD, {"lr": RATE}
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
+
+
+def fuse_optimizer(library: Library, name: str, collection: Any) -> None:
+    """Have a collection's tables stepped during backward, by an optimizer of `optimizer_words`."""
+    kind, arguments = optimizer_words(library, name)
+    apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
+    apply(kind, collection.parameters(), arguments)
 
 
 def checked_and_not(

@@ -36,18 +36,16 @@ from tutorec.bench.harness import (
     paired_ratio,
 )
 from tutorec.bench.memory import measurable
-from tutorec.bench.peer import chosen, libraries
+from tutorec.bench.peer import Sizes, chosen, chosen_world, libraries
 from tutorec.bench.pipeline_document import run_document
 from tutorec.bench.pipeline_rank import (
     PLAIN,
     Contender,
-    PipelineFound,
     measure_contenders,
     peak_memory,
-    slowest,
 )
 from tutorec.bench.runner import Options
-from tutorec.bench.sharded_rank import Sizes
+from tutorec.bench.sharded_rank import agreed
 from tutorec.bench.train_rank import Shape
 from tutorec.spmd.pool import Ranks
 
@@ -83,9 +81,7 @@ def run(options: Options) -> Report:
     Raises:
         ValueError: The peer is not installed, an unknown case or world, or losses differ.
     """
-    world, scale = options.world or 2, options.scale or SCALE
-    if world not in WORLDS:
-        raise ValueError(f"--world {world}: there are {', '.join(map(str, WORLDS))}")
+    world, scale = chosen_world(WORLDS, options.world), options.scale or SCALE
     roots = [side.root for side in libraries(options.vs)]
     tables = SHAPE.tables
     settings = {
@@ -228,14 +224,5 @@ def _measure(
 ) -> dict[str, list[Sample]]:
     """The slowest rank's measurements; refuses losses that differ."""
     with Ranks(world, backend="gloo", timeout=_TIMEOUT) as ranks:
-        of_ranks: list[PipelineFound] = ranks.run(
-            measure_contenders, contenders, shape, rounds, folder=folder
-        )
-    if not all(of_rank.samples for of_rank in of_ranks):
-        worst = max(range(world), key=lambda rank: of_ranks[rank].distance)
-        names = ", ".join(each.name for each in contenders)
-        raise ValueError(
-            f"losses differ by up to {of_ranks[worst].distance:.2g} on rank {worst}, of "
-            f"{names}; nothing was timed"
-        )
-    return slowest([of_rank.samples for of_rank in of_ranks])
+        results = ranks.run(measure_contenders, contenders, shape, rounds, folder=folder)
+    return agreed(results, f"losses of {', '.join(each.name for each in contenders)} differ")

@@ -29,18 +29,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tutorec._validation import validation
 from tutorec.bench.harness import Report, Sample, compare, interleave, time_call
 from tutorec.bench.memory import measurable, peak_during, resident
-from tutorec.bench.peer import OURS, Library, finish, optimizer_words
+from tutorec.bench.peer import OURS, Library, finish, fuse_optimizer
 from tutorec.bench.pipeline_rank import (
     Feed,
     Pipeline,
-    quiet,
     read,
-    slowest,
     steps_of,
     trainer,
     trim,
 )
-from tutorec.bench.sharded_rank import in_library, rank_group
+from tutorec.bench.sharded_rank import in_library, quiet, rank_group, slowest
 from tutorec.bench.train_rank import dense_and_fused, in_parallel
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -274,7 +272,7 @@ def measure_document(
         rounds: Rounds that count.
         rank: This rank.
     """
-    quiet(set(roots))
+    quiet(roots)
     result = DocumentFound()
     running: dict[str, tuple[Pipeline, Feed]] = {}
     for root in roots:
@@ -304,11 +302,9 @@ def _start(
     """A sharded model of its own, what trains it, and its batches."""
     torch.manual_seed(0)
     model = DocumentModel(library, shape)
-    kind, arguments = optimizer_words(library, "rowwise_adagrad")
-    apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
     world, plan = rank_group().size(), {}
     for path, weighted in (("ebc", False), ("weighted_ebc", True)):
-        apply(kind, model.get_submodule(path).parameters(), arguments)
+        fuse_optimizer(library, "rowwise_adagrad", model.get_submodule(path))
         configs = shape.configs(weighted)
         ours = construct_module_sharding_plan(
             EmbeddingBagCollection(configs, is_weighted=weighted, device=torch.device("meta")),

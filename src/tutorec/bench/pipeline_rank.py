@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,17 +21,15 @@ from tutorec.bench.cache import drop_pages
 from tutorec.bench.harness import Sample, interleave, time_call
 from tutorec.bench.memory import peak_during, resident
 from tutorec.bench.peer import OURS, Library
-from tutorec.bench.sharded_rank import TOLERANCE, rank_group
+from tutorec.bench.sharded_rank import TOLERANCE, Found, everywhere, quiet
 from tutorec.bench.train_rank import Shape, TrainCase, dense_and_fused, draw_batches, parallel_model
 from tutorec.datasets.ids import power_law_ids
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.spmd.devices import device
 
 PLAIN = "plain loop"
 PIPELINES = "distributed.train_pipeline.train_pipelines"
-_STAGE = "bench"
 _RESERVE = 8  # batches that are ready beside those of a measurement: a pipeline takes some ahead
 _COMPARED = 4  # steps
 _M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -123,24 +119,9 @@ class Contender:
         return f"{self.root} {self.pipeline}{late}"
 
 
-@dataclass
-class PipelineFound:
-    """What a rank measured.
-
-    Args:
-        distance: The largest difference between losses of the first steps, before anything was
-            timed.
-        samples: Contender -> seconds of a step, one measurement for each round; empty where losses
-            differ.
-    """
-
-    distance: float = 0.0
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-
-
 def measure_contenders(
     contenders: Sequence[Contender], shape: Shape, rounds: int, rank: int, folder: str | None = None
-) -> PipelineFound:
+) -> Found:
     """Train the small DLRM of ``bench train`` in several ways in turn; collective.
 
     Args:
@@ -161,27 +142,15 @@ def measure_contenders(
         [read(pipeline.progress(feed)) for _ in range(_COMPARED)]
         for pipeline, feed in running.values()
     ]
-    measured = PipelineFound(
+    measured = Found(
         max(abs(a - b) for of_one in losses for a, b in zip(losses[0], of_one, strict=True))
     )
-    if any(
-        flag
-        for (flag,) in messages.all_gather_ints(
-            [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
-        )
-    ):
+    if not everywhere(measured.distance <= TOLERANCE):
         return measured
     before = (lambda: drop_pages(folder)) if folder is not None else None
     variants = {name: steps_of(*parts, shape.steps, before) for name, parts in running.items()}
     measured.samples = interleave(variants, rounds, warmup=2)
     return measured
-
-
-def quiet(roots: set[str]) -> None:
-    """Let libraries log errors only, and show no warnings: those of a peer do not matter here."""
-    for root in roots:
-        logging.getLogger(root).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
 
 
 def read(output: Any) -> float:
@@ -265,7 +234,7 @@ def steps_of(
         gc.disable()
         try:
             with validation(True):
-                messages.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                everywhere(True)  # all ranks begin together
                 return time_call(lambda: read(pipeline.progress(feed)), steps)
         finally:
             gc.enable()
@@ -353,14 +322,3 @@ def trim() -> None:
     """Give memory that is free back to the system, where the C library can."""
     gc.collect()
     return_freed_memory()
-
-
-def slowest(of_ranks: Sequence[dict[str, list[Sample]]]) -> dict[str, list[Sample]]:
-    """Of each variant and round the slowest rank's seconds."""
-    return {
-        name: [
-            Sample(max(sample.cpu for sample in one), max(sample.wall for sample in one))
-            for one in zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
-        ]
-        for name in of_ranks[0]
-    }

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 
 from tutorec.bench.harness import (
     Report,
-    Sample,
     compare_memory,
     machine,
 )
 from tutorec.bench.memory import measurable
-from tutorec.bench.peer import OURS, chosen, judged_both, libraries
+from tutorec.bench.peer import OURS, Sizes, chosen, chosen_world, judged_both, libraries
 from tutorec.bench.runner import Options
-from tutorec.bench.sharded_rank import Case, Found, Sizes, measure, step_memory
+from tutorec.bench.sharded_rank import Case, Found, agreed, measure, step_memory
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 from tutorec.spmd.pool import Ranks
@@ -74,9 +73,7 @@ def run(options: Options) -> Report:
         ValueError: the peer is not installed, an unknown case or world, or the libraries' results
             differ.
     """
-    world = options.world or 2
-    if world not in WORLDS:
-        raise ValueError(f"--world {world}: there are {', '.join(map(str, WORLDS))}")
+    world = chosen_world(WORLDS, options.world)
     roots = [side.root for side in libraries(options.vs)]
     hosts = 2 if world == 4 else 1
     report = Report(
@@ -147,18 +144,7 @@ def take_slowest(
         ValueError: the libraries' results differ, or ours had another number of rounds of input
             than are due.
     """
-    distances = [of_rank.distance for of_rank in results]
-    if not all(of_rank.samples for of_rank in results):
-        worst = max(range(len(results)), key=lambda rank: distances[rank])
-        raise ValueError(
-            f"{case.name}: {' and '.join(roots)} differ by up to {distances[worst]:.2g} on rank "
-            f"{worst}; nothing was timed"
-        )
-    for variant in results[0].samples:
-        rounds = zip(*(of_rank.samples[variant] for of_rank in results), strict=True)
-        report.samples[variant] = [
-            Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds
-        ]
+    report.samples |= agreed(results, f"{case.name}: {' and '.join(roots)} differ")
     traffic = results[0].traffic
     of_input = sum(count for stage, count in traffic.issues.items() if stage.startswith("input"))
     if len(results) > 1 and of_input != (0 if case.sharding == "data_parallel" else _INPUT_ROUNDS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,9 +22,10 @@ from tutorec.bench.peer import (
     OURS,
     RATE,
     Library,
+    Sizes,
     bag_configs,
     finish,
-    optimizer_words,
+    fuse_optimizer,
     random_bags,
     time_each,
 )
@@ -47,23 +48,6 @@ from tutorec.spmd.devices import device
 
 _STAGE = "bench"
 _PLAN_TYPES = ("ParameterSharding", "EmbeddingModuleShardingPlan")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Tables of a case, all alike, one feature each, and their batches.
-
-    Args:
-        tables: T.
-        rows: R.
-        columns: D.
-        pooling: Mean number of ids in a bag.
-    """
-
-    tables: int = 26
-    rows: int = 30_000
-    columns: int = 64
-    pooling: int = 10
 
 
 @dataclass(frozen=True)
@@ -134,19 +118,12 @@ def measure(
     Returns:
         Its samples; without them where results differ on some rank.
     """
-    for root in roots:
-        logging.getLogger(root).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
+    quiet(roots)
     made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
     check = _batches(sizes, case, rank, -1000, 2)
     measured = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
-    if any(
-        flag
-        for (flag,) in messages.all_gather_ints(
-            [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
-        )
-    ):
+    if not everywhere(measured.distance <= TOLERANCE):
         return measured
     [one] = _batches(sizes, case, rank, -2000, 1)
     with count_traffic() as measured.traffic:
@@ -156,7 +133,7 @@ def measure(
         def sample(number: int) -> Sample:
             batches = _batches(sizes, case, rank, number, case.repeats)
             with validation(checks):
-                messages.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                everywhere(True)  # all ranks begin together
                 return time_each(calls[root], batches)
 
         return sample
@@ -197,11 +174,24 @@ def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[in
     return peak_during(run_them) - before, held
 
 
+def quiet(roots: Iterable[str]) -> None:
+    """Let libraries log errors only, and show no warnings: those of a peer do not matter here."""
+    for root in roots:
+        logging.getLogger(root).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
 def rank_group() -> dist.ProcessGroup:
     """The group of all ranks; every case runs on a rank of a pool."""
     group = comm.default_group()
     assert group is not None, "a case runs on a rank of a pool"
     return group
+
+
+def everywhere(flag: bool) -> bool:
+    """Whether all ranks say so; each waits here for the others."""
+    flags = messages.all_gather_ints([int(flag)], rank_group(), _STAGE)
+    return all(of_rank for (of_rank,) in flags)
 
 
 def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
@@ -283,9 +273,7 @@ def _sharded(
     )
     by_caller = case.sharding == "data_parallel" and library.root != OURS
     if not by_caller:
-        kind, arguments = optimizer_words(library, case.optimizer)
-        apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
-        apply(kind, collection.parameters(), arguments)
+        fuse_optimizer(library, case.optimizer, collection)
     sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
     env = library.get("distributed.types.ShardingEnv").from_process_group(rank_group())
     plan = module_plan(library, sizes, case.sharding, local_size)
@@ -363,6 +351,35 @@ def table_pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
         for shard in value.local_shards():
             row, column = shard.metadata.shard_offsets
             yield table, row, column, shard.tensor.detach()
+
+
+def slowest(of_ranks: Sequence[dict[str, list[Sample]]]) -> dict[str, list[Sample]]:
+    """Of each variant and round the slowest rank's seconds."""
+    return {
+        name: [
+            Sample(max(sample.cpu for sample in one), max(sample.wall for sample in one))
+            for one in zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
+        ]
+        for name in of_ranks[0]
+    }
+
+
+def agreed(results: Sequence[Found], differ: str) -> dict[str, list[Sample]]:
+    """The slowest rank's samples; refuses libraries whose results differ.
+
+    Args:
+        results: Of each rank.
+        differ: What differs then, as in ``"a and b differ"``.
+
+    Raises:
+        ValueError: Results differed on some rank, so that nothing was timed.
+    """
+    if not all(of_rank.samples for of_rank in results):
+        worst = max(range(len(results)), key=lambda rank: results[rank].distance)
+        raise ValueError(
+            f"{differ} by up to {results[worst].distance:.2g} on rank {worst}; nothing was timed"
+        )
+    return slowest([of_rank.samples for of_rank in results])
 
 
 @torch.no_grad()

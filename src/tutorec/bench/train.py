@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tutorec.bench.harness import Report, Sample, machine
-from tutorec.bench.peer import chosen, judged_both, libraries
+from tutorec.bench.harness import Report, machine
+from tutorec.bench.peer import chosen, chosen_world, judged_both, libraries
 from tutorec.bench.runner import Options
-from tutorec.bench.train_rank import Shape, TrainCase, TrainFound, measure_training
+from tutorec.bench.sharded_rank import Found, agreed
+from tutorec.bench.train_rank import Shape, TrainCase, measure_training
 from tutorec.spmd.pool import Ranks
 
 NAME = "train"
@@ -57,9 +58,7 @@ def run(options: Options) -> Report:
         ValueError: the peer is not installed, an unknown case or world, or the libraries' results
             differ.
     """
-    world = options.world or 2
-    if world not in WORLDS:
-        raise ValueError(f"--world {world}: there are {', '.join(map(str, WORLDS))}")
+    world = chosen_world(WORLDS, options.world)
     roots = [side.root for side in libraries(options.vs)]
     tables = SHAPE.tables
     report = Report(
@@ -90,20 +89,13 @@ def run(options: Options) -> Report:
 
 
 def _take(
-    report: Report, case: TrainCase, results: Sequence[TrainFound], roots: Sequence[str], world: int
+    report: Report, case: TrainCase, results: Sequence[Found], roots: Sequence[str], world: int
 ) -> None:
     """Add the slowest rank's measurements, and examples per second; refuse results that differ."""
-    if not all(of_rank.samples for of_rank in results):
-        worst = max(range(len(results)), key=lambda rank: results[rank].distance)
-        raise ValueError(
-            f"{case.name}: {' and '.join(roots)} differ by up to {results[worst].distance:.2g} on "
-            f"rank {worst}; nothing was timed"
-        )
-    for variant in results[0].samples:
-        rounds = list(zip(*(of_rank.samples[variant] for of_rank in results), strict=True))
-        samples = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
-        report.samples[variant] = samples
-        examples = world * SHAPE.samples
+    measured = agreed(results, f"{case.name}: {' and '.join(roots)} differ")
+    report.samples |= measured
+    examples = world * SHAPE.samples
+    for variant, samples in measured.items():
         cpu, wall = (
             sorted(getattr(s, clock) for s in samples)[len(samples) // 2]
             for clock in ("cpu", "wall")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,25 +11,25 @@ from torch import Tensor, nn
 
 from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
-from tutorec.bench.peer import Library, optimizer_words, random_bags, time_each
+from tutorec.bench.peer import Library, Sizes, fuse_optimizer, random_bags, time_each
 from tutorec.bench.sharded_rank import (
     TOLERANCE,
-    Sizes,
+    Found,
+    everywhere,
     fill_tables,
     module_plan,
+    quiet,
     rank_group,
     table_configs,
     table_pieces,
 )
 from tutorec.datasets.utils import Batch
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.models.dlrm import InteractionArch
 from tutorec.spmd.devices import device
 
 DENSE_RATE = 0.01
-_STAGE = "bench"
 _TABLES = "model.sparse_arch.embedding_bag_collection"
 
 
@@ -78,21 +76,6 @@ class Shape:
     steps: int = 10
 
 
-@dataclass
-class TrainFound:
-    """What a rank found.
-
-    Args:
-        distance: The largest difference between the two libraries' losses, logits, tables and dense
-            weights after two steps, before anything was timed.
-        samples: Variant -> seconds of a step, one measurement for each round; empty where the
-            results differ.
-    """
-
-    distance: float = 0.0
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-
-
 Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 # One step: gives the loss and the logits [B].
 Step = Callable[[Lists], tuple[float, Tensor]]
@@ -101,7 +84,7 @@ Weights = Callable[[], dict[object, Tensor]]
 
 def measure_training(
     case: TrainCase, shape: Shape, roots: Sequence[str], rounds: int, rank: int
-) -> TrainFound:
+) -> Found:
     """Run a loop on this rank, the libraries in turn; every rank calls it at the same time.
 
     Args:
@@ -114,24 +97,17 @@ def measure_training(
     Returns:
         Its samples; without them where results differ on some rank.
     """
-    for root in roots:
-        logging.getLogger(root).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
+    quiet(roots)
     made = {root: _loop(Library(root), case, shape) for root in roots}
-    measured = TrainFound(_distance(list(made.values()), shape, rank))
-    if any(
-        flag
-        for (flag,) in messages.all_gather_ints(
-            [int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE
-        )
-    ):
+    measured = Found(_distance(list(made.values()), shape, rank))
+    if not everywhere(measured.distance <= TOLERANCE):
         return measured
 
     def variant(step: Step) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
             batches = draw_batches(shape, rank, number, shape.steps)
             with validation(True):
-                messages.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                everywhere(True)  # all ranks begin together
                 return time_each(step, batches)
 
         return sample
@@ -194,10 +170,7 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     """The model over all ranks, with the same weights in both libraries."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
     collection = made(tables=table_configs(library, shape.tables), device=device())
-    kind, options = optimizer_words(library, "rowwise_adagrad")
-    library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(
-        kind, collection.parameters(), options
-    )
+    fuse_optimizer(library, "rowwise_adagrad", collection)
     models = library.module("models.dlrm")
     dense_layers = [*shape.dense_layers, shape.tables.columns]
     dlrm = models.DLRM(collection, shape.dense_columns, dense_layers, list(shape.over_layers))
