@@ -26,7 +26,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         "FEW_STEPS": 1,
     }.items():
         monkeypatch.setattr(cache, name, value)
-    for function in (cache._drawn, cache._scattered, cache._most_used_pages):
+    for function in (cache._drawn, cache.scattered, cache._most_used_pages):
         function.cache_clear()
 
 
@@ -61,7 +61,7 @@ def test_an_unknown_size_is_refused() -> None:
 def test_pages_of_the_most_used_rows_are_chosen() -> None:
     pages = cache._most_used_pages(160)  # as many as hold 160 rows of 256 bytes
     assert len(pages) == 10
-    assert int(cache._scattered()[0]) // 16 in pages.tolist()
+    assert int(cache.scattered(2000)[0]) // 16 in pages.tolist()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped on Linux only")

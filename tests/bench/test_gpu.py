@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tutorec.bench import ebc, gpu, main, quant
+from tutorec.bench import gpu, main, quant
 from tutorec.bench.harness import Bar
-from tutorec.bench.peer import Sizes, finish
+from tutorec.bench.peer import Sizes, finish, fresh_batches
 from tutorec.bench.runner import Options
 
 _FUSED = """
@@ -51,9 +51,6 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"_TABLES": 3, "_COLUMNS": 4, "_POOLING": 2}
-    for name, value in sizes.items():
-        monkeypatch.setattr(ebc, name, value)
     monkeypatch.setattr(quant, "_TABLES", 3)
     for name, value in {"ROWS": 50, "SAMPLES": 8, "CALLS": 2}.items():
         monkeypatch.setattr(gpu, name, value)
@@ -91,7 +88,7 @@ def test_a_share_is_the_time_of_a_copy_of_as_many_bytes() -> None:
     report = gpu.run(Options(rounds=1, cases=("forward",), device="cpu"))
     [share] = report.comparisons
     assert share.variants == ("forward: copy of as many bytes", "forward: tutorec")
-    [(_, values, lengths)] = ebc.fresh_batches(50, 8, -1000, 1)
+    [(_, values, lengths)] = fresh_batches(gpu.SHARDED_SIZES, 8, -1000, 1)
     moved = 8 * len(values) + 8 * len(lengths) + 4 * 4 * len(values) + 4 * 3 * 8 * 4
     [note] = report.notes
     assert note.startswith("forward: tutorec reads and writes ") and note.endswith(

@@ -235,12 +235,12 @@ print("3 batches")
 @pytest.mark.slow
 def test_bench_gpu_measures_on_the_first_gpu_and_on_all():
     code = """
-from tutorec.bench import ebc, gpu, quant
+from tutorec.bench import gpu, quant
 from tutorec.bench.peer import Sizes
 from tutorec.bench.runner import Options
 from tutorec.spmd import Ranks, device
 
-ebc._TABLES, ebc._COLUMNS, ebc._POOLING, quant._TABLES = 3, 4, 2, 3
+quant._TABLES = 3
 gpu.ROWS, gpu.SAMPLES, gpu.CALLS = 50, 8, 2
 gpu.SHARDED_SIZES = Sizes(tables=3, rows=50, columns=4, pooling=2)
 

@@ -44,7 +44,7 @@ from tutorec.bench.harness import (
     machine,
     time_call,
 )
-from tutorec.bench.peer import on_one_thread
+from tutorec.bench.peer import chosen, on_one_thread
 from tutorec.bench.runner import Options
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.hit_rate import hit_rate
@@ -75,9 +75,7 @@ def run(options: Options) -> Report:
     Raises:
         ValueError: A size that there is not.
     """
-    sizes = options.sizes or SIZES
-    if not set(sizes) <= set(SIZES):
-        raise ValueError(f"--sizes {','.join(sizes)}: there are {', '.join(SIZES)} (% of the rows)")
+    sizes = chosen(SIZES, options.sizes, "--sizes")
     settings = {
         "tables": f"{TABLES} x {ROWS:,} x {COLUMNS}",
         "B": BATCH,
@@ -182,13 +180,13 @@ def _draw(number: int, samples: int) -> _Batch:
 def _drawn() -> Tensor:
     """As many ids as 64 batches have."""
     draw = torch.Generator().manual_seed(0)
-    return _scattered()[power_law_ids(64 * BATCH * TABLES * POOLING, ROWS, EXPONENT, draw)]
+    return scattered(ROWS)[power_law_ids(64 * BATCH * TABLES * POOLING, ROWS, EXPONENT, draw)]
 
 
 @lru_cache(maxsize=1)
-def _scattered() -> Tensor:
+def scattered(rows: int) -> Tensor:
     """The row of each rank of popularity ``[R]``: in a file, neighbours are not used alike."""
-    return torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(1))
 
 
 def _beside_file(report: Report, folder: str, rounds: int) -> None:
@@ -247,7 +245,7 @@ def _law() -> Tensor:
 def _most_used_pages(rows: int) -> Tensor:
     """Of a table's pages those that are used most often, as many as hold so many rows."""
     a_page = _PAGE // (4 * COLUMNS)
-    weights = torch.zeros(ROWS, dtype=torch.float64).index_copy_(0, _scattered(), _law())
+    weights = torch.zeros(ROWS, dtype=torch.float64).index_copy_(0, scattered(ROWS), _law())
     by_page = weights[: ROWS // a_page * a_page].view(-1, a_page).sum(1)
     return by_page.topk(rows // a_page).indices
 

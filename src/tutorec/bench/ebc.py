@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tutorec._validation import validation
 from tutorec.bench.harness import (
     Report,
     Sample,
@@ -20,19 +20,22 @@ from tutorec.bench.harness import (
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import (
     OURS,
+    Batch,
     Library,
+    Sizes,
     bag_collection,
     bag_configs,
-    checked_and_not,
     chosen,
     fill,
+    finish,
+    fresh_batches,
     fuse_optimizer,
     judged_both,
     libraries,
     look_up_in,
+    on_one_thread,
     optimizer_words,
-    random_bags,
-    time_each,
+    timed_calls,
 )
 from tutorec.bench.runner import Options
 
@@ -63,7 +66,8 @@ _STEP: dict[str, tuple[str, int, float | None, float | None]] = {
 _MEMORY_BAR, _MEMORY_RUNS = 1.10, 3
 CASES = (*_FORWARD, *_STEP, "memory")
 
-Variant = Callable[[int], Sample]
+# A training step, which gives pooled rows, and what gives the tables.
+Step = tuple[Callable[[Batch], Tensor], Callable[[], Iterator[Tensor]]]
 
 
 def run(options: Options) -> Report:
@@ -92,108 +96,50 @@ def run(options: Options) -> Report:
         },
         context=machine(options.vs),
     )
-    threads = torch.get_num_threads()
-    try:
-        forward = [case for case in cases if case in _FORWARD]
-        if forward:
+    forward = [case for case in cases if case in _FORWARD]
+    if forward:
+        with on_one_thread():  # or on as many as the case says
             _run_forward(report, sides, forward, options)
-        for case in _STEP:
-            if case in cases:
-                torch.set_num_threads(1)
+    for case in _STEP:
+        if case in cases:
+            with on_one_thread():
                 _run_step(report, sides, case, options)
-    finally:
-        torch.set_num_threads(threads)
     if "memory" in cases:
         _run_memory(report, sides)
     return report
 
 
-def filled_collection(library: Library, rows: int, device: str = "cpu") -> Any:
-    """The collection of a case with the same rows in every library.
-
-    Args:
-        library: Whose class.
-        rows: R of every table.
-        device: Where the tables live.
-    """
-    return bag_collection(library, bag_configs(library, _TABLES, rows, _COLUMNS), device)
-
-
-Batch = tuple[list[str], Tensor, Tensor]
-
-
-def fresh_batches(
-    rows: int, batch_size: int, number: int, count: int, device: str = "cpu"
-) -> list[Batch]:
-    """Fresh ids of a round, ``count`` batches; the same for every variant of it.
-
-    Args:
-        rows: R of every table.
-        batch_size: B.
-        number: Number of the round.
-        count: Batches.
-        device: Where the ids live.
-    """
-    keys = [f"f{i}" for i in range(_TABLES)]
-    batches = []
-    for i in range(count):
-        generator = torch.Generator().manual_seed(1_000_000 + 1000 * number + i)
-        values, lengths = random_bags(generator, _TABLES * batch_size, _POOLING, rows)
-        batches.append((keys, values.to(device), lengths.to(device)))
-    return batches
+def _sizes(rows: int) -> Sizes:
+    return Sizes(_TABLES, rows, _COLUMNS, _POOLING)
 
 
 def _run_forward(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
-    collections = {side.root: filled_collection(side, _ROWS) for side in sides}
+    sizes = _sizes(_ROWS)
+    collections = {side.root: bag_collection(side, sizes) for side in sides}
     look_up = look_up_in(collections)
     for case in cases:
-        size, threads, repeats, clock, bar = _FORWARD[case]
+        samples, threads, repeats, clock, bar = _FORWARD[case]
         torch.set_num_threads(threads)
-
-        def measure(root: str, checks: bool, size: int = size, repeats: int = repeats) -> Variant:
-            def sample(number: int) -> Sample:
-                with validation(checks):
-                    return time_each(
-                        lambda batch: look_up(root, batch),
-                        fresh_batches(_ROWS, size, number, repeats),
-                    )
-
-            return sample
-
-        [one] = fresh_batches(_ROWS, size, -1000, 1)
+        [one] = fresh_batches(sizes, samples, -1000, 1)
         require_close(case, {root: [look_up(root, one)] for root in collections})
-        samples = interleave(checked_and_not(case, sides, measure), options.rounds, warmup=2)
-        report.samples |= samples
+        batches = partial(fresh_batches, sizes, samples, count=repeats)
+        variants = timed_calls(case, sides, look_up, batches)
+        measured = interleave(variants, options.rounds, warmup=2)
+        report.samples |= measured
         if options.vs:
             report.comparisons += judged_both(
-                samples, case, options.vs, clock, bar, unchecked_only=case in _UNCHECKED
+                measured, case, options.vs, clock, bar, unchecked_only=case in _UNCHECKED
             )
 
 
 def _run_step(report: Report, sides: list[Library], case: str, options: Options) -> None:
     optimizer, rows, fused_bar, plain_bar = _STEP[case]
-    steps = {side.root: in_backward_step(side, optimizer, rows) for side in sides}
+    sizes = _sizes(rows)
+    steps = {side.root: in_backward_step(side, optimizer, sizes) for side in sides}
     if options.vs and fused_bar is not None:
-        steps[f"{options.vs} fused"] = fused_step(sides[-1], optimizer, rows)
-    batches = fresh_batches(rows, _TRAIN_BATCH, -1000, 2)
-    require_close(
-        case,
-        {
-            title: [step(batch) for batch in batches] + list(weights())
-            for title, (step, weights) in steps.items()
-        },
-    )
-
-    def measure(title: str, checks: bool) -> Variant:
-        step, _ = steps[title]
-
-        def sample(number: int) -> Sample:
-            with validation(checks):
-                return time_each(step, fresh_batches(rows, _TRAIN_BATCH, number, 2))
-
-        return sample
-
-    samples = interleave(checked_and_not(case, list(steps), measure), options.rounds, warmup=2)
+        steps[f"{options.vs} fused"] = fused_step(sides[-1], optimizer, sizes)
+    batches = partial(fresh_batches, sizes, _TRAIN_BATCH)
+    samples = time_steps(case, steps, batches, 2, options.rounds)
     report.samples |= samples
     if options.vs and fused_bar is not None:
         report.comparisons += judged_both(samples, case, f"{options.vs} fused", "cpu", fused_bar)
@@ -201,43 +147,72 @@ def _run_step(report: Report, sides: list[Library], case: str, options: Options)
         report.comparisons += judged_both(samples, case, options.vs, "cpu", plain_bar)
 
 
-Step = tuple[Callable[[Batch], Tensor], Callable[[], Iterator[Tensor]]]
+def time_steps(
+    case: str,
+    steps: dict[str, Step],
+    batches: Callable[[int, int], list[Batch]],
+    calls: int,
+    rounds: int,
+) -> dict[str, list[Sample]]:
+    """Compare what steps make of two batches, then time them in turn.
+
+    Args:
+        case: Its name.
+        steps: Title -> what trains.
+        batches: (number of a round, how many) -> fresh ones.
+        calls: Steps in one measurement.
+        rounds: Rounds that count.
+
+    Raises:
+        ValueError: Pooled rows or tables differ.
+    """
+    results = {}
+    for title, (step, weights) in steps.items():
+        results[title] = [step(batch) for batch in batches(-1000, 2)] + list(weights())
+    require_close(case, results)
+    variants = timed_calls(
+        case,
+        list(steps),
+        lambda title, batch: finish(steps[title][0](batch)),
+        lambda number: batches(number, calls),
+    )
+    return interleave(variants, rounds, warmup=2)
 
 
-def in_backward_step(library: Library, name: str, rows: int, device: str = "cpu") -> Step:
+def in_backward_step(library: Library, name: str, sizes: Sizes, device: str = "cpu") -> Step:
     """The library's collection with ``apply_optimizer_in_backward``.
 
     Args:
         library: Whose.
         name: ``"sgd"`` or ``"rowwise_adagrad"``.
-        rows: R of every table.
-        device: Where the tables live.
+        sizes: The tables.
+        device: Where they live.
 
     Returns:
         A training step, which gives pooled rows, and what gives the tables.
     """
-    collection = filled_collection(library, rows, device)
+    collection = bag_collection(library, sizes, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fuse_optimizer(library, name, collection)
     return _step_of(library, collection)
 
 
-def fused_step(library: Library, name: str, rows: int, device: str = "cpu") -> Step:
+def fused_step(library: Library, name: str, sizes: Sizes, device: str = "cpu") -> Step:
     """The peer's collection whose optimizer is fused into its kernel: its fastest road.
 
     Args:
         library: The peer.
         name: As of `in_backward_step`.
-        rows: R of every table.
-        device: Where the tables live.
+        sizes: The tables.
+        device: Where they live.
 
     Returns:
         As of `in_backward_step`.
     """
     kind, arguments = optimizer_words(library, name)
     made = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
-        tables=bag_configs(library, _TABLES, rows, _COLUMNS),
+        tables=bag_configs(library, sizes),
         optimizer_type=kind,
         optimizer_kwargs=arguments,
         device=torch.device(device),
@@ -302,8 +277,9 @@ def step_memory(root: str, fused: bool, rows: int) -> int:
     library, make = Library(root), fused_step if fused else in_backward_step
 
     def steps(rows: int, count: int) -> Callable[[], None]:
-        step, _ = make(library, "rowwise_adagrad", rows)
-        batches = fresh_batches(rows, _TRAIN_BATCH, 0, count)
+        sizes = _sizes(rows)
+        step, _ = make(library, "rowwise_adagrad", sizes)
+        batches = fresh_batches(sizes, _TRAIN_BATCH, 0, count)
 
         def run_them() -> None:
             for batch in batches:

@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tutorec._validation import validation
 from tutorec.bench import ebc, quant
-from tutorec.bench.harness import Report, Sample, compare, interleave, machine
+from tutorec.bench.harness import Report, compare, interleave, machine
 from tutorec.bench.peer import (
     OURS,
+    Batch,
     Library,
     Sizes,
-    checked_and_not,
+    bag_collection,
     chosen,
     finish,
+    fresh_batches,
     judged_both,
     libraries,
     look_up_in,
     time_each,
+    timed_calls,
 )
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded import take_slowest
@@ -48,7 +51,6 @@ CASES = ("forward", *_STEPS, "int8", *_SHARDED)
 _BAR = 1.0
 _TIMEOUT = 1800.0
 
-Batch = tuple[list[str], Tensor, Tensor]
 Lookup = Callable[[str, Batch], Tensor]
 
 
@@ -112,11 +114,11 @@ def gpus() -> dict[str, Any]:
 
 
 def _run_forward(report: Report, sides: list[Library], options: Options, device: str) -> None:
-    collections = {side.root: ebc.filled_collection(side, ROWS, device) for side in sides}
+    collections = {side.root: bag_collection(side, SHARDED_SIZES, device) for side in sides}
     width = next(iter(collections[OURS].embedding_bags.values())).weight.shape[1]
 
     def batches(number: int, count: int) -> list[Batch]:
-        return ebc.fresh_batches(ROWS, SAMPLES, number, count, device)
+        return fresh_batches(SHARDED_SIZES, SAMPLES, number, count, device)
 
     _run_lookup(report, sides, "forward", look_up_in(collections), batches, 4 * width, options)
 
@@ -150,15 +152,13 @@ def _run_lookup(
     moved = _bytes_moved(one, results[OURS][0], bytes_of_row)
     source, target = torch.zeros(2, moved // 2, dtype=torch.uint8, device=one[1].device)
 
-    def variant(root: str, checks: bool) -> ebc.Variant:
-        def sample(number: int) -> Sample:
-            with validation(checks):
-                return time_each(lambda batch: finish(look_up(root, batch)), batches(number, CALLS))
-
-        return sample
-
     copy = f"{case}: copy of as many bytes"
-    variants = checked_and_not(case, sides, variant)
+    variants = timed_calls(
+        case,
+        sides,
+        lambda root, batch: finish(look_up(root, batch)),
+        lambda number: batches(number, CALLS),
+    )
     variants[copy] = lambda number: time_each(lambda _: finish(target.copy_(source)), range(CALLS))
     samples = interleave(variants, options.rounds, warmup=2)
     report.samples |= samples
@@ -186,29 +186,12 @@ def _run_step(
     report: Report, sides: list[Library], case: str, options: Options, device: str
 ) -> None:
     """Ours beside the peer's collection whose optimizer is fused into its kernel."""
-    steps = {OURS: ebc.in_backward_step(sides[0], _STEPS[case], ROWS, device)}
+    steps = {OURS: ebc.in_backward_step(sides[0], _STEPS[case], SHARDED_SIZES, device)}
     if options.vs:
-        steps[f"{options.vs} fused"] = ebc.fused_step(sides[-1], _STEPS[case], ROWS, device)
-    batches = ebc.fresh_batches(ROWS, SAMPLES, -1000, 2, device)
-    ebc.require_close(
-        case,
-        {
-            title: [step(batch) for batch in batches] + list(weights())
-            for title, (step, weights) in steps.items()
-        },
-    )
-
-    def variant(title: str, checks: bool) -> ebc.Variant:
-        step, _ = steps[title]
-
-        def sample(number: int) -> Sample:
-            with validation(checks):
-                fresh = ebc.fresh_batches(ROWS, SAMPLES, number, CALLS, device)
-                return time_each(lambda batch: finish(step(batch)), fresh)
-
-        return sample
-
-    samples = interleave(checked_and_not(case, list(steps), variant), options.rounds, warmup=2)
+        fused = ebc.fused_step(sides[-1], _STEPS[case], SHARDED_SIZES, device)
+        steps[f"{options.vs} fused"] = fused
+    batches = partial(fresh_batches, SHARDED_SIZES, SAMPLES, device=device)
+    samples = ebc.time_steps(case, steps, batches, CALLS, options.rounds)
     report.samples |= samples
     if options.vs:
         report.comparisons += judged_both(samples, case, f"{options.vs} fused", "wall", _BAR)

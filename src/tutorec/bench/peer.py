@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tutorec._validation import validation
 from tutorec.bench.harness import Bar, Comparison, Sample, compare, time_call
 
 OURS = "tutorec"
@@ -36,6 +37,10 @@ class Sizes:
     rows: int = 30_000
     columns: int = 64
     pooling: int = 10
+
+
+# Keys, values and lengths: each library makes its own batch of them.
+Batch = tuple[list[str], Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -163,32 +168,30 @@ def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:
     return Sample(sample.cpu / len(fresh), sample.wall / len(fresh))
 
 
-def bag_configs(library: Library, tables: int, rows: int, columns: int) -> list[Any]:
-    """Configs of tables ``t0``, ``t1``, ... with a feature each, in a library's class.
-
-    Args:
-        library: Whose class.
-        tables: T, their number.
-        rows: R of every table.
-        columns: D of every table.
-    """
+def bag_configs(library: Library, sizes: Sizes) -> list[Any]:
+    """Configs of tables ``t0``, ``t1``, ... with a feature each, in a library's class."""
     config = library.get("modules.embedding_configs.EmbeddingBagConfig")
     return [
-        config(num_embeddings=rows, embedding_dim=columns, name=f"t{i}", feature_names=[f"f{i}"])
-        for i in range(tables)
+        config(
+            num_embeddings=sizes.rows,
+            embedding_dim=sizes.columns,
+            name=f"t{i}",
+            feature_names=[f"f{i}"],
+        )
+        for i in range(sizes.tables)
     ]
 
 
-def bag_collection(library: Library, configs: list[Any], device: str) -> Any:
+def bag_collection(library: Library, sizes: Sizes, device: str = "cpu") -> Any:
     """A collection with the same rows in every library; each device has random numbers of its own.
 
     Args:
         library: Whose class.
-        configs: The tables.
+        sizes: The tables.
         device: Where they live.
     """
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    return fill(made(tables=configs, device=torch.device(device)))
+    return fill(made(tables=bag_configs(library, sizes), device=torch.device(device)))
 
 
 @torch.no_grad()
@@ -201,14 +204,14 @@ def fill(collection: Any) -> Any:
     return collection
 
 
-def look_up_in(collections: dict[str, Any]) -> Callable[[str, Any], Tensor]:
-    """What looks a batch (keys, values, lengths) up in the collection of a library, by its name."""
+def look_up_in(collections: dict[str, Any]) -> Callable[[str, Batch], Tensor]:
+    """What looks a batch up in the collection of a library, by its name."""
     makers = {
         root: Library(root).get("sparse.jagged_tensor.KeyedJaggedTensor") for root in collections
     }
 
     @torch.no_grad()
-    def look_up(root: str, batch: Any) -> Tensor:
+    def look_up(root: str, batch: Batch) -> Tensor:
         keys, values, lengths = batch
         return collections[root](makers[root](keys, values, lengths=lengths)).values()
 
@@ -228,6 +231,34 @@ def random_bags(
     """
     lengths = torch.randint(0, 2 * mean + 1, (bags,), generator=generator)
     return torch.randint(0, rows, (int(lengths.sum()),), generator=generator), lengths
+
+
+def fresh_batches(
+    sizes: Sizes,
+    samples: int,
+    number: int,
+    count: int,
+    device: str | torch.device = "cpu",
+    rank: int = 0,
+) -> list[Batch]:
+    """Fresh batches of a round, the same for every variant of it and different on each rank.
+
+    Args:
+        sizes: The tables.
+        samples: B.
+        number: Number of the round.
+        count: Batches.
+        device: Where they live.
+        rank: Whose they are.
+    """
+    keys = [f"f{i}" for i in range(sizes.tables)]
+    batches = []
+    for i in range(count):
+        seed = 100_000_000 * rank + 1_000_000 + 1000 * number + i
+        generator = torch.Generator().manual_seed(seed)
+        values, lengths = random_bags(generator, sizes.tables * samples, sizes.pooling, sizes.rows)
+        batches.append((keys, values.to(device), lengths.to(device)))
+    return batches
 
 
 def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]:
@@ -294,3 +325,28 @@ def judged_both(
         pair = f"{case}: {peer}", f"{case}: {side}"
         comparisons.append(compare(samples, *pair, clock, judged, title))
     return comparisons
+
+
+def timed_calls(
+    case: str,
+    sides: Any,
+    call: Callable[[str, Batch], object],
+    batches: Callable[[int], list[Batch]],
+) -> dict[str, Callable[[int], Sample]]:
+    """What times the calls of a case on fresh batches.
+
+    Args:
+        case: Its name.
+        sides: Libraries, or titles of what is measured.
+        call: What is timed, of a title on a batch.
+        batches: Those of a round.
+    """
+
+    def measure(title: str, checks: bool) -> Callable[[int], Sample]:
+        def sample(number: int) -> Sample:
+            with validation(checks):
+                return time_each(lambda batch: call(title, batch), batches(number))
+
+        return sample
+
+    return checked_and_not(case, sides, measure)

@@ -41,7 +41,6 @@ from tutorec.bench.pipeline_rank import (
 from tutorec.bench.sharded_rank import in_library, quiet, rank_group, slowest
 from tutorec.bench.train_rank import dense_and_fused, in_parallel
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd.devices import device
 from tutorec.spmd.pool import Ranks
@@ -84,11 +83,12 @@ class DocumentShape:
     steps: int = 5
     scale: float = 0.1
 
-    def configs(self, weighted: bool) -> list[EmbeddingBagConfig]:
-        """The document's tables."""
+    def configs(self, weighted: bool, root: str = OURS) -> list[Any]:
+        """The document's tables, in the class of a library."""
         prefix = "weighted_" if weighted else ""
+        config = Library(root).get("modules.embedding_configs.EmbeddingBagConfig")
         return [
-            EmbeddingBagConfig(
+            config(
                 num_embeddings=self.rows(i),
                 embedding_dim=self.columns,
                 name=f"{prefix}table_{i}",
@@ -143,18 +143,9 @@ class DocumentModel(nn.Module):
     def __init__(self, library: Library, shape: DocumentShape) -> None:
         super().__init__()
         made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-        config = library.get("modules.embedding_configs.EmbeddingBagConfig")
 
         def collection(weighted: bool) -> nn.Module:
-            tables = [
-                config(
-                    num_embeddings=each.num_embeddings,
-                    embedding_dim=each.embedding_dim,
-                    name=each.name,
-                    feature_names=each.feature_names,
-                )
-                for each in shape.configs(weighted)
-            ]
+            tables = shape.configs(weighted, library.root)
             return made(tables=tables, is_weighted=weighted, device=device())
 
         self.ebc, self.weighted_ebc = collection(weighted=False), collection(weighted=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tutorec._kernels.pages import return_freed_memory
 from tutorec._validation import validation
 from tutorec.awaitable import Awaitable
-from tutorec.bench.cache import drop_pages
+from tutorec.bench.cache import drop_pages, scattered
 from tutorec.bench.harness import Sample, interleave, time_call
 from tutorec.bench.memory import peak_during, resident
 from tutorec.bench.peer import OURS, Library
@@ -206,11 +206,6 @@ def draw_batch(
     keys = [f"f{i}" for i in range(shape.tables.tables)]
     features = library.get("sparse.jagged_tensor.KeyedJaggedTensor")(keys, ids, lengths=lengths)
     return library.get("datasets.utils.Batch")(dense, features, labels)
-
-
-def scattered(rows: int) -> Tensor:
-    """The row of each rank of popularity ``[R]``: in a file, neighbours are not used alike."""
-    return torch.randperm(rows, generator=torch.Generator().manual_seed(1))
 
 
 def steps_of(

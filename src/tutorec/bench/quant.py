@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tutorec._validation import validation
 from tutorec.bench.ebc import require_close
@@ -29,9 +29,10 @@ from tutorec.bench.harness import (
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import (
     OURS,
+    Batch,
     Library,
+    Sizes,
     bag_collection,
-    bag_configs,
     checked_and_not,
     chosen,
     libraries,
@@ -81,8 +82,6 @@ _BYTES_A_ROW = {"qint8": 80, "quint4x2": 48}
 _IN_PLACE_BAR, _KEPT_BAR, _MEMORY_RUNS = 1.0, 1.35, 3
 CASES = (*_REQUESTS, "rows", "memory")
 
-Request = tuple[list[str], Tensor, Tensor]
-
 
 def run(options: Options) -> Report:
     """Measure single calls on fresh ids, on one thread; the bytes of a row; the peak of quantizing.
@@ -124,7 +123,7 @@ def run(options: Options) -> Report:
 
 def _float_collection(library: Library, rows: int, device: str = "cpu") -> Any:
     """The same numbers in every library; each device has random numbers of its own."""
-    return bag_collection(library, bag_configs(library, _TABLES, rows, _COLUMNS), device)
+    return bag_collection(library, Sizes(_TABLES, rows, _COLUMNS), device)
 
 
 def quantized(library: Library, rows: int, dtype: str = "qint8", device: str = "cpu") -> Any:
@@ -157,7 +156,7 @@ def _from_float(library: Library, collection: Any, dtype: str = "qint8") -> Any:
         return library.get("quant.embedding_modules.EmbeddingBagCollection").from_float(collection)
 
 
-def fresh_requests(case: Case, rows: int, number: int, device: str = "cpu") -> list[Request]:
+def fresh_requests(case: Case, rows: int, number: int, device: str = "cpu") -> list[Batch]:
     """The requests of a round, the same for every variant of it.
 
     Args:

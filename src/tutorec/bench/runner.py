@@ -19,18 +19,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_NOT_BENCHMARKS = (
-    "calibration",
-    "harness",
-    "memory",
-    "peer",
-    "pipeline_document",
-    "pipeline_rank",
-    "runner",
-    "sharded_rank",
-    "planner_peer",
-    "train_rank",
-)
 _WITHOUT_PEER = ("backends", "cache", "estimates", "mc", "validation")
 
 
@@ -71,13 +59,10 @@ def benchmarks() -> dict[str, ModuleType]:
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
-    files = sorted(
-        module.name
-        for module in pkgutil.iter_modules([str(folder)])
-        if module.name not in _NOT_BENCHMARKS
-    )
-    modules = [import_module(f"{package}.{name}") for name in files]
-    return {module.NAME: module for module in modules}
+    modules = [
+        import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules([str(folder)])
+    ]
+    return {module.NAME: module for module in modules if hasattr(module, "NAME")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ from tutorec.bench.memory import peak_during, resident
 from tutorec.bench.peer import (
     OURS,
     RATE,
+    Batch,
     Library,
     Sizes,
     bag_configs,
     finish,
+    fresh_batches,
     fuse_optimizer,
-    random_bags,
     time_each,
 )
 from tutorec.distributed import comm
@@ -87,7 +89,6 @@ class Found:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-Batch = tuple[list[str], Tensor, Tensor]
 # Gives a KeyedTensor, or where ids alone are exchanged a KeyedJaggedTensor.
 Call = Callable[[Batch], Any]
 
@@ -121,20 +122,20 @@ def measure(
     quiet(roots)
     made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
-    check = _batches(sizes, case, rank, -1000, 2)
-    measured = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
+    batches = partial(fresh_batches, sizes, case.samples, device=device(), rank=rank)
+    measured = Found(_distance(batches(-1000, 2), calls, [pieces for _, pieces in made.values()]))
     if not everywhere(measured.distance <= TOLERANCE):
         return measured
-    [one] = _batches(sizes, case, rank, -2000, 1)
+    [one] = batches(-2000, 1)
     with count_traffic() as measured.traffic:
         calls[OURS](one)
 
     def variant(root: str, checks: bool) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
-            batches = _batches(sizes, case, rank, number, case.repeats)
+            fresh = batches(number, case.repeats)
             with validation(checks):
                 everywhere(True)  # all ranks begin together
-                return time_each(calls[root], batches)
+                return time_each(calls[root], fresh)
 
         return sample
 
@@ -158,7 +159,7 @@ def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[in
 
     def steps(of: Sizes, count: int) -> tuple[Callable[[], None], int]:
         call, pieces = _call(Library(root), case, of, world_size, on_meta=True)
-        batches = _batches(of, case, rank, 0, count)
+        batches = fresh_batches(of, case.samples, 0, count, device(), rank)
         held = sum(piece.numel() * piece.element_size() for piece in pieces().values())
         gc.collect()
 
@@ -192,20 +193,6 @@ def everywhere(flag: bool) -> bool:
     """Whether all ranks say so; each waits here for the others."""
     flags = messages.all_gather_ints([int(flag)], rank_group(), _STAGE)
     return all(of_rank for (of_rank,) in flags)
-
-
-def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
-    """Fresh ids of ``count`` batches, the same for every variant, different on each rank."""
-    keys = [f"f{i}" for i in range(sizes.tables)]
-    batches = []
-    for i in range(count):
-        generator = torch.Generator().manual_seed(
-            100_000_000 * rank + 1_000_000 + 1000 * number + i
-        )
-        bags = sizes.tables * case.samples
-        values, lengths = random_bags(generator, bags, sizes.pooling, sizes.rows)
-        batches.append((keys, values.to(device()), lengths.to(device())))
-    return batches
 
 
 Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
@@ -269,7 +256,7 @@ def _sharded(
     """The sharded collection, and the optimizer that a peer's data-parallel tables need."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
     collection = made(
-        tables=table_configs(library, sizes), device=torch.device("meta") if on_meta else device()
+        tables=bag_configs(library, sizes), device=torch.device("meta") if on_meta else device()
     )
     by_caller = case.sharding == "data_parallel" and library.root != OURS
     if not by_caller:
@@ -280,11 +267,6 @@ def _sharded(
     sharded = sharder.shard(collection, plan, env, device())
     optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
     return sharded, optimizer
-
-
-def table_configs(library: Library, sizes: Sizes) -> list[Any]:
-    """The configs of a case's tables, in a library's class."""
-    return bag_configs(library, sizes.tables, sizes.rows, sizes.columns)
 
 
 def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
@@ -310,7 +292,7 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
         "table_row_wise": lambda i: table_row_wise(host_index=i % hosts),
         "grid_shard": lambda i: grid_shard(host_indexes=list(range(hosts))),
     }
-    tables = table_configs(Library(OURS), sizes)
+    tables = bag_configs(Library(OURS), sizes)
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     plan = construct_module_sharding_plan(
         collection,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
-from tutorec.bench.peer import Library, Sizes, fuse_optimizer, random_bags, time_each
+from tutorec.bench.peer import Library, Sizes, bag_configs, fuse_optimizer, random_bags, time_each
 from tutorec.bench.sharded_rank import (
     TOLERANCE,
     Found,
@@ -20,7 +20,6 @@ from tutorec.bench.sharded_rank import (
     module_plan,
     quiet,
     rank_group,
-    table_configs,
     table_pieces,
 )
 from tutorec.datasets.utils import Batch
@@ -169,7 +168,7 @@ def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weight
 def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     """The model over all ranks, with the same weights in both libraries."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    collection = made(tables=table_configs(library, shape.tables), device=device())
+    collection = made(tables=bag_configs(library, shape.tables), device=device())
     fuse_optimizer(library, "rowwise_adagrad", collection)
     models = library.module("models.dlrm")
     dense_layers = [*shape.dense_layers, shape.tables.columns]
