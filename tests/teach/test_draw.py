@@ -38,7 +38,6 @@ class Lists:
 def charts():
     return {
         "bars": draw.bars({"loop": 1.2, "kernel": 0.003}, unit="s"),
-        "histogram": draw.histogram(torch.arange(9), unit="ids"),
         "rank_frequency": draw.rank_frequency(torch.tensor([7, 7, 7, 1]), what="product"),
         "curves": draw.curves({"AUC": [0.5, 0.7]}, quantity="AUC", baseline=0.6, optimum=0.72),
         "timeline": draw.timeline(Trace(-1, EVENTS)),
@@ -51,7 +50,6 @@ def charts():
 
 CLAIMS = {
     "bars": "loop: 1.2 s, 400 times kernel",
-    "histogram": "half of 9 values are below 4 ids",
     "rank_frequency": "the most frequent 1 % of products make up 75 % of 4 occurrences",
     "curves": "training closes 83 % of the gap between the baseline and the best possible",
     "timeline": "ranks spend 25 % of the time waiting",

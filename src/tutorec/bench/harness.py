@@ -248,18 +248,14 @@ def time_call(call: Callable[[], object], repeat: int = 1) -> Sample:
     return Sample((_cpu_seconds() - cpu) / repeat, (time.perf_counter() - wall) / repeat)
 
 
-def time_command(
-    command: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, str] | None = None
-) -> Sample:
+def time_command(command: Sequence[str], cwd: str | Path | None = None) -> Sample:
     """CPU and wall seconds of a command, from start to exit.
 
     Raises:
         RuntimeError: the command fails; the message ends with what it wrote to stderr.
     """
     cpu, wall = _cpu_seconds(), time.perf_counter()
-    done = subprocess.run(
-        list(command), cwd=cwd, env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(list(command), cwd=cwd, capture_output=True, text=True, check=False)
     sample = Sample(_cpu_seconds() - cpu, time.perf_counter() - wall)
     if done.returncode:
         raise RuntimeError(f"the command ended with {done.returncode}:\n{done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Charts of measured numbers: bars, histograms, rank and frequency, curves, timelines, traffic."""
+"""Charts of measured numbers: bars, rank and frequency, curves, timelines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from tutorec._text import byte_unit
 from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, rank_color, style
 from tutorec.teach.trace import Event, Trace
 from tutorec.teach.units import number, seconds, size
 
-__all__ = ["bars", "curves", "histogram", "rank_frequency", "timeline", "traffic"]
+__all__ = ["bars", "curves", "rank_frequency", "timeline"]
 
 _HATCHES = ("", "///", "...", "xx", "\\\\\\", "++")
 _DASHES = ("-", "--", ":", "-.")
+_HEAD = 0.01  # share of the ids that are called the most frequent
+_WAITING = "wait"  # the stage in which a rank only waits
 # A prediction and its measured points.
 _PAIRS = ((ACCENT, "-", "o"), (INK, "--", "s"), (ACCENT, ":", "^"))
 
@@ -33,10 +36,11 @@ def _value_label(value: float, unit: str) -> str:
 
 def _axis_scale(largest: float, unit: str) -> tuple[float, str]:
     """What one tick of an axis stands for, so that seconds and bytes have readable numbers."""
-    steps = {
-        "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-        "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
-    }.get(unit, ((1.0, unit),))
+    if unit == "B":
+        return byte_unit(largest)
+    if unit != "s":
+        return 1.0, unit
+    steps = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
     return next((step for step in steps if largest >= step[0]), steps[-1])
 
 
@@ -92,46 +96,15 @@ def bars(
         return finish(figure, claim, "{largest}: {most}, {ratio:.3g} times {smallest}", facts)
 
 
-def histogram(
-    values: Any, *, unit: str, bins: int = 40, claim: str | None = None, what: str = "how many"
-) -> Chart:
-    """How often values fall into equal intervals.
-
-    Args:
-        values: A tensor or sequence of numbers.
-        unit: Of the horizontal axis.
-        bins: Intervals.
-        claim: Title; may use {mean}, {median}, {most}, {least}, {count}.
-        what: Name of the vertical axis.
-    """
-    flat = np.asarray(torch.as_tensor(values).flatten(), dtype=float)
-    facts = {
-        "mean": flat.mean(),
-        "median": float(np.median(flat)),
-        "most": flat.max(),
-        "least": flat.min(),
-        "count": flat.size,
-    }
-    with style():
-        figure = canvas(3.2)
-        axes = figure.add_subplot()
-        axes.hist(flat, bins=bins, color=ACCENT)
-        axes.set_xlabel(unit)
-        axes.set_ylabel(what)
-        return finish(
-            figure, claim, "half of {count:,} values are below {median:.3g} " + unit, facts
-        )
-
-
 def rank_frequency(
-    ids: Any | Mapping[str, Any], *, top: float = 0.01, claim: str | None = None, what: str = "id"
+    ids: Any | Mapping[str, Any], *, claim: str | None = None, what: str = "id"
 ) -> Chart:
     """Frequencies of ids in descending order, on two logarithmic axes.
 
     Args:
         ids: A tensor of ids, or several by name; the claim is about the first.
-        top: The share of ids that counts as the head.
-        claim: Title; may use {top}, {top_share}, {distinct}, {count}, {most}.
+        claim: Title; may use {top} (the share of ids that counts as the head), {top_share},
+            {distinct}, {count}, {most}.
         what: What is counted ("product").
     """
     series = ids if isinstance(ids, Mapping) else {"": ids}
@@ -148,9 +121,9 @@ def rank_frequency(
                 .values
             )
             if not facts:
-                head = max(1, math.ceil(top * len(counts)))
+                head = max(1, math.ceil(_HEAD * len(counts)))
                 facts = {
-                    "top": top,
+                    "top": _HEAD,
                     "top_share": (counts[:head].sum() / counts.sum()).item(),
                     "distinct": len(counts),
                     "count": int(counts.sum()),
@@ -232,21 +205,14 @@ def curves(
         return finish(figure, claim, default, facts)
 
 
-def timeline(
-    record: Trace | Mapping[str, Trace],
-    *,
-    waiting: Sequence[str] = ("wait",),
-    claim: str | None = None,
-) -> Chart:
+def timeline(record: Trace | Mapping[str, Trace], *, claim: str | None = None) -> Chart:
     """When each rank was in which stage, from measured timestamps.
 
-    A bar has the colour of its rank; stages differ by pattern, and stages named in `waiting` are
-    hollow.
+    A bar has the colour of its rank; stages differ by pattern, and "wait" is hollow.
 
     Args:
         record: A merged trace, or several by name, drawn below each other on one scale, each from
             its first event. Events without a duration are left out.
-        waiting: Stages in which a rank only waits.
         claim: Title; may use, of the first trace, {total} and {waited} (s, the latter summed over
             ranks), {waiting_share}, {longest}, {slowest_rank}; with two traces {total_2},
             {waited_2}, ... of the second.
@@ -260,12 +226,10 @@ def timeline(
         if not trace.spans():
             raise ValueError(f"timeline {name!r} needs events with a duration; none were recorded")
         suffix = f"_{position + 1}" if position else ""
-        facts |= {
-            f"{key}{suffix}": value for key, value in _span_facts(trace.spans(), waiting).items()
-        }
+        facts |= {f"{key}{suffix}": value for key, value in _span_facts(trace.spans()).items()}
     stages = list(dict.fromkeys(stage for trace in traces.values() for stage in trace.stages()))
-    busy = [stage for stage in stages if stage not in waiting]
-    longest = max(_span_facts(trace.spans(), waiting)["total"] for trace in traces.values())
+    busy = [stage for stage in stages if stage != _WAITING]
+    longest = max(_span_facts(trace.spans())["total"] for trace in traces.values())
     scale, unit = (1e3, "ms") if longest < 2 else (1.0, "s")
     rows = [len({event.rank for event in trace.spans()}) for trace in traces.values()]
     with style():
@@ -280,13 +244,13 @@ def timeline(
         return finish(figure, claim, "ranks spend {waiting_share:.0%} of the time waiting", facts)
 
 
-def _span_facts(events: Sequence[Event], waiting: Sequence[str]) -> dict[str, Any]:
+def _span_facts(events: Sequence[Event]) -> dict[str, Any]:
     """What a timeline's claim may say about one trace."""
     begin, end = min(event.start for event in events), max(event.end for event in events)
     took: dict[str, float] = {}
     for event in events:
         took[event.stage] = took.get(event.stage, 0.0) + event.end - event.start
-    waited = sum(took.get(stage, 0.0) for stage in waiting)
+    waited = took.get(_WAITING, 0.0)
     return {
         "total": end - begin,
         "waited": waited,
@@ -297,7 +261,7 @@ def _span_facts(events: Sequence[Event], waiting: Sequence[str]) -> dict[str, An
 
 
 def _pattern(stage: str, busy: Sequence[str]) -> str | None:
-    """The hatch of a stage; None for a stage of waiting, which is drawn hollow."""
+    """The hatch of a stage; None for waiting, which is drawn hollow."""
     return _HATCHES[busy.index(stage) % len(_HATCHES)] if stage in busy else None
 
 
@@ -320,41 +284,3 @@ def _spans(
         axes.barh(ranks.index(event.rank), width, left=left, height=0.6, **look)
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
-
-
-def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Chart:
-    """Counted bytes from every rank (row) to every rank (column); the longest bar is the maximum.
-
-    Args:
-        matrix: W rows of W numbers, such as `Trace.bytes_between` gives.
-        claim: Title; may use {total}, {most}, {largest_sender}, {largest_share}.
-    """
-    counted = np.asarray(matrix, dtype=float)
-    world, out = len(counted), counted.sum(axis=1)
-    facts = {
-        "total": size(float(out.sum())),
-        "most": size(float(counted.max())),
-        "largest_sender": int(out.argmax()),
-        "largest_share": float(out.max() / out.sum()) if out.sum() else 0.0,
-    }
-    with style():
-        figure = canvas(1.7 + 0.5 * world)
-        axes = figure.add_subplot()
-        peak = counted.max() or 1.0
-        for row, column in itertools.product(range(world), repeat=2):
-            left, top, share = column - 0.46, row - 0.42, counted[row, column] / peak
-            axes.add_patch(
-                Rectangle((left, top), 0.92, 0.84, facecolor="none", edgecolor=INK, alpha=0.4)
-            )
-            axes.add_patch(
-                Rectangle((left, top + 0.6), 0.92 * share, 0.24, facecolor=rank_color(row))
-            )
-            axes.text(column, row - 0.1, size(counted[row, column]), ha="center", va="center")
-        axes.set(xlim=(-0.5, world - 0.5), ylim=(world - 0.5, -0.5))
-        axes.set_xticks(range(world), [f"to rank {rank}" for rank in range(world)])
-        axes.set_yticks(range(world), [f"from rank {rank}" for rank in range(world)])
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        return finish(
-            figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts
-        )

@@ -5,13 +5,13 @@ the chapter's checks.
 """
 
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
-from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
+from tutorec.teach.charts import bars, curves, rank_frequency, timeline
 from tutorec.teach.cuts import cuts, one_table
 from tutorec.teach.diagram import Diagram
 from tutorec.teach.dots import dots
 from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.host_sums import host_sums
-from tutorec.teach.hosts import hosts
+from tutorec.teach.hosts import hosts, traffic
 from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
@@ -47,7 +47,6 @@ __all__ = [
     "dots",
     "gantt",
     "here",
-    "histogram",
     "host_sums",
     "hosts",
     "jagged",

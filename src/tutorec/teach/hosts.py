@@ -1,4 +1,4 @@
-"""Traffic between ranks that share hosts: what stays inside a machine, what leaves it."""
+"""Traffic between ranks, and between hosts: what stays inside a machine, what leaves it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,42 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.patches import Rectangle
 
 from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
 from tutorec.teach.units import size
 
-__all__ = ["hosts"]
+__all__ = ["hosts", "traffic"]
 
 _PANELS_A_ROW = 2
+
+
+def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Chart:
+    """Counted bytes from every rank (row) to every rank (column); the longest bar is the maximum.
+
+    Args:
+        matrix: W rows of W numbers, such as `Trace.bytes_between` gives.
+        claim: Title; may use {total}, {most}, {largest_sender}, {largest_share}.
+    """
+    counted = np.asarray(matrix, dtype=float)
+    world, out = len(counted), counted.sum(axis=1)
+    facts = {
+        "total": size(float(out.sum())),
+        "most": size(float(counted.max())),
+        "largest_sender": int(out.argmax()),
+        "largest_share": float(out.max() / out.sum()) if out.sum() else 0.0,
+    }
+    with style():
+        figure = canvas(1.7 + 0.5 * world)
+        axes = figure.add_subplot()
+        peak = counted.max() or 1.0
+        for row, column in itertools.product(range(world), repeat=2):
+            _field(axes, row, column, counted[row, column], peak)
+        _name_ranks(axes, world, "rank ")
+        return finish(
+            figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts
+        )
 
 
 def hosts(
@@ -85,18 +113,26 @@ def _panel(axes: Any, matrix: Sequence[Sequence[int]], local_size: int, peak: in
     for row, column in itertools.product(range(world), repeat=2):
         if row == column:
             continue
-        left, top = column - 0.45, row - 0.4
-        axes.add_patch(Rectangle((left, top), 0.9, 0.8, facecolor="none", edgecolor=INK, alpha=0.4))
-        share = matrix[row][column] / peak
-        axes.add_patch(Rectangle((left, top + 0.58), 0.9 * share, 0.22, facecolor=rank_color(row)))
-        axes.text(
-            column, row - 0.1, size(matrix[row][column]), ha="center", va="center", fontsize=9
-        )
+        _field(axes, row, column, matrix[row][column], peak, fontsize=9)
     for wall in range(local_size, world, local_size):
         axes.axhline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
         axes.axvline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
+    _name_ranks(axes, world)
+
+
+def _field(axes: Any, row: int, column: int, nbytes: float, peak: float, **text: Any) -> None:
+    """The bytes from one rank to another, and a bar in the sender's colour."""
+    left, top = column - 0.45, row - 0.4
+    axes.add_patch(Rectangle((left, top), 0.9, 0.8, facecolor="none", edgecolor=INK, alpha=0.4))
+    width = 0.9 * nbytes / peak
+    axes.add_patch(Rectangle((left, top + 0.58), width, 0.22, facecolor=rank_color(row)))
+    axes.text(column, row - 0.1, size(nbytes), ha="center", va="center", **text)
+
+
+def _name_ranks(axes: Any, world: int, noun: str = "") -> None:
+    """Receivers below the columns, senders beside the rows, no frame."""
     axes.set(xlim=(-0.5, world - 0.5), ylim=(world - 0.5, -0.5))
-    axes.set_xticks(range(world), [f"to {rank}" for rank in range(world)])
-    axes.set_yticks(range(world), [f"from {rank}" for rank in range(world)])
+    axes.set_xticks(range(world), [f"to {noun}{rank}" for rank in range(world)])
+    axes.set_yticks(range(world), [f"from {noun}{rank}" for rank in range(world)])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -9,6 +9,7 @@ from tutorec.teach.diagram import WIDTH, Diagram
 
 __all__ = ["placing"]
 
+_RANKS = 2
 _BARS, _SUM = 27.0, 7.0  # left edge of the bars, room for the sum on their right
 
 
@@ -16,31 +17,29 @@ def placing(
     steps: Sequence[tuple[str, Mapping[str, int]]],
     ms: Mapping[str, float],
     *,
-    ranks: int = 2,
     claim: str,
 ) -> Chart:
-    """Plans below each other, a bar for each rank, as long as the rank is busy.
+    """Plans for two ranks below each other, a bar for each rank, as long as the rank is busy.
 
     Args:
         steps: What was done, and the plan after it: table -> rank. Tables that were on another
             rank, or on none, in the step before are framed.
         ms: Table -> its milliseconds.
-        ranks: How many there are.
         claim: The title; ``{first}`` and ``{last}`` are the milliseconds of the slowest rank in the
             first and the last step, ``{steps}`` counts the steps.
     """
     busy = [
-        [sum(ms[table] for table, at in plan.items() if at == rank) for rank in range(ranks)]
+        [sum(ms[table] for table, at in plan.items() if at == rank) for rank in range(_RANKS)]
         for _, plan in steps
     ]
     scale = (WIDTH - _BARS - _SUM) / max(map(max, busy))
-    height = 1.3 * ranks + 0.8
+    height = 1.3 * _RANKS + 0.8
     diagram = Diagram(lines=height * len(steps) + 0.2)
     before = steps[0][1]
     for number, (done, plan) in enumerate(steps):
         top = 0.4 + height * number
-        diagram.text(0, top + 0.65 * ranks, done)
-        for rank in range(ranks):
+        diagram.text(0, top + 0.65 * _RANKS, done)
+        for rank in range(_RANKS):
             y, x = top + 1.3 * rank, _BARS
             diagram.text(_BARS - 1, y + 0.6, f"rank {rank}", align="right")
             for table in (table for table, at in plan.items() if at == rank):

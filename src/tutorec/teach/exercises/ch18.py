@@ -13,9 +13,9 @@ _ROWS, _COLUMNS = 100_000_000, 64
 _ROW = 4 * _COLUMNS + 4  # bytes of a row and of its state under row-wise Adagrad
 
 
-def _remapped_rows(of_mapping: int, row: int = _ROW) -> int:
+def _remapped_rows(of_mapping: int) -> int:
     """Rows that take the bytes of the hashed table, with so many bytes of the mapping for each."""
-    return _ROWS * _ROW // (row + of_mapping)
+    return _ROWS * _ROW // (_ROW + of_mapping)
 
 
 def _first_above(least: int, seen: Sequence[int]) -> int:
