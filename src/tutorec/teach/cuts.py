@@ -36,7 +36,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
     if not plans or not all(plans.values()):
         raise ValueError(f"cuts needs plans that have tables, got {[*map(len, plans.values())]}")
     boxes = {
-        name: {table: _boxes(entry) for table, entry in plan.items()}
+        name: {table: shard_boxes(entry) for table, entry in plan.items()}
         for name, plan in plans.items()
     }
     held = {
@@ -100,7 +100,7 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
         grid = figure.subplots(lines, 2, squeeze=False).flatten()
         readers = {}
         for axes, (name, entry) in zip(grid, plans.items(), strict=False):
-            boxes, (_, columns) = _boxes(entry), entry.table_shape()
+            boxes, (_, columns) = shard_boxes(entry), entry.table_shape()
             held = [str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high]
             readers[name] = " and ".join(held)
             copies = not entry.shards()
@@ -138,8 +138,12 @@ def _shard(axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: i
         axes.plot([left, left + wide], [mark, mark], color=INK, linewidth=5, solid_capstyle="butt")
 
 
-def _boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
-    """(rank, first row, first column, rows, columns) of each shard; a copy is the whole table."""
+def shard_boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
+    """(rank, first row, first column, rows, columns) of each shard; a copy is the whole table.
+
+    Args:
+        entry: With `shards()`, `table_shape()` and `ranks`.
+    """
     if entry.shards():
         return [
             (shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes)

@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.patches import Patch, Rectangle
 
 from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
+from tutorec.teach.cuts import shard_boxes
 from tutorec.teach.units import size
 
 __all__ = ["resharding"]
@@ -38,10 +39,10 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
         raise ValueError(
             f"the table was saved as {saved.table_shape()}, and a plan has another shape: {wrong}"
         )
-    files = _shards(saved)
+    files = shard_boxes(saved)
     panels = {
         f"saved by {len(files)} ranks": files,
-        **{name: _shards(entry) for name, entry in loaded.items()},
+        **{name: shard_boxes(entry) for name, entry in loaded.items()},
     }
     facts: dict[str, Any] = {"files": len(files)}
     with style():
@@ -65,14 +66,6 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
         ]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
         return finish(figure, claim, "{reads_1} parts are read from {files} files", facts)
-
-
-def _shards(entry: Any) -> list[tuple[int, int, int, int, int]]:
-    """(rank, first row, first column, rows, columns) of each shard."""
-    return [
-        (shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes)
-        for shard in entry.shards()
-    ]
 
 
 def _panel(

@@ -129,7 +129,7 @@ def partial_sums(
         first = rank * height
         diagram.text(x, 0.4, f"rank {rank}: rows {first} to {first + height - 1}", bold=True)
         owners = [[one // height for one in bag] for bag in bags[rank]]
-        start = _colored(diagram, x, 1.9, bags[rank], owners, mark)
+        start = _bags(diagram, x, 1.9, bags[rank], owners, mark)
         mine = [[one for one in bag if one // height == rank] for bag in every]
         here = _bags(diagram, x, 7.9, mine, rank, mark, "its ids of all bags")
         diagram.arrow((x + 3, start.bottom[1]), (x + 3, 6.7))
@@ -158,22 +158,6 @@ def partial_sums(
     return diagram.chart(claim, split=split, bags=len(every))
 
 
-def _colored(
-    diagram: Diagram,
-    x: float,
-    y: float,
-    bags: Sequence[Sequence[int]],
-    owners: Sequence[Sequence[int]],
-    mark: int,
-) -> Node:
-    """Bags with a gap between them, each id in the colour of the rank that holds its row."""
-    start = x
-    for bag, ranks in zip(bags, owners, strict=True):
-        marked = [position for position, one in enumerate(bag) if one == mark]
-        start += diagram.strip(start, y, bag, rank=ranks, marked=marked, cell=_CELL).width + 0.8
-    return Node(x, y, start - 0.8 - x, 1.2)
-
-
 def _lists(batch: Any) -> dict[str, list[list[int]]]:
     """Feature -> the ids of each sample."""
     return {
@@ -197,15 +181,19 @@ def _bags(
     x: float,
     y: float,
     bags: Sequence[Sequence[int]],
-    rank: int,
+    ranks: int | Sequence[Sequence[int]],
     mark: int,
-    title: str,
+    title: str = "",
 ) -> Node:
-    """The lists of a feature, a gap between samples; an empty list is an empty cell."""
+    """Bags with a gap between them; an empty one is an empty cell.
+
+    Ids have the colour of one rank, or each that of the rank that holds its row.
+    """
     diagram.text(x, y - 0.6, title)
     start = x
-    for bag in bags:
+    for place, bag in enumerate(bags):
         marked = [position for position, one in enumerate(bag) if one == mark]
+        rank = ranks if isinstance(ranks, int) else ranks[place]
         node = diagram.strip(
             start, y, bag or [" "], rank=rank if bag else None, marked=marked, cell=_CELL
         )
