@@ -27,7 +27,7 @@ model. Without ``module`` the model is the collection. A ``pooling`` of ``NONE``
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec._check import did_you_mean
+from tutorec._check import did_you_mean, require_one_of
 from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.errors import bad_input
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -43,15 +43,18 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingC
 from tutorec.types import DataType
 
 _TOP = ("batch_size", "fused_params", "tables")
-_TABLE = (
-    "name num_embeddings embedding_dim feature_names data_type pooling is_weighted module".split()
-)
-_LISTS = "sharding_types compute_kernels pooling_factors num_poolings batch_sizes pin".split()
-_CONSTRAINTS = (*_LISTS, "min_partition", "colocate")
+_TABLE = "name num_embeddings embedding_dim feature_names data_type pooling module".split()
+_CONSTRAINTS = (
+    "sharding_types compute_kernels pooling_factors num_poolings batch_sizes pin min_partition "
+    "colocate is_weighted"
+).split()
+_LISTS = ("feature_names", *_CONSTRAINTS[:6])
 _MOST = {
     "num_embeddings": 10**15,
     "embedding_dim": 10**6,
 }  # with more columns, too many column shardings would be listed
+
+_Config = EmbeddingBagConfig | EmbeddingConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +85,10 @@ def load_tables(path: str | os.PathLike[str]) -> TableFile:
     Raises:
         PlannerError: It is not YAML, or a table is invalid.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise bad_input(
-            f"{os.fspath(path)} is not text in UTF-8: {error}; write it as YAML"
-        ) from None
-    return tables_of(text, os.fspath(path))
+    return tables_of(Path(path).read_bytes(), os.fspath(path))
 
 
-def tables_of(text: str, source: str = "the text") -> TableFile:
+def tables_of(text: str | bytes, source: str = "the text") -> TableFile:
     """Read the text of a table file.
 
     Args:
@@ -118,34 +115,39 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
                 "the file lists no tables: give 'tables:' with name, num_embeddings and "
                 "embedding_dim of each"
             )
-        tables = [
-            _table(entry, f"entry {number} of tables") for number, entry in enumerate(entries, 1)
-        ]
-        names = [table.config.name for table in tables]
-        for name in names:
-            if names.count(name) > 1:
-                raise bad_input(f"{names.count(name)} tables have the name {name!r}: rename one")
+        constraints: dict[str, ParameterConstraints] = {}
+        modules: dict[str, list[_Config]] = {}
+        for number, entry in enumerate(entries, 1):
+            path, config, constraint = _table(entry, f"entry {number} of tables")
+            if config.name in constraints:
+                raise bad_input(f"2 tables have the name {config.name!r}: rename one")
+            constraints[config.name] = constraint
+            modules.setdefault(path, []).append(config)
         fused = top.get("fused_params")
         return TableFile(
-            _model(tables),
-            {table.config.name: table.constraints for table in tables if table.constraints},
+            _model(modules),
+            constraints,
             _number(top.get("batch_size")),
             None
             if fused is None
             else {key: _number(value) for key, value in _mapping(fused, "fused_params").items()},
-            tuple(f"{table.path}.{table.config.name}".strip(".") for table in tables),
+            tuple(
+                f"{path}.{config.name}".strip(".")
+                for path, configs in modules.items()
+                for config in configs
+            ),
         )
     except (ValueError, TypeError, RuntimeError, OverflowError, KeyError) as error:
         raise bad_input(f"{source}: {error.args[0] if error.args else error}") from None
 
 
-def _load(text: str) -> Any:
+def _load(text: str | bytes) -> Any:
     """Parse YAML into dicts and lists; refuses duplicate keys, which YAML's loader ignores."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            keys = [key.value for key, _ in node.value]
             for key, _ in node.value:
                 if keys.count(key.value) > 1:
                     raise bad_input(
@@ -158,10 +160,6 @@ def _load(text: str) -> Any:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise bad_input(f"this is not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise bad_input(
-            "this is not a list of tables: its lists and mappings are nested too deep"
-        ) from None
 
 
 def _mapping(value: object, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
@@ -187,27 +185,22 @@ def _number(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    config: EmbeddingBagConfig | EmbeddingConfig
-    weighted: bool
-    path: str
-    constraints: ParameterConstraints | None
-
-
-def _table(entry: object, what: str) -> _Table:
-    given = _mapping(entry, what, (*_TABLE, *_CONSTRAINTS))
+def _table(entry: object, what: str) -> tuple[str, _Config, ParameterConstraints]:
+    """The path, configuration and constraints of a table."""
+    given: dict[str, Any] = {
+        key: [value] if key in _LISTS and not isinstance(value, list) else value
+        for key, value in _mapping(entry, what, (*_TABLE, *_CONSTRAINTS)).items()
+        if value is not None
+    }
     for key in ("name", "num_embeddings", "embedding_dim"):
         if key not in given:
             raise bad_input(f"{what} lacks {key!r}")
-    name, path, weighted = given["name"], given.get("module", ""), given.get("is_weighted", False)
+    name, path = given["name"], given.get("module", "")
     features = given.get("feature_names", [name])
-    features = features if isinstance(features, list) else [features]
     for text in (name, path, *features):
         if not isinstance(text, str):  # YAML reads no, 7 and 1:20 as other types than str
             raise bad_input(f"{what}: {text!r} is not a name: write it in quotes")
-    if weighted not in (True, False):
-        raise bad_input(f"table {name!r}: is_weighted is {weighted!r}: write true or false")
+    require_one_of(f"table {name!r}: is_weighted", given.get("is_weighted", False), (True, False))
     pooling = _member(PoolingType, given.get("pooling", "SUM"), name)
     fields = {
         "num_embeddings": _number(given["num_embeddings"]),
@@ -224,13 +217,8 @@ def _table(entry: object, what: str) -> _Table:
     for key, most in _MOST.items():
         if fields[key] > most:
             raise bad_input(f"table {name!r}: {key} is {fields[key]:,}: give at most {most:,}")
-    constraints = {}
-    for key in _CONSTRAINTS:
-        if (value := _number(given.get(key))) is not None:
-            constraints[key] = [value] if key in _LISTS and not isinstance(value, list) else value
-    return _Table(
-        config, weighted, path, ParameterConstraints(**constraints) if constraints else None
-    )
+    constraints = {key: _number(given[key]) for key in _CONSTRAINTS if key in given}
+    return path, config, ParameterConstraints(**constraints)
 
 
 def _member(kind: Any, value: Any, table: str) -> Any:
@@ -243,46 +231,31 @@ def _member(kind: Any, value: Any, table: str) -> Any:
     )
 
 
-def _model(tables: Iterable[_Table]) -> nn.Module:
+def _model(modules: Mapping[str, list[_Config]]) -> nn.Module:
     """The tables in their collections, each at its path; without a path, the collection."""
-    by_path: dict[str, list[_Table]] = {}
-    for table in tables:
-        by_path.setdefault(table.path, []).append(table)
     root = nn.Module()
-    for path, members in sorted(by_path.items()):
-        collection = _collection(members)
-        if not path and len(by_path) == 1:
+    for path, configs in sorted(modules.items()):
+        collection = _collection(configs)
+        if not path and len(modules) == 1:
             return collection
-        *parents, last = names = path.split(".")
-        for name in names:
-            if path and (not name or hasattr(nn.Module(), name)):
-                raise bad_input(
-                    f"module {path!r}: {name!r} is empty or an attribute of every module: "
-                    "write 'sparse.bags'"
-                )
+        *parents, last = path.split(".")
         module = root
         for name in parents:
-            if not hasattr(module, name):
+            if name not in dict(module.named_children()):
                 module.add_module(name, nn.Module())
             module = module.get_submodule(name)
         if not path or isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
             raise bad_input(
-                f"table {members[0].config.name!r}: module {path!r} and another one are inside "
-                "one another"
+                f"table {configs[0].name!r}: module {path!r} and another one are inside one another"
             )
         module.add_module(last, collection)
     return root
 
 
-def _collection(members: list[_Table]) -> nn.Module:
-    if len({(type(member.config), member.weighted) for member in members}) > 1:
-        names = ", ".join(repr(member.config.name) for member in members)
-        raise bad_input(
-            f"tables {names} differ in is_weighted, or in whether they pool: give them "
-            "different modules"
-        )
-    configs: list[Any] = [member.config for member in members]
-    meta = torch.device("meta")
-    if isinstance(members[0].config, EmbeddingConfig):
-        return EmbeddingCollection(configs, device=meta)
-    return EmbeddingBagCollection(configs, is_weighted=members[0].weighted, device=meta)
+def _collection(configs: list[Any]) -> nn.Module:
+    kinds = {type(config) for config in configs}
+    if len(kinds) > 1:
+        names = ", ".join(repr(config.name) for config in configs)
+        raise bad_input(f"tables {names} differ in whether they pool: give them different modules")
+    kind = EmbeddingCollection if EmbeddingConfig in kinds else EmbeddingBagCollection
+    return kind(configs, device=torch.device("meta"))
