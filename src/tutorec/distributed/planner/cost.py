@@ -246,14 +246,38 @@ class Work(NamedTuple):
     gradients_back: tuple[Leg, ...] = ()
 
 
-def table_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
+def table_wise_work(
+    facts: TableFacts,
+    size: Size,
+    topology: Topology,
+    home: CollectiveType = CollectiveType.ALL_TO_ALL,
+    back: CollectiveType = CollectiveType.ALL_TO_ALL,
+) -> Work:
     """Table-wise: the holder looks up all ranks' ids and returns their rows (eq-cost-tw).
 
     It receives ``b_i * (S + N) + b_w * N`` bytes of ids from each rank, makes W * N lookups, and
     sends ``b_r * S * d`` bytes of rows to each rank. A column shard is a table of d columns, which
-    gets all ids (eq-cost-cw).
+    gets all ids (eq-cost-cw); a shard of r rows gets n of the N ids.
     """
-    return _rows_to_ranks(facts, size, topology)
+    found = facts.total_ids * size[0] / max(facts.rows, 1)
+    bags = facts.total_samples
+    rows = bags if facts.pooled else found
+    inside, across = _peers(topology)
+    ids_in = _id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found
+    rows_home, gradients_back = (
+        each * rows * size[1] for each in (facts.row_wire_bytes, facts.gradient_wire_bytes)
+    )
+    world_size = topology.world_size
+    return Work(
+        lookups=world_size * found,
+        outputs=world_size * rows,
+        updates=world_size * found,
+        gradients=world_size * rows,
+        lists=world_size * bags,
+        ids_in=(Leg(inside * ids_in, across * ids_in),),
+        rows_home=(Leg(inside * rows_home, across * rows_home, home),),
+        gradients_back=(Leg(inside * gradients_back, across * gradients_back, back),),
+    )
 
 
 def row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
@@ -262,7 +286,7 @@ def row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     It receives ``b_i * (S + n) + b_w * n`` bytes of ids from each rank, makes W * n lookups, and
     sends ``b_r * S * D`` bytes of rows to each rank.
     """
-    return _rows_to_ranks(
+    return table_wise_work(
         facts, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
     )
 
@@ -275,7 +299,7 @@ def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Wo
     rows are sent to their ranks directly. Each column shard of a grid is such a table
     (eq-cost-grid).
     """
-    work = _rows_to_ranks(facts, size, topology)
+    work = table_wise_work(facts, size, topology)
     if not facts.pooled:
         return work
     hosts, peers = topology.num_hosts, topology.intra_group_size - 1
@@ -519,35 +543,6 @@ def distinct_rows(ids: float, rows: int) -> float:
         632
     """
     return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else min(ids, rows)
-
-
-def _rows_to_ranks(
-    facts: TableFacts,
-    size: Size,
-    topology: Topology,
-    home: CollectiveType = CollectiveType.ALL_TO_ALL,
-    back: CollectiveType = CollectiveType.ALL_TO_ALL,
-) -> Work:
-    """Ids from every rank, and to every rank the shard's rows for its bags or ids."""
-    found = facts.total_ids * size[0] / max(facts.rows, 1)
-    bags = facts.total_samples
-    rows = bags if facts.pooled else found
-    inside, across = _peers(topology)
-    ids_in = _id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found
-    rows_home, gradients_back = (
-        each * rows * size[1] for each in (facts.row_wire_bytes, facts.gradient_wire_bytes)
-    )
-    world_size = topology.world_size
-    return Work(
-        lookups=world_size * found,
-        outputs=world_size * rows,
-        updates=world_size * found,
-        gradients=world_size * rows,
-        lists=world_size * bags,
-        ids_in=(Leg(inside * ids_in, across * ids_in),),
-        rows_home=(Leg(inside * rows_home, across * rows_home, home),),
-        gradients_back=(Leg(inside * gradients_back, across * gradients_back, back),),
-    )
 
 
 def _peers(topology: Topology) -> tuple[int, int]:

@@ -312,15 +312,10 @@ class EmbeddingEnumerator(Enumerator):
             return f"its constraints allow only {', '.join(wanted)}"
         spare, instead = _DENSE, "fused computes the same and keeps no gradient"
         if kind is ShardingType.DATA_PARALLEL and not table.names_optimizer:
-            spare, instead = (
-                _FUSED,
-                "replicated tables are dense unless an optimizer is named for them",
-            )
-        both = all(
-            each in built and each in costed and (not wanted or each in wanted)
-            for each in (_DENSE, _FUSED)
-        )
-        if kernel != spare or not both:
+            spare = _FUSED
+            instead = "replicated tables are dense unless an optimizer is named for them"
+        both = {_DENSE, _FUSED}
+        if kernel != spare or not (both <= {*built} & {*costed} & {*(wanted or both)}):
             return ""
         ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
         return f"{instead}; ParameterConstraints({ask}) asks for it"
