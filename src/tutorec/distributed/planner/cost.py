@@ -171,7 +171,7 @@ def kernel_model(value: str) -> KernelModel:
         >>> kernel_model("batched_fused") is kernel_model("fused")
         True
     """
-    model = _kernels.get(value) or _kernels.get(value.removeprefix("batched_"))
+    model = _kernels.get(value.removeprefix("batched_"))
     if model is None:
         raise PlannerError(
             f"the planner cannot estimate the compute kernel {value!r}: it knows "

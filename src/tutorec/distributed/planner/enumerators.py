@@ -225,13 +225,13 @@ class EmbeddingEnumerator(Enumerator):
             reason = f"it is left to a planner for {constraint.device_group}, and this is {device}"
             self.refusals.append(Refusal(facts.path, facts.name, "", "", reason))
             return
-        ways: list[tuple[ShardingType, str]] = []
-        refusals: list[Refusal] = []
-        for kind, kernel, reason in self._considered(table):
-            if reason:
-                refusals.append(Refusal(facts.path, facts.name, kind.value, kernel, reason))
-            else:
-                ways.append((kind, kernel))
+        considered = list(self._considered(table))
+        ways = [(kind, kernel) for kind, kernel, reason in considered if not reason]
+        refusals = [
+            Refusal(facts.path, facts.name, kind.value, kernel, reason)
+            for kind, kernel, reason in considered
+            if reason
+        ]
         self.refusals += refusals
         if not ways:
             kinds = {ShardingType(kind).value for kind in constraint.sharding_types or ()}

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class Alternatives:
         self.restore = np.argsort(order, axis=1, kind="stable")
         self.needs = np.take_along_axis(needs, order[:, :, None, None], axis=1)  # [C, B, S, 1 + K]
         self.most = self.needs.sum(axis=1).max(axis=(0, 1))
-        self.steps, self.sharpened = self.needs, -1
+        self.steps = self.needs
 
     def place(self, weights: Floats, free: Floats | None) -> Position | None:
         """Position with the least growth of the potential, over these choices; None if none fits.
@@ -193,18 +194,19 @@ class Packing:
             )
         self.positions: list[Position | None] = [None] * len(problem.choices)
         self.holds = np.zeros((problem.world_size, len(problem.choices)), np.bool_)
-        self.placings = self._sharpened = 0
+        self.placings = 0
         self.sharpen(_MEMORY_SHARPNESS, 1.0)
 
     def sharpen(self, sharpness: float, target: float) -> None:
         """Set b of the potential, and the target milliseconds of a rank."""
-        self._sharpened += 1
         of_memory = max(sharpness, _MEMORY_SHARPNESS)
         memory = of_memory / np.maximum(self.room, 1.0)
         self._scale = np.concatenate([[sharpness / max(target, 1e-12)], memory])
         # a rank with full memory has the same weight as one with full time
         self._offset = np.concatenate([[0.0], np.full(len(self.room), sharpness - of_memory)])
         self.weights = self._exp(self.filled)
+        for each in chain.from_iterable(self.alternatives):
+            each.steps = np.expm1(np.minimum(each.needs * self._scale, _LARGEST_EXPONENT))
 
     def _exp(self, filled: Floats) -> Floats:
         return np.exp(np.minimum(filled * self._scale + self._offset, _LARGEST_EXPONENT))
@@ -232,9 +234,6 @@ class Packing:
         for number, each in enumerate(self.alternatives[table]):
             if skipped and skipped[number]:
                 continue
-            if each.sharpened != self._sharpened:
-                each.steps = np.expm1(np.minimum(each.needs * self._scale, _LARGEST_EXPONENT))
-                each.sharpened = self._sharpened
             position = each.place(self.weights, None if (each.most <= least).all() else free)
             if position and (best is None or position.growth < best.growth * (1 - _TIE)):
                 best = position

@@ -435,7 +435,5 @@ def _topology_of_process_group() -> Topology:
     return Topology(
         world_size=world_size,
         compute_device=own_device().type,
-        local_world_size=on_host
-        if on_host is not None and world_size % on_host == 0
-        else world_size,
+        local_world_size=None if on_host is None or world_size % on_host else on_host,
     )
