@@ -258,6 +258,13 @@ def table_wise_work(
     It receives ``b_i * (S + N) + b_w * N`` bytes of ids from each rank, makes W * N lookups, and
     sends ``b_r * S * d`` bytes of rows to each rank. A column shard is a table of d columns, which
     gets all ids (eq-cost-cw); a shard of r rows gets n of the N ids.
+
+    Args:
+        facts: The table.
+        size: Rows and columns of the shard.
+        topology: The machines.
+        home: The collective that returns rows.
+        back: The collective that sends their gradients.
     """
     found = facts.total_ids * size[0] / max(facts.rows, 1)
     bags = facts.total_samples

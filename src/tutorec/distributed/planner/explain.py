@@ -45,13 +45,7 @@ from tutorec.distributed.planner.problem import (
     rank_sums,
     rank_time,
 )
-from tutorec.distributed.planner.report import (
-    PlanReport,
-    choice_perf,
-    names_of,
-    ranks_named,
-    type_of,
-)
+from tutorec.distributed.planner.report import PlanReport, choice_perf, names_of, type_of
 from tutorec.distributed.planner.topology import memory_of
 from tutorec.errors import PlannerError
 
@@ -462,7 +456,7 @@ def _where(report: PlanReport, ranks: Ints) -> str:
     held = set(ranks.tolist())
     if len(held) == report.problem.world_size > 1:
         return "every rank"
-    return ranks_named(sorted(held))
+    return f"{'rank' if len(held) == 1 else 'ranks'} {ranks_text(held)}"
 
 
 def _options_table(report: PlanReport, table: int) -> TextTable:

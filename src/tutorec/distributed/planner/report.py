@@ -352,7 +352,7 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     ]
     allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
     pin = inputs.constraint(option.name).pin
-    pinned = "" if pin is None else f"; pinned to {ranks_named(pin)}"
+    pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"
     lines = [
         f"no sharding plan fits: {tables} {reason} (world_size={problem.world_size})",
         f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_reserved_text(inputs)}",
@@ -371,7 +371,7 @@ def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     count = several(sum(len(problem.choices[table][0].options) for table in tables), "table")
     where = several(problem.world_size, "rank")
     if len(shortage.ranks) < problem.world_size:
-        where = ranks_named(shortage.ranks)
+        where = _ranks(shortage.ranks)
         count += f" pinned to {where}"
     has = "has" if len(shortage.ranks) == 1 else "have"
     need = "together need" if len(tables) > 1 else "needs"
@@ -411,8 +411,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
-    """The ranks as text, after the word rank or ranks."""
+def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
 
 
