@@ -221,7 +221,7 @@ def _write_plan(arguments: argparse.Namespace) -> None:
     if arguments.time_limit is not None and not arguments.time_limit > 0:
         raise ValueError(f"--time-limit {arguments.time_limit}: give a positive number of seconds")
     file = load_tables(arguments.tables)
-    _check_explained(arguments.explain, file.names)
+    _check_explained(arguments.explain, sorted(file.constraints))
     planner = _planner(arguments, file)
     with _bar_while_planning():
         plan = planner.plan(file.model, _sharders(arguments.tables, file))
@@ -240,12 +240,8 @@ def _check_explained(table: str | None, names: Sequence[str]) -> None:
     """A search may take a minute: the table that is to be explained is looked for first."""
     from tutorec._check import did_you_mean
 
-    known = {name.rpartition(".")[2] for name in names} | set(names)
-    if table is not None and table not in known:
-        hint = (
-            did_you_mean(table, sorted(known))
-            or f"; the file has {', '.join(map(repr, names[:5]))}"
-        )
+    if table is not None and table.rpartition(".")[2] not in names:
+        hint = did_you_mean(table, names) or f"; the file has {', '.join(map(repr, names[:5]))}"
         raise ValueError(f"--explain {table}: there is no table {table!r}{hint}")
 
 

@@ -66,14 +66,12 @@ class TableFile:
         constraints: Table name -> its constraints.
         batch_size: B per rank, if given.
         fused_params: The optimizer for the sharders, if given.
-        names: Path and name of each table.
     """
 
     model: nn.Module
     constraints: dict[str, ParameterConstraints]
     batch_size: int | None
     fused_params: dict[str, Any] | None
-    names: tuple[str, ...] = ()
 
 
 def load_tables(path: str | os.PathLike[str]) -> TableFile:
@@ -131,11 +129,6 @@ def tables_of(text: str | bytes, source: str = "the text") -> TableFile:
             None
             if fused is None
             else {key: _number(value) for key, value in _mapping(fused, "fused_params").items()},
-            tuple(
-                f"{path}.{config.name}".strip(".")
-                for path, configs in modules.items()
-                for config in configs
-            ),
         )
     except (ValueError, TypeError, RuntimeError, OverflowError, KeyError) as error:
         raise bad_input(f"{source}: {error.args[0] if error.args else error}") from None
