@@ -15,8 +15,9 @@ each of its rows is a bag in that batch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
@@ -75,21 +76,26 @@ class ReplicatedLookup(EmbeddingLookup):
     rank 0.
 
     Args:
-        lookup: The lookup in this rank's replicas, without exchange.
         groups: The tables.
+        rows_of: Writes the initial rows of a table.
+        device: Device of the rows.
         env: The ranks.
         ids_dtype: Dtype in which ids are sent.
     """
 
+    _lookup_of: Callable[..., GroupedLookup]
+    """Builds the lookup in this rank's replicas, without exchange."""
+
     def __init__(
         self,
-        lookup: GroupedLookup,
         groups: Sequence[TableGroup],
+        rows_of: ShardRows,
+        device: torch.device,
         env: ShardingEnv,
         ids_dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self._lookup = lookup
+        self._lookup = lookup = self._lookup_of(groups, rows_of, device)
         self._env, self._ids_dtype = env, ids_dtype
         self._columns = [columns for group in groups for columns in group.columns]
         self._operators = [module for module in lookup.modules() if isinstance(module, TableBatch)]
@@ -213,27 +219,9 @@ class ReplicatedLookup(EmbeddingLookup):
 
 
 class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
-    """Local samples, all features of the replicated tables -> their pooled rows.
+    """Local samples, all features of the replicated tables -> their pooled rows."""
 
-    Args:
-        groups: The tables.
-        rows_of: Writes the initial rows of a table.
-        device: Device of the rows.
-        env: The ranks.
-        ids_dtype: Dtype in which ids are sent.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[TableGroup],
-        rows_of: ShardRows,
-        device: torch.device,
-        env: ShardingEnv,
-        ids_dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            GroupedPooledEmbeddingsLookup(groups, rows_of, device), groups, env, ids_dtype
-        )
+    _lookup_of = GroupedPooledEmbeddingsLookup
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
         """Local slots, B samples -> ``[B, D]``; flat, slot by slot, for a variable batch."""
@@ -363,27 +351,9 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
 
 
 class ReplicatedEmbeddingsLookup(ReplicatedLookup):
-    """Local ids, all features of the replicated tables -> their rows.
+    """Local ids, all features of the replicated tables -> their rows."""
 
-    Args:
-        groups: The tables.
-        rows_of: Writes the initial rows of a table.
-        device: Device of the rows.
-        env: The ranks.
-        ids_dtype: Dtype in which ids are sent.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[TableGroup],
-        rows_of: ShardRows,
-        device: torch.device,
-        env: ShardingEnv,
-        ids_dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            GroupedEmbeddingsLookup(groups, rows_of, device, ranks=1), groups, env, ids_dtype
-        )
+    _lookup_of = staticmethod(partial(GroupedEmbeddingsLookup, ranks=1))
 
     def _tensors(self, batch: ArrivedIds) -> list[torch.Tensor]:
         return [batch.values]
