@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tutorec import cli
+from tutorec import cli, table_files
 from tutorec.distributed.plan.plan import ShardingPlan
-from tutorec.distributed.planner import table_files
-from tutorec.distributed.planner.table_files import load_tables, tables_of
+from tutorec.table_files import load_tables, tables_of
 
 TABLES = """
 batch_size: 4

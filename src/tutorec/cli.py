@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
-    from tutorec.distributed.planner.table_files import TableFile
+    from tutorec.table_files import TableFile
 
 __all__ = ["main"]
 
@@ -204,7 +204,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
 
 def _write_plan(arguments: argparse.Namespace) -> None:
     """Plan, then print, save and draw."""
-    from tutorec.distributed.planner.table_files import load_tables
+    from tutorec.table_files import load_tables
 
     for path in (arguments.out, arguments.plot):
         # A search may take a minute: what it writes to is looked at first.

@@ -93,6 +93,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "quant.report",
                 "_migrate",
                 "cli",
+                "table_files",
                 "__main__",
             ),
         ),

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed.planner import table_files
+from tutorec import table_files
 from tutorec.distributed.planner.options import ParameterConstraints
-from tutorec.distributed.planner.table_files import load_tables, tables_of
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tutorec.table_files import load_tables, tables_of
 from tutorec.types import DataType
 
 ITEM = "  - {name: item, num_embeddings: 8, embedding_dim: 4}\n"
