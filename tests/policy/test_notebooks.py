@@ -22,6 +22,7 @@ if importlib.util.find_spec("tutorec") is None:
 import tutorec
 tutorec.doctor()"""
 
+SHOWN = re.compile(r"(draw\.show|gantt|(teach\.)?(say|table))\(")
 NAMED_CPU = re.compile(
     r"torch\.device\(\s*\"cpu|\bdevice(_type)?=\"cpu|backend=\"gloo|compute_device=\"cpu"
 )
@@ -153,8 +154,8 @@ def exercise_problems(chapter: Chapter) -> list[str]:
 
 
 def figure_violations(chapter: Chapter) -> list[str]:
-    """A cell shows the value of its last expression only: a figure drawn before that is
-    never seen.
+    """A cell shows the value of its last expression only: a figure, table or sentence before that
+    is never seen.
     """
     found = []
     for cell in chapter.code:
@@ -165,10 +166,10 @@ def figure_violations(chapter: Chapter) -> list[str]:
         lost = [
             node
             for node in body[:-1]
-            if isinstance(node, ast.Expr) and ast.unparse(node).startswith("draw.show(")
+            if isinstance(node, ast.Expr) and SHOWN.match(ast.unparse(node))
         ]
         found += [
-            f"{chapter.name}: cell {cell.raw.get('id')!r} draws a figure that is not its last line"
+            f"{chapter.name}: cell {cell.raw.get('id')!r} shows something that is not its last line"
             for _ in lost
         ]
     return found
@@ -266,9 +267,10 @@ def test_figures_are_the_last_line_of_their_cells():
 def test_figure_policy_rejects_a_figure_before_the_last_line():
     chapter = chapter_of(
         ("code", 'draw.show(chart, alt="a")\nprint(1)', []),
+        ("code", 'gantt(runs)\nsay("a")', []),
         ("code", 'draw.show(chart, alt="a")', []),
     )
-    assert len(figure_violations(chapter)) == 1
+    assert len(figure_violations(chapter)) == 2
 
 
 def test_figures_have_words_on_the_page():
