@@ -81,7 +81,7 @@ def _draw_row(axes: Any, height: int, row: RowLayout, number: int) -> None:
     left, right, look = max(parts, key=lambda part: part[1] - part[0])
     if right < _LINE * _SHOWN:
         plate = (
-            {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
+            {"facecolor": PAPER, "edgecolor": "none", "pad": 2.0}
             if look == "not prefetched"
             else None
         )
