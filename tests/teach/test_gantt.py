@@ -82,3 +82,14 @@ def test_another_wait_is_striped_and_no_part_of_the_share():
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match=r"'loop' has no interval between 20\.000 and 30\.000 s"):
         drawn(between={"loop": (20.0, 30.0)})
+
+
+def test_stages_without_a_letter_in_the_picture_are_named_last():
+    figure = draw.gantt(
+        {"loop": [Interval("load", 0, 0.0, 0.1), *SHOWN]},
+        letters={"load": "L", "forward": "F", "backward": "B"},
+        between={"loop": (0.0, 10.0)},
+        claim="two batches",
+        alt="Two batches",
+    )
+    assert figure.legend.startswith("F: forward; B: backward; too short for a letter: load;")

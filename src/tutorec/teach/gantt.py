@@ -18,6 +18,7 @@ _LEFT, _WIDTH = 15.0, 84.0  # percent: where the bars begin, and the room that t
 _LINE, _BAR, _TITLE = 28, 16, 22  # pixels: a batch, its bar, the title of a panel
 _OPACITY = (0.6, 0.1, 0.35, 0.2)
 _DASHES = ("none", "5 3", "1 2")
+_SHORT = "too short for a letter"
 _STRIPES = (
     '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)">'
@@ -75,8 +76,8 @@ def gantt(
 
     Args:
         panels: Title -> intervals of one rank.
-        letters: Stage -> the letter in its bars; the legend names those that occur. Shades follow
-            their order.
+        letters: Stage -> the letter in its bars; the legend names those that occur, and last the
+            stages whose bars are too short for one. Shades follow their order.
         between: Title -> the time that is shown: seconds from, seconds to.
         claim: The title; may use {window} (the longest time shown, ms) and, of the first panel,
             {waiting_share} (of the time shown), with more panels {waiting_share_2}, ...
@@ -142,7 +143,12 @@ def gantt(
         f'fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
     )
     stages = {each.stage for events in panels.values() for each in events}
-    drawn = {stage: letter for stage, letter in letters.items() if stage in stages}
+    written = "".join(shapes)
+    drawn = {
+        stage: letter if f">{letter}<" in written else _SHORT
+        for stage, letter in letters.items()
+        if stage in stages
+    }
     idle_looks = {
         stage: "striped" if i else "hollow" for i, stage in enumerate(waiting) if stage in stages
     }
@@ -158,8 +164,10 @@ def _legend(
     by_letter: dict[str, list[str]] = {}
     for stage, letter in letters.items():
         by_letter.setdefault(letter, []).append(names.get(stage, stage.replace("_", " ")))
+    short = {_SHORT: by_letter.pop(_SHORT)} if _SHORT in by_letter else {}
     entries = [
-        f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()
+        f"{letter}: {', '.join(dict.fromkeys(stages))}"
+        for letter, stages in (by_letter | short).items()
     ]
     lines = ("thin line", "dashed line", "dotted line")
     entries += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
