@@ -33,7 +33,7 @@ def train(device: torch.device) -> str:
     for _ in range(2):
         losses.append((1 - sharded(kjt).values()).sum())
         losses[-1].backward()
-    return f"the loss fell by {(losses[0] - losses[1]).item():.4f}"
+    return f"the loss fell by {(losses[0] - losses[1]).item():.2f}"
 
 
 if __name__ == "__main__":

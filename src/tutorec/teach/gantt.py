@@ -90,11 +90,11 @@ def gantt(
     """
     scale = max(end - start for start, end in between.values())
     facts: dict[str, Any] = {"window": number(1e3 * scale)}
+    every = [each for intervals in panels.values() for each in intervals]
     flights = list(
         dict.fromkeys(
             each.stage
-            for events in panels.values()
-            for each in events
+            for each in every
             if each.stage not in {*letters, *waiting} and each.end > each.start
         )
     )
@@ -142,17 +142,12 @@ def gantt(
         'font-family="inherit" font-size="12" '
         f'fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
     )
-    stages = {each.stage for events in panels.values() for each in events}
-    written = "".join(shapes)
-    drawn = {
-        stage: letter if f">{letter}<" in written else _SHORT
-        for stage, letter in letters.items()
-        if stage in stages
-    }
+    stages = {each.stage for each in every}
+    drawn = {stage: letter for stage, letter in letters.items() if stage in stages}
     idle_looks = {
         stage: "striped" if i else "hollow" for i, stage in enumerate(waiting) if stage in stages
     }
-    return Gantt(heading, alt, svg, _legend(drawn, flights, idle_looks, names or {}), facts)
+    return Gantt(heading, alt, svg, _legend(drawn, flights, idle_looks, names or {}, svg), facts)
 
 
 def _legend(
@@ -160,9 +155,11 @@ def _legend(
     flights: Sequence[str],
     waiting: Mapping[str, str],
     names: Mapping[str, str],
+    svg: str,
 ) -> str:
     by_letter: dict[str, list[str]] = {}
-    for stage, letter in letters.items():
+    for stage, written in letters.items():
+        letter = written if f">{written}<" in svg else _SHORT
         by_letter.setdefault(letter, []).append(names.get(stage, stage.replace("_", " ")))
     short = {_SHORT: by_letter.pop(_SHORT)} if _SHORT in by_letter else {}
     entries = [
