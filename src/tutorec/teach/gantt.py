@@ -143,7 +143,7 @@ def gantt(
         f'fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
     )
     stages = {each.stage for each in every}
-    drawn = {stage: letter for stage, letter in letters.items() if stage in stages}
+    drawn = {stage: letters[stage] for stage in letters if stage in stages}
     idle_looks = {
         stage: "striped" if i else "hollow" for i, stage in enumerate(waiting) if stage in stages
     }
