@@ -7,11 +7,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import nbformat
 import pytest
+from jupyter_cache import get_cache
+from jupyter_cache.base import CacheBundleIn
+from nbformat import NotebookNode, v4
 from policy.tree import ROOT
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import agreement
+from prompts import named
 
 TREE = "Sharded(\n  (0): SplitTableBatchedEmbeddingBagsCodegen()\n)"
 
@@ -118,14 +123,32 @@ def test_a_notebook_is_held_to_its_own_rows(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("executed", "words"), [(None, "was not executed"), ("4", "the line '3' is missing")]
+    ("code", "printed", "words"),
+    [
+        ("print(3)", "4", "the line '3' is missing"),
+        ("print(3)", "3", ""),
+        ("other code", "3", "was not executed"),
+    ],
 )
-def test_a_build_that_shows_something_else_fails(executed, words, tmp_path, monkeypatch, capsys):
-    notebook = tmp_path / "99_fixture.ipynb"
+def test_a_build_is_held_to_what_its_pages_show(
+    code, printed, words, tmp_path, monkeypatch, capsys
+):
+    """Also when only the text of a notebook changed since it was executed."""
+
+    def notebook(code: str, printed: str, *text: str) -> NotebookNode:
+        tags = {"tags": ["hide-input"]}
+        output = [v4.new_output("stream", text=printed)] if printed else []
+        cell = v4.new_code_cell(code, outputs=output, metadata=tags, id="c")
+        return v4.new_notebook(cells=[*map(v4.new_markdown_cell, text), cell])
+
+    executed = named(notebook("print(3)", printed, "Old text."))
+    get_cache(str(tmp_path)).cache_notebook_bundle(
+        CacheBundleIn(executed, "99_fixture.ipynb"), check_validity=False
+    )
+    now = tmp_path / "99_fixture.ipynb"
+    now.write_text(nbformat.writes(notebook(code, "", "New text.", "And more.")), encoding="utf-8")
     monkeypatch.setattr(agreement, "rows", lambda: [row("exact", "3")])
-    monkeypatch.setattr(agreement, "notebooks", lambda: {99: notebook})
-    monkeypatch.setattr(agreement, "EXECUTED", tmp_path)
-    if executed is not None:
-        notebook.write_text(agreement.json.dumps({"cells": [cell(executed)]}))
-    assert agreement.main() == 1
+    monkeypatch.setattr(agreement, "notebooks", lambda: {99: now})
+    monkeypatch.setattr(agreement, "CACHE", tmp_path)
+    assert agreement.main() == bool(words)
     assert words in capsys.readouterr().err
