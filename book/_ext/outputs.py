@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 
 # The gaps between the columns of a line; those after a comma or a colon are none.
 GAP = re.compile(r"(?<=[^\s,:]) {2,}(?=\S)")
+WIDTH = 84  # letters that a line of the page has room for
 
 
 def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
@@ -51,10 +52,14 @@ def is_table(text: str) -> bool:
 
 
 def fold(app: Sphinx, document: nodes.document) -> None:
-    """Mark the printed outputs that are no tables."""
+    """Mark the printed outputs that are no tables, and the tables that are wider than the page."""
     for block in document.findall(nodes.literal_block):
-        if "output" in block["classes"] and not is_table(block.astext()):
-            block["classes"].append("folds")
+        if "output" in block["classes"]:
+            text = block.astext()
+            if not is_table(text):
+                block["classes"].append("folds")
+            elif max(map(len, text.splitlines())) > WIDTH:
+                block["classes"].append("long")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -97,7 +97,7 @@ def absent_rows(blocks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Names that share a sentence, and the sentence."""
     call = r"[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*"
     name = (
-        r"\.?\w+(?:[._]\w+)+(?:=\w+)?|python -m [\w. "
+        r"\.?\w+(?:[._]\w+|\[\w+\])+(?:=\w+)?|python -m [\w. "
         r"-]*--help|(?!TorchRec)[A-Z]\w*[a-z][A-Z]\w*|[A-Z]{2,}[a-z]\w*"
     )
     code = re.compile(f"{call}|{name}")
@@ -237,7 +237,13 @@ class TorchTable(GeneratedTable):
 
 
 class NamesTable(GeneratedTable):
-    header = ("package, after `torchrec.`", "names that projects import", "here", "uses", "here")
+    header = (
+        "package, after `torchrec.`",
+        "names projects import",
+        "names here",
+        "uses",
+        "uses here",
+    )
 
     def rows(self) -> list[tuple[str, ...]]:
         return used_rows(USED_NAMES.read_text(encoding="utf-8"))

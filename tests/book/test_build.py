@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
 from nbformat import NotebookNode
 from policy.tree import ROOT
 
@@ -102,3 +104,11 @@ def test_a_line_that_the_kernel_sent_in_two_pieces_stays_one_line():
 )
 def test_sentences_fold_and_tables_do_not(text, table):
     assert outputs.is_table(text) is table
+
+
+def test_a_printed_table_that_is_wider_than_the_page_gets_smaller_letters():
+    lines = {"long": f"cut{' ' * 90}bytes\nrow-wise{' ' * 89}8\n", "folds": "words " * 30}
+    document = new_document("page")
+    document += [nodes.literal_block(text, text, classes=["output"]) for text in lines.values()]
+    outputs.fold(None, document)
+    assert [block["classes"] for block in document] == [["output", name] for name in lines]

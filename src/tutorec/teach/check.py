@@ -169,7 +169,9 @@ def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
             ("Guess", "Measured"), values, (guess, measured), (ACCENT, RANK_COLORS[2]), strict=True
         )
     ]
-    body = "".join(rows) + f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
+    grid = "display: grid; grid-template-columns: 5rem fit-content(75%) 1fr; align-items: center"
+    body = f'<div style="{grid}; column-gap: 0.5rem">{"".join(rows)}</div>'
+    body += f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
     _show(Card(f"Prediction {prediction_id}", text, body, RANK_COLORS[2]))
 
 
@@ -179,14 +181,9 @@ def _sentence(prediction_id: str, text: str) -> None:
 
 
 def _bar(name: str, value: str, percent: float, color: str) -> str:
-    """A labelled line of a card, with a bar as long as the number is large beside the other one."""
-    inner = f"display: block; width: {percent:.1f}%; height: 0.5rem; background: {color}"
-    bar = f'<span style="flex: 1"><span style="{inner}"></span></span>'
-    label = (
-        f'<span style="width: 5rem">{name}</span><span style="width: '
-        f'12rem">{html.escape(value)}</span>'
-    )
-    return f'<div style="display: flex; align-items: center; gap: 0.5rem">{label}{bar}</div>'
+    """Three cells of a card: a label, its value, and a bar as long as the number is large."""
+    bar = f'<span style="width: {percent:.1f}%; height: 0.5rem; background: {color}"></span>'
+    return f"<span>{name}</span><span>{html.escape(value)}</span>{bar}"
 
 
 def _show(card: Card) -> None:

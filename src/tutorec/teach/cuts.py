@@ -187,6 +187,6 @@ def _table(
             )
         right, bottom = max(right, x + wide), max(bottom, y + high)
     rows, columns = (max(box[first] + box[first + 2] for box in boxes) for first in (1, 2))
-    label = f"{name.replace('_', chr(10), 1)}\n{rows} x {columns}"
+    label = f"{name.replace('_', '_' + chr(10), 1)}\n{rows} x {columns}"
     axes.text(left, bottom + 0.04, label, fontsize=9, va="top")
     return right + _GAP, bottom

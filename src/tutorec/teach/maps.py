@@ -178,7 +178,7 @@ def here(
         axes = figure.add_subplot()
         _stations(axes, STATIONS, {station})
         for name, text in (facts or {}).items():
-            lines = "\n".join(textwrap.wrap(text, 12))
+            lines = "\n".join(textwrap.wrap(text, 10))
             axes.text(STATIONS.index(name), -0.3, lines, ha="center", va="top", size=10)
         axes.set_ylim(-0.3 if not facts else -0.85, 0.3)
         return finish(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Prose", "Table", "say", "table"]
+
+# With its unit, and a remark.
+_NUMBER = re.compile(r"[<>~+-]?\d[\d.,:e+-]*( ?[%A-Za-z/]+)?( \(.*\))?")
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Table:
     lines: tuple[tuple[str, ...], ...]
 
     def _repr_html_(self) -> str:
-        """What Jupyter and the book render: names on the left, numbers on the right."""
+        """What Jupyter and the book render: words on the left, numbers on the right."""
         head, *rows = self.lines
         parts = [f"<thead><tr>{self._cells('th', head)}</tr></thead>"]
         parts += ["<tbody>", *(f"<tr>{self._cells('td', row)}</tr>" for row in rows), "</tbody>"]
@@ -49,10 +53,18 @@ class Table:
             f'<div style="overflow-x: auto"><table class="dataframe">{"".join(parts)}</table></div>'
         )
 
-    @staticmethod
-    def _cells(tag: str, line: tuple[str, ...]) -> str:
+    def _sides(self) -> list[str]:
+        """The side of each column: names and words left, mostly numbers right."""
+        sides = ["left"]
+        for place in range(1, len(self.lines[0])):
+            cells = [line[place] for line in self.lines[1:] if line[place]]
+            numbers = sum(_NUMBER.fullmatch(cell) is not None for cell in cells)
+            sides.append("right" if 2 * numbers >= len(cells) else "left")
+        return sides
+
+    def _cells(self, tag: str, line: tuple[str, ...]) -> str:
         shown = []
-        for side, text in zip(["left", *["right"] * (len(line) - 1)], line, strict=True):
+        for side, text in zip(self._sides(), line, strict=True):
             kind = tag if text else "td"  # a header without words is none
             shown.append(f'<{kind} style="text-align: {side}">{html.escape(text)}</{kind}>')
         return "".join(shown)
@@ -60,12 +72,13 @@ class Table:
     def __repr__(self) -> str:
         """What a terminal shows."""
         text = ["| " + " | ".join(line) + " |" for line in self.lines]
-        text.insert(1, "|:--|" + "--:|" * (len(self.lines[0]) - 1))
+        marks = {"left": ":--|", "right": "--:|"}
+        text.insert(1, "|" + "".join(marks[side] for side in self._sides()))
         return "\n".join(text)
 
 
 def table(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> Table:
-    """A table with names in its first column, left-aligned, and numbers in the others.
+    """A table with names in its first column; columns of numbers are aligned on the right.
 
     Args:
         rows: Name to the cells of its row.

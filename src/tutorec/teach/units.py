@@ -10,16 +10,18 @@ __all__ = ["number", "seconds", "size", "times"]
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with `digits` significant digits, thousands separated, never in exponent form.
+    """A number with `digits` significant digits, thousands separated; tiny ones with an exponent.
 
     Example:
-        >>> number(1234567), number(0.012345), number(2.0)
-        ('1,234,567', '0.0123', '2')
+        >>> number(1234567), number(0.012345), number(2.0), number(0.0000000806)
+        ('1,234,567', '0.0123', '2', '8.06e-08')
     """
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     if not math.isfinite(value):
         return str(value)
+    if abs(value) < 1e-5:
+        return f"{value:.{digits - 1}e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
