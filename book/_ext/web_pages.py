@@ -58,6 +58,8 @@ _UNIT = re.compile(
     r"|(?<=\d)\s(?=(?:%|[kKMGT]?i?B|[nmu\u00b5\u03bc]?s|px|million|billion)(?!\w))",
     re.DOTALL,
 )
+_LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{25,}(?=</span>)')
+_PART = re.compile(r"(?<=[\w\])])(?=[.(\[])|(?<=[_,/=])(?=\w)|(?<=[a-z])(?=[A-Z])")
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
 
@@ -136,6 +138,16 @@ def unbroken(page: str) -> str:
     return _UNIT.sub(lambda found: found["kept"] or "&nbsp;", page)
 
 
+def breakable(page: str) -> str:
+    """The page with places at which long words of code may go on in the next line.
+
+    Example:
+        >>> breakable('<span class="pre">torchrec.distributed.planner</span>')
+        '<span class="pre">torchrec<wbr>.distributed<wbr>.planner</span>'
+    """
+    return _LONG_CODE.sub(lambda found: _PART.sub("<wbr>", found[0]), page)
+
+
 def fewer_icons(script: str, used: set[str]) -> str:
     """The script of Font Awesome with the icons of these names, or aliases, only."""
 
@@ -183,7 +195,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     for path in folder.rglob("*.html"):
         name = path.relative_to(folder).as_posix()
         page = trimmed(path.read_text(encoding="utf-8"), search=name == "search.html")
-        page = unbroken(page)
+        page = breakable(unbroken(page))
         if name == "book/glossary.html" and 'class="alphabet"' not in page:
             page = alphabet(page)
         if name == "book/status.html":

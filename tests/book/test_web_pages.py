@@ -131,6 +131,20 @@ def test_a_number_and_its_unit_stay_together(page, shown):
     assert shown.replace("~", "&nbsp;") in web_pages.unbroken(page)
 
 
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("--max-restarts", "--max-restarts"),
+        ("EmbeddingBagCollectionSharder", "Embedding|Bag|Collection|Sharder"),
+        ("plan[path][table].sharding_spec", "plan|[path]|[table]|.sharding_|spec"),
+    ],
+)
+def test_long_words_of_code_break_between_their_parts(code, shown):
+    page = f'<span class="pre">{code}</span>'
+    assert page.replace(code, shown.replace("|", "<wbr>")) == web_pages.breakable(page)
+    assert web_pages.breakable(web_pages.breakable(page)) == web_pages.breakable(page)
+
+
 def test_headers_without_words_are_cells_and_the_mark_is_in_a_landmark():
     page = f'{VIEWPORT}<th class="head"><p></p></th>'
     page += '<div class="sidebar-primary-item">\n<a class="navbar-brand logo">x</a></div>'

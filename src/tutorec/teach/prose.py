@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 __all__ = ["Prose", "Table", "say", "table"]
 
+_IN_NAME = re.compile(r"(?<=[A-Za-z])(?=[._][A-Za-z])")  # a long name may go on in the next line
 # With its unit, and a remark.
 _NUMBER = re.compile(r"[<>~+-]?\d[\d.,:e+-]*( ?[%A-Za-z/]+)?( \(.*\))?")
 
@@ -66,7 +67,8 @@ class Table:
         shown = []
         for side, text in zip(self._sides(), line, strict=True):
             kind = tag if text else "td"  # a header without words is none
-            shown.append(f'<{kind} style="text-align: {side}">{html.escape(text)}</{kind}>')
+            words = _IN_NAME.sub("<wbr>", html.escape(text))
+            shown.append(f'<{kind} style="text-align: {side}">{words}</{kind}>')
         return "".join(shown)
 
     def __repr__(self) -> str:
