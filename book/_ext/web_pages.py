@@ -58,7 +58,7 @@ _UNIT = re.compile(
     r"|(?<=\d)\s(?=(?:%|[kKMGT]?i?B|[nmu\u00b5\u03bc]?s|px|million|billion)(?!\w))",
     re.DOTALL,
 )
-_LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{25,}(?=</span>)')
+_LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{20,}(?=</span>)')
 _PART = re.compile(r"(?<=[\w\])])(?=[.(\[])|(?<=[_,/=])(?=\w)|(?<=[a-z])(?=[A-Z])")
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
