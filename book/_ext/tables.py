@@ -98,7 +98,7 @@ def absent_rows(blocks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     call = r"[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*"
     name = (
         r"\.?\w+(?:[._]\w+|\[\w+\])+(?:=\w+)?|python -m [\w. "
-        r"-]*--help|(?!TorchRec)[A-Z]\w*[a-z][A-Z]\w*|[A-Z]{2,}[a-z]\w*"
+        r"-]*--help|(?!TorchRec)[A-Z]\w*[a-z][A-Z]\w*|[A-Z]{2,}[a-z]\w*|'\w+'"
     )
     code = re.compile(f"{call}|{name}")
     return [

@@ -59,7 +59,8 @@ _UNIT = re.compile(
     re.DOTALL,
 )
 _LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{20,}(?=</span>)')
-_PART = re.compile(r"(?<=[\w\])])(?=[.(\[])|(?<=[_,/=])(?=\w)|(?<=[a-z])(?=[A-Z])")
+_PART = re.compile(r"(?<=[A-Za-z\])])(?=[.(\[])(?!\.py\b)|(?<=[,/])(?=\w)")
+_LONG_NAME, _IN_NAME = re.compile(r"\w{20,}"), re.compile(r"(?<=_)(?=[A-Za-z])|(?<=[a-z])(?=[A-Z])")
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
 
@@ -145,7 +146,12 @@ def breakable(page: str) -> str:
         >>> breakable('<span class="pre">torchrec.distributed.planner</span>')
         '<span class="pre">torchrec<wbr>.distributed<wbr>.planner</span>'
     """
-    return _LONG_CODE.sub(lambda found: _PART.sub("<wbr>", found[0]), page)
+
+    def parts(code: re.Match[str]) -> str:
+        names = _LONG_NAME.sub(lambda name: _IN_NAME.sub("<wbr>", name[0]), code[0])
+        return _PART.sub("<wbr>", names)
+
+    return _LONG_CODE.sub(parts, page)
 
 
 def fewer_icons(script: str, used: set[str]) -> str:

@@ -136,7 +136,9 @@ def test_a_number_and_its_unit_stay_together(page, shown):
     [
         ("--max-restarts", "--max-restarts"),
         ("EmbeddingBagCollectionSharder", "Embedding|Bag|Collection|Sharder"),
-        ("plan[path][table].sharding_spec", "plan|[path]|[table]|.sharding_|spec"),
+        ("plan[path][table].sharding_spec", "plan|[path]|[table]|.sharding_spec"),
+        ("dmp_collection_sync_interval", "dmp_|collection_|sync_|interval"),
+        ("src/tutorec/datasets/random.py", "src/|tutorec/|datasets/|random.py"),
     ],
 )
 def test_long_words_of_code_break_between_their_parts(code, shown):

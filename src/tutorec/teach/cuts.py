@@ -75,7 +75,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
             axes.set_title(name)
             axes.axis("off")
         for axes in figure.axes:
-            axes.set_xlim(-0.1, farthest + 0.1)  # one scale: a table is as wide in every panel
+            axes.set_xlim(-0.1, farthest + _GAP)  # one scale: a table is as wide in every panel
             axes.set_ylim(lowest + _NAME, -0.02)
         keys = [Patch(color=rank_color(rank), label=f"rank {rank}") for rank in ranks]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(ranks))

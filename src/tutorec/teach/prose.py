@@ -67,7 +67,8 @@ class Table:
         shown = []
         for side, text in zip(self._sides(), line, strict=True):
             kind = tag if text else "td"  # a header without words is none
-            words = _IN_NAME.sub("<wbr>", html.escape(text))
+            words = html.escape(text)
+            words = words if " " in words else _IN_NAME.sub("<wbr>", words)
             shown.append(f'<{kind} style="text-align: {side}">{words}</{kind}>')
         return "".join(shown)
 
