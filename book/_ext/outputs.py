@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 
 # The gaps between the columns of a line; those after a comma or a colon are none.
 GAP = re.compile(r"(?<=[^\s,:]) {2,}(?=\S)")
-WIDTH = 84  # letters that a line of the page has room for
+WIDTH, LONGEST = 84, 102  # letters that a line of the page has room for, and if they are smaller
 
 
 def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
@@ -52,13 +52,14 @@ def is_table(text: str) -> bool:
 
 
 def fold(app: Sphinx, document: nodes.document) -> None:
-    """Mark the printed outputs that are no tables, and the tables that are wider than the page."""
+    """Mark printed outputs that are no tables, and tables that fit if their letters are smaller."""
     for block in document.findall(nodes.literal_block):
         if "output" in block["classes"]:
             text = block.astext()
-            if not is_table(text):
+            longest = max(map(len, text.splitlines()), default=0)
+            if not is_table(text) or longest > LONGEST:
                 block["classes"].append("folds")
-            elif max(map(len, text.splitlines())) > WIDTH:
+            elif longest > WIDTH:
                 block["classes"].append("long")
 
 

@@ -59,7 +59,7 @@ _UNIT = re.compile(
     re.DOTALL,
 )
 _LONG_CODE = re.compile(r'(?<=<span class="pre">)[^<]{20,}(?=</span>)')
-_PART = re.compile(r"(?<=[A-Za-z\])])(?=[.(\[])(?!\.py\b)|(?<=[,/])(?=\w)")
+_PART = re.compile(r"(?<=[A-Za-z\])])(?=\.(?!py\b)|[(\[][^)\]])|(?<=[,/])(?=\w)")
 _LONG_NAME, _IN_NAME = re.compile(r"\w{20,}"), re.compile(r"(?<=_)(?=[A-Za-z])|(?<=[a-z])(?=[A-Z])")
 _TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
 _TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')

@@ -211,6 +211,13 @@ def test_a_card_shows_a_guess_that_is_not_a_number_and_escapes_it(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("guess", "shown"), [("row-wise", "Row-wise"), ("row_wise", "row_wise")])
+def test_a_card_begins_with_a_capital_but_leaves_a_name_as_it_is(monkeypatch, guess, shown):
+    cards_shown = cards(monkeypatch)
+    check.predict("99.3", guess)
+    assert f"<div>{shown}, to be compared" in cards_shown[0]._repr_html_()
+
+
 def test_the_card_of_an_exercise_has_the_colour_of_its_verdict(monkeypatch):
     monkeypatch.setattr(check, "find", lambda _: offsets)
     shown = cards(monkeypatch)

@@ -169,14 +169,15 @@ def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
             ("Guess", "Measured"), values, (guess, measured), (ACCENT, RANK_COLORS[2]), strict=True
         )
     ]
-    grid = "display: grid; grid-template-columns: 5rem fit-content(75%) 1fr; align-items: center"
+    grid = "display: grid; grid-template-columns: 5rem fit-content(65%) 1fr; align-items: center"
     body = f'<div style="{grid}; column-gap: 0.5rem">{"".join(rows)}</div>'
     body += f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
     _show(Card(f"Prediction {prediction_id}", text, body, RANK_COLORS[2]))
 
 
 def _sentence(prediction_id: str, text: str) -> None:
-    body = f"<div>{html.escape(text[:1].upper() + text[1:])}</div>"
+    is_name = "_" in text.partition(",")[0]
+    body = f"<div>{html.escape(text if is_name else text[:1].upper() + text[1:])}</div>"
     _show(Card(f"Prediction {prediction_id}", f"prediction {prediction_id}: {text}", body))
 
 

@@ -68,7 +68,7 @@ class Table:
         for side, text in zip(self._sides(), line, strict=True):
             kind = tag if text else "td"  # a header without words is none
             words = html.escape(text)
-            words = words if " " in words else _IN_NAME.sub("<wbr>", words)
+            words = _IN_NAME.sub("<wbr>", words) if len(words) > 20 and " " not in words else words
             shown.append(f'<{kind} style="text-align: {side}">{words}</{kind}>')
         return "".join(shown)
 
