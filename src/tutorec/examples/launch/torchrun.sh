@@ -1,7 +1,7 @@
 #!/bin/sh
 # The same command on every host of a run, within ten minutes of the others:
 #
-#   HEAD=10.0.0.9 sh torchrun.sh -m tutorec.examples.dlrm --checkpoints /shared/x
+#   HEAD=10.0.0.9 sh torchrun.sh -m tutorec.examples.dlrm --checkpoints /shared
 #
 # and once before, on the machine HEAD, which should be none of the hosts:
 #
@@ -9,8 +9,8 @@
 set -eu
 : "${HEAD:?set it to the machine where tutorec.examples.rendezvous runs}"
 
-# An agent that outlives another keeps the address of the first round's store,
-# which may be gone by then: a new store for each round.
+# An agent that outlives another keeps the address of the first round's
+# store, which may be gone by then: a new store for each round.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # --nnodes          fewest and most hosts
