@@ -15,7 +15,7 @@ def test_words_stand_left_and_numbers_right():
     assert repr(shown).splitlines()[1] == "|:--|:--|--:|:--|"
     cells = shown._repr_html_().split("<td")
     assert [side for side in ("left", "right") if f"text-align: {side}" in cells[3]] == ["right"]
-    assert "12 KiB" in cells[3]
+    assert "nowrap" in cells[3] and "12 KiB" in cells[3]
 
 
 def test_a_table_without_rows_has_its_titles():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 __all__ = ["Prose", "Table", "say", "table"]
 
 _IN_NAME = re.compile(r"(?<=[A-Za-z])(?=[._][A-Za-z])")  # a long name may go on in the next line
+_SHORT = 16  # letters of a cell that stays in one line
 # With its unit, and a remark.
 _NUMBER = re.compile(r"[<>~+-]?\d[\d.,:e+-]*( ?[%A-Za-z/]+)?( \(.*\))?")
 
@@ -69,7 +70,8 @@ class Table:
             kind = tag if text else "td"  # a header without words is none
             words = html.escape(text)
             words = _IN_NAME.sub("<wbr>", words) if len(words) > 20 and " " not in words else words
-            shown.append(f'<{kind} style="text-align: {side}">{words}</{kind}>')
+            whole = "; white-space: nowrap" if kind == "td" and len(text) <= _SHORT else ""
+            shown.append(f'<{kind} style="text-align: {side}{whole}">{words}</{kind}>')
         return "".join(shown)
 
     def __repr__(self) -> str:
