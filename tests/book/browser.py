@@ -39,6 +39,7 @@ def ask(page: Path, script: str, *, width: int = 1440) -> Any:
         str(CHROMIUM),
         "--headless",
         "--no-sandbox",
+        "--allow-file-access-from-files",  # a page may look into others, in frames
         "--dump-dom",
         "--virtual-time-budget=30000",
     ]

@@ -4,6 +4,8 @@ them.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 
@@ -83,6 +85,21 @@ class TestBuiltPages:
         }
         assert_none([f"{name}: {found[0]}" for name, found in loose.items() if found])
         assert any("&nbsp;%" in text for text in texts.values())
+
+    @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+    @pytest.mark.parametrize("width", [390, 640])
+    def test_no_page_scrolls_sideways(self, width):
+        """In frames: a window of Chromium is not as narrow as a phone."""
+        here = BUILT / "book/intro.html"
+        names = [os.path.relpath(BUILT / name, here.parent) for name in PAGES]
+        script = f"const wide = []; for (const name of {json.dumps(names)}) {{"
+        script += "const frame = document.createElement('iframe'); frame.src = name;"
+        script += f"frame.style = 'width: {width}px; height: 900px'; document.body.append(frame);"
+        script += "await new Promise(done => frame.onload = done);"
+        script += "const page = frame.contentDocument.documentElement;"
+        script += "if (page.scrollWidth > page.clientWidth)"
+        script += "wide.push(`${name}: ${page.scrollWidth} px`); frame.remove(); } return wide;"
+        assert_none(ask(here, script))
 
     @pytest.mark.skipif(
         not (CHROMIUM and AXE.exists()),
