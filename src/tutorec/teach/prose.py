@@ -48,9 +48,9 @@ class Table:
 
     def _repr_html_(self) -> str:
         """What Jupyter and the book render: words on the left, numbers on the right."""
-        head, *rows = self.lines
-        parts = [f"<thead><tr>{self._cells('th', head)}</tr></thead>"]
-        parts += ["<tbody>", *(f"<tr>{self._cells('td', row)}</tr>" for row in rows), "</tbody>"]
+        (head, *rows), sides = self.lines, self._sides()
+        parts = [f"<thead><tr>{self._cells('th', head, sides)}</tr></thead>", "<tbody>"]
+        parts += [*(f"<tr>{self._cells('td', row, sides)}</tr>" for row in rows), "</tbody>"]
         return (
             f'<div style="overflow-x: auto"><table class="dataframe">{"".join(parts)}</table></div>'
         )
@@ -64,9 +64,10 @@ class Table:
             sides.append("right" if 2 * numbers >= len(cells) else "left")
         return sides
 
-    def _cells(self, tag: str, line: tuple[str, ...]) -> str:
+    @staticmethod
+    def _cells(tag: str, line: tuple[str, ...], sides: Sequence[str]) -> str:
         shown = []
-        for side, text in zip(self._sides(), line, strict=True):
+        for side, text in zip(sides, line, strict=True):
             kind = tag if text else "td"  # a header without words is none
             words = html.escape(text)
             words = _IN_NAME.sub("<wbr>", words) if len(words) > 20 and " " not in words else words
