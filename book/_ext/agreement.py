@@ -145,7 +145,7 @@ def main() -> int:
         try:
             _, executed = cache.merge_match_into_notebook(read, cell_meta=())
         except KeyError:
-            problems.append(f"{path.name} was not executed: {CACHE} does not have it")
+            problems.append(f"{path.name} was not executed: {CACHE} lacks it; run `make book`")
         else:
             problems += violations(path.stem, executed)
     print(*problems, sep="\n", file=sys.stderr, end="\n" if problems else "")
