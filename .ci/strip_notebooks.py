@@ -1,59 +1,62 @@
-"""Clear outputs, execution counts and editors' metadata from notebooks, in place.
+"""Write notebooks in place as they are stored: cleared, and ready to be opened alone.
 
-The line that installs tutorec in a notebook's first cell follows ``published`` in _config.yml: from
-the repository once its address exists, from the clone until then.
+Outputs, execution counts and editors' metadata go. The first cell, the metadata and titles of
+folded cells and the links are those of `book/_ext/alone.py`, with the address of _config.yml.
 
 Example: python .ci/strip_notebooks.py notebooks/*.ipynb
 """
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import yaml
 
-CONFIG = Path(__file__).resolve().parents[1] / "_config.yml"
-INSTALL = re.compile(r"^(?: +# .*\n)? +%pip install -q .*$", re.MULTILINE)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "book/_ext"))
+from alone import first_cell, folds, stored, titled
 
+ROOT = Path(__file__).resolve().parents[1]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 KEPT = {"tags", "mystnb"}  # metadata that the book reads
 
 
-def install(config: dict) -> str:
-    """The line that installs tutorec, as the first cell of every notebook has it."""
-    if config["sphinx"]["config"]["published"]:
-        return f'    %pip install -q "tutorec @ git+{config["repository"]["url"]}"'
-    return (
-        "    # the clone that this notebook is in; for a wheel, its path in place of the dots\n"
-        "    %pip install -q .."
-    )
+def configuration() -> dict[str, Any]:
+    """What _config.yml says."""
+    return yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 
 
-def strip(text: str) -> str:
+def strip(text: str, config: Mapping[str, Any]) -> str:
     """The notebook's text as it is stored."""
     notebook = nbformat.reads(text, as_version=4)
     notebook.metadata = nbformat.NotebookNode(kernelspec=KERNEL)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if code and "tutorec.doctor()" in code[0].source:
+        code[0].source = first_cell(config)
     for cell in notebook.cells:
-        cell.metadata = nbformat.NotebookNode({k: v for k, v in cell.metadata.items() if k in KEPT})
+        tags = cell.metadata.get("tags", ())
+        kept = {key: value for key, value in cell.metadata.items() if key in KEPT}
         if cell.cell_type == "code":
             cell.outputs = []
             cell.execution_count = None
-    first = next((cell for cell in notebook.cells if cell.cell_type == "code"), None)
-    if first is not None:
-        line = install(yaml.safe_load(CONFIG.read_text(encoding="utf-8")))
-        first.source = INSTALL.sub(lambda _: line, first.source)
+            cell.source = titled(cell.source, cell.metadata)
+            kept |= folds(tags)
+        elif cell.cell_type == "markdown":
+            cell.source = stored(cell.source, config)
+        cell.metadata = nbformat.from_dict(kept)
     return nbformat.writes(notebook, version=4) + "\n"
 
 
 def main(paths: list[str]) -> int:
     """Strip each file; 1 when any changed, as a commit hook wants it."""
+    config = configuration()
     changed = 0
     for path in map(Path, paths):
         before = path.read_text(encoding="utf-8")
-        after = strip(before)
+        after = strip(before, config)
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"stripped {path}")

@@ -8,29 +8,18 @@ what it prints.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
+from alone import TITLE, content, relative, untitled
 from docutils import nodes
 from sphinx.application import Sphinx
 
-TITLE = "# @title Solution"
+ROOT = Path(__file__).resolve().parents[2]
 FOLDED = {"hide-cell", "hide-input", "hide-output"}
-
-
-def content(code: str) -> str:
-    """What a folded cell holds.
-
-    Example:
-        >>> content("import torch"), content("draw.show(chart)"), content("x = 1")
-        ('the imports', 'the code of the figure', 'the code')
-    """
-    if code.startswith(TITLE):
-        return "the solution"
-    if "tutorec.doctor()" in code:
-        return "the setup: versions and kernels"
-    if code.startswith(("import ", "from ")):
-        return "the imports"
-    return "the code of the figure" if "draw.show(" in code else "the code"
 
 
 def named(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -42,25 +31,38 @@ def named(notebook: dict[str, Any]) -> dict[str, Any]:
             continue
         if "tutorec.doctor()" in code and "hide-input" in tags:
             cell["metadata"]["tags"] = [*(tag for tag in tags if tag != "hide-input"), "hide-cell"]
-        words = content(code)
+        words = content(code, tags)
         prompts = {"code_prompt_show": f"Show {words}", "code_prompt_hide": f"Hide {words}"}
         cell["metadata"]["mystnb"] = {**prompts, **cell["metadata"].get("mystnb", {})}
     return notebook
 
 
+def linked(notebook: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The notebook with relative links between the pages of the book."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = relative("".join(cell["source"]), config)
+    return notebook
+
+
+@cache
+def configuration() -> dict[str, Any]:
+    """What _config.yml says."""
+    return yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+
+
 def read(app: Sphinx, name: str, source: list[str]) -> None:
     """Before a notebook is parsed."""
     if name.startswith("notebooks/"):
-        source[0] = json.dumps(named(json.loads(source[0])))
+        source[0] = json.dumps(linked(named(json.loads(source[0])), configuration()))
 
 
 def untitle(app: Sphinx, document: nodes.document) -> None:
-    """Drop the line by which Colab folds a solution: on the page the toggle says it."""
+    """Drop the title lines by which editors fold cells: on the page the toggle says it."""
     for block in document.findall(nodes.literal_block):
         if block.astext().startswith(TITLE):
-            text = block.astext().partition("\n")[2]
-            block.rawsource = text
-            block.children = [nodes.Text(text)]
+            block.rawsource = untitled(block.astext())
+            block.children = [nodes.Text(block.rawsource)]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

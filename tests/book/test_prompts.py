@@ -6,28 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "book" / "_ext"))
-from prompts import content, named
+from docutils import nodes
+from prompts import linked, named, untitle
 
 
 def cell(code: str, *tags: str, **metadata: Any) -> dict[str, Any]:
     return {"cell_type": "code", "source": [code], "metadata": {"tags": list(tags), **metadata}}
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("# @title Solution\nanswer = 3", "the solution"),
-        ("import tutorec\n\ntutorec.doctor()", "the setup: versions and kernels"),
-        ("from torch import nn", "the imports"),
-        ("chart = 1\ndraw.show(chart)", "the code of the figure"),
-        ("x = 1", "the code"),
-    ],
-)
-def test_a_folded_cell_is_named_after_its_content(code, words):
-    assert content(code) == words
 
 
 def test_only_folded_cells_get_words_and_the_setup_is_folded_whole():
@@ -50,3 +35,32 @@ def test_only_folded_cells_get_words_and_the_setup_is_folded_whole():
         "code_prompt_hide": "Hide the code",
     }
     assert "mystnb" not in plain["metadata"] and "mystnb" not in prose["metadata"]
+
+
+def test_words_of_a_cell_come_from_the_code_behind_its_title():
+    (imports,) = named({"cells": [cell("# @title Imports\nimport os", "hide-input")]})["cells"]
+    assert imports["metadata"]["mystnb"]["code_prompt_show"] == "Show the imports"
+
+
+def test_a_page_has_no_title_lines():
+    texts = ["# @title Imports\nimport os\nimport re", "x = 1  # @title", "y = 2"]
+    page = nodes.section("", *(nodes.literal_block(text, text) for text in texts))
+    untitle(None, page)
+    blocks = list(page.findall(nodes.literal_block))
+    shown = ["import os\nimport re", "x = 1  # @title", "y = 2"]
+    assert [block.astext() for block in blocks] == shown
+    assert [block.rawsource for block in blocks] == shown
+
+
+def test_pages_of_the_book_link_to_each_other_without_the_network():
+    config = {"repository": {"url": "https://example.org/shop", "branch": "main"}}
+    address = "https://example.org/shop/blob/main"
+    text = (
+        f"[a](<b>) [09]({address}/notebooks/09_planner.ipynb) [bag]({address}/book/glossary.md#bag)"
+    )
+    prose = {"cell_type": "markdown", "source": [text[:20], text[20:]], "metadata": {}}
+    code = cell(f'print("[09]({address}/notebooks/09_planner.ipynb)")')
+    before = list(code["source"])
+    linked({"cells": [prose, code]}, config)
+    assert prose["source"] == "[a](<b>) [09](09_planner.ipynb) [bag](../book/glossary.md#bag)"
+    assert code["source"] == before

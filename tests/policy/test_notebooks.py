@@ -12,15 +12,11 @@ import yaml
 from policy.chapters import Cell, Chapter, chapter_of, chapters
 from policy.tree import ROOT, Tree, assert_none
 
-sys.path.insert(0, str(ROOT / ".ci"))
-from strip_notebooks import CONFIG, install
+sys.path.insert(0, str(ROOT / "book/_ext"))
+from alone import FOLDING, TITLE, first_cell, folds, stored
 
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 VISIBLE_CELLS = 40
-FIRST_CELL = f"""import importlib.util
-if importlib.util.find_spec("tutorec") is None:
-{install(yaml.safe_load(CONFIG.read_text(encoding="utf-8")))}
-import tutorec
-tutorec.doctor()"""
 
 SHOWN = re.compile(r"(draw\.show|gantt|(teach\.)?(say|table))\(")
 NAMED_CPU = re.compile(
@@ -59,17 +55,32 @@ def stored_violations(chapter: Chapter) -> list[str]:
     ids = [c.raw.get("id") for c in chapter.cells]
     if None in ids or len(set(ids)) != len(ids):
         found.append(f"{chapter.name}: cells need stable, distinct ids (nbformat 4.5)")
-    if not chapter.code or squeezed(chapter.code[0].text) != squeezed(FIRST_CELL):
+    if not chapter.code or chapter.code[0].text != first_cell(CONFIG):
         found.append(
-            f"{chapter.name}: the first code cell differs from FIRST_CELL in "
-            "tests/policy/test_notebooks.py; `make format` sets its line that installs"
+            f"{chapter.name}: the first code cell is not that of book/_ext/alone.py with the "
+            "address of _config.yml; `make format` writes it where the cell calls tutorec.doctor()"
         )
     return found
 
 
-def squeezed(text: str) -> list[str]:
-    """A cell's lines, with blank lines and trailing spaces left out."""
-    return [line.rstrip() for line in text.splitlines() if line.strip()]
+def alone_violations(chapter: Chapter) -> list[str]:
+    """Opened alone: editors fold what the book folds, and links lead somewhere."""
+    found = []
+    for cell in chapter.code:
+        metadata = cell.raw.get("metadata", {})
+        have = {key: metadata[key] for key in ("cellView", "jupyter") if key in metadata}
+        titled = cell.text.startswith((TITLE, "%%")) or not FOLDING & cell.tags
+        if have != folds(cell.tags) or not titled:
+            found.append(
+                f"{chapter.name}: JupyterLab and Colab do not fold cell {cell.raw.get('id')!r} as "
+                "the book does; `make format` writes its metadata and its title"
+            )
+    return found + [
+        f"{chapter.name}: cell {cell.raw.get('id')!r} has links that `make format` writes "
+        "otherwise, by `published` in _config.yml"
+        for cell in chapter.prose
+        if stored(cell.text, CONFIG) != cell.text
+    ]
 
 
 def markdown_violations(chapter: Chapter) -> list[str]:
@@ -248,6 +259,26 @@ def duplicate_violations(all_chapters: list[Chapter], tree: Tree) -> list[str]:
 
 def test_notebooks_are_stored_clean_with_equal_first_cell():
     assert_none([v for chapter in chapters() for v in stored_violations(chapter)])
+
+
+def test_notebooks_can_be_opened_alone():
+    assert_none([v for chapter in chapters() for v in alone_violations(chapter)])
+
+
+def test_alone_policy_rejects_a_cell_that_editors_do_not_fold_and_a_link_of_another_form():
+    link = f"[09]({CONFIG['repository']['url']}/blob/main/notebooks/09_planner.ipynb)"
+    if CONFIG["sphinx"]["config"]["published"]:
+        link = "[09](09_planner.ipynb)"
+    chapter = chapter_of(
+        ("code", "# @title Code\nx = 1", ["hide-cell"]),
+        ("code", "x = 1", ["hide-cell"]),
+        ("code", "x = 1", []),
+        ("markdown", link, []),
+    )
+    assert len(alone_violations(chapter)) == 3
+    for cell in chapter.raw["cells"][:3]:
+        cell["metadata"] |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+    assert len(alone_violations(chapter)) == 3
 
 
 def test_notebooks_use_plain_markdown():
