@@ -1,29 +1,44 @@
-"""Under nbmake a notebook fails, too, where a cell shows something else than tests/book/sources.yml promises."""
+"""Under nbmake a notebook runs with its claims, and fails, too, where it differs from its document.
+
+Claims are in tests/book/claims, what the documents print in tests/book/sources.yml.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
+import nbformat
 from nbmake import pytest_items
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.nb_run import NotebookRun
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "book/_ext"))
 import agreement
+from claims import MARK, with_claims
 
 
 class ComparedRun(NotebookRun):
-    """A run whose result is compared with the documents."""
+    """A run with the notebook's claims, whose result is compared with its document."""
 
     def execute(self) -> NotebookResult:
         """Execute every cell; a disagreement is an error like that of a cell."""
-        result = super().execute()
-        problems = (
-            agreement.violations(self.filename.stem, result.nb)
-            if result.error is None
-            else []
+        name = self.filename.stem
+        stored = json.loads(self.filename.read_text(encoding="utf-8"))
+        notebook = nbformat.reads(
+            json.dumps(with_claims(stored, name)), as_version=4
         )
+        with patch.object(nbformat, "read", return_value=notebook):
+            result = super().execute()
+
+        if result.error is not None:
+            return result
+        result.nb.cells = [
+            cell for cell in result.nb.cells if not cell.id.startswith(MARK)
+        ]
+        problems = agreement.violations(name, result.nb)
         if problems:
             result.error = NotebookError(
                 problems[0], "\n".join(problems), failing_cell_index=-1

@@ -13,10 +13,15 @@ import sys
 from typing import Any
 
 import nbformat
-from sources_page import COMPARED, REMOVED, ROOT, chapter_key, notebooks, rows
+from sources_page import COMPARED, REMOVED, ROOT, notebooks, rows
 
 CACHE = ROOT / "_build/.jupyter_cache"
-ADDRESS = re.compile(r"0x[0-9a-f]+")
+ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-f]+")
+BLANKS = re.compile(r"(?<=\S) +")
+RULE = re.compile(r"-{3,}")
+# A rank's device in a printed plan, and the folder of an installation, are those of the run.
+PLACEMENT = re.compile(r"(?<=rank:)(\d+)/(?:cpu|cuda:\d+)")
+FOLDER = re.compile(r"'[^']*(?=/torch/)")
 NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e-?\d+)?")
 LOOKUP_KERNEL = re.compile(
     r"\b(?:Split|Dense)TableBatchedEmbeddingBagsCodegen\b|\bTorchTableBatchedEmbeddingBags\b"
@@ -29,7 +34,7 @@ def output(cell: dict[str, Any]) -> str:
         return ""
     text = ""
     for piece in cell.get("outputs", ()):
-        if piece["output_type"] == "stream" and piece["name"] == "stdout":
+        if piece["output_type"] == "stream":
             text += "".join(piece["text"])
         elif piece["output_type"] == "execute_result":
             text += "\n" + "".join(piece["data"].get("text/plain", "")) + "\n"
@@ -44,7 +49,7 @@ def disagreement(row: dict[str, Any], cell: dict[str, Any]) -> str:
         problem = missing_lines(row["kind"], expected, shown, row.get("tolerance") or 0.0)
         if problem:
             return problem
-    if row["kind"] == "prose" or cell["cell_type"] == "markdown":
+    if row["kind"] == "prose" or not shown:
         shown = "".join(cell["source"]) + "\n" + shown
     return missing_piece(row.get("here") or "", shown)
 
@@ -53,15 +58,16 @@ def missing_lines(kind: str, expected: str, shown: str, tolerance: float = 0.0) 
     """Why the expected lines are not in the text in this order; empty if they are.
 
     Args:
-        kind: "exact": the lines as they are, but for blanks at their ends; "form": every number and
-            address is free; "value": the numbers may differ by `tolerance`, and a run of blanks
-            counts as one.
+        kind: "exact": the lines as they are, but for blanks at their ends; "form": every number,
+            address and folder is free; "value": the numbers may differ by `tolerance`. For "form"
+            and "value" a run of blanks counts as one, and the device of a rank is free.
         expected: The document's text.
         shown: The text of the cell.
         tolerance: For "value".
     """
-    if kind == "value":
-        expected, shown = re.sub(r"(?<=\S) +", " ", expected), re.sub(r"(?<=\S) +", " ", shown)
+    if kind != "exact":
+        expected = own_device(BLANKS.sub(" ", expected))
+        shown = own_device(BLANKS.sub(" ", shown))
     wanted = [line.rstrip() for line in expected.splitlines()]
     lines = [line.rstrip() for line in shown.splitlines()]
     wanted_mask, mask = (
@@ -97,13 +103,22 @@ def missing_piece(pieces: str, shown: str) -> str:
     return ""
 
 
+def own_device(text: str) -> str:
+    """The text with one name for the device of a rank, and rules of a table of one length."""
+    return RULE.sub("---", PLACEMENT.sub(r"\1/device", text))
+
+
 def loose(text: str) -> str:
-    """The text on one line, without addresses, with one name for every lookup kernel."""
-    return " ".join(LOOKUP_KERNEL.sub("LookupKernel", ADDRESS.sub("0x", text)).split())
+    """The text on one line, without addresses, with one name for every lookup kernel and device."""
+    text = own_device(ADDRESS.sub(" at 0x", text))
+    return " ".join(LOOKUP_KERNEL.sub("LookupKernel", text).split())
 
 
 def formless(text: str) -> str:
-    """The text without its numbers and addresses, and with one name for every lookup kernel."""
+    """The text without its numbers, addresses and folders, and with one name for every lookup
+    kernel.
+    """
+    text = FOLDER.sub("'...", ADDRESS.sub(" at #", text))
     return LOOKUP_KERNEL.sub("LookupKernel", NUMBER.sub("#", text))
 
 
@@ -119,10 +134,9 @@ def different_number(wanted: list[str], lines: list[str], tolerance: float) -> s
 def violations(name: str, executed: dict[str, Any]) -> list[str]:
     """Where the outputs of an executed notebook differ from sources.yml."""
     cells = {cell["id"]: cell for cell in executed["cells"]}
-    key = chapter_key(name)
     problems = []
     for row in rows():
-        problem = disagreement(row, cells[row["cell"]]) if row["chapter"] == key else ""
+        problem = disagreement(row, cells[row["cell"]]) if row["notebook"] == name else ""
         if problem:
             problems.append(f"{row['id']} ({row['kind']}), cell {row['cell']} of {name}: {problem}")
     return problems
@@ -135,13 +149,15 @@ def main() -> int:
     to `_build/jupyter_execute` have none when only the text of a notebook changed.
     """
     # What a run of the notebooks does without: `notebooks/conftest.py` imports this file, too.
+    from claims import with_claims
     from jupyter_cache import get_cache
     from prompts import named
 
     cache = get_cache(str(CACHE))
     problems = []
-    for path in notebooks().values():
-        read = nbformat.reads(json.dumps(named(json.loads(path.read_text(encoding="utf-8")))), 4)
+    for path in notebooks():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        read = nbformat.reads(json.dumps(named(with_claims(stored, path.stem))), 4)
         try:
             _, executed = cache.merge_match_into_notebook(read, cell_meta=())
         except KeyError:

@@ -6,8 +6,6 @@ compares it with.
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -21,32 +19,30 @@ PAGE = ROOT / "book/sources.md"
 
 KINDS = {
     "exact": "the same lines, character by character",
-    "form": "the same lines; numbers and addresses are those of the run",
-    "value": (
-        "the same lines; numbers are within the stated tolerance, and a run of blanks counts as one"
-    ),
+    "form": "the same lines; numbers, addresses and folders are those of the run",
+    "value": "the same lines; numbers are within the stated tolerance",
     "differs": "not the same, for the reason given",
-    "prose": "told in the chapter; the document prints nothing",
+    "prose": "told in the notebook; the document prints nothing",
 }
 COMPARED = {"exact", "form", "value"}
-# Tags with which the page leaves out what a cell prints, and folds it.
+# Tags with which the page leaves out what a cell prints.
 REMOVED = {"remove-cell", "remove-output", "remove-stdout"}
-FOLDED = {"hide-cell", "hide-output"}
 HEAD = """<!-- Written by book/_ext/sources_page.py from tests/book/sources.yml; edit that file. -->
 # Documents and their outputs
 
-This book follows five public documents. Every output that they print is a row below, and so are the steps that they
-only tell. A row names the chapter that shows it; *folded* means that you must open the cell to see it.
+Five documents have a notebook each, which has the document's cells in its order. Every output that they print is a row
+below, and so are the steps that they only tell.
 
-A row of the first three kinds is compared with the output that its cell has on the page, whenever the notebook is
-tested and whenever the book is built. Both fail where the document's lines do not stand in that output, one after the
-other. Before the comparison the name `torchrec` becomes `tutorec` in the document's text, and blanks at the ends of
-lines are dropped. What else the cell prints is not compared. A few rows of these kinds say that the document does not
-print the text: then it is what the document's code or question leads to.
+A row of the first three kinds is compared with the output of its cell, whenever the notebook is tested and whenever the
+book is built. Both fail where the document's lines do not stand in that output, one after the other. Before the
+comparison the name `torchrec` becomes `tutorec` in the document's text, and blanks at the ends of lines are dropped. For
+*form* and *value* a run of blanks counts as one, and the device of a rank is the rank's own. What else the cell prints is
+not compared. A few rows of these kinds say that the document does not print the text: then it is what the document's
+code or question leads to.
 
-A row that *differs* is not compared with the document. Where it says *checked*, pieces of the text that the chapter
-shows instead were listed by hand, and test and build look for them in the same output. A row of prose has nothing to be
-compared with. Where it says *checked*, words that the chapter uses for the matter are looked for in its cell.
+A row that *differs* is not compared with the document. Where it says *checked*, pieces of the text that the notebook
+shows instead were listed by hand, and test and build look for them in the same cell. A row of prose has nothing to be
+compared with. Where it says *checked*, words that the notebook uses for the matter are looked for in its cell.
 
 | kind | what agrees | rows |
 |---|---|---|
@@ -54,26 +50,18 @@ compared with. Where it says *checked*, words that the chapter uses for the matt
 
 
 def rows() -> list[dict[str, Any]]:
-    """The rows of sources.yml, in its order."""
-    return yaml.safe_load(YML.read_text(encoding="utf-8"))
+    """The rows of sources.yml in its order, each with its document and notebook."""
+    documents = yaml.safe_load(YML.read_text(encoding="utf-8"))
+    return [
+        {"document": document["document"], "notebook": document["notebook"], **row}
+        for document in documents
+        for row in document["rows"]
+    ]
 
 
-def chapter_key(name: str) -> int | str:
-    """How a row names a notebook: a chapter by its number (9, "09b"), a page by its file's name."""
-    number = name.partition("_")[0]
-    return int(number) if number.isdigit() else number if number[0].isdigit() else name
-
-
-def notebooks() -> dict[int | str, Path]:
-    """Every notebook by the name that rows give it."""
-    return {chapter_key(p.stem): p for p in sorted((ROOT / "notebooks").glob("*.ipynb"))}
-
-
-@functools.cache
-def tags(notebook: Path) -> dict[str, set[str]]:
-    """Cell to its tags."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return {cell["id"]: set(cell["metadata"].get("tags", ())) for cell in cells}
+def notebooks() -> list[Path]:
+    """Every notebook."""
+    return sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def plain(text: str) -> str:
@@ -95,38 +83,22 @@ def agreement(row: dict[str, Any]) -> str:
     return f"{kind}: {plain(row['reason'])}" if row.get("reason") else kind
 
 
-def place(row: dict[str, Any], chapters: dict[int | str, Path]) -> str:
-    """The chapter or page that shows a row."""
-    key = row["chapter"]
-    if key is None:
-        return "none"
-    label = f"{key:02d}" if isinstance(key, int) else key.removeprefix("page_").replace("_", " ")
-    if key not in chapters:
-        return f"{label}, coming"
-    folded = ", folded" if FOLDED & tags(chapters[key]).get(row["cell"], set()) else ""
-    return f"[{label}](../notebooks/{chapters[key].name}){folded}"
-
-
 def page() -> str:
     """The whole page as MyST."""
-    every, chapters = rows(), notebooks()
+    every = rows()
     count = Counter(row["kind"] for row in every)
     lines = [
         HEAD + "\n".join(f"| {kind} | {says} | {count[kind]} |" for kind, says in KINDS.items())
     ]
-    done = sum(row["chapter"] in chapters for row in every)
-    lines.append(f"\nOf {len(every)} rows {done} belong to chapters of this edition.")
-    for document in dict.fromkeys(row["document"] for row in every):
+    for document, notebook in dict.fromkeys((row["document"], row["notebook"]) for row in every):
         lines += [
             f"\n## {document[0].upper()}{document[1:]}\n",
-            "| | what the document shows | chapter | agreement |",
-            "|---|---|---|---|",
+            f"Notebook: [{notebook}](../notebooks/{notebook}.ipynb)\n",
+            "| | what the document shows | agreement |",
+            "|---|---|---|",
         ]
         for row in (row for row in every if row["document"] == document):
-            lines.append(
-                f"| {row['id']} | {plain(row['what'])} | {place(row, chapters)} | "
-                f"{agreement(row)} |"
-            )
+            lines.append(f"| {row['id']} | {plain(row['what'])} | {agreement(row)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""sources.yml: every row is well formed, and every row whose chapter exists has its cell."""
+"""sources.yml: every row is well formed and has its cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policy.tree import ROOT, assert_none
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import sources_page
 
-FIELDS = {"id", "document", "what", "expected", "kind", "chapter", "cell"}
+FIELDS = {"id", "document", "notebook", "what", "expected", "kind", "cell"}
 OPTIONAL = {"reason", "here", "tolerance"}
 
 
@@ -49,43 +49,23 @@ def row_violations(rows: list[dict[str, Any]]) -> list[str]:
 
 def cell_violations(rows: list[dict[str, Any]], books: list[Chapter]) -> list[str]:
     found = []
-    by_key = {sources_page.chapter_key(chapter.name): chapter for chapter in books}
+    by_name = {book.name: book for book in books}
     for row in rows:
-        chapter = by_key.get(row["chapter"])
-        tag = f"source:{row['id']}"
-        if chapter is None:
-            if row["cell"] is not None:
-                found.append(
-                    f"{row['id']}: names cell {row['cell']!r}, and there is no chapter "
-                    f"{row['chapter']}"
-                )
+        book = by_name.get(row["notebook"])
+        if book is None:
+            found.append(f"{row['id']}: there is no notebook {row['notebook']}")
             continue
-        cell = next((cell for cell in chapter.cells if cell.raw.get("id") == row["cell"]), None)
-        if (
-            [tag in each.tags for each in chapter.cells].count(True) != 1
-            or cell is None
-            or tag not in cell.tags
-        ):
-            found.append(
-                f"{row['id']}: of {chapter.name} the cell {row['cell']!r}, and it alone, needs "
-                f"the tag {tag}"
-            )
+        cell = next((cell for cell in book.cells if cell.raw.get("id") == row["cell"]), None)
+        if cell is None:
+            found.append(f"{row['id']}: {book.name} has no cell {row['cell']!r}")
         elif cell.tags & sources_page.REMOVED:
             found.append(
-                f"{row['id']}: the page leaves out what cell {row['cell']!r} of {chapter.name} "
-                "shows"
+                f"{row['id']}: the page leaves out what cell {row['cell']!r} of {book.name} shows"
             )
         elif row["kind"] in sources_page.COMPARED and not cell.is_code:
             found.append(
-                f"{row['id']}: cell {row['cell']!r} of {chapter.name} has no output to compare with"
+                f"{row['id']}: cell {row['cell']!r} of {book.name} has no output to compare with"
             )
-    known = {f"source:{row['id']}" for row in rows}
-    for chapter in books:
-        tags = {tag for cell in chapter.cells for tag in cell.tags if tag.startswith("source:")}
-        found += [
-            f"{chapter.name}: the tag {tag} names no row of sources.yml"
-            for tag in sorted(tags - known)
-        ]
     return found
 
 
@@ -93,7 +73,7 @@ def test_rows_are_well_formed():
     assert_none(row_violations(sources_page.rows()))
 
 
-def test_rows_of_existing_chapters_have_their_cell():
+def test_rows_have_their_cell():
     assert_none(cell_violations(sources_page.rows(), chapters()))
 
 
@@ -106,11 +86,11 @@ def test_the_page_is_current():
 ROW = {
     "id": "a-1",
     "document": "d",
+    "notebook": "99_fixture",
     "what": "w",
     "expected": "3",
     "kind": "exact",
-    "chapter": 99,
-    "cell": None,
+    "cell": "c0",
 }
 
 
@@ -135,35 +115,20 @@ def test_row_rules_reject_an_id_used_twice():
     assert row_violations([ROW, ROW]) == ["a-1: the id is used twice"]
 
 
-def test_cell_rules_reject_a_row_without_cell_and_a_tag_without_row():
-    violations = cell_violations([ROW], [chapter_of(("code", "3", ["source:b-2"]))])
-    assert [("it alone, needs the tag" in v, "names no row" in v) for v in violations] == [
-        (True, False),
-        (False, True),
-    ]
-    assert (
-        cell_violations([ROW | {"cell": "c0"}], [chapter_of(("code", "3", ["source:a-1"]))]) == []
-    )
-
-
 @pytest.mark.parametrize(
-    ("cells", "words"),
+    ("row", "cells", "words"),
     [
-        ([("code", "3", ["source:a-1"]), ("code", "3", ["source:a-1"])], "it alone"),
-        ([("code", "3", ["source:a-1", "remove-cell"])], "leaves out"),
-        ([("code", "3", ["source:a-1", "remove-output"])], "leaves out"),
-        ([("markdown", "3", ["source:a-1"])], "no output"),
+        ({"notebook": "98_other"}, [("code", "3", [])], "no notebook 98_other"),
+        ({"cell": "c7"}, [("code", "3", [])], "no cell 'c7'"),
+        ({}, [("code", "3", ["remove-cell"])], "leaves out"),
+        ({}, [("code", "3", ["remove-output"])], "leaves out"),
+        ({}, [("markdown", "3", [])], "no output"),
     ],
 )
-def test_cell_rules_reject_a_cell_that_shows_nothing(cells, words):
-    (violation,) = cell_violations([ROW | {"cell": "c0"}], [chapter_of(*cells)])
+def test_cell_rules_reject_a_row_that_is_not_shown(row, cells, words):
+    (violation,) = cell_violations([ROW | row], [chapter_of(*cells)])
     assert words in violation
 
 
-def test_rows_of_a_page_name_it():
-    row = ROW | {"chapter": "page_fixture", "cell": "c0"}
-    assert (
-        cell_violations([row], [chapter_of(("code", "3", ["source:a-1"]), name="page_fixture")])
-        == []
-    )
-    assert sources_page.place(row, {}) == "fixture, coming"
+def test_cell_rules_accept_a_row_with_its_cell():
+    assert cell_violations([ROW], [chapter_of(("code", "3", []))]) == []

@@ -34,7 +34,15 @@ ABOUT_THE_CPU = {
     ("15_train_pipelines", "imports"): "tables in a file run on the CPU only",
     ("17_caches", "imports"): "tables in a file run on the CPU only",
     ("14_serving", "document-shard"): "the document's inference, on the CPU",
+    ("document_1_readers_notebook", "in-9"): "the document's collection, before it is sharded",
+    ("document_2_introduction", "collection"): "the document's collection, before it is sharded",
+    ("document_2_introduction", "shard-quantized"): "the document's inference, on the CPU",
+    ("document_3_sharding", "rank-function"): "the document's choice between a GPU and the CPU",
 }
+# The cells of the reader's notebook, in the order in which they are there.
+READERS_CELLS = [*range(1, 21), 23, 21, 28, 29, 30, *range(34, 41), 42, 43]
+LONGEST_DOCUMENT = 260  # lines of code
+SMALLEST_SHARE = 0.9  # of them, shown
 
 # What only MyST reads: directives, fences of colons, roles, labels, comments.
 MYST = re.compile(r"^ *(`{3,}|~{3,}|:{3,})\{|\{[a-z:.-]+\}`|^\([\w-]+\)=|^%", re.MULTILINE)
@@ -257,6 +265,53 @@ def duplicate_violations(all_chapters: list[Chapter], tree: Tree) -> list[str]:
     ]
 
 
+def is_document(chapter: Chapter) -> bool:
+    """Whether the notebook is one of the five documents, cell by cell."""
+    return chapter.name.startswith("document_")
+
+
+def document_violations(chapter: Chapter) -> list[str]:
+    """A document is followed with a finger: its code is in sight, and nothing else is."""
+    found = []
+    lines = {cell.index: sum(map(bool, cell.text.split("\n"))) for cell in chapter.code}
+    shown = sum(lines[cell.index] for cell in chapter.code if not FOLDING & cell.tags)
+    total = sum(lines.values())
+    if total > LONGEST_DOCUMENT:
+        found.append(f"{chapter.name}: {total} lines of code, at most {LONGEST_DOCUMENT}")
+    if shown < SMALLEST_SHARE * total:
+        found.append(
+            f"{chapter.name}: {shown} of {total} lines of code are shown, at least "
+            f"{SMALLEST_SHARE:.0%}"
+        )
+    found += [
+        f"{chapter.name}: cell {cell.raw.get('id')!r} imports helpers of tutorec.teach"
+        for cell in chapter.code
+        if re.search(r"tutorec\.teach|tutorec import .*\bteach\b", cell.text)
+    ]
+    return found
+
+
+def test_documents_are_in_sight():
+    documents = [chapter for chapter in chapters() if is_document(chapter)]
+    assert len(documents) == 5
+    assert_none([v for chapter in documents for v in document_violations(chapter)])
+
+
+def test_the_readers_notebook_has_the_cells_of_the_document_in_its_order():
+    [chapter] = [c for c in chapters() if c.name == "document_1_readers_notebook"]
+    ids = [cell.raw["id"] for cell in chapter.code if FOLDING.isdisjoint(cell.tags)]
+    assert ids == [f"in-{number}" for number in READERS_CELLS]
+
+
+def test_document_policy_rejects_hidden_code_helpers_and_length():
+    hidden = chapter_of(("code", "x = 1", ["hide-input"]), ("code", "y = 1", []))
+    helped = chapter_of(("code", "from tutorec.teach import draw", []))
+    long = chapter_of(("code", "x = 1\n" * (LONGEST_DOCUMENT + 1), []))
+    for chapter, words in ((hidden, "1 of 2"), (helped, "teach"), (long, "261 lines")):
+        (violation,) = document_violations(chapter)
+        assert words in violation
+
+
 def test_notebooks_are_stored_clean_with_equal_first_cell():
     assert_none([v for chapter in chapters() for v in stored_violations(chapter)])
 
@@ -335,15 +390,16 @@ def test_device_policy_rejects_a_cell_that_names_the_cpu(code):
 
 
 def test_no_helper_is_defined_twice():
-    assert_none(duplicate_violations(chapters(), Tree.of_repository()))
+    # the documents define what they define
+    books = [chapter for chapter in chapters() if not is_document(chapter)]
+    assert_none(duplicate_violations(books, Tree.of_repository()))
 
 
 def test_names_carry_number_and_title():
     # A page is a result that a run makes; it teaches nothing and has no chapter's form. A letter
     # marks a second half.
-    assert_none(
-        [c.name for c in chapters() if not re.fullmatch(r"(\d\d[a-z]?|page)_[a-z0-9_]+", c.name)]
-    )
+    form = r"(\d\d[a-z]?|page|document_\d)_[a-z0-9_]+"
+    assert_none([c.name for c in chapters() if not re.fullmatch(form, c.name)])
 
 
 def test_every_notebook_and_page_is_in_the_contents():
