@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 SETUP = """# @title Setup: install tutorec where it is missing, say what runs here
-import subprocess
-import sys
 from glob import glob
 from importlib.metadata import distributions
 
@@ -25,16 +23,10 @@ if not any(distributions(name="tutorec")):
     address = "{archive}"
     source = wheels[-1] if wheels else ".." if clone else address
     # With its own version as a requirement, the torch that is here stays.
-    kept = [f"torch=={{d.version}}" for d in distributions(name="torch")][:1]
-    command = [sys.executable, "-m", "pip", "install", source, *kept]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stdout.splitlines()[-9:] + done.stderr.splitlines()[-3:]
-        remedy = "put tutorec-*.whl beside this notebook, run this cell again"
-        remedy = f"Nothing was installed. If {{source}} is not found: {{remedy}}"
-        raise RuntimeError("\\n".join([*said, remedy]))
-    stayed = [f"({{torch}} stayed)" for torch in kept]
-    print(done.stdout.splitlines()[-1], "from", source, *stayed)
+    kept = "".join(f" torch=={{d.version}}" for d in distributions(name="torch"))
+    says = f"Installing tutorec from {{source}}, with{{kept or ' a new torch'}}."
+    print(says, "If this fails, put tutorec-*.whl beside this notebook.")
+    %pip install -q "{{source}}" {{kept}}
 import tutorec
 
 tutorec.doctor()"""
