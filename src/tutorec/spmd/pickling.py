@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -190,6 +190,11 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
                 # Another process may have no such device, and must not start one to read a message.
                 copy = obj.detach().cpu().requires_grad_(obj.requires_grad)
                 return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            if isinstance(obj, CodeType):
+                # cloudpickle 3.1.3 replaces the file by `<dynamic-code>`: a traceback of the rank
+                # would name neither the file nor the line of source.
+                make, arguments, *_ = self.dispatch_table[CodeType](obj)
+                return _code_of_file, (obj.co_filename, make, arguments)
             if isinstance(obj, FunctionType | type):
                 module = sys.modules.get(obj.__module__ or "")
                 # Who registers a module takes it out again: a constant is dumped while the function
@@ -207,6 +212,11 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
     return buffer.getvalue()
+
+
+def _code_of_file(path: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    """The code of a function that was defined in the file, or notebook cell, of this name."""
+    return make(*arguments).replace(co_filename=path)
 
 
 def _lives_on_gpu(obj: Any) -> bool:
