@@ -68,7 +68,7 @@ unit: venv doctest
 
 doctest: venv ## the examples in docstrings
 	@echo "== examples in docstrings"
-	@$(PYTEST) src --doctest-modules
+	@$(PYTEST) src --doctest-modules --timeout=900
 
 # Both backends must run every chapter. nbmake stops a cell that hangs.
 notebooks: venv ## execute every notebook

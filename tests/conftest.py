@@ -26,6 +26,9 @@ os.environ["TUTOREC_CALIBRATION"] = str(Path(__file__).parent / "not-calibrated.
 # busy machine.
 PATIENCE_SECONDS = 120.0
 
+# A test that hangs is ended after this time, where pytest-timeout is installed.
+TEST_SECONDS = 900.0
+
 # One profile for every property test: no clock decides, and a run draws what every run draws.
 settings.register_profile(
     "repeatable",
@@ -46,6 +49,14 @@ settings.load_profile("repeatable")
 # Hypothesis also draws numbers from the source of the modules imported so far, which depend on the
 # tests run before.
 providers._get_local_constants = providers.Constants
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """The time limit of a test; not in pyproject.toml, which other environments read, too."""
+    given = "PYTEST_TIMEOUT" in os.environ
+    if config.pluginmanager.hasplugin("timeout") and not given and config.option.timeout is None:
+        config.option.timeout = TEST_SECONDS
 
 
 def _import_what_is_slow() -> None:
