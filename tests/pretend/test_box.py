@@ -63,7 +63,6 @@ SHORTER = {
         "steps=6": "steps=4",
         "B, D, RATE = 1024,": "B, D, RATE = 128,",
         "rows=100 * 256": "rows=20 * 256",
-        "samples=256": "samples=32",
     },
     "16_compressed_tables.ipynb": {
         "rows=65_000": "rows=8_000",
