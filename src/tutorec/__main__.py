@@ -1,4 +1,4 @@
-"""``python -m tutorec``."""
+"""``python -m tutorec``: the command ``tutorec``."""
 
 import sys
 

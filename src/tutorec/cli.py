@@ -1,4 +1,7 @@
-"""The command line ``python -m tutorec``: doctor, plan, calibrate, migrate, bench."""
+"""The command ``tutorec``: doctor, plan, calibrate, migrate, bench.
+
+``python -m tutorec`` is the same command, for a Python whose scripts are not on the path.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ tables.yaml lists tables by the names of EmbeddingBagConfig's and ParameterConst
       min_partition: 32
 
 examples:
-  python -m tutorec plan tables.yaml --topology 8xH100x16
-  python -m tutorec plan tables.yaml --topology 8xH100 --optimal --out plan.json --plot plan.svg
-  python -m tutorec plan tables.yaml --topology laptop --explain item
+  tutorec plan tables.yaml --topology 8xH100x16
+  tutorec plan tables.yaml --topology 8xH100 --optimal --out plan.json --plot plan.svg
+  tutorec plan tables.yaml --topology laptop --explain item
 """
 _FAILED, _MISUSED = 1, 2
 

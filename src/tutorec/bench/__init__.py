@@ -1,4 +1,4 @@
-"""Benchmarks on one harness: ``python -m tutorec bench NAME``; one file per benchmark."""
+"""Benchmarks on one harness: ``tutorec bench NAME``; one file per benchmark."""
 
 from tutorec.bench.runner import main as main
 

@@ -1,4 +1,4 @@
-"""``python -m tutorec bench``: find the benchmarks, run one, print its table, write its JSON.
+"""``tutorec bench``: find the benchmarks, run one, print its table, write its JSON.
 
 A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) ->
 Report``. Its docstring's first line is its help. Common options: ``--rounds``, ``--json``,
