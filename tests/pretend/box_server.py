@@ -278,7 +278,10 @@ def _run_cells(notebook: Path, *replaced: str) -> None:
         ):
             sys.exit(f"cell {number} of {notebook.name} failed")
         shown = [{"output_type": "execute_result", "data": o.data} for o in captured.outputs]
-        printed = {"output_type": "stream", "name": "stdout", "text": captured.stdout}
+        # a shell without a kernel prints the value of a cell, behind a prompt
+        text = re.sub(r"^Out\[\d+\]: ", "", captured.stdout, flags=re.MULTILINE)
+        text += captured.stderr
+        printed = {"output_type": "stream", "name": "stdout", "text": text}
         cell["outputs"] = [printed, *shown]
     problems = agreement.violations(notebook.stem, {"cells": cells})
     if replaced:

@@ -127,6 +127,15 @@ def gradients() -> list[str]:
     return [str(on_cpu.grad.device), str(on_gpu.grad.device)]
 
 
+def bags_of_ids() -> list[Any]:
+    """Three bags of two ids, and where their sums are."""
+    bag = torch.nn.EmbeddingBag(4, 1, mode="sum", device=cuda)
+    with torch.no_grad():
+        bag.weight.copy_(torch.arange(4.0, device=cuda)[:, None])
+    rows = bag(torch.tensor([[0, 1], [1, 2], [3, 3]], device=cuda))
+    return [rows.flatten().tolist(), str(rows.device)]
+
+
 def moved_module() -> list[Any]:
     layer = nn.Linear(2, 2)
     before = layer.weight
@@ -202,6 +211,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "a module moves and keeps its parameters": moved_module,
     "loaded where it was saved": saved_and_loaded,
     "loaded on the CPU": lambda: saved_and_loaded(map_location="cpu"),
+    "bags of ids in two dimensions": bags_of_ids,
     "printed": lambda: repr(torch.ones(2, device="cuda:1")),
 }
 

@@ -708,6 +708,18 @@ def _inside(func: Any, args: Any, kwargs: Any) -> Any:
     return _closed(out, devices[0], ()) if devices else out
 
 
+def _rows_of_bags(func: Any, args: Any, kwargs: Any) -> Any:
+    """``embedding_bag``, which makes offsets for ids [B, L] itself, where no mode sees it."""
+    ids, weight = args
+    if ids.dim() == 2:
+        words = {"device": ids.device}
+        kwargs["offsets"] = _made(torch.arange, (0, ids.numel(), ids.shape[1]), words)
+        ids = ids.reshape(-1)
+        if kwargs["per_sample_weights"] is not None:
+            kwargs["per_sample_weights"] = kwargs["per_sample_weights"].reshape(-1)
+    return func(ids, weight, **kwargs)
+
+
 def _as_on_class(name: str) -> Callable[..., Any]:
     """A method of OnDevice that torch's own would hide in C++."""
 
@@ -748,6 +760,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     Tensor.new_tensor: _new_tensor,
     Tensor.detach: _detached,
     torch.nn.functional.one_hot: _inside,
+    torch.nn.functional.embedding_bag: _rows_of_bags,
     **{
         getattr(Tensor, name): _as_on_class(name)
         for name in ("tolist numpy get_device data_ptr storage_offset untyped_storage").split()

@@ -55,6 +55,7 @@ ALLOWED = {
     "a generator of a GPU": ["cuda:1", "cpu"],
     "a batch is pinned": True,
     "gradients arrive where their tensors are": ["cpu", "cuda:0"],
+    "bags of ids in two dimensions": [[1.0, 3.0, 6.0], "cuda:0"],
     "a module moves and keeps its parameters": [True, True, "cuda:0"],
     "loaded where it was saved": "cuda:1",
     "loaded on the CPU": "cpu",
