@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-README = Path(__file__).parents[1] / "README.md"
+sys.path.insert(0, str(Path(__file__).parents[1] / "book/_ext"))
+from alone import first_cell
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
 def blocks(language: str) -> list[str]:
@@ -30,3 +35,9 @@ def test_quick_start_prints_what_the_readme_shows(tmp_path):
     assert [float(n) for n in number.findall(printed)] == pytest.approx(
         [10.222113, 10.222113], abs=1e-3
     )
+
+
+def test_the_readme_has_the_first_cell_of_the_notebooks():
+    (cell,) = blocks("ipython")
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    assert cell.strip() == first_cell(config)
