@@ -164,7 +164,9 @@ def find_slots(
     if not is_scripting():
         operator = _operator(identities)
         if operator is not None:
-            rest = () if probing.reserved == 0 else (None, -1, 0, 100, probing.reserved)
+            # The percentage of new ids to insert is said with the reserved slots and read by nobody
+            # here, where none is inserted; fbgemm 1.3 refuses 100.
+            rest = () if probing.reserved == 0 else (None, -1, 0, 99, probing.reserved)
             head = (ids.contiguous(), identities, probing.max_probe, True, -1, True, sizes, offsets)
             return operator(*head, None, False, not probing.fallback, False, *rest)[0]
     return find_slots_in_torch(ids, identities, sizes, offsets, probing)

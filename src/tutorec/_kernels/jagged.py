@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend, chosen
+from tutorec._kernels.older_torch import BEFORE_2_11
 
 __all__ = ["jagged_to_padded_dense", "lengths_to_offsets"]
 
@@ -84,6 +85,8 @@ def jagged_to_padded_dense(
     """
     if not is_scripting():
         dense = values.dtype in _DENSE_DTYPES and values.dim() <= 2 and not is_compiling()
+        if BEFORE_2_11 and values.requires_grad:
+            dense = False  # fbgemm 1.3 pads, and torch warns of its gradient
         if dense and values.is_cpu and backend().name == "fbgemm":
             return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max_length], padding)
     return _padded_in_torch(values, offsets, max_length, padding)

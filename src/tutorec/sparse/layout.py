@@ -33,6 +33,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
 from tutorec._kernels.jagged import lengths_to_offsets
+from tutorec._kernels.older_torch import counts_of_rows, exports_counts
 from tutorec.errors import BackendError
 
 # Up to this many lists are counted in Python, which takes 10 ns each where a tensor operation takes
@@ -76,6 +77,10 @@ def starts_of_keys(offsets: Tensor, stride_per_key: list[int]) -> Tensor:
 
 def ids_by_offsets(offsets: Tensor, stride_per_key: list[int]) -> list[int]:
     """Ids of each key. A sync point."""
+    if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
+        # counted, for the sizes of an exported batch have no hash
+        if exports_counts() and stride_per_key.count(stride_per_key[0]) == len(stride_per_key):
+            return counts_of_rows(offsets, len(stride_per_key))
     starts: list[int] = starts_of_keys(offsets, stride_per_key).tolist()
     return differences(starts)
 

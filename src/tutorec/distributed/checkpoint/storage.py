@@ -17,13 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import (
-    CURRENT_DCP_VERSION,
-    FileSystem,
-    FileSystemWriter,
-    _StoragePrefix,
-)
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter, _StoragePrefix
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -38,11 +34,15 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from tutorec._kernels.older_torch import keep_writer_silent
 from tutorec._kernels.unwritten import is_all_zero
 from tutorec.distributed.checkpoint.entries import Block, Entry, stored_blocks
 from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.checkpoint.manifest import FileFacts
 from tutorec.errors import CheckpointError
+
+# What torch itself writes into its metadata; torch 2.8 numbers them not, and newer ones read None.
+_DCP_VERSION: str | None = getattr(filesystem, "CURRENT_DCP_VERSION", None)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
     writer: Any = FileSystemWriter(".", thread_count=1, sync_files=folder.is_local)
     writer.fs = files
     plan = SavePlan(blocks.items, storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_"))
+    keep_writer_silent()
     results: list[WriteResult] = writer.write_data(plan, blocks).value() if plan.items else []
     by_index = {result.index: result for result in results}
     results += [
@@ -128,7 +129,7 @@ def write_metadata(
     metadata.storage_data = {
         result.index: result.storage_data for each in written for result in each.results
     }
-    metadata.version = CURRENT_DCP_VERSION
+    metadata.version = _DCP_VERSION
     content = pickle.dumps(metadata)
     name = f"{save}.metadata"
     folder.replace(name, content)

@@ -1,0 +1,79 @@
+"""What a torch older than the pinned one needs: branches on its version stand here alone."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+__all__ = [
+    "BEFORE_2_11",
+    "BEFORE_2_13",
+    "counts_of_rows",
+    "exports_counts",
+    "keep_writer_silent",
+]
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """(2, 8) of 2.8.0+cu128; development versions count as what they will be."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    assert match is not None, f"torch calls itself {version!r}"
+    return int(match[1]), int(match[2])
+
+
+# Beside the branches below, the first one decides where rows are padded (`jagged.py`): fbgemm 1.3,
+# which belongs to torch 2.8, has no gradient there under a name that torch knows, and torch warns.
+BEFORE_2_11, BEFORE_2_13 = (_minor(torch.__version__) < (2, minor) for minor in (11, 13))
+
+
+def exports_counts() -> bool:
+    """True while a torch before 2.13 exports a model, in which `counts_of_rows` counts.
+
+    Its program would refuse a batch of one sample: it takes every i-th offset, and torch asks then
+    whether i is 1.
+
+    Example:
+        >>> from tutorec._kernels.older_torch import exports_counts
+        >>> exports_counts()  # nothing is exported
+        False
+    """
+    return BEFORE_2_13 and is_compiling()
+
+
+def counts_of_rows(offsets: Tensor, rows: int) -> list[int]:
+    """Ids of each row of lists, for the program that a torch before 2.13 exports.
+
+    Args:
+        offsets: Where each list starts, and the end [L + 1].
+        rows: Of equally many lists each.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.older_torch import counts_of_rows
+        >>> counts_of_rows(torch.tensor([0, 1, 3, 3, 7]), 2)
+        [3, 4]
+    """
+    counts: list[int] = offsets.long().diff().view(rows, -1).sum(1).tolist()
+    if BEFORE_2_11:
+        # It cannot compare a number that it has read with 0, as it must for each slice of that
+        # length, unless the number is declared to be a size. Newer ones warn of the call.
+        for count in counts:
+            torch._check_is_size(count)
+    return counts
+
+
+def keep_writer_silent() -> None:
+    """Call before torch's checkpoint writer: older ones use ``Tensor.storage()`` and warn.
+
+    The warning comes once, and torch is told that it has been. A filter of warnings is one of the
+    process, and would be put back under the other threads while a save runs in the background.
+
+    Example:
+        >>> from tutorec._kernels.older_torch import keep_writer_silent
+        >>> keep_writer_silent()
+    """
+    if BEFORE_2_11:
+        torch.storage._warn_typed_storage_removal.__dict__["has_warned"] = True

@@ -1,0 +1,30 @@
+"""Branches on torch's version: which version counts as older, and what is counted for it."""
+
+import pytest
+import torch
+from torch import tensor
+
+from tutorec._kernels import older_torch
+
+
+@pytest.mark.parametrize(
+    ("version", "minor"),
+    [
+        ("2.8.0+cu128", (2, 8)),
+        ("2.10.1", (2, 10)),
+        ("2.13.0+cpu", (2, 13)),
+        ("2.14.0.dev20260601", (2, 14)),
+    ],
+)
+def test_a_version_is_compared_by_its_numbers(version: str, minor: tuple[int, int]):
+    assert older_torch._minor(version) == minor
+
+
+def test_rows_are_counted_as_they_are_by_offsets():
+    offsets = tensor([0, 2, 2, 5, 5, 6, 9], dtype=torch.int32)
+    assert older_torch.counts_of_rows(offsets, 3) == [2, 3, 4]
+    assert older_torch.counts_of_rows(torch.zeros(7, dtype=torch.int64), 2) == [0, 0]
+
+
+def test_nothing_is_counted_so_outside_an_export():
+    assert not older_torch.exports_counts()
