@@ -23,7 +23,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity ratios gpu versions wheel bare clean clean-venv format
+.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity ratios gpu versions unpinned wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -114,6 +114,9 @@ gpu: ## on a machine with NVIDIA GPUs, writes book/data/gpu.json: make gpu [RUN=
 versions: venv ## units and chapters on oldest, pinned and newest torch: make versions [TORCH="2.6 2.15"] [RUN="units chapters"]
 	@$(PY) .ci/versions.py $(TORCH) $(if $(RUN),--run $(RUN)) --jobs $(JOBS)
 
+unpinned: venv ## quick tests and three notebooks in .venv-unpinned, on what pip installs without requirements.txt
+	@JOBS=$(JOBS) .ci/unpinned
+
 wheel: venv ## dist/tutorec-*.whl
 	@rm -rf dist build
 	@$(PY) -m build --wheel --outdir dist .
@@ -126,5 +129,5 @@ clean: ## remove what was built; environments stay
 	@rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
 	@find src tests book -name __pycache__ -prune -exec rm -rf {} +
 
-clean-venv: ## remove .venv, .venv-parity, .venv-gpu and .venv-versions
-	@rm -rf .venv .venv-parity .venv-gpu .venv-versions
+clean-venv: ## remove .venv, .venv-parity, .venv-gpu, .venv-unpinned and .venv-versions
+	@rm -rf .venv .venv-parity .venv-gpu .venv-unpinned .venv-versions

@@ -10,6 +10,7 @@ import os
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,46 @@ def test_make_gpu_reads_a_slow_list_of_gpus_to_its_end(tmp_path: Path) -> None:
     """A reader that left after the first line ended nvidia-smi by a signal, as if it had failed."""
     environment = gpu_folder(tmp_path, "echo GPU 0; sleep 0.2; echo GPU 1", _PYTHON)
     assert run_gpu(tmp_path, environment | {"PYTHON": "python3", "BLIND": "0"})[0] == 0
+
+
+# Stands for the Python of an environment, and makes environments; notes its arguments.
+_VENV_PYTHON = r"""#!/bin/sh
+echo "$@" >>calls.txt
+case "$*" in
+  -) exec "$REAL_PYTHON" - ;;
+  *"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/pytest" ;;
+  *"pip list"*) echo torch==2.13.0; echo cloudpickle==3.1.3 ;;
+esac
+"""
+
+
+def test_make_unpinned_keeps_its_environment_until_the_project_changes(tmp_path: Path) -> None:
+    for name in (".ci/unpinned", "pyproject.toml", "notebooks/04_processes.ipynb"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text(_VENV_PYTHON)
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+
+    def run() -> list[str]:
+        (tmp_path / "calls.txt").write_text("")
+        environment = {**os.environ, "REAL_PYTHON": sys.executable, "JOBS": "3"}
+        subprocess.run([".ci/unpinned"], cwd=tmp_path, env=environment, check=True)
+        return (tmp_path / "calls.txt").read_text().splitlines()
+
+    made_once = [call for call in run() if "venv" in call or "install" in call]
+    assert made_once[0] == "-m venv .venv-unpinned"
+    assert ".[cpu,tensordict,parquet]" in made_once[1] and "==" not in made_once[1]
+    again = run()
+    assert not any("venv" in call or "install" in call for call in again)
+    # the notebooks that are not there are left out
+    units, chapters = again[-2:]
+    assert " tests -n 3 " in units and "not slow" in units
+    assert chapters.endswith("--nbmake-timeout=120 notebooks/04_processes.ipynb")
+
+    text = (tmp_path / "pyproject.toml").read_text().replace('"cloudpickle>=', '"cloudpickle>3,>=')
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert "-m venv .venv-unpinned" in run()
 
 
 _JUNIT = """<testsuites><testsuite>
