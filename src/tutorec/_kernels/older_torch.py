@@ -14,6 +14,7 @@ __all__ = [
     "counts_of_rows",
     "exports_counts",
     "keep_writer_silent",
+    "renew_constants",
 ]
 
 
@@ -77,3 +78,25 @@ def keep_writer_silent() -> None:
     """
     if BEFORE_2_11:
         torch.storage._warn_typed_storage_removal.__dict__["has_warned"] = True
+
+
+def renew_constants(program: torch.export.ExportedProgram) -> None:
+    """Describe the tensors anew that a graph made of numbers, in place.
+
+    A torch before 2.11 may have freed its description, and then cannot save the program:
+    "unsupported scalarType".
+
+    Args:
+        program: What `torch.export.export` has returned.
+    """
+    if not BEFORE_2_11:
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    constants = {name: program.constants.get(str(target)) for name, target in targets.items()}
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    mode = FakeTensorMode()  # a new one: the program's own remembers what was freed
+    for node in placeholders:
+        if isinstance(constant := constants.get(node.name), Tensor):
+            node.meta["val"] = mode.from_tensor(constant)

@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.export.pt2_archive import PT2ArchiveReader
 
 from tutorec._kernels.backend import backend
+from tutorec._kernels.older_torch import renew_constants
 from tutorec.inference.file_digest import check_digest, digested_file
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -85,6 +86,7 @@ def export_model(
         program = torch.export.export(
             model, tuple(example), dynamic_shapes=tuple(shapes), strict=False
         )
+    renew_constants(program)
     _drop_unused_buffers(program)
     return program
 

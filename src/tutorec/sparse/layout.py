@@ -78,8 +78,8 @@ def starts_of_keys(offsets: Tensor, stride_per_key: list[int]) -> Tensor:
 def ids_by_offsets(offsets: Tensor, stride_per_key: list[int]) -> list[int]:
     """Ids of each key. A sync point."""
     if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
-        # counted, for the sizes of an exported batch have no hash
-        if exports_counts() and stride_per_key.count(stride_per_key[0]) == len(stride_per_key):
+        # compared one by one: the sizes of an exported batch have no hash
+        if exports_counts() and all([one == stride_per_key[0] for one in stride_per_key]):
             return counts_of_rows(offsets, len(stride_per_key))
     starts: list[int] = starts_of_keys(offsets, stride_per_key).tolist()
     return differences(starts)
