@@ -77,7 +77,9 @@ def test_sequence_finds_more_than_what_is_popular_and_reports_it(
     for k, line in zip(KS, first.splitlines()[3:], strict=True):
         of_model, popular, best = map(float, re.findall(r"0\.\d{4}", line))
         assert of_model == pytest.approx(report["metrics"][f"recall@{k}"], abs=1e-4)
-        assert popular < of_model < best == pytest.approx(store.best_recall(k), abs=1e-4)
+        assert best == pytest.approx(store.best_recall(k), abs=1e-4)
+        # Of 60 products 50 are shown at the last k, where the model may find all that can be found.
+        assert popular < of_model <= best
 
 
 def _stopped_and_gone_on(main: Callable[[list[str]], int], folder: Path) -> list[str]:
