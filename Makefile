@@ -8,6 +8,8 @@ JOBS ?= 2
 # Of `make versions`: versions of torch, and units, chapters, chapters_torch; by default all. `make gpu` has RUN, too.
 TORCH ?=
 RUN   ?=
+# Of `make unpinned`: paths of tests; by default all.
+TESTS ?=
 # A chapter by its number (05), or a notebook by its name, with or without folder and ending.
 NAME  = $(patsubst %.ipynb,%,$(notdir $(NB)))
 BOOKS = $(wildcard notebooks/$(NAME).ipynb notebooks/$(NAME)_*.ipynb)
@@ -114,8 +116,8 @@ gpu: ## on a machine with NVIDIA GPUs, writes book/data/gpu.json: make gpu [RUN=
 versions: venv ## units and chapters on oldest, pinned and newest torch: make versions [TORCH="2.6 2.15"] [RUN="units chapters"]
 	@$(PY) .ci/versions.py $(TORCH) $(if $(RUN),--run $(RUN)) --jobs $(JOBS)
 
-unpinned: venv ## quick tests and three notebooks in .venv-unpinned, on what pip installs without requirements.txt
-	@JOBS=$(JOBS) .ci/unpinned
+unpinned: venv ## quick tests and three notebooks in .venv-unpinned, which has no pins: make unpinned [TESTS="tests/teach"]
+	@JOBS=$(JOBS) .ci/unpinned $(TESTS)
 
 wheel: venv ## dist/tutorec-*.whl
 	@rm -rf dist build

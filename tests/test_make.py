@@ -176,10 +176,10 @@ def test_make_unpinned_keeps_its_environment_until_the_project_changes(tmp_path:
     (tmp_path / ".venv/bin/python").write_text(_VENV_PYTHON)
     (tmp_path / ".venv/bin/python").chmod(0o755)
 
-    def run() -> list[str]:
+    def run(*tests: str) -> list[str]:
         (tmp_path / "calls.txt").write_text("")
         environment = {**os.environ, "REAL_PYTHON": sys.executable, "JOBS": "3"}
-        subprocess.run([".ci/unpinned"], cwd=tmp_path, env=environment, check=True)
+        subprocess.run([".ci/unpinned", *tests], cwd=tmp_path, env=environment, check=True)
         return (tmp_path / "calls.txt").read_text().splitlines()
 
     made_once = [call for call in run() if "venv" in call or "install" in call]
@@ -191,6 +191,8 @@ def test_make_unpinned_keeps_its_environment_until_the_project_changes(tmp_path:
     units, chapters = again[-2:]
     assert " tests -n 3 " in units and "not slow" in units
     assert chapters.endswith("--nbmake-timeout=120 notebooks/04_processes.ipynb")
+
+    assert " tests/a tests/b -n 3 " in run("tests/a", "tests/b")[-2]
 
     text = (tmp_path / "pyproject.toml").read_text().replace('"cloudpickle>=', '"cloudpickle>3,>=')
     (tmp_path / "pyproject.toml").write_text(text)
