@@ -19,6 +19,8 @@ from sphinx.application import Sphinx
 
 # The gaps between the columns of a line; those after a comma or a colon are none.
 GAP = re.compile(r"(?<=[^\s,:]) {2,}(?=\S)")
+# The folder of an installation, which is that of the machine that builds the book.
+FOLDER = re.compile(r"(?:/[\w.+-]+)+/(?:site-packages|python3\.\d+)/")
 WIDTH, LONGEST = 84, 102  # letters that a line of the page has room for, and if they are smaller
 
 
@@ -34,6 +36,8 @@ def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
         else:
             streams[output["name"]] = NotebookNode(output)
             whole.append(streams[output["name"]])
+    for stream in streams.values():
+        stream["text"] = FOLDER.sub(".../", stream["text"])
     return whole
 
 
