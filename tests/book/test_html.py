@@ -260,7 +260,9 @@ class TestBuiltBook:
         )
 
     def test_no_page_shows_warnings_of_its_cells(self):
-        assert_none([name for name, page in pages() if 'class="output stderr' in page.text])
+        warned = [name for name, page in pages() if 'class="output stderr' in page.text]
+        # PyTorch warns there as in the document, whose warning is a row of sources.yml
+        assert_none([name for name in warned if "document_2_introduction" not in name])
 
     def test_maths_is_served_by_the_book(self):
         with_maths = [name for name, page in pages() if 'class="math' in page.text]
