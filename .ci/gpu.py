@@ -1,6 +1,6 @@
 """Run what needs a GPU and write the results to book/data/gpu.json for book/status.md.
 
-Three parts: the tests under tests/gpu, every chapter, and `python -m tutorec bench gpu` case by
+Three parts: the tests under tests/gpu, every chapter, and `tutorec bench gpu` case by
 case, beside torchrec where it is installed. By default all of them; arguments name some. The file
 is written after each part, and after each case of the benchmark, whatever fails. It keeps what it
 holds of other parts if they ran on the same day with the same hardware and packages. The exit

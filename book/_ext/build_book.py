@@ -83,6 +83,7 @@ def book_key() -> str:
         "notebooks",
         "_config.yml",
         "tests/book/sources.yml",
+        "tests/book/claims",
         "tests/parity/used_names.txt",
     )
     return digest(sources(*[r for r in roots if (ROOT / r).exists()]), execution_key())
@@ -94,8 +95,14 @@ def stored(name: str) -> str:
 
 
 def report_failures() -> None:
-    """Print the end of every execution log, so that a failed cell is seen at once."""
-    for log in sorted((BUILD / "html" / "reports").glob("**/*.log")):
+    """Print the end of every execution log, and let the next build execute these notebooks again.
+
+    Sphinx keeps the page of a notebook that failed, and would call it current.
+    """
+    reports = BUILD / "html" / "reports"
+    for log in sorted(reports.glob("**/*.log")):
+        page = log.relative_to(reports).parent / f"{log.name.split('.')[0]}.doctree"
+        (BUILD / ".doctrees" / page).unlink(missing_ok=True)
         tail = log.read_text(errors="replace").splitlines()[-40:]
         print(
             f"\n---- {log.relative_to(ROOT)} (its last {len(tail)} lines)",

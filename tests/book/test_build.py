@@ -49,6 +49,19 @@ def test_notebooks_are_executed_again_on_the_other_backend(tree, monkeypatch):
     assert build_book.execution_key() != before
 
 
+def test_a_notebook_that_failed_is_executed_by_the_next_build(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build_book, "ROOT", tmp_path)
+    monkeypatch.setattr(build_book, "BUILD", tmp_path / "_build")
+    log = tmp_path / "_build/html/reports/notebooks/00_a.err.log"
+    pages = [tmp_path / f"_build/.doctrees/notebooks/{name}.doctree" for name in ("00_a", "01_b")]
+    for path in (log, *pages):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("ZeroDivisionError")
+    build_book.report_failures()
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert [page.exists() for page in pages] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["notebooks/00_a.ipynb", "book/intro.md", "_config.yml"])
 def test_pages_alone_are_built_again_when_a_page_changes(tree, name):
     before = build_book.execution_key(), build_book.book_key()
@@ -92,6 +105,12 @@ def test_a_line_that_the_kernel_sent_in_two_pieces_stays_one_line():
         ("stderr", "warned\n"),
     ]
     assert pieces[0]["text"] == "ids:  ", "what the cache holds is not changed"
+
+
+def test_a_page_shows_no_folder_of_the_machine_that_built_it():
+    shown = "/opt/a-b/lib/python3.11/site-packages/torch/x.py:3: at /usr/lib/python3.11/ast.py:5"
+    (output,) = outputs.joined([NotebookNode(stream(shown, "stderr"))])
+    assert output["text"] == ".../torch/x.py:3: at .../ast.py:5"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Measure both libraries and store the ratios that chapter 20 shows; run by `make ratios`, after
 `make parity`.
 
-Every row is a case of `python -m tutorec bench NAME --vs torchrec`, which compares the results
+Every row is a case of `tutorec bench NAME --vs torchrec`, which compares the results
 before it times anything. tutorec's checks are on wherever a benchmark measures both.
 """
 

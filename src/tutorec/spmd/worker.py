@@ -344,8 +344,8 @@ def _free_cycles(size: int) -> int:
 
     Python collects after so many objects, whatever their size, and a model whose optimizers run in
     backward is a reference cycle of few large ones. Looking at all objects can take 0.1 s, too long
-    after every run. What was collected goes back to the system: memory that the allocator keeps would
-    count as this process's size, and the next garbage could fill it unseen.
+    after every run. What was collected goes back to the system: memory that the allocator keeps
+    would count as this process's size, and the next garbage could fill it unseen.
     """
     if _resident() - size > _GROWTH:
         from tutorec._kernels.pages import return_freed_memory
