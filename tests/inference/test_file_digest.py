@@ -147,19 +147,10 @@ def rewritten(source: Path, target: Path, changes: dict[str, bytes | None]) -> P
 
 def pickled_weight(archive: Path) -> dict[str, bytes | None]:
     """A weight that is said to be pickled."""
-    with zipfile.ZipFile(archive) as file:
-        [name] = [
-            each
-            for each in file.namelist()
-            if each.endswith("data/weights/model_weights_config.json")
-        ]
-        config = json.loads(file.read(name))
-    entry = next(iter(config["config"].values()))
-    entry["use_pickle"] = True
-    path = f"data/weights/{entry['path_name']}"
+    entry = {"path_name": "weight_0", "is_param": True, "use_pickle": True, "tensor_meta": None}
     return {
-        "data/weights/model_weights_config.json": json.dumps(config).encode(),
-        path: pickle.dumps(Runs()),
+        "data/weights/model_weights_config.json": json.dumps({"config": {"x": entry}}).encode(),
+        "data/weights/weight_0": pickle.dumps(Runs()),
     }
 
 
@@ -181,13 +172,16 @@ def opaque_constant(archive: Path) -> dict[str, bytes | None]:
 @pytest.mark.parametrize(
     ("changes", "record"),
     [
-        (pickled_weight, "data/weights/model_weights_config.json: "),
+        (pickled_weight, "data/weights/model_weights_config.json: x"),
         (opaque_constant, "data/constants/model_constants_config.json: x"),
         (
             lambda _: {"data/sample_inputs/model.pt": pickle.dumps(Runs(), protocol=2)},
             "data/sample_inputs/model.pt",
         ),
-        (lambda _: {"data/weights/model.pt": pickle.dumps(Runs())}, "data/weights/model.pt"),
+        (
+            lambda _: {"data/weights/model.pt": pickle.dumps(Runs(), protocol=2)},
+            "data/weights/model.pt",
+        ),
         (lambda _: {"data/aotinductor/model/x.so": b"library"}, "data/aotinductor/model/x.so"),
     ],
 )

@@ -26,8 +26,10 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = ["export_model", "load_exported", "save_exported"]
 
-# Folders of an archive: the example inputs, and the tensors with their index.
-_SAMPLE_INPUTS, _TENSORS = "data/sample_inputs/", ("data/weights/", "data/constants/")
+# Folders of an archive: the tensors with their index, and what torch.save wrote. That is the example
+# inputs; torch 2.8 writes the tensors in this way, too.
+_TENSORS = ("data/weights/", "data/constants/")
+_SAVED = ("data/sample_inputs/", *_TENSORS)
 
 
 def export_model(
@@ -148,10 +150,10 @@ def _pickled_records(path: str | Path) -> list[str]:
     """The records of an archive that torch.export.load would run as code: pickles and libraries."""
     archive, records = PT2ArchiveReader(str(path)), []
     for name in archive.get_file_names():
-        if name.startswith(_SAMPLE_INPUTS):
-            inputs = archive.read_bytes(name)
+        if name.endswith(".pt") and name.startswith(_SAVED):
+            saved = archive.read_bytes(name)
             try:
-                torch.load(io.BytesIO(inputs), weights_only=True) if inputs else None
+                torch.load(io.BytesIO(saved), weights_only=True) if saved else None
             except pickle.UnpicklingError:
                 records.append(name)
         elif name.startswith(_TENSORS) and name.endswith(".json"):
