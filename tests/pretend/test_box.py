@@ -81,7 +81,7 @@ SHORTER = {
         "model(td.to(device()))": "model(kjt.to(device()))",
         "features = kjt_to_td(batch.idlist_features)": "features = batch.idlist_features",
         "BATCHES = 6": "BATCHES = 2",
-        "RUNS = 6": "RUNS = 2",
+        "RUNS = 4": "RUNS = 2",
     },
     "page_equivalence.ipynb": {"def matrix(": "LOOKUPS = LOOKUPS[2:]\n\n\ndef matrix("},
     "page_two_tower.ipynb": {"store = shop()": "store = shop(rows=30_000, test_rows=4_000)"},
