@@ -25,7 +25,7 @@ if not any(distributions(name="tutorec")):
     # With its own version as a requirement, the torch that is here stays.
     kept = "".join(f" torch=={{d.version}}" for d in distributions(name="torch"))
     says = f"Installing tutorec from {{source}}, with{{kept or ' a new torch'}}."
-    print(says, "If this fails, put tutorec-*.whl beside this notebook.")
+    print(says, "It needs torch>=2.8. If pip fails, put tutorec-*.whl here.")
     %pip install -q "{{source}}" {{kept}}
 import tutorec
 

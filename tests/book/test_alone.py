@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -98,6 +99,9 @@ def test_first_cell_says_what_to_do_where_pip_fails(
     run_setup()
     (line,) = capsys.readouterr().out.splitlines()
     assert "a new torch" in line and "tutorec-*.whl" in line
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (needed,) = (text for text in project["dependencies"] if text.startswith("torch>="))
+    assert f"needs {needed}. " in line
 
 
 def test_first_cell_installs_nothing_where_tutorec_is(
