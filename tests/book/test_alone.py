@@ -115,6 +115,14 @@ def test_first_cell_ends_with_the_report_of_the_doctor():
     assert first_cell(config()).endswith("\nimport tutorec\n\ntutorec.doctor()")
 
 
+def test_no_cell_lets_pip_replace_the_torch_that_is_there():
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        lines = "\n".join(c["source"] for c in nbformat.read(path, as_version=4).cells).splitlines()
+        for line in lines:
+            if "%pip install" in line:
+                assert "{kept}" in line or "torch=={torch.__version__}" in line, (path.name, line)
+
+
 # ---- folded cells
 
 
