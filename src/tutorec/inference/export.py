@@ -26,8 +26,8 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = ["export_model", "load_exported", "save_exported"]
 
-# Folders of an archive: the tensors with their index, and what torch.save wrote. That is the example
-# inputs; torch 2.8 writes the tensors in this way, too.
+# Folders of an archive: the tensors with their index, and what torch.save wrote. That is the
+# example inputs; torch 2.8 writes the tensors in this way, too.
 _TENSORS = ("data/weights/", "data/constants/")
 _SAVED = ("data/sample_inputs/", *_TENSORS)
 
