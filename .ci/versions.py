@@ -80,10 +80,11 @@ def requirements(torch: str) -> str:
     kept += [f"torch=={torch}.*", f"-e {ROOT}"]
     if fitting in _SERVED_MINORS:
         kept.append(f"fbgemm-gpu-cpu==1.{fitting}.*")
-    # The promised tensordict (the extra in pyproject) needs torch 2.11; without it, its tests are
-    # skipped.
+    # The pinned tensordict needs torch 2.11; for an older torch pip takes an older one.
     if tuple(map(int, torch.split("."))) >= (2, 11):
         kept += [line for line in lines if line.startswith("tensordict==")]
+    else:
+        kept.append("tensordict")
     return "\n".join(kept) + "\n"
 
 

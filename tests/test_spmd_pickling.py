@@ -77,7 +77,7 @@ def codes(function: FunctionType) -> Iterator[CodeType]:
 
 
 @pytest.mark.parametrize(
-    "sent", [closure(0), doubled(closure(0)), lambda value: [value for _ in "ab"], codes]
+    "sent", [closure(0), doubled(closure(0)), lambda value: [value for _ in "ab"]]
 )
 def test_code_that_is_sent_has_its_file_and_its_lines(sent: Any) -> None:
     received = load(dump(sent))
