@@ -7,6 +7,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from printed import own_lines
+
 # Two ranks of one script, forked, each with a group that a global holds; time.sleep tells that it
 # was called.
 SCRIPT = """
@@ -32,7 +34,7 @@ def said(folder, group: str) -> list[str]:
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), group]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return own_lines(done.stdout).split()
 
 
 def test_both_ranks_wait_where_the_group_is_held(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from printed import own_lines
+
 # The group's threads end with the last reference to it. A process of its own: imports happen once
 # in each.
 SCRIPT = """
@@ -35,7 +37,7 @@ def ended(folder, imported: str) -> str:
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), imported]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return own_lines(done.stdout).strip()
 
 
 def test_a_group_that_began_before_the_library_was_imported_ends(tmp_path):

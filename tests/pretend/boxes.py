@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from printed import own_lines
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -80,7 +82,7 @@ def in_an_interpreter(gpus: int, arguments: Sequence[str | Path]) -> str:
 
 def _printed(gpus: int, code: int, out: str, error: str) -> str:
     assert code == 0, f"on {gpus} pretended GPUs:\n{out[-6000:]}\n{error[-6000:]}"
-    return out
+    return own_lines(out)
 
 
 def pytest_on_box(gpus: int, *arguments: str | Path) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,6 +18,8 @@ __all__ = [
     "BEFORE_2_13",
     "counts_of_rows",
     "exports_counts",
+    "forget_written_block",
+    "gloo_connects_silently",
     "keep_writer_silent",
     "renew_constants",
 ]
@@ -78,6 +85,46 @@ def keep_writer_silent() -> None:
     """
     if BEFORE_2_11:
         torch.storage._warn_typed_storage_removal.__dict__["has_warned"] = True
+
+
+def forget_written_block() -> None:
+    """Call before each block that torch's checkpoint writer asks for: older ones keep written ones.
+
+    `torch.save` leaves a block in a reference cycle there, and Python collects after so many
+    objects, whatever their size: 56 MB piled up while a table of 128 MB was saved.
+
+    Example:
+        >>> from tutorec._kernels.older_torch import forget_written_block
+        >>> forget_written_block()
+    """
+    if BEFORE_2_11:
+        gc.collect(0)
+
+
+@contextmanager
+def gloo_connects_silently() -> Iterator[None]:
+    """Show nothing that is printed meanwhile: older ones print how many ranks gloo has reached.
+
+    For a process that has nothing else to print, such as a rank before its first task.
+
+    Example:
+        >>> from tutorec._kernels.older_torch import gloo_connects_silently
+        >>> with gloo_connects_silently():
+        ...     pass  # torch.distributed.init_process_group("gloo")
+    """
+    if not BEFORE_2_11:
+        yield
+        return
+    sys.stdout.flush()
+    shown = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(shown, 1)
+        os.close(shown)
 
 
 def renew_constants(program: torch.export.ExportedProgram) -> None:

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tutorec._kernels.older_torch import keep_writer_silent
+from tutorec._kernels.older_torch import forget_written_block, keep_writer_silent
 from tutorec._kernels.unwritten import is_all_zero
 from tutorec.distributed.checkpoint.entries import Block, Entry, stored_blocks
 from tutorec.distributed.checkpoint.folder import Folder
@@ -185,6 +185,7 @@ class BlockSaver:
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         """The values of a block, when it is written."""
+        forget_written_block()
         return self._blocks[write_item.index].tensor.detach().cpu().contiguous()
 
 
