@@ -121,3 +121,14 @@ def test_models_with_optimizers_in_backward_do_not_pile_up(world):
 
     counts = [count for _ in range(60) for count in world.run(build)]
     assert max(counts) <= 8, "of 2.5 MB each; garbage is collected when the rank has grown by 8"
+
+
+def test_a_run_that_frees_what_it_took_costs_no_collection(world):
+    def work():
+        gc.disable()
+        rows = [torch.ones(500_000) for _ in range(20)]
+        assert sum(map(len, rows)) == 10_000_000
+        return gc.get_stats()[2]["collections"]
+
+    counts = [count for _ in range(20) for count in world.run(work)]
+    assert counts[-1] == counts[3], "40 MB are taken and freed by each run; nothing is left"

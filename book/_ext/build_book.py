@@ -94,15 +94,25 @@ def stored(name: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def report_failures() -> None:
-    """Print the end of every execution log, and let the next build execute these notebooks again.
-
-    Sphinx keeps the page of a notebook that failed, and would call it current.
-    """
+def failed_notebooks() -> dict[str, Path]:
+    """Name of each notebook that failed -> its execution log."""
     reports = BUILD / "html" / "reports"
-    for log in sorted(reports.glob("**/*.log")):
-        page = log.relative_to(reports).parent / f"{log.name.split('.')[0]}.doctree"
-        (BUILD / ".doctrees" / page).unlink(missing_ok=True)
+    ending = ".err.log"
+    return {
+        str(log.relative_to(reports)).removesuffix(ending): log
+        for log in sorted(reports.glob(f"**/*{ending}"))
+    }
+
+
+def forget_failures() -> None:
+    """Drop the pages of notebooks that failed: Sphinx keeps them and would call them current."""
+    for name in failed_notebooks():
+        (BUILD / ".doctrees" / f"{name}.doctree").unlink(missing_ok=True)
+
+
+def report_failures() -> None:
+    """Print the end of every execution log, so that a failed cell is seen at once."""
+    for log in failed_notebooks().values():
         tail = log.read_text(errors="replace").splitlines()[-40:]
         print(
             f"\n---- {log.relative_to(ROOT)} (its last {len(tail)} lines)",
@@ -134,6 +144,7 @@ def main() -> int:
     status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
     if status:
         report_failures()
+        forget_failures()
         print("\nThe book was not built: see the warnings and errors above.", file=sys.stderr)
         return status
     if subprocess.run(

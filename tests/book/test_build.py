@@ -58,6 +58,7 @@ def test_a_notebook_that_failed_is_executed_by_the_next_build(tmp_path, monkeypa
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("ZeroDivisionError")
     build_book.report_failures()
+    build_book.forget_failures()
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert [page.exists() for page in pages] == [False, True]
 

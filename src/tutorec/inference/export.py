@@ -26,10 +26,8 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = ["export_model", "load_exported", "save_exported"]
 
-# Folders of an archive: the tensors with their index, and what torch.save wrote. That is the
-# example inputs; torch 2.8 writes the tensors in this way, too.
-_TENSORS = ("data/weights/", "data/constants/")
-_SAVED = ("data/sample_inputs/", *_TENSORS)
+# Folders of an archive: the example inputs, and the tensors with their index.
+_SAMPLE_INPUTS, _TENSORS = "data/sample_inputs/", ("data/weights/", "data/constants/")
 
 
 def export_model(
@@ -150,7 +148,9 @@ def _pickled_records(path: str | Path) -> list[str]:
     """The records of an archive that torch.export.load would run as code: pickles and libraries."""
     archive, records = PT2ArchiveReader(str(path)), []
     for name in archive.get_file_names():
-        if name.endswith(".pt") and name.startswith(_SAVED):
+        # torch 2.8 writes the tensors as it does the inputs, in one file and without an index.
+        saved_whole = name.startswith(_TENSORS) and name.endswith(".pt")
+        if name.startswith(_SAMPLE_INPUTS) or saved_whole:
             saved = archive.read_bytes(name)
             try:
                 torch.load(io.BytesIO(saved), weights_only=True) if saved else None

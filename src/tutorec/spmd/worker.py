@@ -342,34 +342,19 @@ def _value(
 
 
 def _free_cycles(size: int) -> int:
-    """Collect garbage if this process has grown beyond ``size`` bytes; returns its size.
+    """Collect garbage if the memory in use has grown beyond ``size`` bytes; returns what is in use.
 
     Python collects after so many objects, whatever their size, and a model whose optimizers run in
     backward is a reference cycle of few large ones. Looking at all objects can take 0.1 s, too long
-    after every run. What was collected goes back to the system: memory that the allocator keeps
-    would count as this process's size, and the next garbage could fill it unseen.
+    after every run.
     """
-    if _resident() - size > _GROWTH:
-        from tutorec._kernels.pages import return_freed_memory
+    from tutorec._kernels.pages import memory_in_use
 
+    in_use = memory_in_use()
+    if in_use - size > _GROWTH:
         gc.collect()
-        return_freed_memory()
-        return _resident()
-    return size
-
-
-def _resident() -> int:
-    """Bytes of private memory; 0 if the system does not tell, and Python alone collects.
-
-    Pages of files are left out: a busy system drops them, which would hide that the process has
-    grown.
-    """
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
-            return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
+        return memory_in_use()
+    return min(in_use, size)
 
 
 def _call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

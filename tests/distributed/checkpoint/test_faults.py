@@ -45,7 +45,7 @@ def in_a_process_of_its_own(call: str) -> Any:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_kill_at_every_step_of_a_replacement_leaves_the_old_one_or_the_new_one(tmp_path):
