@@ -58,6 +58,21 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"lengths\[1\] = 4, and a row has 3 values",
     ),
+    "jagged: complex weights": (
+        lambda: JaggedTensor(IDS, lengths=ONES, weights=torch.tensor([1 + 2j, 3])),
+        ValueError,
+        r"weights are torch.complex64, .* give their real part: weights.real",
+    ),
+    "dense: complex weights": (
+        lambda: JaggedTensor.from_dense([IDS], [torch.tensor([1 + 2j, 3])]),
+        ValueError,
+        r"from_dense: weights are torch.complex64, .* give their real part: weights.real",
+    ),
+    "batch: complex weights": (
+        lambda: kjt(weights=torch.tensor([1 + 2j, 3], dtype=torch.complex128)),
+        ValueError,
+        r"weights are torch.complex128, .* give their real part: weights.real",
+    ),
     "padded: negative width": (
         lambda: JaggedTensor(IDS, lengths=ONES).to_padded_dense(-1),
         ValueError,

@@ -15,7 +15,7 @@ from tutorec.sparse.layout import (
     lengths_of_offsets,
     offsets_of_lengths,
 )
-from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
+from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_complex, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
@@ -241,6 +241,7 @@ class JaggedTensor:
                         f"{count} weights"
                     )
             joined_weights = torch.cat(weights)
+            refuse_complex("JaggedTensor.from_dense", joined_weights)
         lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
         return jagged_from_parts(torch.cat(values), joined_weights, lengths, None)
 

@@ -94,12 +94,31 @@ def check_form(
             f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths go with "
             "L + 1 offsets"
         )
+    if weights is not None:
+        refuse_complex(owner, weights)
     if weights is not None and weights.shape[:1] != values.shape[:1]:
         raise ValueError(
             f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one "
             "weight per id"
         )
     return lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
+
+
+def refuse_complex(owner: str, weights: Tensor) -> None:
+    """Refuse complex weights: a lookup would drop the imaginary part; TorchScript compiles it.
+
+    Args:
+        owner: Name of the class, for the message.
+        weights: ``[N]``.
+
+    Raises:
+        ValueError: They are complex.
+    """
+    if weights.is_complex():
+        raise ValueError(
+            f"{owner}: weights are {weights.dtype}, and a weight is a real number that multiplies "
+            "a row; give their real part: weights.real"
+        )
 
 
 def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
