@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import pickle
+import subprocess
 import sys
 from itertools import islice, pairwise
 from pathlib import Path
@@ -308,6 +310,142 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     _write(tmp_path, group=6)
     with pytest.raises(ValueError, match="row group 0 has 6 rows and had 5"):
         list(data)
+
+
+def test_ids_that_became_another_type_in_a_replaced_file_are_not_cut_to_integers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"item": [1, 2]}), path)
+    data = ParquetDataset(path, 2, ["item"])
+    pq.write_table(pa.table({"item": [1.5, 2.5]}), path)
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'item' holds double"):
+        list(data)
+
+
+@pytest.mark.parametrize("kind", ["one id", "lists"])
+def test_an_id_above_int64_is_named_with_its_row(tmp_path: Path, kind: str) -> None:
+    ids = [2**63 - 1, 5, None, 2**63]
+    column = pa.array(ids, pa.uint64())
+    if kind == "lists":
+        rows = [[], [2**63 - 1, 5], None, [7, 2**63]]
+        column = pa.array(rows, pa.list_(pa.uint64()))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"item": column}).slice(0, 3), path)
+    (batch,) = ParquetDataset(path, 4, ["item"])
+    assert batch.sparse_features.values().tolist() == [2**63 - 1, 5]
+    assert batch.sparse_features.values().dtype == torch.int64
+    pq.write_table(pa.table({"item": column}), path)
+    with pytest.raises(
+        ValueError,
+        match=r"a\.parquet, row group 0, column 'item': row 3 holds the id 9223372036854775808",
+    ):
+        list(ParquetDataset(path, 4, ["item"]))
+
+
+def test_a_number_that_float32_cannot_hold_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"item": [1, 2], "price": [float("inf"), 1e300]}), path)
+    with pytest.raises(ValueError, match=r"column 'price': row 1 holds 1e\+300, and float32 holds"):
+        list(ParquetDataset(path, 2, ["item"], ["price"]))
+
+
+@pytest.mark.parametrize("number", [2**24 + 1, 2**31 - 1, 2**53 + 1, 2**63 - 1, -(2**24) - 1])
+def test_a_whole_number_that_float32_rounds_is_warned_of_once(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {"item": [1, 2, 3], "time": [2**24, number, number]}
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    with pytest.warns(UserWarning, match=rf"column 'time': row 1 holds {number}, which") as seen:
+        list(ParquetDataset(path, 3, ["item"], ["time"], "time"))
+    assert len(seen) == 1
+
+
+def _flipped(path: Path, at: int, bit: int) -> Path:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    other = path.with_name("flipped.parquet")
+    other.write_bytes(data)
+    return other
+
+
+def test_a_page_that_does_not_fit_its_checksum_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"item": list(range(500))}),
+        path,
+        write_page_checksum=True,
+        use_dictionary=False,
+        compression="none",
+    )
+    (good,) = ParquetDataset(path, 500, ["item"])
+    assert good.sparse_features.values().tolist() == list(range(500))
+    at = path.read_bytes().index((77).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match=r"flipped\.parquet: damaged.*CRC checksum verification"):
+        list(ParquetDataset(_flipped(path, at, 3), 500, ["item"]))
+
+
+def test_every_flipped_bit_of_the_footer_is_a_value_error_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"item": [1, 2], "price": [1.0, 2.0]}), path)
+    size = path.stat().st_size
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    errors = []
+    for at in range(size - 8 - footer, size, 3):
+        other = _flipped(path, at, at % 8)
+        try:
+            list(ParquetDataset(other, 2, ["item"], ["price"]))
+        except ValueError as error:
+            errors.append(str(error))
+    named = [error for error in errors if "flipped.parquet" in error]
+    assert errors and [error for error in errors if "rows are not enough" not in error] == named
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    # in a process of its own, which a mapped file would end
+    code = """
+import os, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from tutorec.datasets.parquet import ParquetDataset
+
+path = sys.argv[1]
+pq.write_table(pa.table({"item": range(100_000)}), path, compression="none", use_dictionary=False)
+read = pq.ParquetFile.read_row_group
+
+def cut_and_read(self, *args, **options):
+    os.truncate(path, 4096)
+    return read(self, *args, **options)
+
+pq.ParquetFile.read_row_group = cut_and_read
+try:
+    next(iter(ParquetDataset(path, 1000, ["item"])))
+except ValueError as error:
+    print(error)
+"""
+    path = str(tmp_path / "a.parquet")
+    command = [sys.executable, "-c", code, path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "a.parquet: damaged, or not a Parquet file" in ran.stdout
+
+
+def test_a_name_that_two_columns_have_is_refused(tmp_path: Path) -> None:
+    twice = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "b", "a"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: 2 columns are named 'a'"):
+        ParquetDataset(tmp_path / "a.parquet", 1, ["a"])
+    (batch,) = ParquetDataset(tmp_path / "a.parquet", 1, ["b"])
+    assert batch.sparse_features.values().tolist() == [2]
+
+
+def test_a_pattern_or_a_folder_instead_of_files_says_what_to_give(tmp_path: Path) -> None:
+    _write(tmp_path)
+    for path, error in ((f"{tmp_path}/*.parquet", FileNotFoundError), (tmp_path, ValueError)):
+        with pytest.raises(error, match=r"give its files, (.*)") as refused:
+            ParquetDataset(path, 4, ["user"])
+        files = eval(str(refused.value).split("give its files, ")[1], {"pathlib": pathlib})
+        assert len(ParquetDataset(files, 4, ["user"])) == 10
+    with pytest.raises(ValueError, match="no Parquet file given: paths is empty"):
+        ParquetDataset([], 4, ["user"])
 
 
 def test_without_pyarrow_the_message_says_what_to_install(

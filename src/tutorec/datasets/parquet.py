@@ -5,6 +5,8 @@ Needs pyarrow: ``pip install 'tutorec[parquet]'``.
 
 from __future__ import annotations
 
+import glob
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from tutorec.datasets.utils import Batch, own_worker, rank_slices, split_evenly
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
+_LARGEST_ID = 2**63 - 1
 
 
 class ParquetDataset(IterableDataset[Batch]):
@@ -57,9 +60,12 @@ class ParquetDataset(IterableDataset[Batch]):
     Raises:
         ImportError: pyarrow is not installed.
         FileNotFoundError: a file is not there.
-        ValueError: a damaged file, a column that is missing or of another type, a null where a
-            number is needed, a rank or size that cannot be, or too few rows for every rank to get
-            one.
+        ValueError: a damaged file, a column that is missing, there twice or of another type, a null
+            where a number is needed, an id above 2**63 - 1, a number that is too large for float32,
+            a rank or size that cannot be, or too few rows for every rank to get one.
+
+    Warns:
+        UserWarning: a column holds a whole number, such as a time in seconds, that float32 rounds.
 
     Example:
         >>> import tempfile, pyarrow, pyarrow.parquet
@@ -97,8 +103,12 @@ class ParquetDataset(IterableDataset[Batch]):
         self.sparse, self.dense, self.label = list(sparse), list(dense), label
         self.batch_size, self.rank, self.world_size, self.seed = batch_size, rank, world_size, seed
         self._numbers = [*self.dense, *([] if label is None else [label])]
+        self._rounded: set[str] = set()  # columns that a warning was given for
         self._groups: list[tuple[Path, int, int]] = []  # file, row group, rows
-        for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        files = [*map(Path, [paths] if isinstance(paths, str | Path) else paths)]
+        if not files:
+            raise ValueError("no Parquet file given: paths is empty")
+        for path in files:
             with _opened(path) as file:
                 _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
                 self._groups += [
@@ -207,6 +217,7 @@ class ParquetDataset(IterableDataset[Batch]):
 
     def _decoded(self, path: Path, group: int, count: int) -> _Rows:
         with _opened(path) as file:
+            _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
             table = file.read_row_group(group, columns=[*self.sparse, *self._numbers])
         if table.num_rows != count:
             change = f"{table.num_rows} rows and had {count} when the data set was made"
@@ -216,13 +227,37 @@ class ParquetDataset(IterableDataset[Batch]):
             _lists(table.column(name).combine_chunks(), f"{where}, column '{name}'")
             for name in self.sparse
         ]
-        numbers = [
-            _without_nulls(table.column(name), f"{where}, column '{name}'").astype(
-                np.float32, copy=False
-            )
-            for name in self._numbers
-        ]
+        numbers = []
+        for name in self._numbers:
+            column = _without_nulls(table.column(name), f"{where}, column '{name}'")
+            numbers.append(self._as_float32(column, f"{where}, column '{name}'", name))
         return _Rows(lists, numbers)
+
+    def _as_float32(self, numbers: NDArray[Any], where: str, name: str) -> NDArray[np.float32]:
+        """A column [B]; what float32 cannot hold is refused, and a rounded integer warned of."""
+        with np.errstate(over="ignore"):
+            rounded = numbers.astype(np.float32, copy=False)
+        if numbers.dtype == np.float64:
+            too_large = np.isinf(rounded) & np.isfinite(numbers)
+            if too_large.any():
+                row = int(too_large.argmax())
+                raise ValueError(
+                    f"{where}: row {row} holds {numbers[row]}, and float32 holds at most 3.4e38: "
+                    "write it scaled, or as its logarithm"
+                )
+        elif numbers.dtype.kind in "iu" and numbers.itemsize >= 4 and name not in self._rounded:
+            with np.errstate(invalid="ignore"):  # what is rounded up may be too large for the type
+                changed = rounded.astype(numbers.dtype) != numbers
+            if changed.any():
+                self._rounded.add(name)
+                row = int(changed.argmax())
+                warnings.warn(
+                    f"{where}: row {row} holds {numbers[row]}, which float32 rounds to "
+                    f"{int(rounded[row])}; float32 holds every whole number only up to 2**24 = "
+                    "16,777,216: if this matters, subtract or divide before you write the file",
+                    stacklevel=2,
+                )
+        return rounded
 
     def _to_batch(self, parts: list[_Rows]) -> Batch:
         lists = [part.lists[feature] for feature in range(len(self.sparse)) for part in parts]
@@ -263,15 +298,34 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ImportError(
             "reading Parquet needs pyarrow: pip install 'tutorec[parquet]'"
         ) from error
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: {_give_all(path, '*.parquet')}")
     try:
-        with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
+        # Not mapped: where a mapped file becomes shorter, reading it ends the process.
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if glob.has_magic(str(path)):
+            remedy = _give_all(path.parent, path.name)
+            raise FileNotFoundError(
+                f"there is no file {path}, and a pattern is not looked up: {remedy}"
+            ) from error
         raise
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except PermissionError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(
+            f"{path}: a row group does not fit into memory ({error}): write smaller ones, or the "
+            "file again if it is damaged"
+        ) from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path}: damaged, or not a Parquet file ({error}): write it again"
         ) from error
+
+
+def _give_all(folder: Path, pattern: str) -> str:
+    return f"give its files, sorted(pathlib.Path({str(folder)!r}).glob({pattern!r}))"
 
 
 def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str]) -> None:
@@ -280,6 +334,10 @@ def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str
     for i, name in enumerate([*sparse, *numbers]):
         if name not in schema.names:
             raise ValueError(f"{path}: no column '{name}'; there are {schema.names}")
+        if (count := schema.names.count(name)) > 1:
+            raise ValueError(
+                f"{path}: {count} columns are named '{name}': write the file with a name for each"
+            )
         kind = schema.field(name).type
         if i < len(sparse):
             ids = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
@@ -299,6 +357,14 @@ def _lists(array: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     else:
         offsets = np.concatenate([[0], np.cumsum(array.is_valid().to_numpy(zero_copy_only=False))])
         values = _without_nulls(array.drop_null(), where)
+    if values.dtype == np.uint64 and len(values) and values.max() > _LARGEST_ID:
+        at = int((values > _LARGEST_ID).argmax())
+        row = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise ValueError(
+            f"{where}: row {row} holds the id {values[at]}, and ids go up to 2**63 - 1: write the "
+            "column as int64, of `ids % rows` of the table, or of `ids >> 1` for ids that are "
+            "hashes"
+        )
     return offsets, values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
 
 
