@@ -30,7 +30,7 @@ from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.errors import CheckpointError
 from tutorec.modules.mc_base import ManagedCollisionModule
-from tutorec.optim.fused import FusedOptimizer
+from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizer
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
 # Parts whose tensors are stored in a form of their own.
@@ -80,6 +80,15 @@ class Optimized:
     def is_fused(self) -> bool:
         """Whether the state belongs to the kernel: it always exists and is updated in place."""
         return isinstance(self.optimizer, FusedOptimizer)
+
+    @property
+    def rule(self) -> str:
+        """The rule of its updates: the kernel's, ``"sgd"``, or the class of a torch optimizer."""
+        if isinstance(self.optimizer, EmbeddingFusedOptimizer):
+            spec = self.optimizer.operator.optimizer
+            assert spec is not None, "a fused operator is built with an optimizer"
+            return spec.kind
+        return type(self.optimizer).__name__
 
     @property
     def states(self) -> MutableMapping[torch.Tensor, Any]:

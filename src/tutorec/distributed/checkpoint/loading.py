@@ -40,7 +40,7 @@ from tutorec.distributed.checkpoint.manifest import (
 from tutorec.distributed.checkpoint.ranks import RankBarrier, error_text
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.replicas import loaded_by_all
-from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
+from tutorec.distributed.checkpoint.states import StoredState, check_rule, match_states, new_state
 from tutorec.distributed.checkpoint.stored import SavedFiles, files_of, plan_reading, read_blocks
 from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.errors import AgreementError, CheckpointError
@@ -88,7 +88,8 @@ def load_checkpoint(
             tables and layers.
         optimizer: The optimizer that steps outside of backward; without it, its stored state is
             ignored.
-        optimizer_state: Load the state of optimizers; False loads the weights only.
+        optimizer_state: Load the state of optimizers, which must be those that were saved; False
+            loads the weights only, and any optimizers start anew.
 
     Returns:
         The checkpoint's info, with step and data position.
@@ -248,6 +249,7 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
             f"the checkpoint has no optimizer for {name!r}: it was saved without one; "
             "load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
+    check_rule(one, facts.get("rule", facts["kind"]))
     saved = _stored_states(one, manifest, metadata)
     matched = match_states(one, saved, facts["kind"])
     current = one.state

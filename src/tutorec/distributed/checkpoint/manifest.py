@@ -63,8 +63,8 @@ class Manifest:
         plan: The sharding plan's JSON document, or None.
         files: Name -> expected size and CRC-32.
         slices: Name of a per-row state -> columns of each column shard.
-        optimizers: Parameter -> ``{"kind": its class, "options": {"lr": ...}, "numbers": {...}}``
-            of its optimizer.
+        optimizers: Parameter -> ``{"kind": its class, "rule": its rule, "options": {"lr": ...},
+            "numbers": {...}}`` of its optimizer; without a rule in earlier checkpoints.
         metadata: Name of torch's metadata file.
         torch_version: The torch version that wrote it.
         version: Version of the format.
@@ -199,7 +199,8 @@ def _check_form(manifest: Manifest) -> None:
     for name, facts in manifest.optimizers.items():
         kinds = {"kind": str, "options": dict, "numbers": dict}
         must(
-            all(isinstance(facts[part], kind) for part, kind in kinds.items()),
+            all(isinstance(facts[part], kind) for part, kind in kinds.items())
+            and isinstance(facts.get("rule", ""), str),
             f"the optimizer of {name!r}",
         )
 

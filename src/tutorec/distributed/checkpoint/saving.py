@@ -297,7 +297,12 @@ def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
             key: value for key, value in one.state.items() if isinstance(value, bool | int | float)
         }
         kind = type(one.optimizer).__name__
-        facts[one.place.name] = {"kind": kind, "options": options, "numbers": numbers}
+        facts[one.place.name] = {
+            "kind": kind,
+            "rule": one.rule,
+            "options": options,
+            "numbers": numbers,
+        }
     return facts
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tutorec.distributed.checkpoint.contents import Optimized
 from tutorec.errors import CheckpointError
+from tutorec.optim.fused import EmbeddingFusedOptimizer
 from tutorec.optim.optimizers import PartialRowWiseAdam
 
 # torch's names of Adagrad and Adam states, by the names of fused kernels, whose first is momentum1.
@@ -22,6 +23,15 @@ _TORCH_TO_FUSED = {
     "exp_avg": "momentum1",
     "exp_avg_sq": "exp_avg_sq",
     "step": "step",
+}
+# Classes of torch optimizers and the kernels' rules that compute the same updates.
+_CLASS_TO_RULE = {
+    "SGD": "sgd",
+    "Adagrad": "adagrad",
+    "RowWiseAdagrad": "rowwise_adagrad",
+    "Adam": "adam",
+    "AdamW": "adam",
+    "PartialRowWiseAdam": "partial_rowwise_adam",
 }
 _STEP = "step"
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
@@ -44,6 +54,32 @@ class StoredState:
     shape: tuple[int, ...]
     dtype: torch.dtype
     widths: tuple[int, ...] = ()
+
+
+def check_rule(one: Optimized, saved: str) -> None:
+    """Check that a parameter goes on under the optimizer that has trained it.
+
+    Args:
+        one: The parameter and its optimizer.
+        saved: The rule of the optimizer that was saved, or its class in an earlier checkpoint,
+            which does not say what a kernel computed.
+
+    Raises:
+        CheckpointError: It is another one.
+    """
+    here = one.rule
+    unknown = saved == EmbeddingFusedOptimizer.__name__
+    if unknown or _CLASS_TO_RULE.get(here, here) == _CLASS_TO_RULE.get(saved, saved):
+        return
+    raise CheckpointError(
+        f"{one.place.name!r} was trained by {_named(saved)}, and here {_named(here)} would go on: "
+        f"give it {_named(saved)} again; or load_checkpoint(..., optimizer_state=False) takes the "
+        "weights alone, and every optimizer starts anew"
+    )
+
+
+def _named(rule: str) -> str:
+    return f"{rule} in backward" if rule in _CLASS_TO_RULE.values() else rule
 
 
 def match_states(
