@@ -140,6 +140,29 @@ def run(loader: Path, *arguments: object) -> tuple[int, str]:
             "99999999999999999999 does not fit",
         ),
         ("lengths int64 8\n3 ", "lengths int32 8\n4294967299 ", "4294967299 does not fit"),
+        ("lengths int64 8\n3 ", "lengths int64 8\n3\0x ", "3 is followed by a byte of zero"),
+        ("lengths int64 8\n", "lengths\n", "'lengths': that is no name, dtype and sizes"),
+        ("lengths int64 8", "lengths int64 -8", "the size -8 is negative"),
+        (
+            "lengths int64 8",
+            "lengths int64 8 99999999999999999999",
+            "99999999999999999999 does not fit",
+        ),
+        ("lengths int64 8", "lengths int64 8 +", "+ is no such number"),
+        ("\n\n", "\nextra int64 8", "reading the tensor 'extra int64 8': there are 0 numbers"),
+        (
+            "dense_features float32 2 3",
+            "dense_features float32 4294967296 4294967296",
+            "its sizes do not fit",
+        ),
+        (
+            "dense_features float32 2 3",
+            "dense_features float32 0 4294967296 4294967296",
+            "its sizes do not fit",
+        ),
+        ("float32 2 3\n", "float32 2 3\n1e300 ", "1e300 does not fit"),
+        ("float32 2 3\n", "float64 2 3\n-1e999 ", "-1e999 does not fit"),
+        ("float32 2 3\n", "float32 2 3\n0x1p3 ", "0x1p3 is no such number"),
         (
             "lengths int64 8\n3 ",
             "lengths int64 8\n4 ",
@@ -172,6 +195,21 @@ def test_a_wrong_request_ends_with_a_message(
     code, message = run(loader, model, tmp_path / "request.txt", *operator_libraries())
     assert code == 1
     assert words in message
+
+
+class ComplexNumbers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.complex(x, x)
+
+
+@compiled
+@pytest.mark.slow
+def test_an_answer_without_a_text_form_ends_with_its_dtype(loader: Path, tmp_path: Path):
+    request = {"x": torch.ones(2)}
+    scripted = script_model(with_tensor_inputs(ComplexNumbers(), [request["x"]]))
+    save_scripted(scripted, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="the answer is ComplexFloat, and an answer holds int64"):
+        score_with_loader(tmp_path / "model.pt", request, loader)
 
 
 @compiled

@@ -218,6 +218,11 @@ def test_tensors_come_back_from_their_text_bit_for_bit():
         ("values int8 2\n1 2", "int8"),
         ("values\n1 2", "'values' with 2 numbers"),
         ("values int64 x\n1 2", "with 2 numbers"),
+        ("values int64 -1\n1 2", "the size -1 is negative"),
+        ("values int64 2 99999999999999999999\n1 2", "Overflow"),
+        ("values int64 1\n1\nvalues int64 1\n2", "values is there twice"),
+        ("dense float32 1\n1e300", "1e300 does not fit"),
+        ("dense float64 1\n-1e999", "-1e999 does not fit"),
     ],
 )
 def test_text_that_is_no_tensor_is_refused(text: str, words: str):

@@ -251,17 +251,31 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
         name, *rest = line.split()
         numbers = next(lines, "").split()
         try:
-            (dtype, *sizes) = rest
+            if name in tensors:
+                raise ValueError(f"{name} is there twice")
+            (dtype, *words) = rest
             kind = _DTYPES[dtype]
-            parsed = [
-                float(number) if kind.is_floating_point else int(number) for number in numbers
-            ]
-            tensors[name] = torch.tensor(parsed, dtype=kind).reshape([int(size) for size in sizes])
-        except (KeyError, ValueError, RuntimeError) as error:
+            sizes = [int(word) for word in words]
+            if min(sizes, default=0) < 0:
+                raise ValueError(f"the size {min(sizes)} is negative")
+            tensors[name] = _numbers(numbers, kind).reshape(sizes)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"not the text of a tensor: {line!r} with {len(numbers)} numbers: {error}"
+                f"not the text of a tensor: {line!r} with {len(numbers)} numbers: {reason}"
             ) from error
     return tensors
+
+
+def _numbers(words: list[str], dtype: torch.dtype) -> Tensor:
+    """The elements of a tensor from their text [N]."""
+    if not dtype.is_floating_point:
+        return torch.tensor([int(word) for word in words], dtype=dtype)
+    parsed = torch.tensor([float(word) for word in words], dtype=dtype)
+    for index in parsed.isinf().nonzero().flatten().tolist():
+        if "inf" not in words[index].lower():
+            raise ValueError(f"{words[index]} does not fit")
+    return parsed
 
 
 def _argument_names(model: nn.Module, inputs: int) -> list[str]:
