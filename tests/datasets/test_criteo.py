@@ -360,3 +360,12 @@ def test_memory_does_not_grow_with_the_file(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0] < path.stat().st_size  # ten times the file
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 32])
+def test_an_id_that_is_not_of_32_bits_is_not_written(tmp_path: Path, wrong: int) -> None:
+    rows = read_criteo(shop(rows=20).write_criteo(tmp_path / "day_0"))
+    rows.cats[3, 0] = wrong
+    rows.cats_known[3, 0] = True
+    with pytest.raises(ValueError, match=rf"{wrong}.*Criteo's format holds 0 to 4294967295"):
+        format_rows(rows)

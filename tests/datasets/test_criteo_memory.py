@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +168,88 @@ def test_a_damaged_file_is_named(tmp_path: Path, kept: int, mmap_mode: bool) -> 
     sparse = Path(paths[1][0])
     sparse.write_bytes(sparse.read_bytes()[:kept])
     with pytest.raises(ValueError, match=f"{sparse.name}: cut short, or not an array of numpy"):
+        _pipe(paths, mmap_mode=mmap_mode)
+
+
+def test_a_file_that_becomes_shorter_or_another_one_is_named(tmp_path: Path) -> None:
+    # in a process of its own, which a mapped file would end
+    paths = _files(tmp_path, (4000,))
+    code = """
+import os, sys
+from tutorec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
+
+paths = [[path] for path in sys.argv[1:]]
+pipe = InMemoryBinaryCriteoIterDataPipe("train", *paths, 2000, 0, 1, mmap_mode=True)
+batches = iter(pipe)
+next(batches)
+os.truncate(paths[1][0], 1000)
+os.replace(paths[2][0], paths[2][0] + ".old")
+os.link(paths[0][0], paths[2][0])
+for at in (1, 2):
+    try:
+        [pipe.dense_arrs, pipe.sparse_arrs, pipe.labels_arrs][at][0][2000:4000].sum()
+    except ValueError as error:
+        print(error)
+try:
+    next(batches)
+except ValueError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, *(part[0] for part in paths)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0].endswith("_26.npy: the file ends before row 3999: write it again")
+    assert lines[1].endswith("_1.npy: the file was replaced: make the data set again")
+    assert lines[2] == lines[0]
+
+
+def test_a_pipe_over_files_on_the_disk_can_be_pickled_and_reads_no_file_whole(
+    tmp_path: Path,
+) -> None:
+    pipe = _pipe(_files(tmp_path, (4000,)), "test", mmap_mode=True)
+    pickled = pickle.dumps(pipe)
+    assert len(pickled) < 4000 * 26
+    assert _rows(next(iter(pickle.loads(pickled)))) == [2000, 2001, 2002]
+
+
+def test_files_of_several_types_are_shuffled_without_a_change_of_ids(tmp_path: Path) -> None:
+    paths = _files(tmp_path, (2, 2))
+    np.save(paths[1][0], np.ones((2, 26), np.int8))
+    np.save(paths[1][1], np.full((2, 26), 2**40))
+    (batch,) = _pipe(paths, batch_size=4, shuffle_training_set=True)
+    assert batch.sparse_features.values().unique().tolist() == [1, 2**40]
+
+
+def test_a_remainder_that_the_ids_cannot_hold_is_refused(tmp_path: Path) -> None:
+    paths = _files(tmp_path, (4,))
+    np.save(paths[1][0], np.full((4, 26), -5, np.int8))
+    for mmap_mode in (False, True):
+        with pytest.raises(ValueError, match="an id is -5, and int8 cannot hold the remainder"):
+            list(_pipe(paths, hashes=[200] * 26, mmap_mode=mmap_mode))
+
+
+@pytest.mark.parametrize("mmap_mode", [False, True])
+@pytest.mark.parametrize(
+    ("part", "array", "message"),
+    [
+        (
+            1,
+            np.ones((4, 26), np.float32),
+            "the array is float32, and must hold integers up to int64",
+        ),
+        (1, np.ones((4, 26), np.uint64), "the array is uint64, and must hold integers up to int64"),
+        (1, np.ones((4, 20), np.int64), r"the array is \[4, 20\], and must be \[R, 26\]"),
+        (2, np.ones((4, 2), np.int64), r"the array is \[4, 2\], and must be \[R, 1\]"),
+        (0, np.ones(4, np.float32), r"the array is \[4\], and must be \[R, 13\]"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(
+    tmp_path: Path, part: int, array: Any, message: str, mmap_mode: bool
+) -> None:
+    paths = _files(tmp_path, (4,))
+    np.save(paths[part][0], array)
+    with pytest.raises(ValueError, match=message):
         _pipe(paths, mmap_mode=mmap_mode)
 
 

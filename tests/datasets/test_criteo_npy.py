@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -139,6 +141,19 @@ def test_a_file_that_was_cut_or_has_another_form_is_refused(tmp_path: Path) -> N
             BinaryCriteoUtils.load_npy_range(str(path), 0, 1)
 
 
+def test_files_that_are_no_arrays_are_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npy")
+    for text in (b"", b"not an array", b"\x93NUMPY\x01\x00\x03\x00{[\n"):
+        Path(path).write_bytes(text)
+        for read in (
+            lambda: BinaryCriteoUtils.get_shape_from_npy(path),
+            lambda: BinaryCriteoUtils.load_npy_range(path, 0, 1),
+            lambda: BinaryCriteoUtils.sparse_to_contiguous([path], str(tmp_path)),
+        ):
+            with pytest.raises(ValueError, match=r"a\.npy: cut short, or not an array of numpy"):
+                read()
+
+
 @pytest.mark.parametrize("mmap_mode", [False, True])
 def test_python_objects_in_a_file_are_not_unpickled(tmp_path: Path, mmap_mode: bool) -> None:
     path = str(tmp_path / "a.npy")
@@ -183,6 +198,68 @@ def test_contiguous_ids_count_from_two_in_the_order_of_first_use(
         assert written[:, column].tolist() == [numbers[i] for i in ids]
 
 
+def test_contiguous_ids_of_few_bits_do_not_wrap(tmp_path: Path) -> None:
+    ids = np.arange(-128, 128).astype(np.int8)[:, None]
+    np.save(tmp_path / "day_0_sparse.npy", ids)
+    files = [str(tmp_path / "day_0_sparse.npy")]
+    BinaryCriteoUtils.sparse_to_contiguous(files, str(tmp_path), 0, columns=1)
+    written = np.load(tmp_path / "day_0_sparse_contig_freq.npy")
+    assert written[:, 0].tolist() == list(range(2, 258))
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.float32, np.bool_])
+def test_ids_that_are_no_integers_of_int64_are_refused(tmp_path: Path, dtype: Any) -> None:
+    _days(tmp_path, (6, 4))
+    path = tmp_path / "day_0_sparse.npy"
+    np.save(path, np.ones((6, 26), dtype))
+    message = (
+        f"day_0_sparse.npy: the array is {np.dtype(dtype)}, and must hold integers up to int64"
+    )
+    folder = str(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        BinaryCriteoUtils.sparse_to_contiguous([str(path)], folder)
+    with pytest.raises(ValueError, match=message):
+        BinaryCriteoUtils.shuffle(folder, folder, folder, {0: 6}, days=2)
+
+
+def test_arrays_that_become_shorter_while_they_are_shuffled_are_refused(tmp_path: Path) -> None:
+    # in a process of its own, which a mapped file would end
+    _days(tmp_path, (6000, 4))
+    code = """
+import os, sys
+from tutorec.datasets import criteo_npy
+
+gather = criteo_npy.gather_rows
+
+def cut_and_gather(files, *arguments):
+    os.truncate(sys.argv[1] + "/day_0_sparse.npy", 1000)
+    return gather(files, *arguments)
+
+criteo_npy.gather_rows = cut_and_gather
+try:
+    criteo_npy.BinaryCriteoUtils.shuffle(*[sys.argv[1]] * 3, {0: 6000}, days=2)
+except ValueError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "day_0_sparse.npy: the file ends before row 5999" in ran.stdout
+
+
+def test_an_array_on_a_full_disk_is_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    _write_text(tmp_path / "day_0", 5)
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match=r"No space left on device: the array needs 388 bytes.*dense"):
+        BinaryCriteoUtils.tsv_to_npys(str(tmp_path / "day_0"), *_outputs(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0"]
+
+
 def _days(
     folder: Path, rows: tuple[int, ...], highest: int = 1 << 30
 ) -> dict[str, list[np.ndarray]]:
@@ -205,7 +282,9 @@ def test_shuffled_days_hold_the_rows_in_numpys_order_and_ids_exactly(tmp_path: P
     for name in ("out", "full"):
         (tmp_path / name).mkdir()
     folder, out, full = (str(tmp_path / name) for name in ("", "out", "full"))
-    BinaryCriteoUtils.shuffle(folder, folder, out, {0: 6, 1: 9}, full, days=3, random_seed=5)
+    with pytest.warns(UserWarning, match=r"full\.npy: float32 rounds ids, \d+ for example") as seen:
+        BinaryCriteoUtils.shuffle(folder, folder, out, {0: 6, 1: 9}, full, days=3, random_seed=5)
+    assert len(seen) == 1
     expected = np.arange(15)
     np.random.RandomState(5).shuffle(expected)
     for part in PARTS:

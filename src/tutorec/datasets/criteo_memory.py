@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from tutorec._check import require_one_of
-from tutorec.datasets.criteo_npy import gather_rows
+from tutorec.datasets.criteo_npy import RowsInFile, gather_rows, load_array, require_ids
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES
 from tutorec.datasets.utils import (
     PATH_MANAGER_KEY,
@@ -30,7 +30,7 @@ from tutorec.datasets.utils import (
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _STAGES = ("train", "val", "test")
-Rows = list[NDArray[Any]]  # dense, sparse, labels
+Rows = list[NDArray[Any] | RowsInFile]  # of all files: dense, sparse or labels
 
 
 class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
@@ -55,7 +55,7 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             in memory.
         shuffle_training_set_random_seed: the seed of both shuffles, of a generator of this object's
             own.
-        mmap_mode: map the files into memory, and read rows when a batch needs them.
+        mmap_mode: leave the files on the disk, and read rows when a batch needs them.
         hashes: for each of the 26 columns the rows of its table; ids are taken modulo that number.
         path_manager_key: see :func:`tutorec.datasets.utils.opener`.
 
@@ -110,7 +110,7 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         if stage != "train":
             half = (len(arrays[0][0]) + 1) // 2
             for part in arrays:
-                part[0] = part[0][:half] if stage == "val" else part[0][half:]
+                part[0] = _part(part[0], half, stage == "val")
         rows = sum(map(len, arrays[0]))
         self._slices = rank_slices(rows, batch_size, rank, world_size, drop_last=bool(drop_last))
         if shuffled:
@@ -119,7 +119,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             selected = np.flatnonzero((first <= places) & (places < stop))
             targets = places[selected] - first
             for part in arrays:
-                own = np.empty((len(selected), part[0].shape[1]), part[0].dtype)
+                dtype = np.result_type(*(file.dtype for file in part))
+                own = np.empty((len(selected), *part[0].shape[1:]), dtype)
                 part[:] = [gather_rows(part, selected, targets, own)]
             sizes = (stop - start for start, stop in self._slices)
             self._slices = list(pairwise(accumulate(sizes, initial=0)))
@@ -127,7 +128,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         self._hash_each_batch = mmap_mode and not shuffled
         if self.hashes is not None and not self._hash_each_batch:
             for sparse in self.sparse_arrs:
-                _hash(sparse, self.hashes, out=sparse)
+                ids = sparse[:]
+                _hash(ids, self.hashes, out=ids)
         self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
         self._lengths = torch.ones(0, dtype=torch.int32)
         self._offsets = torch.arange(1, dtype=torch.int32)
@@ -179,17 +181,13 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         return Batch(torch.from_numpy(dense.copy()), kjt, torch.from_numpy(labels.flatten()))
 
 
-def _load(path: str, mapped: bool, path_manager_key: Any) -> NDArray[Any]:
-    opened = opener(path_manager_key)
-    try:
-        if mapped or opened is open:
-            return np.load(path, mmap_mode="r" if mapped else None)
-        with opened(path, "rb") as file:
-            return np.load(file)
-    except (ValueError, EOFError) as error:
-        raise ValueError(
-            f"{path}: cut short, or not an array of numpy ({error}): write it again"
-        ) from error
+def _load(path: str, mapped: bool, path_manager_key: Any) -> NDArray[Any] | RowsInFile:
+    return RowsInFile(path) if mapped else load_array(path, opened=opener(path_manager_key))
+
+
+def _part(rows: NDArray[Any] | RowsInFile, half: int, first: bool) -> NDArray[Any] | RowsInFile:
+    start, stop = (0, half) if first else (half, len(rows))
+    return rows.part(start, stop) if isinstance(rows, RowsInFile) else rows[start:stop]
 
 
 def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
@@ -203,9 +201,24 @@ def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
                 f"{', '.join(names)} have {[len(file) for file in files]} rows: they must be "
                 "of one day"
             )
+        dense, sparse, labels = files
+        require_ids(names[1], sparse.dtype)
+        expected = {
+            names[0]: (dense.shape, "[R, 13]", len(dense.shape) == 2),
+            names[1]: (sparse.shape, "[R, 26]", sparse.shape[1:] == (CAT_FEATURE_COUNT,)),
+            names[2]: (labels.shape, "[R, 1]", labels.shape[1:] in ((), (1,))),
+        }
+        for name, (shape, wanted, fits) in expected.items():
+            if not fits:
+                raise ValueError(f"{name}: the array is {list(shape)}, and must be {wanted}")
 
 
 def _hash(ids: NDArray[Any], hashes: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
     if hashes.max() <= np.iinfo(ids.dtype).max:
         hashes = hashes.astype(ids.dtype)  # a division of 32 bits takes half the time
+    elif ids.min(initial=0) < 0:
+        raise ValueError(
+            f"an id is {ids.min()}, and {ids.dtype} cannot hold the remainder of a negative id by "
+            f"{hashes.max()}: save the ids as int64"
+        )
     return np.remainder(ids, hashes, out=out, casting="same_kind")

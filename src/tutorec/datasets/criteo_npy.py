@@ -6,12 +6,17 @@ when it is whole. Every step shows a progress bar on a terminal outside of CI.
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from tokenize import TokenError
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.lib import format as npy
@@ -34,7 +39,10 @@ from tutorec.datasets.utils import PATH_MANAGER_KEY, opener, split_evenly
 
 _PARTS = ("dense", "sparse", "labels")
 _ROWS = 1 << 20  # of one step where a file is rewritten
+_ROWS_READ = 1 << 16  # of one step where single rows are read
 _INT32 = np.iinfo(np.int32)
+# What numpy raises for a file that is not one of its own, whose header is Python
+_DAMAGED = (ValueError, EOFError, SyntaxError, TokenError, RecursionError)
 
 
 class BinaryCriteoUtils:
@@ -90,7 +98,7 @@ class BinaryCriteoUtils:
     def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
         """The shape of a file's array; only the header is read."""
         with opener(path_manager_key)(path, "rb") as file:
-            return _read_header(file)[0]
+            return _read_header(file, path)[0]
 
     @staticmethod
     def get_file_row_ranges_and_remainder(
@@ -123,31 +131,23 @@ class BinaryCriteoUtils:
         path_manager_key: str = PATH_MANAGER_KEY,
         mmap_mode: bool = False,
     ) -> NDArray[Any]:
-        """Read ``num_rows`` rows of a file's array [R, C] from ``start_row`` on, and no others."""
+        """Read ``num_rows`` rows of a file's array [R, C] from ``start_row`` on, and no others.
+
+        With ``mmap_mode`` they are mapped: the process ends if the file becomes shorter later.
+        """
         with opener(path_manager_key)(fname, "rb") as file:
-            shape, by_columns, dtype = _read_header(file)
-            if dtype.hasobject:
-                raise ValueError(
-                    f"{fname}: Python objects instead of numbers, which could run any code; save "
-                    "the array with a dtype of numbers"
-                )
-            if len(shape) != 2 or by_columns:
-                raise ValueError(
-                    f"{fname}: an array {list(shape)} must have two dimensions and lie row by row"
-                )
+            shape, dtype = _row_header(file, fname)
+            if len(shape) != 2:
+                raise ValueError(_another_form(fname, shape))
             if not (0 <= start_row < shape[0] and 0 <= num_rows <= shape[0] - start_row):
                 last = start_row + num_rows - 1
                 raise ValueError(
                     f"{fname}: rows {start_row} to {last} asked for: use rows 0 to {shape[0] - 1}"
                 )
             if mmap_mode:
-                return np.load(fname, mmap_mode="r")[start_row : start_row + num_rows]
+                return load_array(fname, mmap_mode="r")[start_row : start_row + num_rows]
             rows = np.empty((num_rows, shape[1]), dtype)
-            file.seek(file.tell() + start_row * shape[1] * dtype.itemsize)
-            if file.readinto(rows.view(np.uint8).data) != rows.nbytes:
-                raise ValueError(
-                    f"{fname}: the file ends before row {start_row + num_rows - 1}: write it again"
-                )
+            _read_rows(file, fname, start_row, rows)
             return rows
 
     @staticmethod
@@ -162,9 +162,15 @@ class BinaryCriteoUtils:
         """Write files whose ids are 2, 3, ... per column, in order of first occurrence.
 
         Ids that occur less than ``frequency_threshold`` times, over all files, become 1. All files
-        are in memory.
+        are in memory. Ids of 8 or 16 bits become int32.
         """
-        arrays = [np.load(file) for file in in_files]
+        arrays = [load_array(file) for file in in_files]
+        for file, array in zip(in_files, arrays, strict=True):
+            require_ids(file, array.dtype)
+        # so that as many numbers as ids fit
+        arrays = [
+            array.astype(np.promote_types(array.dtype, np.int32), copy=False) for array in arrays
+        ]
         ends = np.cumsum([len(array) for array in arrays])[:-1]
         for column in progress_bar("contiguous ids", iterable=range(columns), unit="column"):
             ids = _contiguous(
@@ -196,7 +202,7 @@ class BinaryCriteoUtils:
 
         The files keep their numbers of rows, ``rows_per_day``. A seed gives the order that
         TorchRec's function gives. With ``output_dir_full_set`` the rows before the shuffle are
-        written, too: full.npy, float32.
+        written, too: full.npy, float32, which rounds ids above 2**24; a warning says so.
         """
         sources = {
             part: input_dir_sparse if part == "sparse" else input_dir_labels_and_dense
@@ -213,9 +219,20 @@ class BinaryCriteoUtils:
                 Path(output_dir_full_set) / "full.npy",
                 (sum(rows), sum(widths.values())),
             )
+            rounded: list[int] = []
             with _new_array(target, shape, np.float32, path_manager_key) as full:
                 for end, *day in zip(np.cumsum(rows), *inputs.values(), strict=True):
-                    full[end - len(day[0]) : end] = np.concatenate(day, axis=1)
+                    for start in range(0, len(day[0]), _ROWS_READ):
+                        parts = [part[start : start + _ROWS_READ] for part in day]
+                        rounded = rounded or _first_rounded(parts[1])
+                        first = end - len(day[0]) + start
+                        full[first : first + len(parts[0])] = np.concatenate(parts, axis=1)
+            if rounded:
+                warnings.warn(
+                    f"{target}: float32 rounds ids, {rounded[0]} for example: use the files of "
+                    f"{output_dir_shuffled}, whose ids are whole",
+                    stacklevel=2,
+                )
         order = np.random.RandomState(random_seed).permutation(sum(rows))
         taken_by_day = np.split(order, np.cumsum(rows)[:-1])
         for day in progress_bar("shuffled days", iterable=range(days - 1), unit="day"):
@@ -232,8 +249,92 @@ class BinaryCriteoUtils:
                 shutil.copyfile(Path(sources[part]) / last, draft)
 
 
+class RowsInFile:
+    """Rows of an array [R, ...] in a file, read when they are asked for; ``rows[3:5]`` reads two.
+
+    The file is not mapped: where a mapped file becomes shorter, reading it ends the process.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: the file is cut short, is not an array of numbers row by row, or, when rows are
+            asked for, was replaced.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            self.shape, self.dtype = _row_header(file, path)
+            _require_whole(file, path, self.shape, self.dtype.itemsize)
+            self._data, status = file.tell(), os.fstat(file.fileno())
+        self._file, self._first = (status.st_dev, status.st_ino), 0
+
+    def part(self, start: int, stop: int) -> Self:
+        """Rows start..stop-1, which are not read yet."""
+        rows = copy(self)
+        rows._first, rows.shape = self._first + start, (stop - start, *self.shape[1:])
+        return rows
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of a slice, or those of rising numbers [N]."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self._read(start, stop)
+        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for start in range(0, len(self), _ROWS_READ):
+            stop = min(start + _ROWS_READ, len(self))
+            low, high = np.searchsorted(rows, [start, stop])
+            if low < high:
+                found[low:high] = self._read(start, stop)[rows[low:high] - start]
+        return found
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        rows = np.empty((max(stop - start, 0), *self.shape[1:]), self.dtype)
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if (status.st_dev, status.st_ino) != self._file:
+                raise ValueError(f"{self.path}: the file was replaced: make the data set again")
+            file.seek(self._data)
+            _read_rows(file, self.path, self._first + start, rows)
+        return rows
+
+
+def load_array(path: str | Path, mmap_mode: Any = None, opened: Any = open) -> NDArray[Any]:
+    """The array of a file.
+
+    Raises:
+        ValueError: the file is cut short, or holds no array of numbers; names the file.
+    """
+    if opened is open:
+        with open(path, "rb") as file:
+            shape, _, dtype = _read_header(file, path)
+            if not dtype.hasobject:
+                _require_whole(file, path, shape, dtype.itemsize)
+    try:
+        if opened is open:
+            return np.load(path, mmap_mode=mmap_mode)
+        with opened(path, "rb") as file:
+            return np.load(file)
+    except _DAMAGED as error:
+        raise ValueError(_cut_short(path, error)) from error
+
+
+def require_ids(path: str | Path, dtype: np.dtype[Any]) -> None:
+    """Check that a file of ids or labels holds integers that fit into int64.
+
+    Raises:
+        ValueError: it does not; names the file.
+    """
+    if dtype.kind not in "iu" or dtype == np.uint64:
+        raise ValueError(f"{path}: the array is {dtype}, and must hold integers up to int64")
+
+
 def gather_rows(
-    files: Sequence[NDArray[Any]],
+    files: Sequence[NDArray[Any] | RowsInFile],
     rows: NDArray[np.int64],
     places: NDArray[np.int64],
     output: NDArray[Any],
@@ -266,9 +367,64 @@ def gather_rows(
     return output
 
 
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy.read_magic(file)
-    return (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+def _read_header(file: IO[bytes], path: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and dtype; the file stands at the data then."""
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, by_columns, dtype = read(file)
+    except (*_DAMAGED, MemoryError) as error:
+        raise ValueError(_cut_short(path, error)) from error
+    if min(shape, default=0) < 0:
+        raise ValueError(_cut_short(path, f"an array {list(shape)}"))
+    return shape, by_columns, dtype
+
+
+def _row_header(file: IO[bytes], path: str | Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an array of numbers that lies row by row."""
+    shape, by_columns, dtype = _read_header(file, path)
+    if dtype.hasobject:
+        raise ValueError(
+            f"{path}: Python objects instead of numbers, which could run any code; save the array "
+            "with a dtype of numbers"
+        )
+    if by_columns or not shape:
+        raise ValueError(_another_form(path, shape))
+    return shape, dtype
+
+
+def _require_whole(
+    file: IO[bytes], path: str | Path, shape: tuple[int, ...], itemsize: int
+) -> None:
+    """Check that a file, which stands at its data, is long enough."""
+    needed, there = math.prod(shape) * itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    if there < needed:
+        raise ValueError(_cut_short(path, f"{there} of {needed} bytes for {list(shape)}"))
+
+
+def _read_rows(file: Any, path: str | Path, start: int, rows: NDArray[Any]) -> None:
+    """Fill an array with rows of a file, from row ``start`` on; the file stands at its data."""
+    file.seek(file.tell() + start * rows[:1].nbytes)
+    if file.readinto(rows.reshape(-1).view(np.uint8).data) != rows.nbytes:
+        raise ValueError(
+            f"{path}: the file ends before row {start + len(rows) - 1}: write it again"
+        )
+
+
+def _another_form(path: str | Path, shape: tuple[int, ...]) -> str:
+    return (
+        f"{path}: an array {list(shape)} must have two dimensions and lie row by row: save "
+        "numpy.ascontiguousarray of it"
+    )
+
+
+def _cut_short(path: str | Path, why: Any) -> str:
+    return f"{path}: cut short, or not an array of numpy ({why}): write it again"
+
+
+def _first_rounded(ids: NDArray[Any]) -> list[int]:
+    """The first id that float32 does not hold, if there is one."""
+    return ids[ids.astype(np.float32).astype(np.float64) != ids][:1].tolist()
 
 
 @contextmanager
@@ -292,6 +448,10 @@ def _new_array(
 ) -> Iterator[np.memmap]:
     with _written(path, path_manager_key) as draft:
         array = npy.open_memmap(draft, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):
+            # writing to a mapped file on a full disk would end the process
+            with open(draft, "rb+") as file:
+                _reserve(file, path)
         yield array
         array.flush()
 
@@ -307,9 +467,20 @@ def _contiguous(ids: NDArray[Any], threshold: int) -> NDArray[np.int64]:
     return numbers[index]
 
 
-def _day(folder: str, day: int, part: str, shape: tuple[int, int]) -> NDArray[Any]:
+def _reserve(file: IO[bytes], path: str | Path) -> None:
+    size = os.fstat(file.fileno()).st_size
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        what = f"{error.strerror}: the array needs {size:,} bytes on the disk: free some"
+        raise OSError(error.errno, what, str(path)) from None
+
+
+def _day(folder: str, day: int, part: str, shape: tuple[int, int]) -> RowsInFile:
     path = Path(folder) / f"day_{day}_{part}.npy"
-    array = np.load(path, mmap_mode="r")
+    array = RowsInFile(path)
+    if part != "dense":
+        require_ids(path, array.dtype)
     if array.shape != shape:
         raise ValueError(
             f"{path}: the array is {list(array.shape)}, and {list(shape)} was expected: see "

@@ -255,9 +255,15 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
 
 
 def format_rows(rows: CriteoColumns) -> bytes:
-    """The text of some rows, one line each."""
+    """The text of some rows, one line each; an id that is not of 32 bits is a ValueError."""
     ints_known, cats_known = rows.ints_known.T, rows.cats_known.T
-    ids = rows.cats.T[cats_known].astype(">u4").tobytes().hex().encode()
+    known = rows.cats.T[cats_known]
+    if ((known < 0) | (known >= 1 << 32)).any():
+        raise ValueError(
+            f"ids {known.min()} to {known.max()}: Criteo's format holds 0 to {2**32 - 1}, so hash "
+            "them to 32 bits"
+        )
+    ids = known.astype(">u4").tobytes().hex().encode()
     columns = [rows.label.astype("S").tolist()]
     for known, texts in (
         (ints_known, rows.ints.T[ints_known].astype("S")),
