@@ -3,8 +3,11 @@ bit for bit.
 """
 
 import errno
+import os
+import signal
 from dataclasses import replace
 from itertools import count
+from threading import Event, Thread
 from unittest.mock import patch
 
 import pytest
@@ -219,6 +222,35 @@ def test_a_batch_that_was_read_ahead_is_not_asked_for_again_by_its_lookup():
             assert not missing.called
             cached(*given)  # its rows may have left memory by now
             assert missing.called
+
+
+def read_ahead_in_a_fork(cached: CachedTableBatch, given: Batch, write_end: int) -> None:
+    """What the parent began to read is not waited for, and reading ahead has a thread."""
+    cached._wait_until_read(given[0])
+    cached.prefetch(*given[:2]).result(60)
+    os.write(write_end, b"read")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks
+def test_a_fork_reads_ahead_on_a_thread_of_its_own():
+    _, cached = pair(group(), RULES[0], 5)
+    given, go = batch(1, False, "sum"), Event()
+    cached.prefetch(*given[:2]).result()
+    cached._readings[cached._reader.submit(Thread(target=go.wait).run)] = given[0]
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(120)
+            read_ahead_in_a_fork(cached, given, write_end)
+        finally:
+            os._exit(0)
+    go.set()
+    os.waitpid(child, 0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        assert pipe.read() == b"read"
 
 
 def test_prefetching_moves_and_counts_nothing():

@@ -13,6 +13,7 @@ which its cache has no room.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -79,8 +80,8 @@ class CachedTableBatch(TableBatch):
         self._cache = RowCache(rows, slots, cache.algorithm)
         self._bases = torch.tensor([self._cache.bases[table] for table in spec.feature_tables])
         self._lock = Lock()
-        self._reader = ThreadPoolExecutor(1, "tutorec-prefetch")
         self._readings: dict[Future[None], Tensor] = {}  # ids of batches that are read ahead
+        self._start_reader()
         for table, own in enumerate(rows):
             for tensor in self._tensors(table):
                 keep_in_memory(tensor[own:])
@@ -157,6 +158,8 @@ class CachedTableBatch(TableBatch):
         Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are
         those of the forward, which waits for the thread where it has not read all of them yet.
         """
+        if self._process != os.getpid():
+            self._start_reader()
         reading = self._reader.submit(self._read_ahead, values, offsets)
         self._readings[reading] = values
         for old in [*self._readings][:-_READ_AHEAD]:
@@ -202,8 +205,16 @@ class CachedTableBatch(TableBatch):
         bases = self._bases.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
         return values + bases, bases
 
+    def _start_reader(self) -> None:
+        """Take a thread of this process: a fork of it has none, and never learns what this read."""
+        self._readings.clear()
+        self._reader = ThreadPoolExecutor(1, "tutorec-prefetch")
+        self._process = os.getpid()
+
     def _wait_until_read(self, values: Tensor) -> bool:
         """Wait for the thread that already reads rows of these ids, so that none is read twice."""
+        if self._readings and self._process != os.getpid():
+            self._start_reader()
         # a copy: another thread may prefetch meanwhile
         for reading, ids in [*self._readings.items()]:
             if ids is values or ids.equal(values):

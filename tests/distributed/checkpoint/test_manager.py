@@ -29,6 +29,7 @@ from tutorec.distributed.checkpoint.manifest import MANIFEST, remove_checkpoint
 from tutorec.errors import CheckpointError
 
 KINDS = ("sgd", "rowwise")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def layer_of(number: float) -> nn.Linear:
@@ -273,6 +274,68 @@ def test_a_script_that_ends_says_that_the_save_under_way_has_failed(tmp_path):
         in done.stderr
     )
     assert names_in(tmp_path) == []
+
+
+FORKED = """
+import os
+import torch
+from tutorec.distributed.checkpoint import CheckpointManager
+from tutorec.distributed.checkpoint.folder import Folder
+layer = torch.nn.Linear(2, 2)
+manager = CheckpointManager({folder!r}, asynchronous=True)
+manager.save(layer, step=1)
+manager.wait()
+read_end, write_end = os.pipe()
+create = Folder.create
+def held(folder, name):
+    os.read(read_end, 1)
+    return create(folder, name)
+if {pending}:
+    Folder.create = held
+    manager.save(layer, step=2)
+child = os.fork()
+if child == 0:
+    try:
+        {call}
+    except Exception as error:
+        print(str(error).replace(str(os.getppid()), "P").replace(str(os.getpid()), "C"))
+    print(manager.steps(), flush=True)
+    raise SystemExit(3)
+_, status = os.waitpid(child, 0)
+os.write(write_end, bytes(100))
+manager.close()
+print(os.waitstatus_to_exitcode(status), manager.steps())
+"""
+
+
+def run_forked(folder: Path, call: str, pending: bool) -> list[str]:
+    code = FORKED.format(folder=str(folder), call=call, pending=pending)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    "call", ["manager.wait()", "manager.close()", "manager.save(layer, step=3)"]
+)
+def test_a_fork_is_told_that_another_process_writes(tmp_path, call):
+    said, *rest = run_forked(tmp_path, call, True)
+    assert said.startswith(
+        f"process P is writing a checkpoint in {tmp_path}, and this is process C, a fork of it"
+    )
+    assert rest == ["[1]", "3 [1, 2]"]
+
+
+@needs_fork
+def test_a_fork_ends_without_the_save_of_the_other_process(tmp_path):
+    assert run_forked(tmp_path, "pass", True) == ["[1]", "3 [1, 2]"]
+
+
+@needs_fork
+def test_a_fork_saves_by_a_thread_of_its_own(tmp_path):
+    call = "manager.save(layer, step=2); manager.wait()"
+    assert run_forked(tmp_path, call, False) == ["[1, 2]", "3 [1, 2]"]
 
 
 def test_an_error_in_training_is_raised_with_that_of_the_save_as_a_note(tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,6 +43,45 @@ def test_batches_come_in_order_and_then_none_or_the_end(started: Start) -> None:
     assert [None if each is None else int(each) for each in taken] == [0, 1, 2, 3, 4, None, None]
     with pytest.raises(StopIteration):
         thread.get_next_batch(none_throws=True)
+
+
+def test_a_thread_that_was_not_started_says_so_instead_of_waiting() -> None:
+    thread = DataLoadingThread(device(), iter([1]), to_device_non_blocking=False)
+    with pytest.raises(RuntimeError, match=r"does not run in process .*: call start\(\)"):
+        thread.get_next_batch()
+
+
+FORKED = """
+import os, threading
+from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
+from tutorec.spmd import device
+go = threading.Event()
+def batches():
+    go.wait()
+    yield 1
+thread = DataLoadingThread(device(), batches(), to_device_non_blocking=False)
+thread.start()
+child = os.fork()
+if child == 0:
+    try:
+        thread.get_next_batch()
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+go.set()
+print(thread.get_next_batch(), thread.get_next_batch(), child)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_is_told_that_the_thread_is_not_in_it() -> None:
+    line = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    said, values = done.stdout.splitlines()
+    one, end, child = values.split()
+    assert (one, end) == ("1", "None")
+    assert said.startswith(f"DataLoadingThread does not run in process {child}, so no batch")
 
 
 def test_the_next_batch_is_read_before_it_is_asked_for_and_no_further_one(started: Start) -> None:

@@ -75,12 +75,13 @@ class CheckpointManager:
             raise ValueError(f"keep={keep}: give 1 or more checkpoints, or None for all")
         self._named, self._folder, self._keep = folder, folder_of(folder), keep
         self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
+        self._process = os.getpid()  # the one that has the thread
         # One entry per save of this rank: the ranks that wait for each other. Replicas write
         # nothing.
         self._under_way: list[tuple[list[Future[None]], dist.ProcessGroup | None]] = []
         # (the group that saves, a group of the same ranks for the thread)
         self._groups: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
-        weakref.finalize(self, _say_at_end, self._under_way)
+        weakref.finalize(self, _say_at_end, self._under_way, self._process)
 
     def save(
         self,
@@ -175,8 +176,10 @@ class CheckpointManager:
         """Return when the pending save is complete. A collective if saves are asynchronous.
 
         Raises:
-            CheckpointError: It has failed; the message names path, step and rank.
+            CheckpointError: It has failed; the message names path, step and rank. Or this process
+                is a fork of the one whose thread writes it.
         """
+        self._own_thread()
         while self._under_way:
             problem, (_, group) = next(_problems(self._under_way), None), self._under_way.pop()
             problems = RankBarrier(group, "waiting for the checkpoint").gather(
@@ -213,11 +216,31 @@ class CheckpointManager:
         """Close it. After an error, do not communicate: the other ranks may not get here."""
         if error is None:
             self.close()
-        elif self._thread is not None:
+        elif self._thread is not None and self._process == os.getpid():
             self._thread.shutdown()
             for problem in _problems(self._under_way):
                 error.add_note(str(problem))
             self._under_way.clear()
+
+    def _own_thread(self) -> None:
+        """In a fork of the process that made the manager: take a thread of this process.
+
+        Raises:
+            CheckpointError: A save of the other process is pending.
+        """
+        parent, process = self._process, os.getpid()
+        if self._thread is None or parent == process:
+            return
+        pending = bool(self._under_way)
+        self._under_way.clear()
+        self._thread, self._process = ThreadPoolExecutor(1, "tutorec-checkpoint"), process
+        weakref.finalize(self, _say_at_end, self._under_way, process)
+        if pending:
+            raise CheckpointError(
+                f"process {parent} is writing a checkpoint in {self._folder}, and this is process "
+                f"{process}, a fork of it, which cannot learn how that ends: wait() in process "
+                f"{parent}, before the fork or after it"
+            )
 
     def _whole(self, name: str) -> int | None:
         """The step of a complete checkpoint, if its name matches that step."""
@@ -315,7 +338,11 @@ def _problems(
                 yield problem
 
 
-def _say_at_end(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]]) -> None:
-    """Wait for a pending save at exit, and report its error."""
+def _say_at_end(
+    under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]], process: int
+) -> None:
+    """Wait for a pending save at exit, and report its error; a fork of ``process`` does not."""
+    if process != os.getpid():
+        return
     for problem in _problems(under_way):
         sys.stderr.write(f"{type(problem).__name__}: {problem}\n")

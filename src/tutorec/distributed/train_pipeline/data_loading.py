@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -97,7 +98,15 @@ class DataLoadingThread(Thread, Generic[In]):
 
         Raises:
             Exception: An error of the iterator or the copy.
+            RuntimeError: The thread does not run: it was not started, or this process is a fork of
+                the one that has it.
         """
+        runs = self.is_alive()
+        if not runs and self._ready.empty():
+            raise RuntimeError(
+                f"{self.name} does not run in process {os.getpid()}, so no batch will come: call "
+                "start(), or in a fork of the process that started it, make another"
+            )
         batch = self._ready.get()
         if isinstance(batch, _Failure):
             raise batch.error
