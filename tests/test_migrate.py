@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -184,6 +186,34 @@ def notebook(*cells: str | list[str], **words: object) -> str:
     return json.dumps(whole, **words)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("form", [{"indent": 3}, {"indent": "\t"}, {"separators": (" ,", ":")}])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_nothing_but_the_names_changes_in_a_notebook(
+    tmp_path: Path, form: dict[str, object], ends: str
+):
+    cells = [
+        [
+            "import torchrec\n",
+            "print('\u00e9 \U0001f600', torchrec.PoolingType)\n",
+            "x = '\\\\n'\n",
+        ],
+        ["import tor", "chrec\r\n", "torchrec.DataType"],
+        "x = 1; import torchrec",
+    ]
+    text = notebook(*cells, **form)
+    text = text.replace('"nbformat": 4', '"nbformat": 4.0e0, "big": 1.0e5, "nbformat" : 4')
+    text = text.replace('"import torchrec\\n"', '"\\u0069mport torchre\\u0063\\n"').replace(
+        "\n", ends
+    )
+    file = write(tmp_path / "a.ipynb", text + ends * 2)
+    assert migrate(file, write=True).complete
+    after = text.replace("torchre\\u0063", "tutorec").replace("torchrec.", "tutorec.")
+    after = after.replace('import tor"', 'import tutorec"').replace('"chrec', '"')
+    after = after.replace("x = 1; import torchrec", "x = 1; import tutorec")
+    assert file.read_bytes().decode() == after + ends * 2
+    assert migrate(file, write=True).using == 0
+
+
 @pytest.mark.parametrize("form", [{"indent": 1, "ensure_ascii": False}, {"indent": 2}, {}])
 def test_notebooks_are_renamed_cell_by_cell(tmp_path: Path, form: dict[str, object]):
     first = ["!pip install torchrec\n", "import torchrec\n", "%matplotlib inline"]
@@ -244,6 +274,138 @@ def test_what_is_not_read_is_named_and_ends_with_1(
     assert outside.read_text() == "import torchrec\n"
     assert "import tutorec" in (project / "cell.ipynb").read_text()
     assert (project / "link.py").is_symlink()
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def _socket(path: Path) -> None:
+    before = os.getcwd()
+    os.chdir(path.parent)  # a socket's path may have no more than 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+ODD = {
+    "deep.py": ("import torchrec\nx = " + "+".join(["1"] * 50_000), "nested too deeply"),
+    "signs.py": ("import torchrec\nx = " + "-" * 100_000 + "1", "nested too deeply"),
+    "calls.py": ("import torchrec\nf" + "()" * 50_000, "nested too deeply"),
+    "dots.ipynb": ('{"cells": "torchrec", "x": ' + "[" * 100_000, "not a notebook of format 4"),
+    "number.ipynb": ('{"cells": "torchrec", "x": ' + "1" * 5000 + "}", "not a notebook"),
+    "twice.ipynb": (
+        '{"cells": [{"cell_type": "code", "source": "import torchrec", "source": "1"}]}',
+        "cell 1 has two sources",
+    ),
+    "surrogate.ipynb": (
+        notebook("import torchrec; x = '\\ud800'").replace("\\\\u", "\\u"),
+        "cell 2",
+    ),
+    "rot13.py": ("# coding: rot13\nimport torchrec\n", "name its encoding in the first line"),
+    "none.py": ("# coding: no-such\nimport torchrec\n", "name its encoding in the first line"),
+    "escapes.py": ("# coding: unicode_escape\nimport torchrec # \\x41\n", "writes other bytes"),
+    "zero.py": ("import torchrec\0", "null bytes"),
+    "itself.py": (lambda path: path.symlink_to(path), "not an ordinary file"),
+    "nothing.py": (lambda path: path.symlink_to(path.parent / "none"), "not an ordinary file"),
+    "device.py": (lambda path: path.symlink_to("/dev/zero"), "not an ordinary file"),
+    "pipe.py": (os.mkfifo, "not an ordinary file"),
+    "socket.py": (_socket, "not an ordinary file"),
+    "sparse.py": (_sparse, "1,099,511,627,776 bytes, and 16,777,216 are read at most"),
+    "sparse.ipynb": (_sparse, "1,099,511,627,776 bytes, and 268,435,456 are read at most"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_file_is_named_and_the_others_are_renamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    made, why = ODD[name]
+    if callable(made):
+        made(tmp_path / f"m_{name}")
+    else:
+        write(tmp_path / f"m_{name}", made)
+    others = [write(tmp_path / other, "import torchrec\n") for other in ("a.py", "z.py")]
+    (tmp_path / "folder.py").mkdir()
+    others.append(write(tmp_path / "folder.py" / "in.py", "import torchrec\n"))
+    assert cli.main(["migrate", str(tmp_path), "--write"]) == 1
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "not read" in line]
+    assert told.startswith(f"{tmp_path}/m_{name}: ")
+    assert why in told
+    assert [other.read_text() for other in others] == ["import tutorec\n"] * 3
+
+
+def test_a_file_or_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # a file that vanishes between the list of names and its reading, and a folder that is closed
+    listed, gone = os.listdir, write(tmp_path / "gone.py", "import torchrec\n")
+    write(tmp_path / "closed" / "a.py", "import torchrec\n")
+
+    def listdir(path: Path) -> list[str]:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        names = listed(path)
+        gone.unlink(missing_ok=True)
+        return names
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    report = migrate(tmp_path, write=True)
+    assert report.skipped[str(gone)].startswith("not read: [Errno 2] No such file or directory")
+    assert report.skipped[f"{tmp_path}/closed"].startswith("not read: [Errno 13] Permission denied")
+    assert not report.complete
+
+
+def test_an_expression_as_deep_as_python_compiles_is_migrated(tmp_path: Path):
+    code = "import torchrec\nx = " + " | ".join(["torchrec.PoolingType"] * 2000) + "\n"
+    compile(code, "a.py", "exec")
+    file = write(tmp_path / "a.py", code)
+    limit = sys.getrecursionlimit()
+    assert migrate(file, write=True).complete
+    assert file.read_text() == code.replace("torchrec", "tutorec")
+    assert sys.getrecursionlimit() == limit
+
+
+def test_folders_within_folders_are_read_however_deep(tmp_path: Path):
+    folders = [tmp_path / ("a/" * depth) for depth in range(1, 1100)]
+    for folder in folders:
+        folder.mkdir()
+    file = write(folders[-1] / "b.py", "import torchrec\n")
+    report = migrate(tmp_path)
+    file.unlink()
+    for folder in reversed(folders):  # which shutil.rmtree cannot remove
+        folder.rmdir()
+    assert (report.files, report.using, report.complete) == (1, 1, True)
+
+
+def test_what_a_terminal_would_obey_in_a_name_is_shown_as_an_escape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in (b"\x1b[31mred\n.py", b"\xff.py", "\u202e.py".encode()):
+        (tmp_path / os.fsdecode(name)).write_text("import torchrec.nothing\nimport torchrec (\n")
+    assert cli.main(["migrate", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    for shown in (r"\x1b[31mred\n.py: not read", r"\udcff.py: not read", r"\u202e.py: not read"):
+        assert f"{tmp_path}/{shown}" in told
+    assert cli.main(["migrate", str(tmp_path / "\x1b[31m"), "--json"]) == 2
+    assert r"\x1b[31m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 300 + ".py", "a/" * 3000 + "b.py", "a\0.py", "loop.py", "pipe.py"]
+)
+def test_a_path_that_is_none_of_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    (tmp_path / "loop.py").symlink_to(tmp_path / "loop.py")
+    os.mkfifo(tmp_path / "pipe.py")
+    expected = 1 if name == "pipe.py" else 2
+    assert cli.main(["migrate", str(tmp_path / name)]) == expected
+    told = capsys.readouterr()
+    assert "there is no file or folder" in told.err or "not an ordinary file" in told.out
 
 
 def test_a_link_that_is_named_is_read_and_stays(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -12,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, renamed, without_magics
+from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, without_magics, word_places
 from tutorec._migrate_files import SourceText, read_source, source_paths
-from tutorec._text import several
+from tutorec._text import several, visible
 from tutorec._torchrec_names import elsewhere, instead_of
 
 __all__ = ["Finding", "Migration", "migrate"]
@@ -76,8 +77,8 @@ class Migration:
         return json.dumps({**asdict(self), **lists}, indent=2)
 
     def __str__(self) -> str:
-        lines = [str(finding) for finding in self.findings]
-        lines += [f"{file}: {why}" for file, why in self.skipped.items()]
+        lines = [visible(str(finding)) for finding in self.findings]
+        lines += [visible(f"{file}: {why}") for file, why in self.skipped.items()]
         using = f"{self.using} of {several(self.files, 'file')} use {self.package}"
         if self.checked:
             resolved = len(self.names) - len(self.missing)
@@ -108,44 +109,61 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
         FileNotFoundError: There is no such file or folder.
         ValueError: The file is neither Python nor a notebook.
     """
-    path = path.resolve() if path.is_symlink() else path
-    if not path.exists():
+    if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
-    if path.is_file() and path.suffix not in (".py", ".ipynb"):
+    path = path.resolve() if path.is_symlink() else path
+    if not path.is_dir() and path.suffix not in (".py", ".ipynb"):
         raise ValueError(f"{str(path)!r} is neither a Python file (.py) nor a notebook (.ipynb)")
     package = next(name for name in _PACKAGES if name != to)
     report = Migration(package, to, checked=_imports(to))
-    for file in source_paths(path):
+
+    def failed(name: Path, error: Exception) -> None:
+        report.skipped[str(name)] = f"not read: {_why(error)}"
+
+    for file in source_paths(path, failed):
         report.files += 1
-        if file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
-            continue  # what it names is read where it lies
         try:
-            source = read_source(file, package)
-            if source is not None and file.is_symlink():
-                raise ValueError(
-                    f"a link to {file.resolve()}, outside of {path}: migrate that file"
-                )
-        except (OSError, ValueError) as error:
-            report.skipped[str(file)] = f"not read: {error}"
-        else:
-            if source is not None:
-                _migrate_file(report, source, write)
+            _migrate_path(report, file, path, write)
+        except Exception as error:  # one odd file does not end the others' migration
+            failed(file, error)
     return report
+
+
+def _migrate_path(report: Migration, file: Path, project: Path, write: bool) -> None:
+    """Read one file, if it is the project's own, and migrate it."""
+    if file.is_symlink() and os.path.exists(file):
+        if file.resolve().is_relative_to(project.resolve()):
+            return  # what it names is read where it lies
+        if read_source(file, report.package) is not None:
+            raise ValueError(f"a link to {file.resolve()}, outside of {project}: migrate that file")
+    elif source := read_source(file, report.package):
+        _migrate_file(report, source, write)
+
+
+def _why(error: Exception) -> str:
+    """What an error says, with its kind where the text alone does not say it."""
+    if isinstance(error, (RecursionError, MemoryError)):
+        return f"nested too deeply, or too large ({type(error).__name__})"
+    known = isinstance(error, (OSError, ValueError)) and not isinstance(error, UnicodeError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
     """Add one file to the report, and rename in it."""
     bound: dict[str, str] = {}
-    texts, count = dict(source.pieces), 0
+    places: dict[int, list[int]] = {}
+    count = 0
     for number, text in source.pieces.items():
         try:
             piece = PieceOfCode(_python(text, source), report.package, bound)
-        except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+        except Exception as error:  # Python's parser and what goes through its tree raise many
             name = f"{source.path}: cell {number}" if number else str(source.path)
-            line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            report.skipped[name] = (
-                f"not read: not Python {platform.python_version()}: {error.args[0]}{line}"
+            why = (
+                f"{error.msg}, line {error.lineno}"
+                if isinstance(error, SyntaxError)
+                else _why(error)
             )
+            report.skipped[name] = f"not read: not Python {platform.python_version()}: {why}"
             continue
         other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
         if report.checked:
@@ -156,14 +174,14 @@ def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
                 Finding(str(source.path), number, *place) for place in sorted(findings)
             ]
         count += sum(use not in other for _, _, use in piece.words)
-        texts[number] = renamed(text, piece, report.to, other)
+        places[number] = word_places(text, piece, other)
     report.using += count > 0
     if write and count:
         try:
-            source.write(texts)
+            source.write(places, report.package, report.to)
             report.written.append(str(source.path))
-        except OSError as error:
-            report.skipped[str(source.path)] = f"not written: {error}"
+        except Exception as error:
+            report.skipped[str(source.path)] = f"not written: {_why(error)}"
 
 
 def _python(text: str, source: SourceText) -> str:
@@ -171,7 +189,7 @@ def _python(text: str, source: SourceText) -> str:
     try:
         parsed(text)
     except SyntaxError:
-        return text if source.notebook is None else without_magics(text)
+        return text if source.cells is None else without_magics(text)
     return text
 
 

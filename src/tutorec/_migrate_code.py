@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-__all__ = ["Call", "PieceOfCode", "Use", "parsed", "renamed", "without_magics"]
+__all__ = ["Call", "PieceOfCode", "Use", "parsed", "without_magics", "word_places"]
 
 # A string that is the package's bare name stands for it where one of these functions gets it.
 _TAKES_A_NAME = {
@@ -21,6 +24,9 @@ _TAKES_A_NAME = {
     "patch",
     "version",
 }
+# Python compiles expressions that are nested three times as deep as its usual limit, and each level
+# takes two calls here.
+_DEPTH = 10_000
 _PYTHON_CELLS = {"capture", "prun", "time", "timeit"}
 _MAGIC = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?[%!?].*|^(\s*)[\w.]+\?{1,2}\s*$")
 
@@ -81,7 +87,8 @@ class PieceOfCode(ast.NodeVisitor):
                 and self._is_inside(node.module or "")
             ):
                 self._bind_names(node, node.module or "")
-        self.visit(tree)
+        with _deep_calls():
+            self.visit(tree)
 
     def _bind_modules(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -158,7 +165,7 @@ class PieceOfCode(ast.NodeVisitor):
         function = _unsubscripted(node.func)
         resolved = self._path(function)
         path = resolved and resolved[0]
-        if self._bases and ast.unparse(function) == "super().__init__":
+        if self._bases and _is_super_init(function):
             path = self._bases[-1]
         if path:
             fixed = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
@@ -200,6 +207,23 @@ def parsed(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+@contextmanager
+def _deep_calls() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _is_super_init(function: ast.expr) -> bool:
+    match function:
+        case ast.Attribute(ast.Call(ast.Name("super"), [], []), "__init__"):
+            return True
+    return False
+
+
 def _unsubscripted(node: ast.expr) -> ast.expr:
     """``Pipeline`` of ``Pipeline[In, Out]``."""
     return node.value if isinstance(node, ast.Subscript) else node
@@ -210,30 +234,28 @@ def _lines(text: str) -> Iterator[str]:
     return io.StringIO(text, newline="")
 
 
-def renamed(text: str, piece: PieceOfCode, other: str, kept: Iterable[Use]) -> str:
-    r"""The text under another package's name, except in strings that are not import paths.
+def word_places(text: str, piece: PieceOfCode, kept: Iterable[Use]) -> list[int]:
+    r"""Where in a text the package's name begins, but for strings that are not import paths.
 
     Args:
         text: As it is stored.
         piece: What was read from it.
-        other: The other package.
         kept: Strings that stay as they are.
 
     Example:
         >>> text = "import a.b as ab  # a is good\nprint(ab.a, 'a.b', 'a.txt')"
         >>> piece = PieceOfCode(text, "a", {})
-        >>> renamed(
-        ...     text, piece, "z", [use for use in piece.uses if use.path == "a.txt"]
-        ... ).splitlines()
-        ['import z.b as ab  # a is good', "print(ab.a, 'z.b', 'a.txt')"]
+        >>> word_places(text, piece, [use for use in piece.uses if use.path == "a.txt"])
+        [7, 43]
     """
-    lines, length, stays = [line.encode() for line in _lines(text)], len(piece.package), set(kept)
-    for line, start, use in sorted(piece.words, key=lambda place: place[:2], reverse=True):
-        if use not in stays:
-            lines[line - 1] = (
-                lines[line - 1][:start] + other.encode() + lines[line - 1][start + length :]
-            )
-    return b"".join(lines).decode()
+    lines, stays = [*_lines(text)], set(kept)
+    starts = [0, *accumulate(map(len, lines))]
+    places = {
+        starts[line - 1] + len(lines[line - 1].encode()[:start].decode())
+        for line, start, use in piece.words
+        if use not in stays
+    }
+    return sorted(places)
 
 
 def without_magics(cell: str) -> str:

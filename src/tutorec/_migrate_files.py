@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
+import stat
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +18,49 @@ from tutorec._whole_file import whole_file
 
 __all__ = ["SourceText", "read_source", "source_paths"]
 
-_KINDS = (".py", ".ipynb")
+# Bytes of a file that is read at most: what a tree of its syntax needs is some hundred times that.
+_LARGEST = {".py": 1 << 24, ".ipynb": 1 << 28}
+Span = tuple[int, int]  # from where to where in a text
 _NOT_THE_PROJECT = {"__pycache__", "node_modules", "site-packages"}
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]+|\\.)*"|[\[\]{},]', re.DOTALL)
+_JSON_CHARACTER = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]",
+    re.DOTALL,
+)
 
 
-def source_paths(path: Path) -> Iterator[Path]:
-    """The files below a folder, in order, without hidden or linked folders and environments."""
-    if path.is_file():
+def source_paths(path: Path, failed: Callable[[Path, OSError], None]) -> Iterator[Path]:
+    """The files below a folder, in order, without hidden or linked folders and environments.
+
+    Args:
+        path: A file or a folder.
+        failed: Told of each folder that cannot be read.
+    """
+    if not path.is_dir():
         yield path
         return
-    for folder, folders, files in os.walk(path):
-        parent = Path(folder)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name not in _NOT_THE_PROJECT
-            and not (parent / name / "pyvenv.cfg").exists()
+    folders = [path]
+    while folders:
+        folder = folders.pop()
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            failed(folder, error)
+            continue
+        inside = [name for name in names if os.path.isdir(folder / name)]
+        yield from (
+            folder / name for name in names if name.endswith((*_LARGEST,)) and name not in inside
         )
-        yield from (parent / name for name in sorted(files) if name.endswith(_KINDS))
+        folders += [folder / name for name in reversed(inside) if _is_of_project(folder / name)]
+
+
+def _is_of_project(folder: Path) -> bool:
+    return not (
+        folder.name.startswith(".")
+        or folder.name in _NOT_THE_PROJECT
+        or os.path.islink(folder)
+        or os.path.exists(folder / "pyvenv.cfg")
+    )
 
 
 @dataclass(frozen=True)
@@ -45,36 +71,72 @@ class SourceText:
         path: Of the file.
         pieces: The text of a Python file, or of each cell with code, by its number from 1; 0 for a
             Python file.
+        text: Of the whole file.
+        encoding: Of the file.
+        cells: For each cell by its number, where the strings that make up its source stand in a
+            notebook's text; None for a Python file.
     """
 
     path: Path
     pieces: dict[int, str]
+    text: str
     encoding: str
-    notebook: dict[str, Any] | None
+    cells: dict[int, list[Span]] | None
 
-    def write(self, pieces: dict[int, str]) -> None:
-        """Replace the code, whole or not at all; permissions stay."""
-        text = (
-            pieces.get(0, "") if self.notebook is None else self._with_cells(self.notebook, pieces)
-        )
+    def write(self, places: Mapping[int, Sequence[int]], word: str, other: str) -> None:
+        """Put another word in the place of one, whole or not at all; permissions stay.
+
+        Args:
+            places: Where in each piece the word begins.
+            word: The word.
+            other: The other one; letters, digits and ``_``.
+        """
+        edits: list[tuple[int, int, str]] = []
+        for number, starts in places.items():
+            if self.cells is None:
+                edits += [(start, start + len(word), other) for start in starts]
+                continue
+            # The word may be written with escapes, or over two strings of a list.
+            characters = self._characters(self.cells[number]) if starts else []
+            for start in starts:
+                first, *rest = characters[start : start + len(word)]
+                edits += [(*first, other), *((*span, "") for span in rest)]
+        parts, end = [], 0
+        for start, stop, put in sorted(edits):
+            parts += [self.text[end:start], put]
+            end = stop
         with whole_file(self.path) as draft:
-            draft.write_bytes(text.encode(self.encoding))
+            draft.write_bytes("".join([*parts, self.text[end:]]).encode(self.encoding))
             shutil.copymode(self.path, draft)
 
-    def _with_cells(self, notebook: dict[str, Any], pieces: dict[int, str]) -> str:
-        before = self.path.read_text(encoding=self.encoding)
-        layouts: list[dict[str, Any]] = [
-            {"indent": indent, "ensure_ascii": ascii}
-            for indent in (1, 2, 4, None)
-            for ascii in (False, True)
+    def _characters(self, strings: list[Span]) -> list[Span]:
+        """Where each character of a cell's source stands in the notebook's text."""
+        return [
+            match.span()
+            for string in strings
+            for match in _JSON_CHARACTER.finditer(self.text, *string)
         ]
-        same = (form for form in layouts if json.dumps(notebook, **form) == before.rstrip("\n"))
-        form = next(same, layouts[0])
-        for number, text in pieces.items():
-            cell = notebook["cells"][number - 1]
-            as_list = isinstance(cell["source"], list)
-            cell["source"] = list(io.StringIO(text, newline="")) if as_list else text
-        return json.dumps(notebook, **form) + before[len(before.rstrip("\n")) :]
+
+
+def _sources(text: str) -> dict[int, list[Span]]:
+    """Where the strings of each cell's source stand in a notebook's text, without their quotes."""
+    found: dict[int, list[Span]] = {}
+    path: list[Any] = []  # down to this place: names, numbers in lists, None before a name
+    for token in _JSON_TOKEN.finditer(text):
+        match token[0][0]:
+            case "{":
+                path.append(None)
+            case "[":
+                path.append(0)
+            case "]" | "}":
+                path.pop()
+            case ",":
+                path[-1] = path[-1] + 1 if isinstance(path[-1], int) else None
+            case '"' if path and path[-1] is None:
+                path[-1] = json.loads(token[0])
+            case '"' if path[:1] == ["cells"] and path[2:3] == ["source"] and len(path) < 5:
+                found.setdefault(path[1] + 1, []).append((token.start() + 1, token.end() - 1))
+    return found
 
 
 def read_source(path: Path, package: str) -> SourceText | None:
@@ -85,9 +147,15 @@ def read_source(path: Path, package: str) -> SourceText | None:
         package: The package's name.
 
     Raises:
-        ValueError: The file is not text in the encoding that it names, or no notebook; its text
-            says what would help.
+        OSError: The file cannot be read.
+        ValueError: It is no ordinary file or too large, it is not text in the encoding that it
+            names, or no notebook; the text says what would help.
     """
+    if not path.is_file():
+        mode = path.lstat().st_mode  # says so if it has gone
+        raise ValueError(f"not an ordinary file, or a link to none ({stat.filemode(mode)})")
+    if (size := path.stat().st_size) > (most := _LARGEST[path.suffix]):
+        raise ValueError(f"{size:,} bytes, and {most:,} are read at most; divide it")
     raw = path.read_bytes()
     if package.encode() not in raw:
         return None
@@ -98,24 +166,31 @@ def read_source(path: Path, package: str) -> SourceText | None:
             else "utf-8"
         )
         text = raw.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError) as error:
+        if text.encode(encoding) != raw:
+            raise LookupError(f"{encoding} writes other bytes than it reads")
+    except (SyntaxError, UnicodeError, LookupError) as error:
         raise ValueError(
             f"not UTF-8; save it so, or name its encoding in the first line ({error})"
         ) from None
     if path.suffix != ".ipynb":
-        return SourceText(path, {0: text}, encoding, None)
+        return SourceText(path, {0: text}, text, encoding, None)
     try:
         notebook = json.loads(text)
         about = notebook.get("metadata", {})
         language = about.get("kernelspec", {}).get("language") or about.get(
             "language_info", {}
         ).get("name", "python")
-        cells = dict(_code(notebook["cells"])) if language == "python" else {}
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        pieces = dict(_code(notebook["cells"])) if language == "python" else {}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"not a notebook of format 4; open it in Jupyter and save it ({error!r})"
         ) from None
-    return SourceText(path, cells, encoding, notebook)
+    strings = _sources(text)
+    for number, piece in pieces.items():
+        spans = strings.get(number, [])
+        if "".join(json.loads(f'"{text[start:stop]}"') for start, stop in spans) != piece:
+            raise ValueError(f"cell {number} has two sources; open it in Jupyter and save it")
+    return SourceText(path, pieces, text, encoding, strings)
 
 
 def _code(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[int, str]]:

@@ -15,6 +15,21 @@ _NARROWEST = 8
 WIDTH = 100  # columns of an explanation
 
 
+def visible(text: str) -> str:
+    r"""A text with what a terminal obeys, or cannot print, as escape sequences.
+
+    Example:
+        >>> visible("a\x1b[31m.py\n")
+        'a\\x1b[31m.py\\n'
+    """
+    return "".join(
+        character
+        if character.isprintable()
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in text
+    )
+
+
 @dataclass(frozen=True, repr=False)
 class TextTable:
     """Rows of words under a head; as the last expression of a cell, an HTML table.

@@ -195,11 +195,12 @@ def _calibrate() -> int:
 def _migrate(arguments: argparse.Namespace) -> int:
     """``tutorec migrate``."""
     from tutorec._migrate import migrate
+    from tutorec._text import visible
 
     try:
         report = migrate(Path(arguments.path), to=arguments.to, write=arguments.write)
     except (OSError, ValueError) as error:
-        print(f"tutorec migrate: {error}", file=sys.stderr)
+        print(f"tutorec migrate: {visible(str(error))}", file=sys.stderr)
         return _MISUSED
     print(report.as_json() if arguments.json else report)
     return 0 if report.complete else _FAILED
