@@ -12,15 +12,18 @@ from torch.utils._pytree import tree_leaves
 from tutorec._kernels.jagged import jagged_to_padded_dense
 from tutorec.awaitable import proxies_in
 from tutorec.sparse.layout import (
+    lengths_of_either,
     lengths_of_offsets,
+    offsets_of_either,
     offsets_of_lengths,
 )
 from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_complex, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
-    "first_entries lengths_of_offsets lists_of longest offsets_of_lengths optional_first_entries "
-    "padded_rows"
+    "first_entries lengths_of_either lengths_of_offsets lists_of longest moved "
+    "offsets_of_either offsets_of_lengths optional_first_entries padded_rows _empty_like "
+    "_from_dense"
 ).split():
     torch.fx.wrap(_name)
 
@@ -50,6 +53,22 @@ class _SeenAsProxy:
     def node(self) -> Any:
         """The call of the constructor in the graph."""
         return self.__fx_create_arg__(self.tracer)  # type: ignore[attr-defined]
+
+    # Of two proxies one may be None when the graph runs, as `lengths_or_none()` of a batch may.
+
+    def lengths(self) -> Any:
+        """Ids per list."""
+        given: Any = self
+        if given._lengths is None or given._offsets is None:
+            return super().lengths()  # type: ignore[misc]
+        return lengths_of_either(given._lengths, given._offsets)
+
+    def offsets(self) -> Any:
+        """Where each list starts."""
+        given: Any = self
+        if given._lengths is None or given._offsets is None:
+            return super().offsets()  # type: ignore[misc]
+        return offsets_of_either(given._lengths, given._offsets)
 
 
 _proxy_kinds: dict[type, type] = {}
@@ -190,17 +209,7 @@ class JaggedTensor:
 
         The second is what ``copy_`` fills; ``device=jt.device()`` makes it beside the first.
         """
-        weights = jt._weights
-        if device is None:
-            weights = None if weights is None else weights.new_empty([0])
-            lengths = jt.lengths().new_empty([0])
-            return jagged_from_parts(jt._values.new_empty([0]), weights, lengths, None)
-        return jagged_from_parts(
-            torch.empty_like(jt._values, device=device),
-            optional_empty_like(weights, device),
-            optional_empty_like(jt._lengths, device),
-            optional_empty_like(jt._offsets, device),
-        )
+        return _empty_like(jt, device)
 
     @torch.jit.unused
     def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
@@ -215,35 +224,15 @@ class JaggedTensor:
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and weights."""
         if not is_scripting():
             _check_dense_lengths(values, lengths, weights)
-        first_weights = optional_first_entries(weights, lengths)
+        first_weights: Tensor | None = None
+        if weights is not None:
+            first_weights = optional_first_entries(weights, lengths)
         return JaggedTensor(first_entries(values, lengths), first_weights, lengths, None)
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
         """One list of values for each sample, the inverse of ``to_dense``. Lengths are int32."""
-        if len(values) == 0:
-            raise ValueError(
-                "JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one"
-            )
-        sizes = [value.size(0) for value in values]
-        joined_weights: Tensor | None = None
-        if weights is not None:
-            if len(weights) != len(values):
-                raise ValueError(
-                    f"JaggedTensor.from_dense: {len(values)} samples of values, {len(weights)} "
-                    "of weights"
-                )
-            for sample, size in enumerate(sizes):
-                count = weights[sample].size(0)
-                if count != size:
-                    raise ValueError(
-                        f"JaggedTensor.from_dense: sample {sample} has {size} values and "
-                        f"{count} weights"
-                    )
-            joined_weights = torch.cat(weights)
-            refuse_complex("JaggedTensor.from_dense", joined_weights)
-        lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
-        return jagged_from_parts(torch.cat(values), joined_weights, lengths, None)
+        return _from_dense(values, weights)
 
     def to_dense(self) -> list[Tensor]:
         """One tensor of values for each sample: views. A sync point."""
@@ -389,6 +378,46 @@ def jagged_from_parts(
         return jagged
 
 
+def _empty_like(jt: JaggedTensor, device: torch.device | None) -> JaggedTensor:
+    weights = jt._weights
+    if device is None:
+        weights = None if weights is None else weights.new_empty([0])
+        lengths = jt.lengths().new_empty([0])
+        return jagged_from_parts(jt._values.new_empty([0]), weights, lengths, None)
+    return jagged_from_parts(
+        torch.empty_like(jt._values, device=device),
+        optional_empty_like(weights, device),
+        optional_empty_like(jt._lengths, device),
+        optional_empty_like(jt._offsets, device),
+    )
+
+
+def _from_dense(values: list[Tensor], weights: list[Tensor] | None) -> JaggedTensor:
+    if len(values) == 0:
+        raise ValueError(
+            "JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one"
+        )
+    sizes = [value.size(0) for value in values]
+    joined_weights: Tensor | None = None
+    if weights is not None:
+        if len(weights) != len(values):
+            raise ValueError(
+                f"JaggedTensor.from_dense: {len(values)} samples of values, {len(weights)} "
+                "of weights"
+            )
+        for sample, size in enumerate(sizes):
+            count = weights[sample].size(0)
+            if count != size:
+                raise ValueError(
+                    f"JaggedTensor.from_dense: sample {sample} has {size} values and "
+                    f"{count} weights"
+                )
+        joined_weights = torch.cat(weights)
+        refuse_complex("JaggedTensor.from_dense", joined_weights)
+    lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
+    return jagged_from_parts(torch.cat(values), joined_weights, lengths, None)
+
+
 def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
     """Copy values, weights, lengths and offsets into another batch's or feature's memory.
 
@@ -423,7 +452,24 @@ def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool)
     """The tensor on a device, itself if it is there already; None for None."""
     if tensor is None:
         return None
+    return moved(tensor, device, non_blocking)
+
+
+# As in ``layout.py``, the next functions give None for None, which a traced graph may hand over.
+
+
+def moved(tensor: Tensor, device: torch.device, non_blocking: bool) -> Tensor:
+    """The tensor on a device, itself if it is there already."""
+    if tensor is None:
+        return tensor
     return tensor.to(device, non_blocking=non_blocking)
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a dtype, itself if it has it already."""
+    if tensor is None:
+        return tensor
+    return tensor.to(dtype)
 
 
 def optional_empty_like(tensor: Tensor | None, device: torch.device) -> Tensor | None:
@@ -444,6 +490,8 @@ def lists_text(jagged: JaggedTensor, between: str) -> str:
 
 def lists_of(values: Tensor, lengths: Tensor) -> list[Tensor]:
     """The next ``lengths[b]`` values for each sample b: views. A sync point."""
+    if values is None:
+        return values
     sizes: list[int] = lengths.long().tolist()
     return list(values.split_with_sizes(sizes))
 
@@ -471,6 +519,8 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
     Raises:
         ValueError: The width is negative, or integers are padded with infinity or NaN.
     """
+    if values is None:
+        return values
     if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
         if checkable(values):
             if width < 0:
@@ -492,7 +542,7 @@ def first_entries(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def optional_first_entries(values: Tensor | None, lengths: Tensor) -> Tensor | None:
-    """``first_entries``, or None for None, which a traced graph may be given later."""
+    """``first_entries``, or None for None."""
     if values is None:
         return None
     return first_entries(values, lengths)

@@ -14,6 +14,7 @@ from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged import (
     JaggedTensor,
     bytes_of,
+    cast,
     constructor_call,
     copy_numbers,
     jagged_from_parts,
@@ -32,6 +33,7 @@ from tutorec.sparse.layout import (
     offsets_of_lengths,
     permute_segments,
     positions,
+    rows_between,
     running_sum,
     segment_sums,
     split_optional,
@@ -66,9 +68,10 @@ _distinct: list[str] = []
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
 # have, and TorchScript compiles them as they stand.
 for _name in (
-    "ids_by_offsets lengths_of_offsets "
-    "offsets_of_lengths permute_segments running_sum segment_sums stride_of strides_as_lists "
-    "strides_of _concat _empty_like"
+    "cast ids_by_offsets lengths_of_offsets "
+    "offsets_of_lengths permute_segments rows_between running_sum segment_sums stride_of "
+    "strides_as_lists strides_of strides_of_ranks _concat _dist_init _empty_like _for_labels "
+    "_from_jt_dict _inverse_on _strides_that_differ"
 ).split():
     torch.fx.wrap(_name)
 
@@ -248,36 +251,7 @@ class KeyedJaggedTensor:
 
         With ``force_variable_stride`` it is of variable batch size even if they are equal.
         """
-        if not jt_dict:
-            return KeyedJaggedTensor.empty()
-        values = [feature.values() for feature in jt_dict.values()]
-        lengths = [feature.lengths() for feature in jt_dict.values()]
-        weights = {
-            key: weight
-            for key, feature in jt_dict.items()
-            if (weight := feature.weights_or_none()) is not None
-        }
-        if weights and len(weights) < len(jt_dict):
-            raise ValueError(
-                f"{_BATCH}.from_jt_dict: weights differ: of {list(jt_dict)} only {list(weights)} "
-                "have weights"
-            )
-        counts = [value.shape[0] for value in values]
-        samples = [length.shape[0] for length in lengths]
-        even = samples.count(samples[0]) == len(samples) and not force_variable_stride
-        batch = KeyedJaggedTensor._from_parts(
-            list(jt_dict),
-            torch.cat(values),
-            torch.cat(list(weights.values())) if weights else None,
-            torch.cat(lengths),
-            None,
-            max(samples),
-            counts,
-            None if even else strides_of_ranks([[count] for count in samples]),
-        )
-        if type(batch._values) is Tensor:
-            refuse_wrapping(f"{_BATCH}.from_jt_dict", batch._values, batch.lengths())
-        return batch
+        return _from_jt_dict(jt_dict, force_variable_stride)
 
     @staticmethod
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
@@ -537,7 +511,7 @@ class KeyedJaggedTensor:
         low, high = starts[position], starts[position + 1]
         weights = self._weights
         if weights is not None:
-            weights = weights[low:high]
+            weights = rows_between(weights, low, high)
         lengths = self.lengths()[bounds[position] : bounds[position + 1]]
         return jagged_from_parts(self._values[low:high], weights, lengths, None)
 
@@ -567,9 +541,9 @@ class KeyedJaggedTensor:
         moved = lists.to(device, non_blocking)
         weights, inverse = moved._weights, self._inverse_indices
         if weights is not None and dtype is not None:
-            weights = weights.to(dtype)
+            weights = cast(weights, dtype)
         if inverse is not None:
-            inverse = (inverse[0], inverse[1].to(device, non_blocking=non_blocking))
+            inverse = _inverse_on(inverse, device, non_blocking)
         return self._with_tensors(moved._values, weights, moved._lengths, moved._offsets, inverse)
 
     @torch.jit.unused
@@ -622,7 +596,7 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def dist_labels(self) -> list[str]:
         """What is sent, in the order in which it is sent."""
-        return self._for_labels("lengths", "values", "strides", "weights")
+        return self._of_labels("lengths", "values", "strides", "weights")
 
     @torch.jit.unused
     def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
@@ -638,19 +612,19 @@ class KeyedJaggedTensor:
         check_segments("KeyedJaggedTensor.dist_splits", key_splits, self._keys)
         ids = segment_sums(self.length_per_key(), key_splits)
         lists = segment_sums(self.stride_per_key(), key_splits)
-        return self._for_labels(lists, ids, key_splits, ids)
+        return self._of_labels(lists, ids, key_splits, ids)
 
     @torch.jit.unused
     def dist_tensors(self) -> list[Tensor]:
         """Of each label, the tensor: lengths ``[F * B]``, values ``[N]``, strides, weights."""
         strides = torch.tensor(self.stride_per_key(), device=self.device())
-        return self._for_labels(self.lengths(), self._values, strides, self._weights)
+        return self._of_labels(self.lengths(), self._values, strides, self._weights)
 
     @torch.jit.unused
-    def _for_labels(self, lengths: Any, values: Any, strides: Any, weights: Any) -> list[Any]:
+    def _of_labels(self, lengths: Any, values: Any, strides: Any, weights: Any) -> list[Any]:
         """What belongs to each label that this batch sends."""
-        strides = [strides] if self.variable_stride_per_key() else []
-        return [lengths, values, *strides, *([] if self._weights is None else [weights])]
+        has = self._stride_per_key_per_rank, self._weights
+        return _for_labels(has, lengths, values, strides, weights)
 
     @staticmethod
     @torch.jit.unused
@@ -688,39 +662,9 @@ class KeyedJaggedTensor:
             >>> batch["a"].values(), batch["b"].values()
             (tensor([7, 9]), tensor([8]))
         """
-        labels = ["lengths", "values", "strides"][: 3 if variable_stride_per_key else 2]
-        due = len(labels)
-        if len(tensors) not in (due, due + 1):
-            raise ValueError(
-                f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({', '.join(labels)}), or "
-                f"{due + 1} with weights"
-            )
-        lengths, values = tensors[:2]
-        weights = tensors[due] if len(tensors) > due else None
-        stride = strides = None
-        if variable_stride_per_key:
-            sizes = tensors[2]
-            ranks = torch.arange(num_workers).view(stagger, -1).t().reshape(-1)
-            strides = sizes.cpu().view(num_workers, len(keys))[ranks].t()
-        elif stride_per_rank is None:
-            raise ValueError(
-                f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of "
-                "each rank"
-            )
-        else:
-            stride, sizes = sum(stride_per_rank), torch.ones_like(lengths)
-            if len(set(stride_per_rank)) == 1:
-                sizes = lengths.new_full([len(keys) * num_workers], stride_per_rank[0])
-        if recat is not None:
-            # each segment that arrived is a feature of its own
-            segments, sizes = [""] * len(recat), sizes.view(-1, 1)
-            arrived = KeyedJaggedTensor._from_parts(
-                segments, values, weights, lengths, None, None, None, sizes
-            ).permute(recat.tolist())
-            values, weights, lengths = arrived._values, arrived._weights, arrived._lengths
-        return KeyedJaggedTensor._from_parts(
-            keys, values, weights, lengths, None, stride, None, strides
-        ).sync()
+        return _dist_init(
+            keys, tensors, variable_stride_per_key, num_workers, recat, stride_per_rank, stagger
+        )
 
     _arguments = (
         "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices"
@@ -826,8 +770,8 @@ class KeyedJaggedTensor:
             self._lengths = lengths = torch.empty(0, dtype=torch.int64, device=values.device)
         elif isinstance(offsets, Tensor) and offsets.numel() == 0:
             self._lengths, self._offsets = lengths, offsets = offsets, None
-        if strides is not None and ranks is None and len(set(strides)) > 1:
-            self._stride_per_key_per_rank = ranks = strides_of_ranks([[count] for count in strides])
+        if strides is not None and ranks is None:
+            self._stride_per_key_per_rank = ranks = _strides_that_differ(strides)
         if not checkable(values):
             return
         if keys != _distinct:
@@ -987,6 +931,121 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         joined._unchecked = None if checked else True
         refuse_wrapping("KeyedJaggedTensor.concat", joined._values, joined.lengths())
     return joined
+
+
+def _strides_that_differ(stride_per_key: list[int]) -> Tensor | None:
+    if len(set(stride_per_key)) < 2:
+        return None
+    return strides_of_ranks([[count] for count in stride_per_key])
+
+
+def _inverse_on(
+    inverse: tuple[list[str], Tensor] | None, device: torch.device, non_blocking: bool
+) -> tuple[list[str], Tensor] | None:
+    if inverse is None:
+        return None
+    return inverse[0], inverse[1].to(device, non_blocking=non_blocking)
+
+
+def _for_labels(
+    has: tuple[Any, Any], lengths: Any, values: Any, strides: Any, weights: Any
+) -> list[Any]:
+    given = [lengths, values]
+    if has[0] is not None:
+        given.append(strides)
+    if has[1] is not None:
+        given.append(weights)
+    return given
+
+
+def _dist_init(
+    keys: list[str],
+    tensors: list[Tensor],
+    variable_stride_per_key: bool,
+    num_workers: int,
+    recat: Tensor | None,
+    stride_per_rank: list[int] | None,
+    stagger: int,
+) -> KeyedJaggedTensor:
+    labels = ["lengths", "values", "strides"][: 3 if variable_stride_per_key else 2]
+    due = len(labels)
+    if len(tensors) not in (due, due + 1):
+        raise ValueError(
+            f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({', '.join(labels)}), or "
+            f"{due + 1} with weights"
+        )
+    lengths, values = tensors[:2]
+    weights = tensors[due] if len(tensors) > due else None
+    stride = strides = None
+    if variable_stride_per_key:
+        sizes = tensors[2]
+        ranks = torch.arange(num_workers).view(stagger, -1).t().reshape(-1)
+        strides = sizes.cpu().view(num_workers, len(keys))[ranks].t()
+    elif stride_per_rank is None:
+        raise ValueError(
+            f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of each rank"
+        )
+    else:
+        stride, sizes = sum(stride_per_rank), torch.ones_like(lengths)
+        if len(set(stride_per_rank)) == 1:
+            sizes = lengths.new_full([len(keys) * num_workers], stride_per_rank[0])
+    if recat is not None:
+        # each segment that arrived is a feature of its own
+        segments, sizes = [""] * len(recat), sizes.view(-1, 1)
+        arrived = KeyedJaggedTensor._from_parts(
+            segments, values, weights, lengths, None, None, None, sizes
+        ).permute(recat.tolist())
+        values, weights, lengths = arrived._values, arrived._weights, arrived._lengths
+    return KeyedJaggedTensor._from_parts(
+        keys, values, weights, lengths, None, stride, None, strides
+    ).sync()
+
+
+def _from_jt_dict(
+    jt_dict: dict[str, JaggedTensor], force_variable_stride: bool
+) -> KeyedJaggedTensor:
+    if len(jt_dict) == 0:
+        return KeyedJaggedTensor.empty()
+    keys: list[str] = []
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    weights: list[Tensor] = []
+    weighted: list[str] = []
+    for key, feature in jt_dict.items():
+        keys.append(key)
+        values.append(feature.values())
+        lengths.append(feature.lengths())
+        weight = feature.weights_or_none()
+        if weight is not None:
+            weights.append(weight)
+            weighted.append(key)
+    if len(weighted) > 0 and len(weighted) < len(keys):
+        raise ValueError(
+            f"KeyedJaggedTensor.from_jt_dict: weights differ: of {keys} only {weighted} have "
+            "weights"
+        )
+    samples = [length.shape[0] for length in lengths]
+    strides: Tensor | None = None
+    if force_variable_stride or samples.count(samples[0]) != len(samples):
+        strides = strides_of_ranks([[count] for count in samples])
+    counts = [value.shape[0] for value in values]
+    joined, all_lengths = torch.cat(values), torch.cat(lengths)
+    all_weights: Tensor | None = None
+    if len(weights) > 0:
+        all_weights = torch.cat(weights)
+    if is_scripting():
+        # fmt: off
+        return KeyedJaggedTensor(
+            keys, joined, all_weights, all_lengths, None, max(samples), strides, None,
+            counts, None, None, None, None, None,
+        )
+        # fmt: on
+    else:
+        if type(joined) is Tensor:
+            refuse_wrapping("KeyedJaggedTensor.from_jt_dict", joined, all_lengths)
+        return KeyedJaggedTensor._from_parts(
+            keys, joined, all_weights, all_lengths, None, max(samples), counts, strides
+        )
 
 
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:

@@ -151,14 +151,36 @@ def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[
     nothing: Tensor | None = None
     out: list[Tensor | None] = [nothing] * count
     if tensor is not None:
-        parts = tensor.split_with_sizes(sizes)
+        parts = parts_of(tensor, sizes, count)
         for position in range(count):
             out[position] = parts[position]
     return out
 
 
+# While a graph is traced, `is not None` is true of weights that the batch may lack when the graph
+# runs. So the next functions, each of them one call in the graph, give None for None. TorchScript
+# sees a tensor in both places.
+
+
+@torch.fx.wrap
+def parts_of(tensor: Tensor, sizes: list[int], count: int) -> list[Tensor]:
+    """The next ``sizes[i]`` rows for each of ``count`` parts: views."""
+    if tensor is None:
+        return [tensor] * count
+    return list(tensor.split_with_sizes(sizes))
+
+
+def rows_between(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Rows from ``start`` to before ``end``: a view."""
+    if tensor is None:
+        return tensor
+    return tensor[start:end]
+
+
 def permute_segments(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:
     """Segments of ``sizes`` with segment ``indices[i]`` at i; joined slices beat a gather."""
+    if tensor is None:
+        return tensor
     if len(indices) == 0:
         return tensor[:0]
     segments = tensor.split_with_sizes(sizes)
@@ -183,6 +205,16 @@ def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
         return given.cpu()
     else:
         return torch.tensor(given, dtype=torch.int32)
+
+
+def lengths_of_either(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
+    """Ids per list [L], given or derived."""
+    return lengths_of_offsets(offsets) if lengths is None else lengths
+
+
+def offsets_of_either(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
+    """Where each list starts [L + 1], given or derived."""
+    return offsets_of_lengths(lengths) if offsets is None else offsets
 
 
 def stride_of(
