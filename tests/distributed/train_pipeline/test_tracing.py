@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +24,11 @@ from distributed.train_pipeline.pipeline_cases import (
 )
 from torch import Tensor, nn
 
-from tutorec.distributed.train_pipeline import TrainPipelineSparseDist
+from tutorec.distributed.train_pipeline import (
+    SparseDataDistUtil,
+    StagedTrainPipeline,
+    TrainPipelineSparseDist,
+)
 from tutorec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 STEPS = 4
@@ -143,6 +147,33 @@ class Two(Model):
         rows = self.rows(batch["ids"])
         logits = self.over(self.tables(features=batch["ids"]).values())
         return self.loss(logits + rows["f0"].values().sum() / 100)
+
+
+class FromDict(Two):
+    """The rows' ids are put together from features."""
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        parts = batch["ids"].to_dict()
+        ids = KeyedJaggedTensor.from_jt_dict({key: parts[key] for key in cases.FEATURES})
+        rows = self.rows(ids)["f0"].values()
+        return self.loss(self.over(self.tables(batch["ids"]).values()) + rows.sum() / 100)
+
+
+class OneUnfit(Two):
+    """The rows' ids ask for weights that no batch has; the bags' ids do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Shift(), Shift()
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        ids, other = self.first(batch["ids"]), self.second(batch["more"][1]["ids"])
+        weights = other.weights_or_none()
+        if weights is not None:
+            weights = weights * 2
+        other = KeyedJaggedTensor(other.keys(), other.values(), weights, lengths=other.lengths())
+        rows = self.rows(other)["f0"].values()
+        return self.loss(self.over(self.tables(ids).values()) + rows.sum() / 100)
 
 
 class Chained(Two):
@@ -311,6 +342,14 @@ EXPLAINED = {
     },
     "Trained": {"tables": f"{IN_FORWARD}{SHARED}the module 'before', whose parameters are trained"},
     "Two": {"rows": EARLY, "tables": EARLY},
+    "FromDict": {"rows": EARLY, "tables": EARLY},
+    "OneUnfit": {
+        "tables": EARLY,
+        "first": "runs ahead, before a sharded module",
+        "rows": f"{IN_FORWARD}its input cannot be computed ahead (TypeError: unsupported operand "
+        "type(s) for *: 'NoneType' and 'int'); a trace takes `is not None` as true, so hand "
+        "weights_or_none() on without asking",
+    },
     "Chained": {
         "tables": EARLY,
         "rows": f"{IN_FORWARD}{SHARED}the result of the sharded module 'tables'",
@@ -413,6 +452,63 @@ def test_inputs_are_traced_and_what_is_not_early_says_why(ranks, name, world_siz
         late = [path for path, text in EXPLAINED[name].items() if text.startswith(IN_FORWARD)]
         assert len(found["warnings"]) == len(late)
         assert all(path in text for path, text in zip(late, found["warnings"], strict=True))
+
+
+def test_no_traceback_is_printed_where_a_trace_does_not_fit(ranks, capfd):
+    ranks(1).run(both, name="OneUnfit")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def staged_unfit(rank: int, world_size: int) -> str:
+    """A loop of its own over stages, with a model of which one input cannot be computed ahead."""
+    bare = OneUnfit()
+    model = distribute(bare, {path: getattr(bare, path) for path in OneUnfit.paths})
+    sends = SparseDataDistUtil(model, None, pipeline_postproc=True)
+    stages = StagedTrainPipeline([sends.start_sparse_data_dist_stage()])
+    made, read = list(batches(rank)), batches(rank)
+    got = [model(each)[1] for each in iter(lambda: stages.progress(read), None)]
+    explained = sends.explain()
+    sends.detach()
+    assert all(map(torch.equal, got, [model(each)[1] for each in made]))
+    return explained
+
+
+def test_a_loop_over_stages_leaves_the_same_modules_in_the_forward(ranks):
+    for explained in ranks(2).run(staged_unfit):
+        assert dict(line.split(": ", 1) for line in explained.splitlines()) == EXPLAINED["OneUnfit"]
+
+
+def without_a_feature(made: dict[str, Any]) -> dict[str, Any]:
+    return made | {"ids": made["ids"].permute([0, 1, 2])}
+
+
+def other_type(made: dict[str, Any]) -> dict[str, Any]:
+    return made | {"ids": 3}
+
+
+def bad_first(rank: int, world_size: int, spoil: Callable[..., Any]) -> str:
+    """The first batch of rank 1 is bad, and no rank can compute the input of the rows."""
+    bare = OneUnfit()
+    model = distribute(bare, {path: getattr(bare, path) for path in OneUnfit.paths})
+    pipeline = TrainPipelineSparseDist(
+        model, dense_optimizer(model), here(), pipeline_postproc=True
+    )
+    made = [spoil(each) if rank == 1 and each["more"][0] == 0 else each for each in batches(rank)]
+    try:
+        pipeline.progress(iter(made))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing is raised"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"), [(without_a_feature, "KeyError"), (other_type, "AttributeError")]
+)
+def test_a_bad_batch_is_told_from_an_input_that_no_rank_computes(ranks, spoil, kind):
+    found = ranks(2).run(bad_first, spoil=spoil)
+    assert found[0].startswith("AgreementError: ")
+    assert f"was aborted on every rank: rank 1 raised {kind}" in found[0]
+    assert found[1].startswith(kind)
 
 
 def test_preprocessing_runs_ahead_where_it_is_asked_for_only(ranks):

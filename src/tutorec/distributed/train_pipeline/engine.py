@@ -29,7 +29,6 @@ from torch import nn
 
 from tutorec._check import require_int
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
@@ -314,17 +313,6 @@ class TrainPipeline(Generic[In, Out]):
         if stage.run is Stages.wait_input_dist:
             self._compare(ctx)
 
-    def _ask(self, ctx: TrainPipelineContext) -> list[int]:
-        """Exchange the states of a batch between ranks in a separate collective."""
-        state, rewritten = self._stages.state_of(ctx), self._stages.rewritten
-        env = rewritten.env if rewritten is not None else None
-        if env is None or env.process_group is None or env.world_size == 1:
-            return [state]
-        return [
-            of_rank
-            for (of_rank,) in messages.all_gather_ints([state], env.process_group, "pipeline")
-        ]
-
     def _states(self, ctx: TrainPipelineContext) -> list[int]:
         """The states of a batch on all ranks; only this rank's if they have not been exchanged."""
         return ctx.states if ctx.states is not None else [self._stages.state_of(ctx)]
@@ -337,10 +325,12 @@ class TrainPipeline(Generic[In, Out]):
         rewritten = self._stages.rewritten
         if self._in_step and not (self._asked and rewritten is not None and rewritten.sends_status):
             self._asked = True
-            ctx.states = states = self._ask(ctx)
-            if max(states) == UNFIT and ctx.error is not None and rewritten is not None:
-                rewritten.reject_all(ctx.error)
-                ctx.error, ctx.states, self._stages.iterator = None, None, self._source
+            ctx.states = states = self._stages.states_of_ranks(ctx)
+            if max(states) == UNFIT:
+                self._stages.settle(ctx)
+                if ctx.error is None:
+                    self._stages.iterator = self._source
+                ctx.states = self._stages.states_of_ranks(ctx)
             self._compare(ctx)
             return min(self._states(ctx)) == READY
         return self._in_step
@@ -366,7 +356,7 @@ class TrainPipeline(Generic[In, Out]):
             Exception: The batch could not be loaded or prepared on some rank.
         """
         stops = not self._options.execute_all_batches and (
-            not self._flight or ENDED in self._ask(self._flight[-1])
+            not self._flight or ENDED in self._stages.states_of_ranks(self._flight[-1])
         )
         ctx = self._flight[0] if self._flight else None
         if ctx is not None and not stops and min(self._states(ctx)) < ENDED:

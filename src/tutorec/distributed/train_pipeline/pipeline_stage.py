@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tutorec.distributed.train_pipeline.pipeline_context import In, TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
-from tutorec.distributed.train_pipeline.stages import Stages
+from tutorec.distributed.train_pipeline.stages import UNFIT, Stages
 from tutorec.distributed.train_pipeline.streams import SideStream
 
 __all__ = ["PipelineStage", "RunnableType", "SparseDataDistUtil", "StageOut", "on_stream"]
@@ -154,10 +154,23 @@ class SparseDataDistUtil(Generic[In]):
         ctx = TrainPipelineContext(index=self._next_index, batch=batch)
         self._next_index += 1
         self._stages.in_forward = None
-        self._stages.prepare(ctx)
+        self._prepare(ctx)
         self._stages.start_input_dist(ctx)
         self._flight.append(ctx)
         return batch
+
+    def _prepare(self, ctx: TrainPipelineContext) -> None:
+        """Prepare a batch; the first one shows which modules can be started early."""
+        stages = self._stages
+        is_first = stages.rewritten is not None and not stages.rewritten.is_proven
+        try:
+            stages.prepare(ctx)
+        except Exception as error:
+            ctx.error = error
+        if is_first and max(stages.states_of_ranks(ctx)) == UNFIT:
+            stages.settle(ctx)
+        if ctx.error is not None:
+            raise ctx.error
 
     def wait_sparse_data_dist(self) -> None:
         """Wait for the sizes and send the ids."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
@@ -19,7 +20,7 @@ from tutorec.distributed.train_pipeline.runtime_forwards import (
     PipelinedPostproc,
     written,
 )
-from tutorec.distributed.train_pipeline.tracing import EarlyInputs, trace_inputs
+from tutorec.distributed.train_pipeline.tracing import EarlyInputs, arguments, trace_inputs
 from tutorec.fx.tracer import without_wrappers
 
 __all__ = ["RewrittenModel"]
@@ -52,13 +53,16 @@ class RewrittenModel:
         scripted: bool,
     ) -> None:
         self.early: EarlyInputs = trace_inputs(model, call, preprocess)
-        self.is_proven = self.early.program is None
+        self.is_proven = not self.early.modules
+        # Of the first batch: path of a module -> the error of its input.
+        self._errors: dict[str, Exception] = {}
         self._ahead = Ahead()
         self._replaced: list[tuple[nn.Module, str, Any]] = []
         for path, module in self.early.modules.items():
             self._replace(module, "forward", PipelinedForward(path, module, current, self.reject))
         for path, module in self.early.preprocessing.items():
             self._replace(module, "forward", PipelinedPostproc(path, module, current, self._ahead))
+        self._cut()
         if scripted:
             self._script(without_wrappers(model))
         self._warn()
@@ -75,14 +79,62 @@ class RewrittenModel:
 
     def prepare(self, ctx: TrainPipelineContext) -> None:
         """Compute the arguments of a batch and check them on this rank, without communication."""
-        if self.early.program is None or not self.early.modules:
+        if not self.early.modules:
             return
         self._ahead.ctx = ctx
         try:
-            ctx.arguments = self.early.program(ctx.batch)
+            self._compute(ctx)
         finally:
             self._ahead.ctx = None
         self.is_proven = True
+        self._check(ctx)
+
+    def _compute(self, ctx: TrainPipelineContext) -> None:
+        """Compute the arguments of all modules; of the first batch, as many as possible."""
+        try:
+            ctx.arguments = arguments(self._program, ctx.batch)
+        except Exception:
+            if self.is_proven:
+                raise
+            for path in self.early.modules:
+                try:
+                    ctx.arguments |= arguments(self.early.cut([path]), ctx.batch)
+                except Exception as error:  # the model's own code may raise anything
+                    self._errors[path] = error
+            if self._errors:
+                raise
+
+    def settle(self, ctx: TrainPipelineContext) -> Exception | None:
+        """Leave in the forward the modules whose input fails on every rank for the first batch.
+
+        Every rank calls it where `prepare` has failed on all of them. Blocks.
+
+        Returns:
+            The error of the batch on this rank that remains, or None: it is prepared now.
+        """
+        if not self._errors:
+            return ctx.error
+        errors, self._errors = self._errors, {}
+        paths = list(self.early.modules)
+        flags = [[int(path in errors) for path in paths]]
+        if self.env is not None and self.env.process_group is not None:
+            flags = messages.all_gather_ints(flags[0], self.env.process_group, "pipeline")
+        for path, of_ranks in zip(paths, zip(*flags, strict=True), strict=True):
+            if all(of_ranks):
+                self._leave(path, _no_input(errors.pop(path)))
+        self._cut()
+        self._warn()
+        if errors:
+            return next(iter(errors.values()))
+        self.is_proven = True
+        try:
+            self._check(ctx)
+        except Exception as error:
+            return error
+        return None
+
+    def _check(self, ctx: TrainPipelineContext) -> None:
+        """Check the arguments of a batch, module by module."""
         for path, module in self.early.modules.items():
             ctx.module_contexts[path] = module.create_context()
             args, kwargs = ctx.arguments[path]
@@ -94,18 +146,24 @@ class RewrittenModel:
 
     def reject(self, path: str, reason: str) -> None:
         """Stop starting a sharded module early. Every rank does so at the same batch."""
+        self._leave(path, reason)
+        self._cut()
+        self._warn()
+
+    def _leave(self, path: str, reason: str) -> None:
+        """Leave a sharded module in the forward."""
         module = self.early.modules.pop(path)
         module.forward = cast(PipelinedForward, module.forward).original
         self.early.reasons[path] = reason
-        self._warn()
 
-    def reject_all(self, error: Exception) -> None:
-        """Start no module early: the trace matches the first batch of no rank."""
-        for path in list(self.early.modules):
-            self.reject(
-                path, f"its input cannot be computed ahead ({type(error).__name__}: {error})"
-            )
-        self.is_proven = True
+    def _cut(self) -> None:
+        """Compute ahead only what the modules that are started early need."""
+        self._program = program = self.early.cut(self.early.modules)
+        calls = [node for node in program.graph.nodes if node.op == "call_module"]
+        called = {program.get_submodule(str(node.target)) for node in calls}
+        for path, module in list(self.early.preprocessing.items()):
+            if module not in called:
+                del self.early.preprocessing[path]
 
     def _warn(self) -> None:
         if self.early.reasons:
@@ -153,3 +211,14 @@ class RewrittenModel:
                     self._replace(module, name, torch.jit.script(part))
             except Exception as error:  # TorchScript's compiler has no common class of errors
                 _logger.info("apply_jit: %s is not compiled: %s", type(part).__name__, error)
+
+
+def _no_input(error: Exception) -> str:
+    """Why a module whose input fails runs in the forward."""
+    text = next(iter(str(error).splitlines()), "")
+    reason = f"its input cannot be computed ahead ({type(error).__name__}: {text})"
+    if "NoneType" in text:
+        reason += (
+            "; a trace takes `is not None` as true, so hand weights_or_none() on without asking"
+        )
+    return reason

@@ -136,7 +136,7 @@ class PipelinedPostproc:
         ctx = self._current()
         if ctx is not None and self.name in ctx.postproc_fwd_results:
             return ctx.postproc_fwd_results.pop(self.name)
-        result = self._forward(*args, **kwargs)
-        if self._ahead.ctx is not None:
-            self._ahead.ctx.postproc_fwd_results[self.name] = result
-        return result
+        results = self._ahead.ctx.postproc_fwd_results if self._ahead.ctx is not None else {}
+        if self.name not in results:
+            results[self.name] = self._forward(*args, **kwargs)
+        return results[self.name]

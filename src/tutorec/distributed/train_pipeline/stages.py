@@ -29,6 +29,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from tutorec.distributed.collectives.kjt import RanksWithoutBatch
+from tutorec.distributed.core import messages
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.runtime_forwards import look_up
@@ -138,6 +139,23 @@ class Stages:
             return READY if ctx.batch is not None else ENDED
         has_no_trace = self.rewritten is not None and not self.rewritten.is_proven
         return UNFIT if has_no_trace and ctx.batch is not None else FAILED
+
+    def states_of_ranks(self, ctx: TrainPipelineContext) -> list[int]:
+        """Exchange the states of a batch between ranks in a separate collective."""
+        state = self.state_of(ctx)
+        env = self.rewritten.env if self.rewritten is not None else None
+        if env is None or env.process_group is None or env.world_size == 1:
+            return [state]
+        return [
+            of_rank
+            for (of_rank,) in messages.all_gather_ints([state], env.process_group, "pipeline")
+        ]
+
+    def settle(self, ctx: TrainPipelineContext) -> None:
+        """Leave in the forward what cannot be started early: no rank could prepare the batch."""
+        if self.rewritten is not None:
+            with self._sends.ahead():
+                ctx.error = self.rewritten.settle(ctx)
 
     def prefetch(self, ctx: TrainPipelineContext) -> None:
         """Start reading the rows of received ids into the caches; returns at once."""

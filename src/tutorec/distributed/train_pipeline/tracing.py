@@ -15,7 +15,7 @@ What cannot run ahead is reported with a reason and runs in the forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -28,7 +28,9 @@ from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.fx.tracer import Tracer as ModelTracer
 from tutorec.fx.tracer import without_wrappers
 
-__all__ = ["EarlyInputs", "Tracer", "trace_inputs"]
+__all__ = ["Arguments", "EarlyInputs", "Tracer", "trace_inputs"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _KNOWN = ("torch", "tutorec")  # functions of these packages do not change what they are given
 
@@ -71,13 +73,19 @@ class EarlyInputs:
         modules: Path -> sharded modules that can be started early, in forward order.
         preprocessing: Path -> modules without parameters whose output they read, in that order.
         reasons: Path of every other sharded module -> why it cannot.
-        program: Batch -> arguments of each of ``modules``; None if there are none.
+        cut: Makes the program of some of ``modules``; `arguments` runs it.
     """
 
     modules: dict[str, ShardedModule[Any, Any, Any, Any]]
     preprocessing: dict[str, nn.Module]
     reasons: dict[str, str]
-    program: Callable[[Any], dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] | None
+    cut: Callable[[Collection[str]], fx.GraphModule]
+
+
+def arguments(program: fx.GraphModule, batch: Any) -> dict[str, Arguments]:
+    """The arguments of the modules of a program for a batch."""
+    # Not the call of the module: that prints the graph to stderr where the batch is wrong.
+    return type(program).forward(program, batch)  # type: ignore[operator]
 
 
 class _Step(nn.Module):
@@ -176,8 +184,8 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     modules: dict[str, nn.Module] = dict(root.named_modules())
     calls = _calls(tracer.graph, root)
     first_calls: dict[str, fx.Node] = {}
+    needed: dict[str, set[fx.Node]] = {}
     reasons: dict[str, str] = {}
-    needed: set[fx.Node] = set()
     for node in tracer.graph.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
         path = names.get(id(module))
@@ -188,26 +196,29 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
             or path in reasons
         ):
             continue
-        cut = _Slice(modules, names, calls, preprocess)
-        why = cut.obstacle(node)
+        ahead = _Slice(modules, names, calls, preprocess)
+        why = ahead.obstacle(node)
         if why is None:
             first_calls[path] = node
-            needed |= cut.nodes
+            needed[path] = ahead.nodes
         else:
             reasons[path] = why
     for path in sharded:
         if path not in first_calls and path not in reasons:
             reasons[path] = stopped or "the forward does not call it"
+    slices = {node for nodes in needed.values() for node in nodes}
     before = [
         modules[str(node.target)]
         for node in tracer.graph.nodes
-        if node in needed and node.op == "call_module"
+        if node in slices and node.op == "call_module"
     ]
     preprocessing = {names.get(id(module), type(module).__name__): module for module in before}
-    program = _program(root, tracer.graph, first_calls, needed) if first_calls else None
-    return EarlyInputs(
-        {path: sharded[path] for path in first_calls}, preprocessing, reasons, program
-    )
+
+    def cut(paths: Collection[str]) -> fx.GraphModule:
+        nodes = {node for path in paths for node in needed[path]}
+        return _program(root, tracer.graph, {path: first_calls[path] for path in paths}, nodes)
+
+    return EarlyInputs({path: sharded[path] for path in first_calls}, preprocessing, reasons, cut)
 
 
 def _program(
