@@ -1,16 +1,26 @@
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
+from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection
+from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
     pooling_type_to_str,
 )
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from tutorec.modules.growing import GrowingManagedCollisionModule
+from tutorec.modules.mc_adapter import McEmbeddingBagCollectionAdapter
+from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.quant.embedding_collection import EmbeddingCollection as QuantizedRows
+from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags
 from tutorec.types import DataType
 
 
@@ -77,11 +87,89 @@ def test_initial_values_are_uniform_by_default() -> None:
             r"feature_names must be a list of names, got the string 'item'; write \['item'\]",
         ),
         ({"feature_names": ["a", "a"]}, r"feature_names \['a', 'a'\] name a feature twice"),
+        (
+            {"feature_names": [7]},
+            r"table 'users': feature_names must be a list of names, got \[7\]",
+        ),
+        ({"feature_names": None}, "table 'users': feature_names must be a list of names, got None"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EmbeddingBagConfig(**{"name": "users", "num_embeddings": 10, "embedding_dim": 4, **parts})
+
+
+CPU = torch.empty(0).device
+
+
+def mapped(tables: list[Any]) -> Any:
+    mappings = {each.name: GrowingManagedCollisionModule(each.num_embeddings) for each in tables}
+    return ManagedCollisionCollection(mappings, tables)  # type: ignore[arg-type]
+
+
+# Each kind of collection: the class of its configs, and how it is made.
+COLLECTIONS: dict[str, tuple[Any, Callable[[list[Any]], Any]]] = {
+    "bags": (EmbeddingBagConfig, EmbeddingBagCollection),
+    "rows": (EmbeddingConfig, EmbeddingCollection),
+    "fused bags": (
+        EmbeddingBagConfig,
+        lambda tables: FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.1}),
+    ),
+    "quantized bags": (
+        EmbeddingBagConfig,
+        lambda tables: QuantizedBags(tables, is_weighted=False, device=CPU),
+    ),
+    "quantized rows": (EmbeddingConfig, lambda tables: QuantizedRows(tables, device=CPU)),
+    "compressed bags": (
+        EmbeddingBagConfig,
+        lambda tables: CompressedEmbeddingBagCollection(tables, {}),
+    ),
+    "mappings": (EmbeddingBagConfig, mapped),
+    "bags with mappings": (
+        EmbeddingBagConfig,
+        lambda tables: McEmbeddingBagCollectionAdapter(tables, 1000, CPU, 1, zch_method="mpzch"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("_modules", "table name '_modules' is taken .*; call it '_modules_table'"),
+        ("_forward_hooks", "table name '_forward_hooks' is taken .*; call it"),
+        ("training", "table name 'training' is taken .*; call it"),
+        ("a.b", "table name 'a.b' must not be empty or contain a dot"),
+        ("", "table name '' must not be empty or contain a dot"),
+        (7, "table name 7 must be a string"),
+    ],
+)
+def test_a_name_that_no_table_can_have_is_refused_by_every_collection(
+    kind: str, name: Any, message: str
+) -> None:
+    config, collection = COLLECTIONS[kind]
+    with pytest.raises((ValueError, TypeError), match=message):
+        collection([config(8, 4, name, feature_names=["f"])])
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+def test_two_results_of_one_name_are_refused_by_every_collection(kind: str) -> None:
+    config, collection = COLLECTIONS[kind]
+    features = {"a": ["f"], "b": ["f"], "c": ["f@b"]}
+    with pytest.raises(
+        ValueError,
+        match=r"keys occur twice: \['f@b'\] in \['f@a', 'f@b', 'f@b'\]; .* Tables \['b', 'c'\]",
+    ):
+        collection([config(8, 4, name, feature_names=names) for name, names in features.items()])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in COLLECTIONS if kind != "mappings"])
+def test_one_config_is_not_a_list_of_tables(kind: str) -> None:
+    config, collection = COLLECTIONS[kind]
+    with pytest.raises(
+        TypeError, match=r"a list of tables, got the config of 't'; write \[config\]"
+    ):
+        collection(config(8, 4, "t"))
 
 
 def test_an_init_fn_may_return_what_it_means() -> None:

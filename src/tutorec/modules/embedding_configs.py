@@ -126,7 +126,8 @@ class BaseEmbeddingConfig:
 
     Raises:
         NotImplementedError: A field requests something that is not supported.
-        ValueError: Rows or columns are not positive integers, or a feature is named twice.
+        ValueError: Rows or columns are not positive integers, a feature is named twice, or
+            ``feature_names`` is not a list of names.
     """
 
     num_embeddings: int
@@ -159,6 +160,13 @@ class BaseEmbeddingConfig:
             raise ValueError(
                 f"table {self.name!r}: feature_names must be a list of names, got the string "
                 f"{self.feature_names!r}; write [{self.feature_names!r}]"
+            )
+        if not isinstance(self.feature_names, Sequence) or not all(
+            isinstance(name, str) for name in self.feature_names
+        ):
+            raise ValueError(
+                f"table {self.name!r}: feature_names must be a list of names, got "
+                f"{self.feature_names!r}"
             )
         if len(set(self.feature_names)) != len(self.feature_names):
             raise ValueError(

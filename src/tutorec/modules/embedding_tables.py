@@ -16,6 +16,8 @@ from tutorec.types import DataType, data_type_to_dtype
 
 _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 _TRAINED = (DataType.FP32, DataType.FP16, DataType.BF16)
+# Names that a module has for itself, those that it makes at its construction among them.
+_TAKEN = frozenset(dir(nn.ModuleDict()))
 
 
 def checked_tables(
@@ -36,9 +38,9 @@ def checked_tables(
         The tables, in order, each with at least one feature.
 
     Raises:
-        TypeError: A config has another class.
-        ValueError: Two tables have the same name, a name cannot be part of a path, or a number
-            format cannot be trained.
+        TypeError: ``tables`` is not a list, or a config has another class.
+        ValueError: Two tables have the same name, a name cannot be part of a path, two results have
+            the same name, or a number format cannot be trained.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -47,6 +49,10 @@ def checked_tables(
         ... )[0].feature_names
         ['item']
     """
+    if isinstance(tables, BaseEmbeddingConfig):
+        raise TypeError(
+            f"{owner} takes a list of tables, got the config of {tables.name!r}; write [config]"
+        )
     for table in tables:
         if not isinstance(table, kind):
             raise TypeError(
@@ -60,17 +66,21 @@ def checked_tables(
         raise ValueError(f"tables {repeated} are named more than once in {names}")
     for table in tables:
         _check_table(table, trained)
-    return [
+    tables = [
         table if table.feature_names else replace(table, feature_names=[table.name])
         for table in tables
     ]
+    _check_results(owner, tables)
+    return tables
 
 
 def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
     """Check one table's name and number format."""
+    if not isinstance(table.name, str):
+        raise TypeError(f"table name {table.name!r} must be a string")
     if not table.name or "." in table.name:
         raise ValueError(f"table name {table.name!r} must not be empty or contain a dot")
-    if hasattr(nn.ModuleDict, table.name) or table.name == "training":
+    if table.name in _TAKEN:
         raise ValueError(
             f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which "
             f"holds the tables; call it {table.name + '_table'!r}"
@@ -80,6 +90,25 @@ def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
             f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 "
             "or BF16 here, and quantize the finished collection"
         )
+
+
+def _check_results(owner: str, tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Check that no feature is called as the result of a shared feature, ``feature@table``, is."""
+    of_tables = get_embedding_names_by_table(tables)
+    names = [name for of_table in of_tables for name in of_table]
+    if len(set(names)) == len(names):
+        return
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    readers = [
+        table.name
+        for table, of_table in zip(tables, of_tables, strict=True)
+        if not set(repeated).isdisjoint(of_table)
+    ]
+    raise ValueError(
+        f"{owner}: keys occur twice: {repeated} in {names}; each key names one feature. Tables "
+        f"{readers} return them: the result of a feature that several tables read is named "
+        "feature@table, so call the feature of that name otherwise"
+    )
 
 
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
