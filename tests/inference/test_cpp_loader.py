@@ -220,7 +220,9 @@ def test_an_id_that_is_no_row_ends_with_a_message(loader: Path, served, tmp_path
     (tmp_path / "request.txt").write_text(
         f"{name}{header}{numbers.partition(chr(10))[0]}\n{int(ids) + 10**6} {rest}"
     )
-    with pytest.raises(ValueError, match=r"calling the model: .*Error"):
+    with pytest.raises(
+        ValueError, match=r"calling the model: .*Error: table 'item_table' has 30 .* holds id 1000"
+    ):
         score_with_loader(served[0], tmp_path / "request.txt", loader)
 
 

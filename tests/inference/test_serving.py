@@ -22,6 +22,7 @@ from inference.served_models import (
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, use_backend
+from tutorec.fx.tracer import symbolic_trace
 from tutorec.inference.scripting import load_scripted, save_scripted, script_model
 from tutorec.inference.serving import (
     check_lists,
@@ -30,6 +31,8 @@ from tutorec.inference.serving import (
     tensors_to_text,
     with_tensor_inputs,
 )
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 BACKENDS = [
@@ -103,8 +106,55 @@ def test_an_id_that_is_no_row_is_refused_in_torchscript(name: str, kind: str, wr
         dense, features = inputs(3)
         ids = features.values().clone()
         ids[-1] = wrong
-        with pytest.raises((RuntimeError, torch.jit.Error)):
+        sample = int(features["shop"].lengths().nonzero()[-1])
+        message = (
+            r"table 'shop_table' has 30 rows \(ids 0 to 29\), and feature 'shop', sample "
+            rf"{sample}, holds id {wrong}; 1 of the feature's "
+        )
+        with pytest.raises(torch.jit.Error, match=message):
             scripted(dense, ids, features.lengths())
+        with pytest.raises(ValueError, match=message):
+            dlrm(kind)(dense, KeyedJaggedTensor(KEYS, ids, lengths=features.lengths()))
+
+
+class Rows(nn.Module):
+    """An unpooled collection; answers with the rows of its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = EmbeddingCollection(
+            [
+                EmbeddingConfig(30, 8, "item_table", feature_names=["item", "clicked"]),
+                EmbeddingConfig(40, 8, "user_table", feature_names=["user"]),
+            ]
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        rows = self.tables(features)
+        return rows["clicked"].values(), rows["user"].values()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collection_without_pooling_names_an_id_that_is_no_row(kind: str):
+    features = KeyedJaggedTensor(
+        ["item", "clicked", "user"],
+        torch.tensor([29, 3, 39, 40, 39]),
+        lengths=torch.tensor([1, 0, 0, 1, 1, 2]),
+    )
+    right = KeyedJaggedTensor(
+        features.keys(), features.values().clamp(max=29), lengths=features.lengths()
+    )
+    model = of_kind(Rows(), kind)
+    message = (
+        r"table 'user_table' has 40 rows \(ids 0 to 39\), and feature 'user', sample 1, holds id "
+        r"40; 1 of the feature's 3 ids are outside"
+    )
+    graph = symbolic_trace(with_tensor_inputs(model, [right]))
+    scripted = script_model(graph)
+    for call, kind_of_error in ((scripted, torch.jit.Error), (graph, ValueError)):
+        with pytest.raises(kind_of_error, match=message):
+            call(features.values(), features.lengths())
+        call(features.values().clamp(max=39), features.lengths())
 
 
 @pytest.mark.parametrize(
@@ -113,7 +163,11 @@ def test_an_id_that_is_no_row_is_refused_in_torchscript(name: str, kind: str, wr
         ([1, 2], [1, 1, 1, 1], "lengths add up to 4, and there are 2 values"),
         ([1, 2, 3], [1, 1, 0, 0], "lengths add up to 2, and there are 3 values"),
         ([1, 2], [1, 1, 0], "there are 3 lengths, not a multiple of the 4 features"),
-        ([1, 2], [3, -1, 0, 0], "lengths has a negative number, -1"),
+        (
+            [1, 2],
+            [3, 0, 0, 0, -1, 0, 0, 0],
+            "lengths has a negative number, -1, for feature 'user', sample 0",
+        ),
         ([], [2**62] * 4, f"lengths has the number {2**62}, and there are 0 values"),  # sum wraps
         ([[1, 2]], [1, 1, 0, 0], "values and lengths have one dimension each, got 2 and 1"),
     ],
@@ -129,6 +183,8 @@ def test_a_request_that_is_no_batch_is_refused_before_the_lookup(values, lengths
 def test_weights_that_are_no_batchs_are_refused():
     with pytest.raises(ValueError, match="there are 3 weights for 1 values"):
         check_lists(["a"], torch.ones(1), torch.ones(1), torch.ones(3))
+    with pytest.raises(ValueError, match=r"1 weights are complex .* real part: weights.real"):
+        check_lists(["a"], torch.ones(1), torch.ones(1), torch.ones(1) * 1j)
 
 
 def test_requests_of_other_batches_are_refused():
@@ -244,6 +300,7 @@ IN_A_NEW_PROCESS = """
 import sys, warnings
 warnings.simplefilter("error")
 import torch
+from tutorec.fx.tracer import symbolic_trace
 from tutorec.inference.scripting import load_scripted
 torch.set_num_threads(1)
 for folder in sys.argv[1:]:

@@ -30,6 +30,7 @@ from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbeddingCollection
 from tutorec.quant.embedding_collection import QuantManagedCollisionEmbeddingCollection
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -115,6 +116,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             ValueError: An id is outside its table.
         """
         if is_fx_symbolic_tracing():
+            features = check_ids(features, self._feature_rows)
             ctx.features = flatten_feature_lengths(features, self._order.wanted)
             return self._input_dist_module.forward(ctx.features, ctx)
         ctx.features = features = self._checked(features)

@@ -160,6 +160,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             ValueError: An id is outside its table, or weights are missing.
         """
         if is_fx_symbolic_tracing():
+            features = check_ids(features, self._feature_rows)
             ctx.features = flatten_feature_lengths(features, self._order.wanted)
             return self._input_dist_module.forward(ctx.features, ctx)
         ctx.features = features = self._checked(features)

@@ -39,7 +39,8 @@ def export_model(
     other tensors, the first dimension is B if it equals the example's B; all other dimensions are
     fixed.
 
-    An id outside its table raises ``RuntimeError`` when the program runs, as in TorchScript.
+    An id outside its table raises ``RuntimeError`` when the program runs. The message names table,
+    rows and feature; unlike TorchScript's it cannot name sample and id.
 
     Args:
         model: The model.

@@ -68,7 +68,12 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
             f"{keys}"
         )
     if lengths.numel() > 0 and int(lengths.min()) < 0:
-        raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
+        samples = lengths.numel() // len(keys)
+        at = int(torch.nonzero(lengths < 0)[0])
+        raise ValueError(
+            f"lengths has a negative number, {int(lengths[at])}, for feature "
+            f"'{keys[at // samples]}', sample {at % samples}"
+        )
     total = int(lengths.sum())
     if total != values.numel():
         raise ValueError(f"lengths add up to {total}, and there are {values.numel()} values")
@@ -78,6 +83,11 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
         )
     if weights is not None and weights.numel() != values.numel():
         raise ValueError(f"there are {weights.numel()} weights for {values.numel()} values")
+    if weights is not None and weights.is_complex():
+        raise ValueError(
+            f"{weights.numel()} weights are complex numbers, and a weight is a real one; give "
+            "their real part: weights.real"
+        )
 
 
 def batch_of_lists(

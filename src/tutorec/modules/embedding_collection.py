@@ -17,6 +17,7 @@ from tutorec.modules.embedding_tables import (
     get_embedding_names_by_table,
 )
 from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
+from tutorec.sparse.graph_ids import check_ids_in_graph
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -144,6 +145,8 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         if not is_scripting():
             features = maybe_td_to_kjt(features, self._features)
             features = check_ids(features, self._feature_rows, tables=self)
+        if is_scripting():
+            features = check_ids_in_graph(features, self._feature_rows)
         lists = features.to_dict()
         updated: dict[str, Tensor] = {}
         if not is_scripting():

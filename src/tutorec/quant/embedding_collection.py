@@ -123,10 +123,9 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
             The rows ``[N_f, D]`` of each feature and table, by name.
         """
         traced = isinstance(features, torch.fx.Proxy)
-        if not traced:
-            if type(features) is not KeyedJaggedTensor:
-                features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-            features = check_ids(features, self._feature_rows, tables=self)
+        if not traced and type(features) is not KeyedJaggedTensor:
+            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+        features = check_ids(features, self._feature_rows, tables=self)
         ordered = features_in_order(features, self._features)
         rows = self._looked_up(ordered)
         lists = ordered.to_dict() if traced else features.to_dict()

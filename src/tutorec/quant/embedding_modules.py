@@ -140,12 +140,14 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         Returns:
             The pooled rows ``[B, D]``, one key per feature and table.
         """
-        if not isinstance(features, torch.fx.Proxy):
-            if type(features) is not KeyedJaggedTensor:
-                features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-            features = check_ids(features, self._feature_rows, self._is_weighted, self)
-            if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-                return self._of_lists(features)
+        traced = isinstance(features, torch.fx.Proxy)
+        if not traced and type(features) is not KeyedJaggedTensor:
+            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+        features = check_ids(features, self._feature_rows, self._is_weighted, self)
+        if not traced and (
+            features.variable_stride_per_key() or features.inverse_indices_or_none() is not None
+        ):
+            return self._of_lists(features)
         return self._keyed(self._looked_up(features_in_order(features, self._features)))
 
     def _looked_up(self, features: KeyedJaggedTensor) -> Tensor:

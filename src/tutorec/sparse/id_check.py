@@ -2,8 +2,9 @@
 
 On another device than the CPU nothing is read here: the check runs there, and what it finds is
 raised later (see ``deferred.py``). While a model is traced, scripted, exported or compiled there
-are no ids to look at and no check runs; the graph keeps the lookup, whose operator checks bounds
-itself on the CPU (aten's ``embedding_bag``).
+are no ids to look at. A traced or scripted graph keeps the check as a call, and a graph that is
+exported keeps an assertion for each feature; a compiled graph keeps the lookup alone, whose
+operator checks bounds itself on the CPU (aten's ``embedding_bag``).
 """
 
 import warnings
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.sparse.deferred import FeatureRows, defer, report
+from tutorec.sparse.graph_ids import assert_ids, check_ids_in_graph
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.validate import checkable
+
+torch.fx.wrap("check_ids_in_graph")
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
@@ -64,7 +68,7 @@ def check_ids(
         ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
     """
     if isinstance(features, torch.fx.Proxy):
-        return features
+        return check_ids_in_graph(features, list(feature_rows)) if feature_rows else features
     if not hasattr(features, "stride_per_key"):
         raise TypeError(
             f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}"
@@ -81,6 +85,8 @@ def check_ids(
     if not checkable(values) or not feature_rows:
         if type(values) is Tensor and values.is_meta:
             _check_meta(keys, tables)
+        elif feature_rows and torch.compiler.is_exporting():
+            assert_ids(features, feature_rows)
         return features
     if values.dtype not in _INDEX_TYPES:
         raise ValueError(
