@@ -84,13 +84,13 @@ def test_column_wise_without_min_partition_is_one_slice_and_says_so():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_data_parallel_plan_is_the_documents(device):
+def test_data_parallel_plan_is_the_documents_with_the_kernel_that_keeps_the_optimizer(device):
     plan = planned(device, "data_parallel")
     for name in NAMES:
         entry = plan[name]
         assert (entry.sharding_type, entry.compute_kernel, entry.ranks) == (
             "data_parallel",
-            "dense",
+            "fused",
             [0, 1],
         )
         assert entry.sharding_spec is None

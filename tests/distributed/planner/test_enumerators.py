@@ -89,7 +89,7 @@ def test_all_types_but_grid_are_listed_on_every_device(device: str):
         option.compute_kernel for option in options if option.sharding_type != "data_parallel"
     } == {"fused"}
     assert [words(option) for option in options if option.sharding_type == "data_parallel"] == [
-        ("data_parallel", "dense")
+        ("data_parallel", "fused")
     ]
 
 

@@ -129,7 +129,7 @@ def test_constraints_of_tables_that_do_not_fit_together_are_loosened():
     replicated = ParameterConstraints(sharding_types=["data_parallel"])
     inputs = inputs_of(
         {name: (1_000_000, 64) for name in names},
-        Topology(2, "cuda", hbm_cap=int(2.6 * GIB)),
+        Topology(2, "cuda", hbm_cap=int(1.4 * GIB)),
         constraints=dict.fromkeys(names, replicated),
     )
     text = message(inputs)

@@ -120,8 +120,8 @@ class EmbeddingEnumerator(Enumerator):
     - ``grid_shard`` is listed only if a constraint asks for it.
     - ``fused_uvm`` and ``fused_uvm_caching`` are listed only if a constraint asks for them or has
       ``cache_params``; without a load factor, caches of several sizes are listed.
-    - Of the fused and the dense kernel, which compute the same, one is listed: fused; for
-      replicated tables dense, unless an optimizer is set for them.
+    - ``dense`` is listed only if a constraint asks for it, or its sharder supports nothing else:
+      the kernel decides which optimizer trains a table, and a plan must not.
     - A constraint with the kernel dense and no sharding type means replicated, as in TorchRec.
     - Column shards have equal widths: the smallest width that divides the table, is a multiple of 4
       and is at least ``min_partition`` (128 by default). A table without such a width is not split
@@ -310,15 +310,13 @@ class EmbeddingEnumerator(Enumerator):
             return "its cost is not known: register_kernel(...) tells it"
         if wanted and kernel not in wanted:
             return f"its constraints allow only {', '.join(wanted)}"
-        spare, instead = _DENSE, "fused computes the same and keeps no gradient"
-        if kind is ShardingType.DATA_PARALLEL and not table.names_optimizer:
-            spare = _FUSED
-            instead = "replicated tables are dense unless an optimizer is named for them"
-        both = {_DENSE, _FUSED}
-        if kernel != spare or not (both <= {*built} & {*costed} & {*(wanted or both)}):
+        if kernel != _DENSE or _FUSED not in {*built} & {*costed} & {*(wanted or built)}:
             return ""
         ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
-        return f"{instead}; ParameterConstraints({ask}) asks for it"
+        return (
+            "it leaves the table to the caller's optimizer, which only the caller can decide: "
+            f"ParameterConstraints({ask}) asks for it"
+        )
 
     def _type_refused(
         self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]
@@ -455,13 +453,11 @@ class ModelTable:
         option: Its option without sharding type, kernel and shards.
         sharder: The sharder of the collection.
         constraint: Its constraints; empty `ParameterConstraints` by default.
-        names_optimizer: Whether the table or its sharder sets an optimizer.
     """
 
     option: ShardingOption
     sharder: ModuleSharder[Any]
     constraint: ParameterConstraints
-    names_optimizer: bool
 
     @property
     def facts(self) -> TableFacts:
@@ -596,8 +592,7 @@ def _tables_of(
             packed=packed,
             mapping_row_bytes=mappings[name].row_bytes() if name in mappings else 0,
         )
-        named = own_optimizer is not None or bool(fused_params)
-        yield ModelTable(option, sharder, constraint, named)
+        yield ModelTable(option, sharder, constraint)
 
 
 def _configs_of(module: nn.Module) -> dict[str, Any]:
