@@ -1,12 +1,19 @@
-"""Checks of values that people type: whole numbers, finite numbers, one of several names."""
+"""Checks of values that people type: whole numbers, finite numbers, one of several names.
+
+What is allowed, and may not be what was meant, is a warning at the caller's line.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
+
+_PASSED_OVER = "tutorec.", "torch."
 
 
 def is_int(value: Any, least: int | None = None) -> bool:
@@ -82,6 +89,14 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     """The end of a message, ``; did you mean 'item'?``, if one of the choices is close."""
     close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line outside of tutorec and torch from which it was called."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _limits(least: float | None, most: float | None) -> str:

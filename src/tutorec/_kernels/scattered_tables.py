@@ -34,7 +34,8 @@ _FP32_OUTPUT = 0
 _INT32_BITS = 31
 _CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
 _CUDA_WORD = 16  # bytes that they read at once, from such addresses only
-_PLAIN = {Tensor, nn.Parameter}
+# Classes of tensors that are what they look like; a subclass that only adds a property adds itself.
+PLAIN_TENSORS: set[type[Tensor]] = {Tensor, nn.Parameter}
 _DTYPES = {torch.float32, torch.float16}
 # Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
 _facts = attrgetter("is_cpu", "dtype", "shape")
@@ -218,7 +219,7 @@ def address_tables(
         or backend().name != "fbgemm"
     ):
         return None
-    if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
+    if not (PLAIN_TENSORS.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
         return None
     try:
         addresses = tuple(map(Tensor.data_ptr, tables))

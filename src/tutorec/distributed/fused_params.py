@@ -140,6 +140,16 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
     return OptimizerSpec(kind, **{name: float(number) for name, number in given.items()})
 
 
+def names_optimizer(fused_params: Mapping[str, Any] | None) -> bool:
+    """Whether ``fused_params`` say which optimizer, or how fast it learns.
+
+    Example:
+        >>> names_optimizer({"learning_rate": 0.1}), names_optimizer({"cache_load_factor": 0.2})
+        (True, False)
+    """
+    return any(key in (fused_params or {}) for key in ("optimizer", "learning_rate", "lr"))
+
+
 def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> OptimizerSpec | None:
     """The optimizer that ``apply_optimizer_in_backward`` has set on an unsharded table, or None.
 

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from tutorec._check import warn_caller
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
@@ -32,6 +33,7 @@ from tutorec.distributed.data_parallel import (
     sharded_parts,
 )
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
+from tutorec.distributed.fused_params import names_optimizer
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingPlan
@@ -45,7 +47,9 @@ from tutorec.distributed.shard import (
     replaced,
 )
 from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
+from tutorec.distributed.source_tables import is_first_rank
 from tutorec.optim.fused import FusedOptimizerModule
+from tutorec.optim.in_backward import follow_steps
 from tutorec.optim.keyed import CombinedOptimizer
 
 
@@ -54,7 +58,13 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
 
     Construction is collective: every rank calls it with the same model and plan. Collections inside
     ``module`` are replaced, so that their unsharded tables can be freed; dense layers are kept. A
-    collection that the plan does not name is replicated.
+    collection that the plan does not name is replicated, and the caller's optimizer trains it.
+
+    Who trains a table does not depend on plan, ranks or machine: the optimizer that
+    ``apply_optimizer_in_backward`` or the sharder's ``fused_params`` name, in backward. Where
+    neither does, it is SGD with a learning rate of 0.01, and a warning names the tables. A table
+    with ``compute_kernel="dense"``, which only the caller asks for, is left to the caller's
+    optimizer.
 
     Args:
         module: The model. Dense layers get rank 0's weights, each table those of the rank that will
@@ -102,6 +112,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         shardable = dict(collections_of(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
+        _say_what_is_not_sharded(self._plan, shardable, self._env)
         self._wrapper = (
             data_parallel_wrapper
             if data_parallel_wrapper is not None
@@ -124,6 +135,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         move_dense_parts(module, self.device)
         self._dmp_wrapped_module: nn.Module = module
         self._optimizer = _fused_optimizer(module)
+        follow_steps(self)
         self.register_load_state_dict_pre_hook(_insert_wrapped_path)
         if init_data_parallel:
             self.init_data_parallel()
@@ -545,6 +557,25 @@ def _agreed_plan(
         problem = error
     check_agreement("DistributedModelParallel", facts, env, problem)
     return plan
+
+
+def _say_what_is_not_sharded(
+    plan: ShardingPlan,
+    shardable: Mapping[str, tuple[nn.Module, ModuleSharder[Any]]],
+    env: ShardingEnv,
+) -> None:
+    """Warn of collections that the plan leaves out although an optimizer is named for them."""
+    left = [
+        path
+        for path, (_, sharder) in shardable.items()
+        if path not in plan.plan and names_optimizer(getattr(sharder, "fused_params", None))
+    ]
+    if left and is_first_rank(env):
+        warn_caller(
+            f"the plan does not name {', '.join(map(repr, left))}: every rank keeps a copy, for "
+            "which fused_params are not used, and your own optimizer has to update it. Name the "
+            "collection in the plan; data_parallel() copies its tables, too"
+        )
 
 
 def _given_or_made(

@@ -1,6 +1,7 @@
 """The collection that is to be sharded: its tables, placed as the plan says.
 
 Each rank reads its own plan, so the ranks compare what they have read before anything is built.
+Rank 0 then says which tables train otherwise than their caller may believe.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tutorec._check import warn_caller
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import division_fact
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
@@ -22,7 +25,8 @@ from tutorec.distributed.core.tables import (
     check_plan_covers,
     place_table,
 )
-from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
+from tutorec.distributed.fused_params import names_optimizer, optimizer_spec
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 
@@ -105,4 +109,64 @@ def agreed_tables(
     }
     article = "an" if source.kind[0] in "AEIOU" else "a"
     check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
+    _say_who_trains(tables, source, fused_params, env)
     return tables
+
+
+def is_first_rank(env: ShardingEnv) -> bool:
+    """Whether this rank is the one that warns for all."""
+    everyone = comm.default_group()
+    return (env.rank if everyone is None else everyone.rank()) == 0
+
+
+def _say_who_trains(
+    tables: Sequence[PlacedTable],
+    source: CollectionSpec,
+    fused_params: Mapping[str, Any] | None,
+    env: ShardingEnv,
+) -> None:
+    """Warn of tables for which no optimizer was named, and of those that do not use the named one.
+
+    Once for all ranks.
+    """
+    if not is_first_rank(env):
+        return
+
+    in_backward = {
+        name for name, rows in source.weights.items() if getattr(rows, "_optimizer_classes", ())
+    }
+    trained = [table for table in tables if source.weights[table.name].requires_grad]
+    fused = [table.name for table in trained if table.kernel is not EmbeddingComputeKernel.DENSE]
+    dense = [table.name for table in trained if table.kernel is EmbeddingComputeKernel.DENSE]
+
+    unnamed = [name for name in fused if name not in in_backward]
+    if unnamed and not names_optimizer(fused_params):
+        default = optimizer_spec(fused_params)
+        warn_caller(
+            f"no optimizer is named for {_tables(unnamed)}: {default.kind.upper()} with a learning "
+            f"rate of {default.learning_rate} updates them during backward, whatever optimizer the "
+            "other parameters have. Name one: apply_optimizer_in_backward(torch.optim.Adam, "
+            "[their parameters], {'lr': 0.01}) before sharding, or sharders=["
+            f"{source.kind}Sharder({{'optimizer': 'adam', 'learning_rate': 0.01}})]",
+        )
+
+    remedy = (
+        "your own optimizer has to update them, and in_backward_optimizer_filter("
+        "model.named_parameters()) yields them; or give them compute_kernel='fused'"
+    )
+    marked = [name for name in dense if name in in_backward]
+    if marked:
+        warn_caller(
+            f"the optimizer in backward of {_tables(marked)} is not used, since their compute "
+            f"kernel is 'dense': {remedy}",
+        )
+    others = [name for name in dense if name not in in_backward]
+    if others and names_optimizer(fused_params):
+        warn_caller(
+            f"fused_params={dict(fused_params or {})} are not used for {_tables(others)}, since "
+            f"their compute kernel is 'dense': {remedy}",
+        )
+
+
+def _tables(names: Sequence[str]) -> str:
+    return ("table " if len(names) == 1 else "tables ") + ", ".join(map(repr, names))

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tutorec.optim.in_backward import check_clipped
 from tutorec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 from tutorec.optim.rates import check_number
 
@@ -71,8 +72,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
             ranks.
 
     Raises:
-        ValueError: A bound or p is negative or NaN, or both ``param_to_pgs`` and ``reduce_norm``
-            are given.
+        ValueError: A bound or p is negative or NaN; both ``param_to_pgs`` and ``reduce_norm`` are
+            given; or backward updates a parameter, where clipping comes too late.
 
     Example:
         >>> import torch
@@ -103,6 +104,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self._clipping = GradientClipping(clipping)
+        if self._clipping is not GradientClipping.NONE:
+            check_clipped(list(self.params.values()), type(self).__name__)
         self._max_gradient = check_number(max_gradient, "max_gradient")
         self._norm_type = float(norm_type)
         if not self._norm_type > 0:

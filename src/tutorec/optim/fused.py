@@ -9,9 +9,14 @@ from typing import Any, Protocol
 import torch
 
 from tutorec._kernels.tbe import TableBatch
+from tutorec.optim.in_backward import listed
 from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.keyed_state import check_form
 from tutorec.optim.rates import check_rate
+
+# Passes are counted in so many lookups, and again after two lookups without a step between them: to
+# count one costs some microseconds.
+_WATCHED = 16
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -74,6 +79,72 @@ class _OfParameters(dict[str, Any]):
     """A state dict that is already keyed by local parameters."""
 
 
+class BackwardPasses:
+    """Counts the backward passes that reach a fused table between two steps: at most one may.
+
+    Only a caller who steps or clears the fused optimizer can mean several passes as one step. One
+    who never does is not watched for long.
+
+    Args:
+        names: The parameters that each pass updates.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._left = _WATCHED
+        self._lookups = 0
+        self._passes: list[int] = []
+        self._is_stepped = False
+
+    def watch(self, rows: torch.Tensor) -> torch.Tensor:
+        """Looked-up rows, returned as they are; backward counts the pass when it reaches them."""
+        if not rows.requires_grad or torch.compiler.is_compiling():
+            return rows
+        self._lookups += 1
+        if self._is_stepped and self._lookups > 1:
+            self._left = _WATCHED
+        # A lookup that is made in backward, as replicas and activation checkpoints do, belongs to
+        # the pass that is under way.
+        if self._left and torch._C._current_graph_task_id() == -1:
+            self._left -= 1
+            rows.register_hook(self._count)
+        return rows
+
+    def clear(self) -> None:
+        """The gradients of the step to come are to start from nothing."""
+        self._is_stepped = True
+        self._lookups = 0
+        self._passes.clear()
+
+    def end(self) -> None:
+        """A step is made.
+
+        Raises:
+            RuntimeError: Several passes have updated the rows since the last one.
+        """
+        passes = len(self._passes)
+        self.clear()
+        if passes > 1:
+            raise RuntimeError(self._too_many(passes))
+
+    def _count(self, _: torch.Tensor) -> None:
+        this = torch._C._current_graph_task_id()
+        if this in self._passes:
+            return
+        if self._is_stepped and self._passes:
+            self._passes.clear()
+            raise RuntimeError(self._too_many(2))
+        self._passes.append(this)
+
+    def _too_many(self, passes: int) -> str:
+        return (
+            f"{passes} backward passes reach {listed(self._names)} before one step of the "
+            "optimizer, and each pass moves the rows: micro-batches do not add up. Give the table "
+            "compute_kernel='dense', whose gradients do; or, where each pass may be a step of the "
+            "table, call model.fused_optimizer.step() after each"
+        )
+
+
 class EmbeddingFusedOptimizer(FusedOptimizer):
     """The optimizer of one table-batched operator.
 
@@ -108,11 +179,26 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._tables = tables
         self._owners = list(parameters)
         self._form: StateForm | None = None
+        self.passes = BackwardPasses(names)
         self._places = [rows.data_ptr() for rows in tables.table_weights()]
         params = dict(zip(names, parameters, strict=True))
         super().__init__(
             params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}]
         )
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Move nothing: backward has updated the rows.
+
+        Raises:
+            RuntimeError: Several backward passes have updated them since the last step.
+        """
+        loss = super().step(closure)
+        self.passes.end()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear nothing: there are no gradients."""
+        self.passes.clear()
 
     def store_as(self, form: StateForm) -> None:
         """Make ``state_dict()`` use whole tables, of which this rank has shards."""

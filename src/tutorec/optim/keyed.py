@@ -65,9 +65,11 @@ class KeyedOptimizer(Optimizer):
             )
         grouped = {id(parameter) for group in param_groups for parameter in group["params"]}
         if grouped != known:
+            left = [name for name, parameter in params.items() if id(parameter) not in grouped]
+            which = f"; no group holds {', '.join(map(repr, left))}" if left else ""
             raise ValueError(
                 f"param_groups hold {len(grouped)} parameters and params names {len(params)}: "
-                "every parameter must be in exactly one group, under one name"
+                f"every parameter must be in exactly one group, under one name{which}"
             )
 
     def _prepare(self, defaults: dict[str, Any]) -> None:

@@ -119,7 +119,8 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
 
     Args:
         fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
-            ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
+            ``learning_rate``, ``eps``. By default, and with a warning, SGD with a learning rate of
+            0.01.
         qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
             ``get_qcomm_codecs_registry``; float32 by default.
 

@@ -6,7 +6,6 @@ Code that receives a `PlacedTable` can rely on a plan that can be carried out.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -283,14 +282,6 @@ def _placed(
     if kernel is not EmbeddingComputeKernel.DENSE:
         optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(
             rules.fused_params
-        )
-    elif getattr(weight, "_optimizer_classes", ()):
-        warnings.warn(
-            f"table {config.name!r} has the compute kernel 'dense', which takes no optimizer in "
-            "backward: your own optimizer has to update it, "
-            "in_backward_optimizer_filter(model.named_parameters()) yields it; or give it "
-            "compute_kernel='fused'",
-            stacklevel=2,
         )
     return PlacedTable(
         name=config.name,

@@ -129,7 +129,10 @@ class ReplicatedLookup(EmbeddingLookup):
         # Recorded even if no gradient is needed here: the other ranks expect this rank to take
         # part.
         anchor = torch.empty(0, device=self._tensors(batch)[0].device, requires_grad=True)
-        return cast(torch.Tensor, _LocalLookup.apply(anchor, self, batch, *self.dense_parameters()))
+        rows: Any = _LocalLookup.apply(anchor, self, batch, *self.dense_parameters())
+        for optimizer in self.fused_optimizers():
+            optimizer.passes.watch(rows)
+        return cast(torch.Tensor, rows)
 
     @abstractmethod
     def _tensors(self, batch: Any) -> list[torch.Tensor]:

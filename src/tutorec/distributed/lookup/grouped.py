@@ -17,6 +17,7 @@ from tutorec.distributed.core.tables import TableShard
 from tutorec.distributed.lookup.variable_batch import flatten_by_rank, pad_bags
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
+from tutorec.optim.in_backward import InBackwardParameter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # Writes the initial rows of a shard into its memory: rows of the unsharded table, or newly
@@ -123,7 +124,7 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
     ) -> None:
         super().__init__(group, weights, device, spec)
         # Views of the operator's rows: writing to a parameter changes the rows.
-        self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]
+        self._weights = [InBackwardParameter(rows) for rows in self._emb_module.table_weights()]
         names = [f"{path}.{name}" for name in group.parameter_names]
         self._optimizer = EmbeddingFusedOptimizer(self._emb_module, names, self._weights)
         for parameter in self._weights:
@@ -135,7 +136,7 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
         self._optimizer.check_parameters()
         self._optimizer.apply_learning_rate()
-        return self._emb_module(values, offsets, weights)
+        return self._optimizer.passes.watch(self._emb_module(values, offsets, weights))
 
     def prefetch(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
         """Prefetch rows of a coming batch, the ids and offsets of its ``forward``."""
@@ -147,7 +148,7 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         return self._optimizer
 
     def _parameters_of_tables(self) -> list[nn.Parameter]:
-        return self._weights
+        return list[nn.Parameter](self._weights)
 
     def rebind(self) -> None:
         """Update parameters and optimizer after the operator's memory has moved."""

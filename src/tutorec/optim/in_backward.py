@@ -1,0 +1,228 @@
+"""What backward has updated already: who comes too late for it is told so.
+
+A parameter with an optimizer in backward has no gradient when ``backward()`` returns. Three habits
+of training loops work on gradients between ``backward()`` and ``step()``, and would pass such a
+parameter over, or move it otherwise than its caller believes::
+
+    scaler.scale(loss).backward()     the rows move by the scaled gradient
+    clip_grad_norm_(parameters, 1.0)  nothing of the rows is clipped
+    loss.backward(), again, step()    each pass moves the rows; see ``BackwardPasses``
+
+Each is an error at its first use, which names the parameter and the remedy. A torch optimizer that
+is given such a parameter moves nothing of it, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tutorec._check import warn_caller
+from tutorec._kernels.scattered_tables import PLAIN_TENSORS
+from tutorec.optim.keyed import KeyedOptimizer
+
+# How far above an optimizer's step the scaler that has called it may be.
+_FRAMES = 8
+_CLIPPING, _SCALER = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
+_GRAD: Any = Tensor.grad
+KEEPS_GRADIENT = "or give the table compute_kernel='dense', which keeps a gradient"
+
+
+class InBackwardParameter(nn.Parameter):
+    """A parameter that an optimizer in backward updates: it has no gradient after backward.
+
+    Reading ``grad`` returns None, and raises or warns where torch's clipping, loss scaling or
+    optimizers read it.
+
+    Raises:
+        ValueError: ``clip_grad_norm_`` or a kin of it, or an enabled ``GradScaler``, reads it.
+    """
+
+    @property
+    def grad(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The gradient; None once backward has returned."""
+        gradient = _GRAD.__get__(self)
+        if gradient is None:
+            _tell_reader(self, sys._getframe(1))
+        return gradient
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Set or drop the gradient."""
+        _GRAD.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Drop the gradient."""
+        _GRAD.__delete__(self)
+
+
+PLAIN_TENSORS.add(InBackwardParameter)
+
+
+def check_clipped(parameters: Sequence[Tensor], caller: str) -> None:
+    """Check that clipping reaches the parameters, before they are handed to ``caller``.
+
+    Raises:
+        ValueError: Backward updates one of them, without clipping.
+    """
+    for parameter in parameters:
+        if isinstance(parameter, InBackwardParameter) and not _clips_itself(parameter):
+            raise ValueError(_not_clipped(parameter, caller))
+
+
+class HasFusedOptimizer(Protocol):
+    """What `follow_steps` uses of a model."""
+
+    @property
+    def fused_optimizer(self) -> Any:
+        """A combined optimizer of those in backward."""
+        ...
+
+
+_followed: weakref.WeakSet[Any] = weakref.WeakSet()
+_models_of: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+_warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def follow_steps(model: HasFusedOptimizer) -> None:
+    """Notice the steps of any torch optimizer of the model's other parameters.
+
+    Such an optimizer knows nothing of the tables, whose passes end with its step, too.
+    """
+    if not model.fused_optimizer.params:
+        return
+    if not _followed:
+        register_optimizer_step_pre_hook(_before_step)
+    _followed.add(model)
+    _models_of.clear()
+
+
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    # A keyed optimizer passes the step on to the torch optimizers in it. One that steps in backward
+    # ends no step.
+    if isinstance(optimizer, KeyedOptimizer) or torch._C._current_graph_task_id() != -1:
+        return
+    models = _models_of.get(optimizer)
+    if models is None:
+        models = _models_of[optimizer] = [*_models_with(optimizer)]
+    for reference in models:
+        model = reference()
+        if model is not None:
+            _check_not_scaled(model.fused_optimizer)
+            for _, fused in model.fused_optimizer.optimizers:
+                fused.passes.end()
+
+
+def _models_with(optimizer: Optimizer) -> Iterator[weakref.ref[Any]]:
+    """The models that hold a parameter of the optimizer."""
+    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    for model in list(_followed):
+        if any(id(each) in held for each in model.parameters()):
+            yield weakref.ref(model)
+
+
+def _check_not_scaled(fused: Any) -> None:
+    """Raise if the step under way is a GradScaler's.
+
+    Raises:
+        ValueError: It is, and the loss was scaled.
+    """
+    frame: FrameType | None = sys._getframe(3)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return
+        if frame.f_globals.get("__name__") == _SCALER:
+            if frame.f_locals["self"].is_enabled():
+                raise ValueError(_scaled(listed(list(fused.params))))
+            return
+        frame = frame.f_back
+
+
+def _tell_reader(parameter: InBackwardParameter, frame: FrameType) -> None:
+    """Tell the code that reads a missing gradient what it would miss."""
+    module = frame.f_globals.get("__name__")
+    if module == _CLIPPING:
+        if not _clips_itself(parameter):
+            raise ValueError(_not_clipped(parameter, frame.f_code.co_name))
+        return
+    if module == _SCALER:
+        raise ValueError(_scaled(_name_of(parameter)))
+    if frame.f_code.co_name == "zero_grad":
+        return
+    optimizer = frame.f_locals.get("self")
+    if isinstance(optimizer, Optimizer) and optimizer not in _warned:
+        _warn_optimizer(optimizer)
+
+
+def _warn_optimizer(optimizer: Optimizer) -> None:
+    _warned.add(optimizer)
+    missed = [
+        _name_of(each)
+        for group in optimizer.param_groups
+        for each in group["params"]
+        if isinstance(each, InBackwardParameter) and optimizer not in _optimizers(each)
+    ]
+    if missed:
+        kind = type(optimizer).__name__
+        warn_caller(
+            f"{kind} moves nothing of {', '.join(missed)}: backward updates it, with the optimizer "
+            f"that was named for it or the default. Leave it out, {kind}([p for _, p in "
+            "in_backward_optimizer_filter(model.named_parameters())]); to train a table with "
+            f"{kind}, name it in fused_params before sharding, {KEEPS_GRADIENT}"
+        )
+
+
+def _optimizers(parameter: Tensor) -> Sequence[Any]:
+    return getattr(parameter, "_in_backward_optimizers", ())
+
+
+def _clips_itself(parameter: Tensor) -> bool:
+    """Whether the kernel that updates a parameter clips its gradient."""
+    operators = [getattr(each, "operator", None) for each in _optimizers(parameter)]
+    return any(
+        operator is not None and operator.optimizer.max_gradient is not None
+        for operator in operators
+    )
+
+
+def _not_clipped(parameter: Tensor, caller: str) -> str:
+    caller = caller if caller.isidentifier() else "clipping"
+    return (
+        f"{caller} comes too late for {_name_of(parameter)}: backward has updated it, and nothing "
+        "of that was clipped. Leave it out, in_backward_optimizer_filter(model.named_parameters()) "
+        "yields the others; clip a table in backward, fused_params={'gradient_clipping': True, "
+        f"'max_gradient': 1.0}}, {KEEPS_GRADIENT}"
+    )
+
+
+def _scaled(names: str) -> str:
+    return (
+        f"GradScaler comes too late for {names}: backward has moved it by the gradient of the "
+        "scaled loss. Start again without a scaler, which torch.autocast(device_type, "
+        f"torch.bfloat16) does not need; {KEEPS_GRADIENT}"
+    )
+
+
+def _name_of(parameter: Tensor) -> str:
+    for optimizer in _optimizers(parameter):
+        params = getattr(optimizer, "params", {})
+        for name, each in params.items():
+            if each is parameter:
+                return f"parameter {name!r}"
+    return f"a parameter of shape {list(parameter.shape)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of parameters, for messages."""
+    return ("parameter " if len(names) == 1 else "parameters ") + ", ".join(map(repr, names))
