@@ -23,7 +23,7 @@ from tutorec.models.metrics import auc, normalized_entropy
 from tutorec.models.training import Metrics, combined_optimizer, evaluate, train
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.optim.keyed import CombinedOptimizer
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
 
@@ -228,3 +228,72 @@ def test_an_unsharded_model_has_one_optimizer_for_everything() -> None:
     model = _model()
     optimizer = combined_optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     assert set(optimizer.params) == {name for name, _ in model.named_parameters()}
+
+
+def test_a_parameter_that_no_optimizer_trains_is_named_before_the_first_step() -> None:
+    model, steps = _model(), []
+    over = model.model.over_arch
+    top = torch.optim.SGD(over.parameters(), lr=0.1)
+    model.model.dense_arch.requires_grad_(False)
+    with pytest.warns(UserWarning, match="train: no optimizer trains ") as said:
+        train(model, STORE.batches(20), top, steps=1, progress=False, after_step=steps.append)
+    [message] = [str(each.message) for each in said]
+    rest = {name for name, _ in model.named_parameters() if "over_arch" not in name}
+    assert {name for name in rest if repr(name) in message} == {
+        name for name in rest if "dense_arch" not in name
+    }
+    assert "requires_grad_(False)" in message
+    model.model.sparse_arch.requires_grad_(False)
+    train(model, STORE.batches(20), top, steps=1, progress=False, after_step=steps.append)
+    assert steps == [1, 1]
+    with pytest.raises(ValueError, match=r"no group holds 'model\.over_arch.*bias'"):
+        combined_optimizer(model, lambda params: torch.optim.SGD(params[:-1], lr=0.1))
+
+
+def test_a_parameter_that_two_optimizers_train_is_named() -> None:
+    model = _model()
+    every = dict(model.named_parameters())
+    one = KeyedOptimizerWrapper(every, lambda params: torch.optim.SGD(params, lr=0.1))
+    over = {name: each for name, each in every.items() if "over_arch" in name}
+    two = KeyedOptimizerWrapper(over, lambda params: torch.optim.Adam(params, lr=0.1))
+    both = CombinedOptimizer([("one", one), ("two", two)])
+    with pytest.raises(ValueError, match="train: two optimizers train ") as refused:
+        train(model, STORE.batches(20), both, steps=1, progress=False)
+    assert all(repr(name) in str(refused.value) for name in over)
+
+
+class _Answers(nn.Module):
+    """Answers with a part of what a click model answers with."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.layer, self.which = nn.Linear(4, 1), which
+
+    def forward(self, batch: Batch) -> Any:
+        logits = self.layer(batch.dense_features).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return {
+            "logits": logits,
+            "loss": loss,
+            "loss and logits": (loss, logits),
+            "loss and two": (loss, (logits, batch.labels)),
+            "a dict": {"loss": loss},
+        }[self.which]
+
+
+@pytest.mark.parametrize("which", ["logits", "loss", "loss and logits", "loss and two", "a dict"])
+@pytest.mark.parametrize("doing", ["train", "evaluate"])
+def test_a_model_that_answers_with_something_else_is_told_what_to_answer(
+    which: str, doing: str
+) -> None:
+    model = _Answers(which)
+    with pytest.raises(TypeError, match=r"loss, \(loss\.detach\(\), logits\.detach\(\), labels\)"):
+        if doing == "evaluate":
+            evaluate(model, STORE.batches(20, split="test"))
+        else:
+            train(
+                model,
+                STORE.batches(20),
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                progress=False,
+            )

@@ -17,17 +17,20 @@ same time, with as many batches as the others.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tutorec._check import warn_caller
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
 from tutorec.distributed.core import messages
@@ -89,6 +92,9 @@ def combined_optimizer(
 ) -> CombinedOptimizer:
     """One optimizer for the whole model: the fused tables' and one for all other parameters.
 
+    The tables that are fused are trained by the optimizer that was named for them before sharding,
+    see `DistributedModelParallel`, and all other parameters by ``dense``, under every plan.
+
     A schedule of learning rates reaches both. One that looks at the loss has to be given a loss
     that all ranks share: ranks whose own losses lower their rates at different steps drift apart.
 
@@ -98,6 +104,10 @@ def combined_optimizer(
 
     Returns:
         Both as one. Where everything is fused, or nothing is, that one alone.
+
+    Raises:
+        ValueError: ``dense`` leaves out a parameter, so that no optimizer trains it; or two train
+            one.
 
     Example:
         >>> import torch
@@ -115,7 +125,35 @@ def combined_optimizer(
     outside = dict(in_backward_optimizer_filter(model.named_parameters()))
     if outside:
         parts.append(KeyedOptimizerWrapper(outside, dense))
-    return CombinedOptimizer(parts)
+    combined = CombinedOptimizer(parts)
+    _check_each_is_trained("combined_optimizer", model, combined)
+    return combined
+
+
+def _check_each_is_trained(caller: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Warn of parameters that no optimizer trains, and refuse those that two train.
+
+    Raises:
+        ValueError: Two optimizers train a parameter.
+    """
+    held = Counter(id(each) for group in optimizer.param_groups for each in group["params"])
+    untrained, twice = [], []
+    for name, parameter in model.named_parameters():
+        in_backward = hasattr(parameter, "_in_backward_optimizers")
+        if parameter.requires_grad and not in_backward and not held[id(parameter)]:
+            untrained.append(name)
+        if held[id(parameter)] > 1:
+            twice.append(name)
+    if twice:
+        raise ValueError(
+            f"{caller}: two optimizers train {', '.join(map(repr, twice))}, and each step would "
+            "move them twice: give each parameter to one of them"
+        )
+    if untrained:
+        warn_caller(
+            f"{caller}: no optimizer trains {', '.join(map(repr, untrained))}: give them to the "
+            "optimizer, or say that they stay as they are, requires_grad_(False)"
+        )
 
 
 def train(
@@ -149,12 +187,16 @@ def train(
     A step for which no rank has samples has the loss 0. The replicas of a `DMPCollection` are
     averaged after each batch.
 
+    Warns:
+        UserWarning: no optimizer trains a parameter, before the first step.
+
     Raises:
         FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on
             every rank: a rank that stopped alone would leave the others waiting.
         ValueError: a rank is given fewer batches than another, or ``steps`` is negative. Batches
             that do not say how many they are cannot be counted before: the others then wait until
-            the group's timeout.
+            the group's timeout. Two optimizers train a parameter.
+        TypeError: the model answers with something else.
 
     Example:
         >>> import torch
@@ -179,6 +221,7 @@ def train(
         (5, 500)
     """
     group = group or comm.default_group()
+    _check_each_is_trained("train", model, optimizer)
     _agree_on_steps("train", batches, steps, group)
     began, losses, sizes = time.perf_counter(), [], []
     model.train()
@@ -217,7 +260,13 @@ def _pipelined(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Train with each batch; what the model says of it."""
     pipeline: TrainPipelineSparseDist[Batch, tuple[Tensor, Tensor, Tensor]] = (
-        TrainPipelineSparseDist(model, optimizer, _device_of(model), pipeline_postproc=True)
+        TrainPipelineSparseDist(
+            model,
+            optimizer,
+            _device_of(model),
+            pipeline_postproc=True,
+            custom_model_fwd=lambda batch: _answer("train", model, batch),
+        )
     )
     try:
         with suppress(StopIteration):
@@ -251,6 +300,7 @@ def evaluate(
         The metrics, the same on every rank.
 
     Raises:
+        TypeError: the model answers with something else.
         ValueError: there are no samples, a logit is NaN, or all labels are of one class; a rank is
             given fewer batches than another, see :func:`train`.
 
@@ -272,7 +322,7 @@ def evaluate(
     try:
         with _bar(progress, length_hint(batches) or None, group) as show:
             for batch in batches:
-                loss, (_, logits, labels) = model(to_device(batch, device))
+                loss, (_, logits, labels) = _answer("evaluate", model, to_device(batch, device))
                 columns.append(
                     torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)])
                 )
@@ -285,6 +335,39 @@ def evaluate(
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
+
+
+def _answer(
+    caller: str, model: nn.Module, batch: Any
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """A click model's answer to a batch.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    answer = model(batch)
+    if isinstance(answer, tuple) and len(answer) == 2:
+        loss, parts = answer
+        if isinstance(parts, tuple | list) and len(parts) == 3:
+            detached, logits, labels = parts
+            if all(isinstance(each, Tensor) for each in (loss, detached, logits, labels)):
+                return loss, (detached, logits, labels)
+    raise TypeError(
+        f"{caller}: the model answers a batch with {_form(answer)}, and a click model answers with "
+        "loss, (loss.detach(), logits.detach(), labels): let its forward return these, as "
+        "DLRMTrain's does; TrainPipelineSparseDist trains a model with other results"
+    )
+
+
+def _form(answer: Any) -> str:
+    """What an answer is made of: ``(a tensor [], a dict)``."""
+    if isinstance(answer, tuple | list):
+        return f"({', '.join(map(_form, answer))})"
+    return (
+        f"a tensor {list(answer.shape)}"
+        if isinstance(answer, Tensor)
+        else f"a {type(answer).__name__}"
+    )
 
 
 def _device_of(model: nn.Module) -> torch.device:
