@@ -33,6 +33,7 @@ from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -542,7 +543,9 @@ def quietly(rank: int, world_size: int) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.manual_seed(0)
-            model = DistributedModelParallel(Model())
+            model = Model()
+            apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
+            model = DistributedModelParallel(model)
             dense = dict(in_backward_optimizer_filter(model.named_parameters()))
             optimizer = CombinedOptimizer(
                 [model.fused_optimizer, KeyedOptimizerWrapper(dense, torch.optim.Adam)]

@@ -146,26 +146,30 @@ def _say_who_trains(
             f"no optimizer is named for {_tables(unnamed)}: {default.kind.upper()} with a learning "
             f"rate of {default.learning_rate} updates them during backward, whatever optimizer the "
             "other parameters have. Name one: apply_optimizer_in_backward(torch.optim.Adam, "
-            "[their parameters], {'lr': 0.01}) before sharding, or sharders=["
+            "collection.parameters(), {'lr': 0.01}) before sharding, or sharders=["
             f"{source.kind}Sharder({{'optimizer': 'adam', 'learning_rate': 0.01}})]",
         )
 
-    remedy = (
-        "your own optimizer has to update them, and in_backward_optimizer_filter("
-        "model.named_parameters()) yields them; or give them compute_kernel='fused'"
-    )
     marked = [name for name in dense if name in in_backward]
     if marked:
         warn_caller(
-            f"the optimizer in backward of {_tables(marked)} is not used, since their compute "
-            f"kernel is 'dense': {remedy}",
+            f"the optimizer in backward of {_tables(marked)} is not used: {_left_to_caller(marked)}"
         )
     others = [name for name in dense if name not in in_backward]
     if others and names_optimizer(fused_params):
         warn_caller(
-            f"fused_params={dict(fused_params or {})} are not used for {_tables(others)}, since "
-            f"their compute kernel is 'dense': {remedy}",
+            f"fused_params={dict(fused_params or {})} are not used for {_tables(others)}: "
+            f"{_left_to_caller(others)}"
         )
+
+
+def _left_to_caller(names: Sequence[str]) -> str:
+    it = "it" if len(names) == 1 else "them"
+    return (
+        f"with the compute kernel 'dense' your own optimizer has to update {it}, and "
+        f"in_backward_optimizer_filter(model.named_parameters()) yields {it}; or give {it} "
+        "compute_kernel='fused'"
+    )
 
 
 def _tables(names: Sequence[str]) -> str:
