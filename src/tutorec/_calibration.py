@@ -11,22 +11,36 @@ import json
 import math
 import os
 import platform
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import date as Date
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from tutorec._kernels.backend import backend
 from tutorec._kernels.wheels import installed
+from tutorec._text import visible
 from tutorec._whole_file import whole_file
 
-__all__ = ["Calibration", "Kept", "cache_folder", "fingerprint", "kept", "processor_name"]
+__all__ = [
+    "Calibration",
+    "Kept",
+    "cache_folder",
+    "fingerprint",
+    "kept",
+    "processor_name",
+    "require_place",
+]
 
 COMMAND = "tutorec calibrate"
 _BANDWIDTHS = {"ddr_mem_bw", "hbm_mem_bw", "intra_host_bw", "hbm_to_ddr_mem_bw"}
 _TIMES = {"bwd_compute_multiplier", "row_ms", "latency_ms"}
+_LARGEST = 1 << 20  # bytes of a file; one that calibrate writes has some hundred
+_LONGEST = 200  # characters of a message about what is wrong in it
 
 
 @dataclass(frozen=True)
@@ -57,9 +71,12 @@ class Calibration:
         )
 
     def keep(self) -> Path:
-        """Write the file, whole or not at all, and return where it is."""
-        path = calibration_file()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Write the file, whole or not at all, and return where it is.
+
+        Raises:
+            OSError: There is no folder for it that can be written to.
+        """
+        path = require_place()
         with whole_file(path) as draft:
             draft.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
         return path
@@ -82,14 +99,18 @@ class Kept:
 
 def kept() -> Kept:
     """What was measured of this machine and still fits; never raises for what the file holds."""
-    path = calibration_file()
     try:
-        calibration = _checked(json.loads(path.read_text(encoding="utf-8")))
+        path = calibration_file()
+    except OSError as error:
+        return Kept(None, f"not calibrated; {error}")
+    try:
+        calibration = _checked(_read(path))
     except FileNotFoundError:
         return Kept(None, f"not calibrated; run `{COMMAND}`")
-    except (OSError, ValueError) as error:
-        return Kept(None, f"{path} is damaged ({error}); run `{COMMAND}`", problem=True)
-    if changes := calibration.changes():
+    except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        why = visible(str(error)[:_LONGEST])
+        return Kept(None, f"{visible(str(path))} is damaged ({why}); run `{COMMAND}`", problem=True)
+    if changes := visible(calibration.changes()[: 5 * _LONGEST]):
         return Kept(
             None,
             f"calibrated on {calibration.date}, which no longer fits ({changes}); run `{COMMAND}`",
@@ -102,8 +123,10 @@ def measure_in_own_process() -> None:
     """Run ``tutorec calibrate`` in a new process, so that nothing else runs beside its ranks.
 
     Raises:
+        OSError: There is no folder that can keep the result.
         subprocess.CalledProcessError: It failed; its own words stand in the standard error.
     """
+    require_place()
     subprocess.run(
         [sys.executable, "-m", "tutorec", "calibrate"], check=True, stdout=subprocess.DEVNULL
     )
@@ -136,19 +159,59 @@ def processor_name() -> str:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of tutorec: ``TUTOREC_CACHE``, else below the system's."""
+    """The user's cache folder of tutorec: ``TUTOREC_CACHE``, else below the system's.
+
+    Raises:
+        FileNotFoundError: The user has no home folder, and no variable names a folder.
+    """
     if given := os.environ.get("TUTOREC_CACHE"):
         return Path(given)
-    home = Path.home()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "tutorec"
-    usual = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "tutorec"
+    variable = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
+    if given := os.environ.get(variable):
+        return Path(given) / "tutorec"
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor a line for this user in the system's list
+        raise FileNotFoundError(
+            "this user has no home folder for the cache: set TUTOREC_CACHE to a folder to use"
+        ) from None
+    usual = {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    return home / usual / "tutorec"
 
 
 def calibration_file() -> Path:
-    """``TUTOREC_CALIBRATION``, else ``calibration.json`` in the cache."""
+    """``TUTOREC_CALIBRATION``, else ``calibration.json`` in the cache.
+
+    Raises:
+        FileNotFoundError: As of `cache_folder`.
+    """
     return Path(os.environ.get("TUTOREC_CALIBRATION") or cache_folder() / "calibration.json")
+
+
+def require_place() -> Path:
+    """Where the calibration is kept, in a folder that is there and can be written to.
+
+    Raises:
+        OSError: It cannot be; the text says what to set.
+    """
+    path = calibration_file()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        what = f"{error.strerror}; set TUTOREC_CACHE to a folder that can be written to"
+        raise OSError(error.errno, what, str(path.parent)) from None
+    return path
+
+
+def _read(path: Path) -> Any:
+    """What a file of JSON holds."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"not a file: {stat.filemode(status.st_mode)}")
+    if status.st_size > _LARGEST:
+        raise ValueError(f"{status.st_size:,} bytes")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _checked(read: Any) -> Calibration:
@@ -169,7 +232,7 @@ def _checked(read: Any) -> Calibration:
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no calibration: {error!r}") from None
     for name, number in numbers:
-        known = isinstance(number, (int, float)) and math.isfinite(number)
+        known = type(number) in (int, float) and math.isfinite(number)
         if (
             name not in _BANDWIDTHS | _TIMES
             or not known
@@ -177,4 +240,5 @@ def _checked(read: Any) -> Calibration:
             or (name in _BANDWIDTHS and number == 0)
         ):
             raise ValueError(f"{name!r} is {number!r}")
+    Date.fromisoformat(calibration.date)
     return calibration

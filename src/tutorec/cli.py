@@ -179,9 +179,15 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _calibrate() -> int:
     """``tutorec calibrate``."""
+    from tutorec._calibration import require_place
     from tutorec.bench.calibration import calibrate, speeds_text
     from tutorec.distributed.planner.topology import Topology
 
+    try:
+        require_place()
+    except OSError as error:
+        print(f"tutorec calibrate: {error}", file=sys.stderr)
+        return _MISUSED
     calibration = calibrate()
     for device in calibration.speeds:
         print(f"{device}: {speeds_text(Topology.calibrated(calibration, 2, device))}")

@@ -59,9 +59,13 @@ def build_loader(folder: str | Path | None = None) -> Path:
             the program belongs to another user or is writable by others, or the build fails; the
             message ends with the tools' output.
     """
-    folder = _default_folder() if folder is None else Path(folder)
+    try:
+        folder = _default_folder() if folder is None else Path(folder)
+        there = folder.exists()
+    except OSError as error:
+        raise BackendError(_no_folder(error)) from error
     program = folder / _PROGRAM
-    if folder.exists():
+    if there:
         _check_own(folder)
     if program.is_file():
         _check_own(program)
@@ -72,10 +76,7 @@ def build_loader(folder: str | Path | None = None) -> Path:
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BackendError(
-            f"the C++ loader's folder cannot be created: {error}; "
-            "choose another, build_loader(folder), or set TUTOREC_CACHE"
-        ) from error
+        raise BackendError(_no_folder(error)) from error
     # Built in a temporary folder and moved: two processes may build at once, and a build may be
     # interrupted.
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
@@ -86,6 +87,13 @@ def build_loader(folder: str | Path | None = None) -> Path:
         _check_own(folder)
         os.replace(Path(building) / _PROGRAM, program)
     return program
+
+
+def _no_folder(error: OSError) -> str:
+    return (
+        f"the C++ loader's folder cannot be created: {error}; "
+        "choose another, build_loader(folder), or set TUTOREC_CACHE"
+    )
 
 
 def score_with_loader(
