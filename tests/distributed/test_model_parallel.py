@@ -544,7 +544,9 @@ def quietly(rank: int, world_size: int) -> list[str]:
             warnings.simplefilter("always")
             torch.manual_seed(0)
             model = Model()
-            apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
+            apply_optimizer_in_backward(
+                torch.optim.SGD, model.sparse.tables.parameters(), {"lr": 0.1}
+            )
             model = DistributedModelParallel(model)
             dense = dict(in_backward_optimizer_filter(model.named_parameters()))
             optimizer = CombinedOptimizer(
