@@ -2,8 +2,12 @@
 model itself.
 """
 
+import copy
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,8 @@ from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec.fx.tracer import symbolic_trace
+from tutorec.inference.export import export_model, load_exported, save_exported
+from tutorec.inference.modules import quantize_embeddings, shard_quant_model
 from tutorec.inference.scripting import load_scripted, save_scripted, script_model
 from tutorec.inference.serving import (
     check_lists,
@@ -32,7 +38,9 @@ from tutorec.inference.serving import (
     with_tensor_inputs,
 )
 from tutorec.modules.embedding_collection import EmbeddingCollection
-from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 BACKENDS = [
@@ -69,6 +77,84 @@ def test_a_served_model_gives_the_models_results(name: str, kind: str, tmp_path:
             request = request_of(served, *inputs(samples))
             assert torch.equal(served(**request), expected)
             close(kind, loaded(**request), expected)
+
+
+class Trained(nn.Module):
+    """A model of dense layers and a table, whose parameters require gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = EmbeddingBagCollection(
+            [EmbeddingBagConfig(ROWS, 8, "t", feature_names=["f"])]
+        )
+        self.top = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.again = self.top[2]
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.again(self.top(self.tables(features).values()))
+
+
+LISTS = KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+REQUEST = {"values": LISTS.values(), "lengths": LISTS.lengths()}
+FROZEN: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "quantize": quantize,
+    "quantize_embeddings": lambda model: quantize_embeddings(model, torch.int8, inplace=False),
+    "shard_quant_model": lambda model: shard_quant_model(quantize(model), world_size=2)[0],
+}
+
+
+def trains(model: nn.Module) -> bool:
+    """Whether all parameters of a model require gradients, and get them."""
+    model.zero_grad()
+    model(LISTS).sum().backward()
+    return all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("frozen", [*FROZEN, "float"])
+def test_what_is_served_is_frozen_and_the_model_can_be_trained_on(frozen: str, tmp_path: Path):
+    model = Trained()
+    made = FROZEN[frozen](model) if frozen in FROZEN else model
+    served = with_tensor_inputs(made, [LISTS])
+    scripted = script_model(served)
+    program = export_model(made, [LISTS])
+    save_scripted(scripted, tmp_path / "model.pt")
+    save_exported(program, tmp_path / "model.pt2")
+    torch.jit.save(torch.jit.script(symbolic_trace(served)), tmp_path / "torch.pt")
+    with torch.inference_mode():
+        there, loaded = load_scripted(tmp_path / "model.pt"), load_exported(tmp_path / "model.pt2")
+    calls: list[Callable[[], Tensor]] = [
+        *(partial(each, **REQUEST) for each in (served, copy.deepcopy(served), scripted, there)),
+        partial(load_scripted(tmp_path / "torch.pt"), **REQUEST),
+        *(partial(each.module(), LISTS) for each in (program, loaded)),
+    ]
+    if made is not model:
+        calls.append(partial(made, LISTS))
+        assert not any(each.requires_grad for each in made.parameters())
+    for each in (scripted, there, program, loaded):
+        assert not any(parameter.requires_grad for parameter in each.parameters())
+    expected = served(**REQUEST)
+    # TorchScript compiles a call at the first, and again at the second and the third.
+    for inference in (False, False, True, True, True, True, False, False):
+        for call in calls:
+            with torch.inference_mode(inference):
+                result = call()
+            assert not result.requires_grad
+            torch.testing.assert_close(result, expected)
+    with ThreadPoolExecutor(4) as threads:
+        results = threads.map(lambda i: call_in_mode(calls[i % len(calls)], i % 3 == 0), range(80))
+    assert not any(result.requires_grad for result in results)
+    assert trains(model)
+
+
+def call_in_mode(call: Callable[[], Tensor], inference: bool) -> Tensor:
+    with torch.inference_mode(inference):
+        return call()
+
+
+def test_quantizing_in_place_freezes_the_model():
+    model = Trained()
+    assert quantize(model, inplace=True) is model
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -301,6 +387,8 @@ import sys, warnings
 warnings.simplefilter("error")
 import torch
 from tutorec.fx.tracer import symbolic_trace
+from tutorec.inference.export import export_model, load_exported, save_exported
+from tutorec.inference.modules import quantize_embeddings, shard_quant_model
 from tutorec.inference.scripting import load_scripted
 torch.set_num_threads(1)
 for folder in sys.argv[1:]:

@@ -39,6 +39,9 @@ def export_model(
     other tensors, the first dimension is B if it equals the example's B; all other dimensions are
     fixed.
 
+    The parameters of the program share memory with the model's and require no gradients; those of
+    the model stay as they are.
+
     An id outside its table raises ``RuntimeError`` when the program runs. The message names table,
     rows and feature; unlike TorchScript's it cannot name sample and id.
 
@@ -89,6 +92,12 @@ def export_model(
         )
     renew_constants(program)
     _drop_unused_buffers(program)
+    frozen: dict[int, nn.Parameter] = {}
+    for name, value in list(program.state_dict.items()):
+        if isinstance(value, nn.Parameter):
+            # A tensor of its own, which shares memory: the model may be trained on.
+            own = nn.Parameter(value.detach(), requires_grad=False)
+            program.state_dict[name] = frozen.setdefault(id(value), own)
     return program
 
 
@@ -109,7 +118,7 @@ def save_exported(program: torch.export.ExportedProgram, path: str | Path) -> No
 
 
 def load_exported(path: str | Path) -> torch.export.ExportedProgram:
-    """Load an exported program, and the operators that it calls.
+    """Load an exported program, frozen, and the operators that it calls.
 
     ``torch.export.load`` unpickles the parts of an archive that are marked as pickled
     (``use_pickle``, custom and opaque constants, example inputs that are more than tensors and
@@ -132,7 +141,10 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
     try:
         pickled = _pickled_records(path)
         if not pickled:
-            return torch.export.load(str(path))
+            program = torch.export.load(str(path))
+            for value in program.state_dict.values():
+                value.requires_grad_(False)
+            return program
     except Exception as error:  # torch's reader raises many kinds of errors
         raise ValueError(
             f"{str(path)!r} holds no exported program; write it with save_exported: {error}"

@@ -54,7 +54,8 @@ def quantize_embeddings(
     """Quantize the ``EmbeddingBagCollection`` modules, and other given classes, of a model.
 
     Args:
-        module: A collection, or a model with collections; it is in ``eval`` mode afterwards.
+        module: A collection, or a model with collections. The result is in ``eval`` mode, and
+            frozen: no parameter requires gradients.
         dtype: Format of the tables.
         inplace: Whether the model itself is changed. If it is sharded, its tables stay as they are,
             with a warning; with ``inplace=False`` a sharded model is an error.
@@ -111,6 +112,8 @@ def quantize_inference_model(
 ) -> nn.Module:
     """Quantize all collections of a model in place, with their operators as submodules ``tbes``.
 
+    The model is then in ``eval`` mode and frozen: no parameter requires gradients.
+
     Args:
         model: A collection, whose quantized form is returned, or a model with collections.
         quantization_mapping: The quantized class of each float class, by the latter's
@@ -165,6 +168,9 @@ def shard_quant_model(
     sharding_plan: ShardingPlan | None = None,
 ) -> tuple[nn.Module, ShardingPlan]:
     """Shard the tables of a quantized model over the devices of this process.
+
+    The result is frozen: no parameter requires gradients. A layer that another model goes on
+    training belongs into this one as a copy, ``copy.deepcopy(layer)``.
 
     Args:
         model: The quantized model. Collections inside it are replaced in place; if it is a
@@ -226,7 +232,7 @@ def shard_quant_model(
         topology = _topology(world_size, compute_device, device_memory_size, ddr_cap)
         plan = _planned(model, sharders, topology, constraints)
     device = torch.device(sharding_device or compute_device)
-    return _shard_modules(model, env, device, plan, sharders), plan
+    return _shard_modules(model, env, device, plan, sharders).requires_grad_(False), plan
 
 
 def _whole_tables(names: Any) -> dict[str, Any]:

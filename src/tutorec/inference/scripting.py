@@ -27,6 +27,9 @@ def script_model(
 ) -> torch.jit.ScriptModule:
     """Convert a model to TorchScript: trace it into a graph and compile the graph.
 
+    The parameters of the result share memory with the model's and require no gradients; those of
+    the model stay as they are.
+
     Args:
         model: The model.
         leaf_modules: Names of classes whose modules are compiled as they are, not traced.
@@ -44,7 +47,15 @@ def script_model(
     """
     graph = symbolic_trace(model, leaf_modules=leaf_modules)
     with _without_deprecation():
-        return torch.jit.script(graph)
+        scripted = torch.jit.script(graph)
+    # A tensor of its own for each: the model may be trained on.
+    frozen = {
+        id(each): (each, nn.Parameter(each.detach(), False)) for each in scripted.parameters()
+    }
+    for part in scripted.modules():
+        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(part, name, frozen[id(parameter)][1])
+    return scripted
 
 
 def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
@@ -67,7 +78,7 @@ def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
 def load_scripted(
     path: str | Path, device: torch.device | str | None = None
 ) -> torch.jit.ScriptModule:
-    """Load a scripted model, and the operators that it may call.
+    """Load a scripted model, frozen, and the operators that it may call.
 
     The file is a program. Loading it runs no Python, but the model may call any torch operator,
     including those that read and write files. Load only files from sources that you trust.
@@ -85,13 +96,16 @@ def load_scripted(
     check_digest(path)
     try:
         with _without_deprecation():
-            return torch.jit.load(
+            scripted = torch.jit.load(
                 str(path), map_location=None if device is None else torch.device(device)
             )
     except RuntimeError as error:
         raise ValueError(
             f"{str(path)!r} holds no scripted model; write it with save_scripted: {error}"
         ) from error
+    for parameter in scripted.parameters():
+        parameter.requires_grad_(False)
+    return scripted
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = [
+    "ServedModel",
     "check_lists",
     "request_of",
     "tensors_from_text",
@@ -106,9 +107,18 @@ def batch_of_lists(
     return KeyedJaggedTensor(keys, values, weights, lengths)
 
 
+class ServedModel(torch.fx.GraphModule):
+    """A model behind plain tensors, which calls it without recording gradients."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on tensors."""
+        with torch.no_grad():
+            return super().__call__(*args, **kwargs)
+
+
 def with_tensor_inputs(
     model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
-) -> torch.fx.GraphModule:
+) -> ServedModel:
     """Wrap a model that takes batches of id lists, so that its inputs are plain tensors.
 
     A batch becomes ``values`` [N] and ``lengths`` [F * B], and with weights also ``weights`` [N];
@@ -117,7 +127,8 @@ def with_tensor_inputs(
     arguments. The result is a tensor, or a tuple of tensors; a ``KeyedTensor`` becomes its values.
 
     Args:
-        model: The model; it is called, not copied.
+        model: The model; it is called, not copied, and can be trained on. The result records no
+            gradients.
         example: Its inputs, in the order of its arguments; also run, to find the form of the
             result.
 
@@ -170,7 +181,7 @@ def with_tensor_inputs(
     answer = graph.call_module("model", tuple(values))
     with torch.no_grad():
         graph.output(_tensors_of(graph, answer, model(*example)))
-    return torch.fx.GraphModule({"model": model}, graph, type(model).__name__)
+    return ServedModel({"model": model}, graph, type(model).__name__)
 
 
 def request_of(

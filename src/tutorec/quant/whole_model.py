@@ -87,10 +87,12 @@ def quantize(
 ) -> nn.Module:
     """Quantize all collections of a model for inference; the rest of the model stays float.
 
+    The result is frozen: none of its parameters requires gradients.
+
     Tables are packed one after the other. With ``inplace=True`` each float table is released as
     soon as it is packed, so peak memory is that of the float model plus one packed table; other
     references to a float table keep it alive. Otherwise the model is copied without its tables, and
-    the float model is not changed.
+    the float model is not changed: it shares no parameter with the result, and can be trained on.
 
     Args:
         model: A collection, or a model with collections, not sharded.
@@ -99,8 +101,8 @@ def quantize(
         per_table: Other formats for some tables, by name; ``path.of.collection.name`` for names
             that are not unique.
         output_dtype: Dtype of the collections' results.
-        inplace: Whether the model itself is changed. If the model *is* a collection, use the
-            returned one.
+        inplace: Whether the model itself is changed, and frozen. If the model *is* a collection,
+            use the returned one.
         on_nonfinite: ``"raise"``, or ``"keep"``: a row with NaN or infinity is packed, and is read
             as NaN.
         row_alignment: Padding of rows. ``"fast"`` (the default) uses the fewest bytes at which
@@ -112,7 +114,7 @@ def quantize(
             without the float model.
 
     Returns:
-        The model with quantized collections.
+        The model with quantized collections, frozen.
 
     Raises:
         KeyError: ``per_table`` names an unknown table.
@@ -171,7 +173,7 @@ def swap_collections(
         default_alignment: Alignment if neither sets one.
 
     Returns:
-        The model with quantized collections.
+        The model with quantized collections, frozen.
 
     Raises:
         KeyError: The config names an unknown table.
@@ -213,14 +215,14 @@ def swap_collections(
                 given_up.done_with(table.module)
         replaced[id(collection)] = _with_habits_of(collection, quantized)
     if id(model) in replaced:
-        return replaced[id(model)]
+        return replaced[id(model)].requires_grad_(False)
     if not inplace:
-        return copy.deepcopy(model, memo=dict(replaced))
+        return copy.deepcopy(model, memo=dict(replaced)).requires_grad_(False)
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if id(child) in replaced:
                 parent._modules[name] = replaced[id(child)]
-    return model
+    return model.requires_grad_(False)
 
 
 def float_tables(
