@@ -4,6 +4,7 @@ wait for.
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import nn
 from tutorec.distributed.checkpoint import (
     CheckpointManager,
     load_checkpoint,
+    manifest,
     read_info,
     read_state_dict,
 )
@@ -379,6 +381,86 @@ def test_a_manager_keeps_its_checkpoints_in_memory(memory, asynchronous):
     assert bool((read_state_dict("memory://runs/a/step-2")["model"]["weight"] == 2).all())
     remove_checkpoint(folder_of("memory://runs/a/step-2"))
     assert manager.steps() == [3]
+
+
+def test_a_save_without_locks_loses_nothing_to_another_run_that_tidies(memory, monkeypatch):
+    first, second = CheckpointManager(memory("d")), CheckpointManager(memory("d"))
+    replace, sizes = Folder.replace, Folder.sizes
+    waiting: list[Callable[[], None]] = []
+
+    def replace_while_the_other_tidies(folder: Folder, name: str, content: bytes) -> None:
+        if name != MANIFEST or not folder.path.endswith("step-10"):
+            replace(folder, name, content)
+            return
+        waiting.append(lambda: replace(folder, name, content))
+        second.save(layer_of(2), step=20)
+        assert not waiting
+
+    def complete_after_the_list(folder: Folder) -> dict[str, int | None]:
+        listed = sizes(folder)
+        names = {frame.function for frame in inspect.stack(context=0)[1:3]}
+        if waiting and folder.path.endswith("step-10") and "_tidy" in names:
+            waiting.pop()()
+        return listed
+
+    monkeypatch.setattr(Folder, "replace", replace_while_the_other_tidies)
+    monkeypatch.setattr(Folder, "sizes", complete_after_the_list)
+    first.save(layer_of(1), step=10)
+    assert first.steps() == [10, 20]
+    layer = layer_of(0)
+    assert load_checkpoint("memory://runs/d/step-10", layer).step == 10
+    assert bool((layer.weight == 1).all())
+
+
+def test_a_save_of_the_same_step_without_locks_loses_no_files(memory, monkeypatch):
+    first, second = CheckpointManager(memory("e")), CheckpointManager(memory("e"))
+    replace = Folder.replace
+    saved: list[int] = []
+
+    def replace_after_the_other(folder: Folder, name: str, content: bytes) -> None:
+        if name == MANIFEST and not saved:
+            saved.append(1)
+            second.save(layer_of(2), step=10)
+        replace(folder, name, content)
+
+    monkeypatch.setattr(Folder, "replace", replace_after_the_other)
+    first.save(layer_of(1), step=10)
+    layer = layer_of(0)
+    assert load_checkpoint("memory://runs/e/step-10", layer).step == 10
+    assert bool((layer.weight == 1).all())
+
+
+def test_an_interrupted_save_without_locks_is_removed_when_it_is_a_day_old(memory, monkeypatch):
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    manager = CheckpointManager(memory("f"))
+    manager.save(layer_of(1), step=1)
+    fs.rm_file(f"/runs/f/step-1/{MANIFEST}")
+    left = fs.ls("/runs/f/step-1", detail=False)
+    manager.save(layer_of(2), step=2)
+    assert fs.ls("/runs/f/step-1", detail=False) == left
+    monkeypatch.setattr(manifest, "_INTERRUPTED_AFTER", 0)
+    manager.save(layer_of(3), step=3)
+    assert not [name for name in fs.find("/runs/f/step-1") if name.endswith(".distcp")]
+    assert manager.steps() == [2, 3]
+
+
+def test_a_save_that_completes_before_the_lock_is_kept(tmp_path, monkeypatch):
+    first, second = CheckpointManager(tmp_path), CheckpointManager(tmp_path)
+    first.save(layer_of(1), step=10)
+    sizes = Folder.sizes
+
+    def as_before_its_manifest(folder: Folder) -> dict[str, int | None]:
+        listed = sizes(folder)
+        caller = inspect.stack(context=0)[1].function
+        if folder.path.endswith("step-10") and caller == "_tidy":
+            listed.pop(MANIFEST)
+        return listed
+
+    monkeypatch.setattr(Folder, "sizes", as_before_its_manifest)
+    second.save(layer_of(2), step=20)
+    assert second.steps() == [10, 20]
 
 
 def test_what_is_damaged_in_memory_is_refused(memory):

@@ -3,7 +3,8 @@
 Both can replace a small file atomically: a disk by renaming, an object store by putting the
 object. The checkpoint format relies on that alone and is therefore the same on both. On a disk,
 files and directory entries are also flushed (fsync), and a lock keeps two processes from saving
-into one folder at the same time.
+into one folder at the same time. Without a lock, what one process has not listed yet may be what
+another is writing: see `manifest.remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -189,16 +190,20 @@ class Folder:
         return 0.0
 
     @contextmanager
-    def locked(self) -> Generator[None, None, None]:
+    def locked(self) -> Generator[bool, None, None]:
         """Lock the folder against other processes of this machine, at most until this one ends.
+
+        Yields:
+            Whether it is locked: object stores, Windows and some network disks have no locks.
 
         Raises:
             CheckpointError: Another process holds the lock.
         """
         if fcntl is None or not self.is_local:
-            yield
+            yield False
             return
         descriptor = os.open(self.path, os.O_RDONLY)
+        is_locked = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -207,10 +212,10 @@ class Folder:
                 f"another save into {self} is under way: two runs that save to one path overwrite "
                 "each other; give each its own"
             ) from None
-        except OSError:
-            pass  # A network file system may not support locks.
+        except OSError:  # A network file system may not support locks.
+            is_locked = False
         try:
-            yield
+            yield is_locked
         finally:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -18,7 +18,12 @@ from torch import nn
 from tutorec.distributed.checkpoint.contents import group_of
 from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
-from tutorec.distributed.checkpoint.manifest import MANIFEST, TRIES, remove_checkpoint
+from tutorec.distributed.checkpoint.manifest import (
+    MANIFEST,
+    TRIES,
+    remove_checkpoint,
+    remove_interrupted,
+)
 from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.checkpoint.reading import (
     CheckpointInfo,
@@ -41,6 +46,8 @@ class CheckpointManager:
     Every rank creates one. All methods except `latest` and `steps` are collectives. No file is
     overwritten, so a concurrent reader, for example an evaluation, can finish reading. Only
     checkpoints with such names are removed, and of those only the files that a save has written.
+    Files of an interrupted save are removed by the next one; on storage without locks, such as an
+    object store, only when they are a day old, because another process may still be writing them.
 
     With ``asynchronous=True``, `save` copies the values that this rank will write (memory for its
     part of the model and the optimizer state) and returns. A thread writes them, over its own
@@ -319,8 +326,10 @@ class CheckpointManager:
             }
             for name in subfolders(self._folder):
                 below = self._folder.below(name)
-                if name in old or (_NUMBERED.fullmatch(name) and MANIFEST not in below.sizes()):
+                if name in old:
                     remove_checkpoint(below)
+                elif _NUMBERED.fullmatch(name) and MANIFEST not in below.sizes():
+                    remove_interrupted(below)
         except Exception as error:
             raise CheckpointError(
                 f"{saved} is complete, and an older one could not be removed ({error})"

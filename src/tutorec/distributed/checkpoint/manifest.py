@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ MANIFEST = "manifest.json"
 METADATA = ".metadata"
 # How often a load restarts because a save has replaced the checkpoint.
 TRIES = 5
+# Without a lock, a save that has not ended a file for so many seconds is taken for interrupted.
+_INTERRUPTED_AFTER = 24 * 3600
 # A file name that cannot leave its folder, on any system.
 _PLAIN = re.compile(r"[\w.-]*[\w-][\w.-]*", re.ASCII)
 # Files of one save, and drafts of small files.
@@ -266,18 +269,54 @@ def leftover_names(folder: Folder, used: Mapping[str, Any] | None = None) -> lis
     ]
 
 
+def remove_leftovers(
+    folder: Folder, is_locked: bool, used: Mapping[str, Any] | None = None
+) -> None:
+    """Remove the files of replaced and interrupted saves.
+
+    Without a lock they may be those of a save that is under way and will list them. They then stay
+    until the newest of them is a day old; all of them where the storage does not report ages.
+
+    Args:
+        folder: Folder of the checkpoint.
+        is_locked: Whether this process holds its lock.
+        used: Names of files to keep.
+    """
+    names = leftover_names(folder, used)
+    if not is_locked:
+        try:
+            ended = [folder.modified(name) for name in names]
+        except FileNotFoundError:  # another process removes them
+            return
+        if 0 in ended or time.time() - max(ended, default=0) < _INTERRUPTED_AFTER:
+            return
+    folder.remove(names)
+
+
 def remove_checkpoint(folder: Folder) -> None:
-    """Remove the files of a checkpoint or of an interrupted save; other files stay.
+    """Remove the files of a checkpoint, and of interrupted saves in its folder; other files stay.
 
     Raises:
         CheckpointError: Another process is saving into it.
     """
-    with folder.locked():
-        names: list[str] = []
+    with folder.locked() as is_locked:
         if folder.sizes().get(MANIFEST) is not None:
-            names = [METADATA, MANIFEST, *read_manifest(folder).files]
-        folder.remove([*names, *leftover_names(folder)])
+            folder.remove([METADATA, MANIFEST, *read_manifest(folder).files])
+        remove_leftovers(folder, is_locked)
         folder.remove_if_empty()
+
+
+def remove_interrupted(folder: Folder) -> None:
+    """Remove the files of an interrupted save, unless it has become complete meanwhile.
+
+    Raises:
+        CheckpointError: Another process is saving into it.
+    """
+    with folder.locked() as is_locked:
+        # Listed under the lock: the caller's list may be older than the manifest.
+        if MANIFEST not in folder.sizes():
+            remove_leftovers(folder, is_locked)
+            folder.remove_if_empty()
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from tutorec.distributed.checkpoint.manifest import (
     check_sizes,
     leftover_names,
     read_manifest,
+    remove_leftovers,
 )
 from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.checkpoint.replicas import saved_by_the_first
@@ -90,6 +91,7 @@ class Save:
         manifest: The manifest without the files.
         old: Files of the replaced checkpoint; on rank 0.
         held: The folder's lock; on rank 0.
+        is_locked: Whether the folder has locks.
     """
 
     folder: Folder
@@ -98,6 +100,7 @@ class Save:
     manifest: Manifest | None = None
     old: list[str] = field(default_factory=list)
     held: ExitStack = field(default_factory=ExitStack)
+    is_locked: bool = False
 
     def give_up(self) -> None:
         """Remove the written files unless the manifest lists them, and release the lock."""
@@ -208,10 +211,10 @@ def _start(save: Save) -> None:
             "another path, or remove it"
         )
     folder.make()
-    save.held.enter_context(folder.locked())
+    save.is_locked = save.held.enter_context(folder.locked())
     with suppress(CheckpointError):  # a damaged one is replaced, and kept until then
         save.old = list(read_manifest(folder).files) if MANIFEST in folder.sizes() else []
-        folder.remove(leftover_names(folder, dict.fromkeys(save.old)))
+        remove_leftovers(folder, save.is_locked, dict.fromkeys(save.old))
     save.id = new_id()
 
 
@@ -242,7 +245,8 @@ def _complete(save: Save, written: Sequence[Written]) -> None:
     folder.replace(MANIFEST, manifest.to_text().encode())
     folder.replace(METADATA, account)
     with suppress(OSError):  # the next save removes them
-        folder.remove([*(set(save.old) - {METADATA}), *leftover_names(folder, files)])
+        folder.remove(set(save.old) - {METADATA})
+        remove_leftovers(folder, save.is_locked, files)
 
 
 def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
