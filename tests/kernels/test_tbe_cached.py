@@ -3,8 +3,11 @@ bit for bit.
 """
 
 import errno
+import faulthandler
+import mmap
 import os
 import signal
+import sys
 from dataclasses import replace
 from itertools import count
 from threading import Event, Thread
@@ -16,6 +19,7 @@ from kernels.implementations import copy_numbers, implementation, needs_fbgemm
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from tutorec._kernels import row_file
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.row_file import CacheSpec, ask_for_pages, zeros_in_file
@@ -79,7 +83,7 @@ def pair(
     return plain, cached
 
 
-def assert_same(plain: TableBatch, cached: CachedTableBatch) -> None:
+def assert_same(plain: TableBatch, cached: TableBatch) -> None:
     cached.flush()
     for one, other in zip(plain.table_weights(), cached.table_weights(), strict=True):
         assert torch.equal(one, other)
@@ -251,6 +255,91 @@ def test_a_fork_reads_ahead_on_a_thread_of_its_own():
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         assert pipe.read() == b"read"
+
+
+def _same_in_a_fork(plain: TableBatch, stored: TableBatch, given: list[Batch], forks: int) -> bool:
+    """Whether a fork, and forks of it, read and train tables in a file as those in memory."""
+    child = os.fork()
+    if child == 0:
+        same = False
+        try:
+            signal.alarm(120)
+            with torch.no_grad():
+                same = torch.equal(plain(*given[0]), stored(*given[0]))
+            for one in given:
+                same &= torch.equal(step(plain, one), step(stored, one))
+            assert_same(plain, stored)
+            stored.table_weights()[1].fill_(7.0)
+            stored.optimizer_state()[1]["momentum1"].fill_(7.0)
+            if forks > 1:
+                plain.table_weights()[1].fill_(7.0)
+                plain.optimizer_state()[1]["momentum1"].fill_(7.0)
+                same &= _same_in_a_fork(plain, stored, given, forks - 1)
+        finally:
+            os._exit(0 if same else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a fork rows of its own")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks
+@backends
+@pytest.mark.parametrize("rows", [None, 5, 1500])
+@pytest.mark.parametrize("rule", RULES[1:3], ids=lambda rule: rule.kind)
+def test_a_fork_trains_rows_of_its_own(name, rows, rule):
+    spec = GroupSpec((TableSpec("user", 3000, 8), TableSpec("item", 2000, 12)), (0, 1))
+    ids = torch.arange(600) * 7 % 2000
+    offsets = torch.arange(601)
+    given: list[Batch] = [((ids * more) % 2000, offsets, None) for more in (1, 3, 11)]
+    with implementation(name):
+        if rows is None:
+            first = [torch.randn(table.rows, table.columns) for table in spec.tables]
+            plain, stored = (
+                build_table_batch(spec, optimizer=rule, device=CPU, weights=first, cache=cache)
+                for cache in (None, CacheSpec())
+            )
+        else:
+            plain, stored = pair(spec, rule, rows)
+        for one in given:
+            step(plain, one)
+            step(stored, one)
+        assert _same_in_a_fork(plain, stored, given, forks=2)
+        assert_same(plain, stored)
+        for one in given:
+            assert torch.equal(step(plain, one), step(stored, one))
+        assert_same(plain, stored)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a fork rows of its own")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_without_memory_for_its_rows_reads_them_and_never_writes_its_parents(capfd):
+    stored = build_table_batch(
+        GroupSpec((TableSpec("user", 3000, 8),), (0,)),
+        optimizer=RULES[0],
+        device=CPU,
+        cache=CacheSpec(),
+    )
+    before = stored.table_weights()[0].clone()
+    given: Batch = (torch.tensor([3]), torch.tensor([0, 1]), None)
+    map_memory = row_file._map_memory()
+
+    def no_memory(address: int, length: int, protection: int, flags: int, *place: int) -> int:
+        private = flags & mmap.MAP_PRIVATE
+        return -1 if private else map_memory(address, length, protection, flags, *place)
+
+    with patch.object(row_file, "_map_memory", return_value=no_memory):
+        child = os.fork()
+    if child == 0:
+        with open(os.devnull, "w") as nothing:
+            faulthandler.enable(nothing)  # what pytest prints of a signal is not wanted
+            with torch.no_grad():
+                os.write(2, b"read" if torch.equal(stored(*given)[0], before[3]) else b"other")
+            step(stored, given)
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert torch.equal(stored.table_weights()[0], before)
+    told = capfd.readouterr().err
+    assert "tables ['user'] are in a file, and this forked process has no memory for rows" in told
+    assert told.endswith("read")
 
 
 def test_prefetching_moves_and_counts_nothing():

@@ -1,4 +1,9 @@
-"""Tables that are stored in a file instead of memory, and how many of their rows are in memory."""
+"""Tables that are stored in a file instead of memory, and how many of their rows are in memory.
+
+A process that is forked gets rows of its own: what it writes is in its memory, copied page by page
+from the file, and never in its parent's tables. Of a page that it has not written it reads what is
+in the file, where its parent may go on to train.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import weakref
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -19,7 +25,7 @@ from tutorec._kernels.pages import madvise
 
 __all__ = ["CacheAlgorithm", "CacheSpec", "ask_for_pages", "keep_in_memory", "zeros_in_file"]
 
-_MAP_FIXED = 0x10  # Linux; the module mmap does not have it
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; the module mmap does not have them all
 _PROCESS_MADVISE = 440  # the number of the call, on every processor
 _MOST_RANGES = 1024  # IOV_MAX of Linux
 
@@ -76,14 +82,20 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)
-            mapped = mmap.mmap(file.fileno(), size)
+            mapped = _MappedFile(file.fileno(), size)
+            mapped.descriptor = os.dup(file.fileno())
+            weakref.finalize(mapped, os.close, mapped.descriptor)
     except OSError as error:
         raise OSError(
             error.errno, f"{error.strerror}: {what} need {size:,} bytes in {_room(folder)}", folder
         ) from None
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)  # read the page of a row, not the 30 behind it
-    return torch.frombuffer(mapped, dtype=torch.float32)
+    zeros = torch.frombuffer(mapped, dtype=torch.float32)
+    mapped.start, mapped.what = zeros.data_ptr(), what
+    mapped.in_file = [(mapped.start, mapped.start + size)]
+    _mapped.add(mapped)
+    return zeros
 
 
 def keep_in_memory(part: Tensor) -> bool:
@@ -105,7 +117,74 @@ def keep_in_memory(part: Tensor) -> bool:
     if map_memory is None or length <= 0:
         return False
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    return map_memory(start, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == start
+    done = map_memory(start, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == start
+    if done:
+        for mapped in _mapped:
+            mapped.leave_out(start, start + length)
+    return done
+
+
+class _MappedFile(mmap.mmap):
+    """A file that is mapped into memory, which a fork would share with its parent.
+
+    Attributes:
+        descriptor: Of the file.
+        start: The address where it begins.
+        in_file: The ranges of addresses that are in the file, and not in memory.
+        what: Whose numbers, for messages.
+    """
+
+    descriptor: int
+    start: int
+    in_file: list[tuple[int, int]]
+    what: str
+
+    def leave_out(self, start: int, stop: int) -> None:
+        """Note that a range of addresses is not in the file any more."""
+        parts = [
+            part
+            for first, last in self.in_file
+            for part in ((first, min(last, start)), (max(first, stop), last))
+        ]
+        self.in_file = [(first, last) for first, last in parts if first < last]
+
+    def own(self) -> None:
+        """Have this process write into its own memory, or else be ended where it writes."""
+        if not all([self._map(first, last) for first, last in self.in_file]):
+            print(
+                f"tutorec: {self.what} are in a file, and this forked process has no memory for "
+                "rows of its own: it can read them, and is ended where it trains or loads them; "
+                "train in the process that made them, or begin this one with "
+                "multiprocessing.get_context('spawn')",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif hasattr(mmap, "MADV_RANDOM"):
+            self.madvise(mmap.MADV_RANDOM)
+
+    def _map(self, first: int, last: int) -> bool:
+        map_memory = _map_memory()
+        private = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
+        place = (self.descriptor, first - self.start)
+        both = mmap.PROT_READ | mmap.PROT_WRITE
+        if map_memory(first, last - first, both, private, *place) == first:
+            return True
+        shared = mmap.MAP_SHARED | _MAP_FIXED
+        map_memory(first, last - first, mmap.PROT_READ, shared, *place)
+        return False
+
+
+def _own_all() -> None:
+    """In a fork: have every table in a file be this process's own."""
+    if _map_memory() is not None:
+        for mapped in _mapped:
+            mapped.own()
+    _mapped.clear()  # what a fork of this process copies is memory
+
+
+_mapped: weakref.WeakSet[_MappedFile] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_own_all)
 
 
 def ask_for_pages(part: Tensor, rows: Tensor) -> None:
