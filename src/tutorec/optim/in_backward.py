@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -29,8 +29,9 @@ from tutorec._check import warn_caller
 from tutorec._kernels.scattered_tables import PLAIN_TENSORS
 from tutorec.optim.keyed import KeyedOptimizer
 
-# How far above an optimizer's step the scaler that has called it may be.
-_FRAMES = 8
+# How far above an optimizer's step the scaler that has called it may be, and in how many of its
+# first steps it is looked for.
+_FRAMES, _CHECKED = 8, 16
 _CLIPPING, _SCALER = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
 _GRAD: Any = Tensor.grad
 KEEPS_GRADIENT = "or give the table compute_kernel='dense', which keeps a gradient"
@@ -88,10 +89,22 @@ class HasFusedOptimizer(Protocol):
         ...
 
 
+class _Stepped:
+    """What is known of a torch optimizer: the models whose parameters it steps."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        self.models = [
+            weakref.ref(model)
+            for model in _followed
+            if any(id(each) in held for each in model.parameters())
+        ]
+        # Whether a scaler steps it is looked at in its first steps: it costs as much as all else.
+        self.to_check = _CHECKED
+
+
 _followed: weakref.WeakSet[Any] = weakref.WeakSet()
-_models_of: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Any]]] = (
-    weakref.WeakKeyDictionary()
-)
+_stepped: weakref.WeakKeyDictionary[Optimizer, _Stepped] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -105,7 +118,7 @@ def follow_steps(model: HasFusedOptimizer) -> None:
     if not _followed:
         register_optimizer_step_pre_hook(_before_step)
     _followed.add(model)
-    _models_of.clear()
+    _stepped.clear()
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
@@ -113,23 +126,18 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     # ends no step.
     if isinstance(optimizer, KeyedOptimizer) or torch._C._current_graph_task_id() != -1:
         return
-    models = _models_of.get(optimizer)
-    if models is None:
-        models = _models_of[optimizer] = [*_models_with(optimizer)]
-    for reference in models:
+    known = _stepped.get(optimizer)
+    if known is None:
+        known = _stepped[optimizer] = _Stepped(optimizer)
+    for reference in known.models:
         model = reference()
-        if model is not None:
+        if model is None:
+            continue
+        if known.to_check:
+            known.to_check -= 1
             _check_not_scaled(model.fused_optimizer)
-            for _, fused in model.fused_optimizer.optimizers:
-                fused.passes.end()
-
-
-def _models_with(optimizer: Optimizer) -> Iterator[weakref.ref[Any]]:
-    """The models that hold a parameter of the optimizer."""
-    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    for model in list(_followed):
-        if any(id(each) in held for each in model.parameters()):
-            yield weakref.ref(model)
+        for _, fused in model.fused_optimizer.optimizers:
+            fused.passes.end()
 
 
 def _check_not_scaled(fused: Any) -> None:

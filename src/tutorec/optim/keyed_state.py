@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tutorec._loaded import value_problem
+
 
 def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with copied dicts and with ``state_dict()`` of objects; tensors are live.
@@ -85,7 +87,8 @@ def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[s
         path: Names that lead to it, for messages.
 
     Raises:
-        ValueError: Names, kinds of values, numbers of shards or shapes differ.
+        ValueError: Names, kinds of values, numbers of shards or shapes differ, or a conversion
+            would change numbers.
     """
     where = " / ".join(path)
     if not isinstance(new, Mapping):
@@ -119,7 +122,11 @@ def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
     if isinstance(value, dict):
         check_state(value, other, path)
     elif (shards is None) != (theirs is None):
-        raise _differs(where, f"a {type(value).__name__}", f"a {type(other).__name__}")
+        raise ValueError(
+            f"optimizer state {where!r} is a {type(value).__name__} here and a "
+            f"{type(other).__name__} in what is loaded, and one of the two is sharded: "
+            "tutorec.distributed.checkpoint saves and loads it under any plan"
+        )
     elif shards is not None and theirs is not None:
         if len(shards) != len(theirs):
             raise ValueError(
@@ -128,16 +135,19 @@ def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
                 "loads what any plan has stored"
             )
         for shard, loaded in zip(shards, theirs, strict=True):
-            _check_shape(where, shard, loaded)
+            _check_numbers(where, shard, loaded)
     elif isinstance(value, torch.Tensor):
         if not isinstance(other, torch.Tensor | int | float):
             raise _differs(where, "a tensor", f"a {type(other).__name__}")
-        _check_shape(where, value, torch.as_tensor(other))
+        _check_numbers(where, value, torch.as_tensor(other))
 
 
-def _check_shape(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
+def _check_numbers(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
     if own.shape != new.shape:
         raise _differs(where, list(own.shape), list(new.shape))
+    problem = value_problem(f"optimizer state {where!r}", own.dtype, new)
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def _differs(where: str, here: object, loaded: object) -> ValueError:
