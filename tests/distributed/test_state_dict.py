@@ -10,12 +10,15 @@ import torch
 import torch.distributed as dist
 from distributed.cases import batch, collection, group, home, local_weights, on_rank, shard, word
 from distributed.cases import local_state as state_here
+from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from tutorec.distributed.checkpoint import full_state_dict
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.geometry import (
     ShardPiece,
     column_wise_pieces,
@@ -26,6 +29,7 @@ from tutorec.distributed.plan.geometry import (
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.state.state_dict import local_state, sharded_state
+from tutorec.quant.whole_model import quantize
 from tutorec.spmd import device
 
 
@@ -107,6 +111,98 @@ def test_state_of_the_unsharded_module_loads_and_wrong_shapes_are_refused(ranks)
     for filled, message in ranks(2).run(from_unsharded):
         assert filled
         assert message == "table 't0' is [11, 8], and the loaded table is [2, 2]"
+
+
+def without_changed_numbers(rank: int, world_size: int) -> list[str]:
+    ebc, sharded, messages = collection(), shard(collection()), []
+    model = DistributedModelParallel(nn.Sequential(collection(), nn.Linear(2, 2)))
+    state = model.state_dict()
+    before = local_weights(sharded)
+    name = "embedding_bags.t0.weight"
+    for load, changed in (
+        (sharded.load_state_dict, {**ebc.state_dict(), name: torch.ones(11, 8).long()}),
+        (
+            sharded.load_state_dict,
+            {**ebc.state_dict(), name: torch.full((11, 8), 1e300, dtype=torch.float64)},
+        ),
+        (model.load_state_dict, {**state, "1.weight": torch.ones(2, 2, dtype=torch.complex64)}),
+    ):
+        try:
+            load(changed)
+            messages.append("loaded")
+        except ValueError as error:
+            messages.append(str(error))
+    assert all(torch.equal(rows, before[name]) for name, rows in local_weights(sharded).items())
+    return messages
+
+
+def test_a_sharded_module_loads_no_numbers_that_a_conversion_changes(ranks):
+    # Of two ranks the first holds t1 alone, and looks at t1 alone.
+    _, (other_kind, infinite, dense) = ranks(2).run(without_changed_numbers)
+    assert other_kind.startswith("table 't0' is torch.float32 here and torch.int64 in what is load")
+    assert infinite.startswith("table 't0' is torch.float32 here, and ")
+    assert "of the loaded numbers does not fit: inf" not in infinite
+    assert dense.startswith(
+        "'1.weight' is torch.float32 here and torch.complex64 in what is loaded"
+    )
+
+
+class Whole(nn.Module):
+    """A user's model, which is not sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables, self.top = collection(), nn.Linear(18, 1)
+
+
+def into_plain_modules(rank: int, world_size: int) -> tuple[list[str], bool]:
+    sharded, messages = shard(collection()), []
+    tables = sharded.state_dict()
+    whole = {f"tables.{name}": value for name, value in tables.items()}
+    quantized = quantize(collection())
+    for module, state in (
+        (collection(), tables),
+        (Whole(), {**Whole().state_dict(), **whole}),
+        (quantized, tables),
+        (quantize(Whole()), whole),
+    ):
+        for strict in (True, False):
+            try:
+                module.load_state_dict(state, strict=strict)
+                messages.append("loaded")
+            except ValueError as error:
+                messages.append(str(error))
+    remedy, plain = full_state_dict(sharded), collection()
+    if rank == 0:
+        plain.load_state_dict(remedy)
+    return messages, rank > 0 or all(
+        torch.equal(value, remedy[name]) for name, value in plain.state_dict().items()
+    )
+
+
+def test_a_sharded_state_is_refused_by_plain_modules_with_the_remedy(ranks):
+    for messages, same in ranks(2).run(into_plain_modules):
+        assert len(messages) == 8 and same
+        for message in messages:
+            assert "ShardedTensor" in message
+            assert "load tutorec.distributed.checkpoint.full_state_dict(sharded_model)" in message
+        assert messages[2].startswith("'tables.embedding_bags.t0.weight' is a ShardedTensor")
+
+
+def test_a_plain_collection_loads_no_numbers_that_a_conversion_changes():
+    ebc = collection()
+    state = ebc.state_dict()
+    name = "embedding_bags.t0.weight"
+    with pytest.raises(ValueError, match=f"'{name}' is torch.float32 here and torch.int64 in what"):
+        ebc.load_state_dict({**state, name: torch.ones(11, 8, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=f"'0.{name}' is torch.float32 here, and 88 of the loaded"):
+        nn.Sequential(ebc).load_state_dict(
+            {f"0.{key}": value for key, value in state.items()}
+            | {f"0.{name}": torch.full((11, 8), 1e300, dtype=torch.float64)}
+        )
+    ebc.load_state_dict({**state, name: state[name].half()})
+    ebc.load_state_dict({**state, name: state[name].double()}, assign=True)
+    assert ebc.state_dict()[name].dtype is torch.float64
 
 
 def other_plan(rank: int, world_size: int) -> str:

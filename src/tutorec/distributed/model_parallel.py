@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from tutorec._check import warn_caller
+from tutorec._loaded import is_sharded, value_problem
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
@@ -263,12 +265,23 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     def load_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, state_dict: Mapping[str, Any], prefix: str = "", strict: bool = True
     ) -> Any:
-        """Load the state of names that begin with ``prefix``; tables may be whole tensors."""
+        """Load the state of names that begin with ``prefix``; tables may be whole tensors.
+
+        Raises:
+            ValueError: A conversion would change numbers, other than by rounding; or as raised by
+                the module.
+        """
         wanted = {
             name.removeprefix(prefix): value
             for name, value in state_dict.items()
             if name.startswith(prefix)
         }
+        for name, own in chain(self.named_parameters(), self.named_buffers()):
+            loaded = wanted.get(name)
+            if isinstance(loaded, torch.Tensor) and not is_sharded(loaded):
+                problem = value_problem(repr(name), own.dtype, loaded)
+                if problem is not None:
+                    raise ValueError(problem)
         return self.module.load_state_dict(wanted, strict)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._loaded import check_loaded
 from tutorec.awaitable import Awaitable
 from tutorec.modules.compressions import Compression, IdMap, Part, Whole
 from tutorec.modules.embedding_collection import EmbeddingCollection
@@ -114,6 +115,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         unknown = sorted(set(compression).difference(names))
         if unknown:
             raise KeyError(f"there are no tables {unknown} to compress; they are {names}")
+        self.register_load_state_dict_pre_hook(check_loaded)
         self._tables, self._is_weighted = tables, is_weighted
         how = {table.name: compression.get(table.name, Whole()) for table in tables}
         self._parts = {table.name: how[table.name].parts(table) for table in tables}

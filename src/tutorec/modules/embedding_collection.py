@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.tbe_layout import PooledBatch
+from tutorec._loaded import check_loaded
 from tutorec.modules.embedding_configs import EmbeddingConfig, common_width
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import (
@@ -117,6 +118,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embeddings = nn.ModuleDict({table.name: self._build(table) for table in tables})
         self._feature_names = [table.feature_names for table in tables]
+        self.register_load_state_dict_pre_hook(check_loaded)
         self._feature_rows = [
             (name, table.name, table.num_embeddings)
             for table in tables

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._loaded import check_loaded
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from tutorec.modules.embedding_collection import (
     EmbeddingCollectionInterface as EmbeddingCollectionInterface,
@@ -108,6 +109,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._embedding_bag_configs, self._is_weighted = tables, is_weighted
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embedding_bags = nn.ModuleDict({table.name: self._build(table) for table in tables})
+        self.register_load_state_dict_pre_hook(check_loaded)
         self._feature_rows = [
             (name, table.name, table.num_embeddings)
             for table in tables

@@ -9,6 +9,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from tutorec._loaded import check_loaded
 from tutorec.modules.mc_report import CollisionCounts, TableCollisions
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
@@ -91,6 +92,7 @@ class ManagedCollisionModule(nn.Module):
         self.register_buffer(
             "_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device)
         )
+        self.register_load_state_dict_pre_hook(check_loaded)
         self.register_load_state_dict_post_hook(validate_loaded_state)
 
     @property

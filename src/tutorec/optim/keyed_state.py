@@ -145,7 +145,8 @@ def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
 def _check_numbers(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
     if own.shape != new.shape:
         raise _differs(where, list(own.shape), list(new.shape))
-    problem = value_problem(f"optimizer state {where!r}", own.dtype, new)
+    # Positions and counts of steps are whole numbers in either dtype.
+    problem = value_problem(f"optimizer state {where!r}", own.dtype, new, counts=True)
     if problem is not None:
         raise ValueError(problem)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.packed_layout import RowAlignment, row_alignment
 from tutorec._kernels.pooling import PoolingKind
+from tutorec._loaded import is_sharded
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packing import OnNonfinite, check_numbers, pack_checked
 from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
@@ -408,6 +409,13 @@ def check_parts(
         given = stored.get(part)
         if given is None:
             continue
+        if is_sharded(given):
+            raise ValueError(
+                f"table {table.name!r} holds packed rows, and the state has a "
+                f"{type(given).__name__}, of a sharded model: load "
+                "tutorec.distributed.checkpoint.full_state_dict(sharded_model) into the float "
+                "model, and quantize that"
+            )
         shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
         if not isinstance(given, Tensor) or given.dtype != torch.uint8:
             kind = f" of {given.dtype}" if isinstance(given, Tensor) else ""

@@ -24,6 +24,7 @@ from tutorec.errors import CheckpointError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tutorec.optim.keyed import KeyedOptimizerWrapper
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
@@ -59,6 +60,118 @@ class Empties(nn.Module):
         self.register_buffer("none", torch.empty(0, dtype=torch.int64))
         self.register_buffer("flat", torch.empty(3, 0))
         self.weight = nn.Parameter(torch.randn(4, 3).t())
+
+
+class Kept(nn.Module):
+    """A buffer of any dtype."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("numbers", numbers)
+
+
+CHANGED = {
+    (torch.int64, torch.int8): 300,
+    (torch.int32, torch.uint32): -1,
+    (torch.int16, torch.float32): 3,
+    (torch.bool, torch.int64): True,
+    (torch.float16, torch.int64): float("inf"),
+    (torch.float32, torch.bool): 0.5,
+    (torch.float32, torch.complex64): 0.5,
+    (torch.complex64, torch.float32): 1 + 2j,
+}
+
+
+@pytest.mark.parametrize(("stored", "here"), CHANGED)
+def test_a_dtype_that_would_change_numbers_is_refused(tmp_path, stored, here):
+    save_checkpoint(tmp_path / "a", Kept(torch.tensor([CHANGED[stored, here]], dtype=stored)))
+    model = Kept(torch.ones(1).to(here))
+    message = (
+        rf"'model.numbers' is {here} here and {stored} in what is loaded, and a conversion can"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path / "a", model)
+    assert bool((model.numbers == torch.ones(1).to(here)).all())
+    # The two remedies of the message.
+    read = read_state_dict(tmp_path / "a")["model"]
+    numbers = read["numbers"].real if stored.is_complex else read["numbers"]
+    model.load_state_dict({"numbers": numbers.to(here)})
+    load_checkpoint(tmp_path / "a", Kept(torch.ones(1).to(stored)))
+
+
+WIDER = [
+    (torch.uint8, torch.int16),
+    (torch.int8, torch.int64),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float64),
+    (torch.complex64, torch.complex128),
+    (torch.float32, torch.bfloat16),  # rounds
+    (torch.float64, torch.float32),  # rounds
+]
+
+
+@pytest.mark.parametrize(("stored", "here"), WIDER)
+def test_wider_numbers_and_rounded_floats_are_loaded(tmp_path, stored, here):
+    numbers = torch.tensor([100.0, 0.1, 3]).to(stored)
+    save_checkpoint(tmp_path / "a", Kept(numbers))
+    model = Kept(torch.zeros(3).to(here))
+    load_checkpoint(tmp_path / "a", model)
+    assert torch.equal(model.numbers, numbers.to(here))
+
+
+@pytest.mark.parametrize(
+    ("stored", "here"),
+    [
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float16),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float8_e4m3fn),
+        (torch.complex128, torch.complex64),
+    ],
+)
+def test_a_number_that_would_be_infinite_is_refused_before_anything_is_loaded(
+    tmp_path, stored, here
+):
+    large = 1e300 if stored in (torch.float64, torch.complex128) else 1e6
+    numbers = torch.tensor([[1.0, float("inf")], [large, 2.0]], dtype=torch.float64).to(stored)
+    model = nn.Sequential(nn.Linear(2, 2), Kept(numbers))
+    save_checkpoint(tmp_path / "a", model)
+    other = nn.Sequential(nn.Linear(2, 2), Kept(torch.zeros(2, 2).to(here)))
+    before = other[0].weight.detach().clone()
+    with pytest.raises(
+        CheckpointError,
+        match=rf"'model.1.numbers' is {here} here, and 1 of the loaded numbers does not fit: ",
+    ):
+        load_checkpoint(tmp_path / "a", other)
+    assert torch.equal(other[0].weight, before)
+    if here is not torch.float8_e4m3fn:  # which has no infinity
+        model[1].numbers[1, 0] = 3.0
+        save_checkpoint(tmp_path / "a", model)
+        load_checkpoint(tmp_path / "a", other)
+        assert torch.equal(other[1].numbers, model[1].numbers.to(here))
+
+
+def test_a_single_number_of_another_kind_is_loaded_if_it_fits(tmp_path):
+    save_checkpoint(tmp_path / "a", Kept(torch.tensor(7.0)))
+    model = Kept(torch.tensor(0))
+    load_checkpoint(tmp_path / "a", model)
+    assert int(model.numbers) == 7
+    save_checkpoint(tmp_path / "a", Kept(torch.tensor(7.5)))
+    with pytest.raises(CheckpointError, match=r"is torch.int64 here, and 1 .* not fit: 7.5"):
+        load_checkpoint(tmp_path / "a", model)
+
+
+def test_optimizer_state_is_not_converted_to_another_kind(tmp_path):
+    layer = nn.Linear(2, 1)
+    optimizer = KeyedOptimizerWrapper(dict(layer.named_parameters()), torch.optim.Adagrad)
+    optimizer.state[layer.weight]["sum"] = torch.full((1, 2), 1e6)
+    save_checkpoint(tmp_path / "a", layer, optimizer)
+    optimizer.state[layer.weight]["sum"] = torch.zeros(1, 2, dtype=torch.float16)
+    with pytest.raises(CheckpointError, match=r"weight.sum' is torch.float16 here, .* 1000000.0"):
+        load_checkpoint(tmp_path / "a", layer, optimizer)
+    optimizer.state[layer.weight]["sum"] = torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(CheckpointError, match=r"weight.sum' is torch.int32 here and torch.fl"):
+        load_checkpoint(tmp_path / "a", layer, optimizer)
 
 
 def test_tensors_without_numbers_are_kept(tmp_path):

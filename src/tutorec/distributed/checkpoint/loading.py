@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from tutorec._loaded import dtype_problem
 from tutorec.distributed.checkpoint.contents import (
     STATE,
     Contents,
@@ -41,7 +42,13 @@ from tutorec.distributed.checkpoint.ranks import RankBarrier, error_text
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.replicas import loaded_by_all
 from tutorec.distributed.checkpoint.states import StoredState, check_rule, match_states, new_state
-from tutorec.distributed.checkpoint.stored import SavedFiles, files_of, plan_reading, read_blocks
+from tutorec.distributed.checkpoint.stored import (
+    SavedFiles,
+    check_conversions,
+    files_of,
+    plan_reading,
+    read_blocks,
+)
 from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
@@ -82,6 +89,9 @@ def load_checkpoint(
     loaded. Nothing in the files is executed, so an untrusted checkpoint is safe to load; its values
     are not verified.
 
+    Floating-point numbers may be rounded to the dtype of the model. Every other conversion that can
+    change a number is refused, also that of a large float to infinity.
+
     Args:
         path: Path of the checkpoint.
         model: A `DistributedModelParallel`, a sharded module, or any other module, with the same
@@ -96,7 +106,8 @@ def load_checkpoint(
 
     Raises:
         AgreementError: Ranks load different checkpoints.
-        CheckpointError: It is damaged, or of another version, model or optimizer.
+        CheckpointError: It is damaged, or of another version, model or optimizer; or its numbers do
+            not fit the model's dtypes.
 
     Example:
         >>> import tempfile, torch
@@ -158,6 +169,7 @@ def _load(
             files.hold([*files_of(metadata, plan), *to_check])
             for name in to_check:
                 files.check(name)
+            check_conversions(files, metadata, order.wanted)
             return metadata, order
 
         metadata, order = ranks.attempt(check, problem)
@@ -215,7 +227,22 @@ def _want(order: _Order, entry: Entry, stored: TensorStorageMetadata) -> None:
         raise CheckpointError(
             f"{entry.name!r} is {list(entry.shape)} here and {list(stored.size)} in the checkpoint"
         )
+    for part in entry.parts:
+        _check_dtype(entry.name, part.tensor, stored.properties.dtype, tuple(stored.size))
     order.wanted.setdefault(entry.name, []).extend(wanted_rectangles(entry))
+
+
+def _check_dtype(
+    name: str, target: torch.Tensor, stored: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Refuse numbers that a conversion can change; rounding of floats is allowed.
+
+    Raises:
+        CheckpointError: It can.
+    """
+    problem = dtype_problem(repr(name), target.dtype, stored, single=not shape)
+    if problem is not None:
+        raise CheckpointError(f"{problem}; read_state_dict(path) reads it as it is stored")
 
 
 def _want_rows(
@@ -236,6 +263,7 @@ def _want_rows(
             f"{name!r} has one number for each of {rows} rows here, and is {list(state.shape)} in "
             f"the checkpoint, for slices of {list(widths)} columns"
         )
+    _check_dtype(name, tensor, state.dtype, state.shape)
     piece = piece or ShardPiece(0, 0, 0, rows, columns)
     order.wanted.setdefault(name, []).extend(wanted_rows(tensor, piece, rows, state.shape, widths))
 

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from tutorec._kernels.unwritten import copy_written_rows
+from tutorec._loaded import value_problem, values_decide
 from tutorec.distributed.checkpoint.entries import Wanted
 from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.checkpoint.manifest import Manifest, named_errors, size_problem
@@ -147,10 +148,43 @@ def read_blocks(
             for wish in wishes:
                 if wish.share is not None:
                     wish.target.zero_()
-        reader: Any = FileSystemReader(".")
-        reader.fs = files
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
-        reader.read_data(planner.plan, planner).wait()
+        _read(files, metadata, planner)
+
+
+def check_conversions(
+    files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]
+) -> None:
+    """Read the numbers that may be out of the range of their targets, and write nothing.
+
+    Args:
+        files: Files of the checkpoint, checked.
+        metadata: Its metadata.
+        wanted: As in `read_blocks`.
+
+    Raises:
+        CheckpointError: A number does not fit.
+    """
+    dtypes = {
+        name: cast(TensorStorageMetadata, metadata.state_dict_metadata[name]).properties.dtype
+        for name in wanted
+    }
+    in_doubt = {
+        name: wishes
+        for name, wishes in wanted.items()
+        if any(values_decide(wish.target.dtype, dtypes[name]) for wish in wishes)
+    }
+    if in_doubt:
+        with torch.no_grad(), named_errors(files.folder):
+            checker = BlockChecker(in_doubt, plan_reading(metadata, in_doubt).plan, dtypes)
+            _read(files, metadata, checker)
+
+
+def _read(files: SavedFiles, metadata: Metadata, planner: BlockLoader) -> None:
+    """Read the blocks of a plan."""
+    reader: Any = FileSystemReader(".")
+    reader.fs = files
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.plan, planner).wait()
 
 
 def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> BlockLoader:
@@ -233,3 +267,38 @@ class BlockLoader:
         ):
             target = target.narrow(dimension, start, length)
         return target, wish.share
+
+
+class BlockChecker(BlockLoader):
+    """Looks at each block instead of copying it.
+
+    Args:
+        wanted: As of `BlockLoader`.
+        plan: As there.
+        dtypes: Name of a stored tensor -> its dtype.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[str, Sequence[Wanted]],
+        plan: LoadPlan,
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        super().__init__(wanted, plan, frozenset())
+        self._dtypes = dtypes
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """A scratch tensor of the stored dtype."""
+        target, _ = self._target(read_item)
+        return torch.empty_like(target, dtype=self._dtypes[read_item.dest_index.fqn])
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Check that its numbers fit the target.
+
+        Raises:
+            CheckpointError: One does not.
+        """
+        target, _ = self._target(read_item)
+        problem = value_problem(repr(read_item.dest_index.fqn), target.dtype, tensor)
+        if problem is not None:
+            raise CheckpointError(problem)

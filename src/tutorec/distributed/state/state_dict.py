@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 
+from tutorec._loaded import value_problem
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.plan.geometry import ShardPiece, placement
@@ -81,7 +82,8 @@ def local_state(
 
     Raises:
         TypeError: A loaded value is not a tensor.
-        ValueError: Shapes differ, or the state was saved under another plan.
+        ValueError: Shapes differ, a conversion to the table's dtype would change numbers, or the
+            state was saved under another plan.
     """
     state: dict[str, list[torch.Tensor]] = {}
     for table in tables:
@@ -98,15 +100,20 @@ def local_state(
                 f"table {table.name!r} is [{table.rows}, {table.columns}], and the loaded "
                 f"table is {size}"
             )
+        what = f"table {table.name!r}"
         held = [piece for piece in table.pieces if piece.rank == rank]
+        pieces = [
+            local_piece(value, piece.offsets, piece.sizes, what)
+            if isinstance(value, ShardedTensor)
+            else piece.of(value)
+            for piece in held
+        ]
+        for rows in pieces:
+            problem = value_problem(what, table.dtype, rows)
+            if problem is not None:
+                raise ValueError(problem)
         if held:
-            what = f"table {table.name!r}"
-            state[table.name] = [
-                local_piece(value, piece.offsets, piece.sizes, what)
-                if isinstance(value, ShardedTensor)
-                else piece.of(value)
-                for piece in held
-            ]
+            state[table.name] = pieces
     return state
 
 
