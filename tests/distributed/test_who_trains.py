@@ -266,8 +266,8 @@ def late(habit: str, kind: str, pooled: bool, rank: int) -> str:
         ("passes", "RuntimeError: 2 backward passes reach"),
         ("passes of a torch optimizer", "RuntimeError: 2 backward passes reach"),
         ("around", "ValueError: GradientClippingOptimizer comes too late for"),
-        ("clip_grad_norm_", "ValueError: clip"),
-        ("clip_grad_value_", "ValueError: clip"),
+        ("clip_grad_norm_", "ValueError: clip_grad_norm_ comes too late for"),
+        ("clip_grad_value_", "ValueError: clip_grad_value_ comes too late for"),
     ],
 )
 def test_who_comes_too_late_for_a_fused_table_is_refused_at_once(

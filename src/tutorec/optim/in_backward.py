@@ -162,7 +162,9 @@ def _tell_reader(parameter: InBackwardParameter, frame: FrameType) -> None:
     module = frame.f_globals.get("__name__")
     if module == _CLIPPING:
         if not _clips_itself(parameter):
-            raise ValueError(_not_clipped(parameter, frame.f_code.co_name))
+            # up to Python 3.11 a list comprehension is a function of its own
+            caller = frame if frame.f_code.co_name.isidentifier() else frame.f_back or frame
+            raise ValueError(_not_clipped(parameter, caller.f_code.co_name))
         return
     if module == _SCALER:
         raise ValueError(_scaled(_name_of(parameter)))
@@ -205,7 +207,6 @@ def _clips_itself(parameter: Tensor) -> bool:
 
 
 def _not_clipped(parameter: Tensor, caller: str) -> str:
-    caller = caller if caller.isidentifier() else "clipping"
     return (
         f"{caller} comes too late for {_name_of(parameter)}: backward has updated it, and nothing "
         "of that was clipped. Leave it out, in_backward_optimizer_filter(model.named_parameters()) "
