@@ -5,11 +5,17 @@ rank.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import re
 import signal
+import struct
+import subprocess
 import sys
+import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +28,7 @@ import torch.distributed as dist
 from tutorec.errors import RankError, RankTimeoutError
 from tutorec.spmd import Ranks
 from tutorec.spmd import pool as spmd_pool
+from tutorec.spmd import start as spmd_start
 from tutorec.spmd.pool import WorkerPool
 
 Places = dict[int, dict[str, Any] | None]
@@ -62,7 +69,13 @@ def stall(still_running, monkeypatch) -> Callable[..., RankError]:
     """
     asked = WorkerPool._ask
 
-    def run(pool: Ranks, fn, settled: Callable[[Places], bool], seconds: float = 1.5) -> RankError:
+    def run(
+        pool: Ranks,
+        fn,
+        settled: Callable[[Places], bool],
+        seconds: float = 1.5,
+        before: Callable[[], None] = lambda: None,
+    ) -> RankError:
         end = time.monotonic() + PATIENCE
 
         def ask(workers: WorkerPool, ranks: list[int]) -> Places:
@@ -72,6 +85,7 @@ def stall(still_running, monkeypatch) -> Callable[..., RankError]:
 
         pool.run(len, ())  # The ranks' first run may take its time.
         pids, workers = pool.pids, pool._pools[-1]
+        before()
         monkeypatch.setattr(WorkerPool, "_ask", ask)
         monkeypatch.setattr(workers, "options", replace(workers.options, timeout=seconds))
         with pytest.raises(RankError) as caught:
@@ -432,3 +446,273 @@ def test_a_backend_that_cannot_be_had_says_what_would_work():
         pytest.raises(RankError, match=r"2 ranks, [01] GPUs; use 'gloo' or 'auto'"),
     ):
         pool.run(len, ())
+
+
+def execute(text: str) -> list[str]:
+    """The lines that a script prints, which must end by itself."""
+    line = [sys.executable, "-c", textwrap.dedent(text)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=5 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+HANDLED = """
+    import os, signal, sys, threading, time
+    from tutorec.errors import RankError
+    from tutorec.spmd import Ranks
+    world = Ranks(2, timeout=600)
+    world.run(len, ())
+    pids = world.pids
+    def handle(*_):
+        print("handler", flush=True)
+        {handler}
+        print("handled", flush=True)
+    signal.signal(signal.SIGUSR1, handle)
+    caller = os.getpid()
+    def wait(rank):
+        if rank == 1:
+            os.kill(caller, signal.SIGUSR1)
+        time.sleep(600)
+    try:
+        world.run(wait)
+    except BaseException as error:
+        print(type(error).__name__, str(error) or error.args)
+    print(world)
+    print([pid for pid in pids if os.path.exists(f"/proc/{{pid}}/fd")])
+    again = Ranks(1)
+    print(again.run(len, ()))
+    again.close()
+"""
+
+
+@linux_only
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_signal_handler_can_close_the_pool_during_a_run(monkeypatch, method):
+    monkeypatch.setenv("TUTOREC_RANKS_START", method)
+    *handled, error, world, left, again = execute(HANDLED.format(handler="world.close()"))
+    assert handled == ["handler", "handled"]
+    assert error.startswith("RankError close() was called during the run of 'wait', by a signal")
+    assert (world[:8], world[-6:]) == ("Ranks(2,", "closed")
+    assert (left, again) == ("[]", "[0]")
+
+
+@linux_only
+def test_a_signal_handler_can_close_the_pool_and_leave():
+    handler = "world.close(); sys.exit(3)"
+    *handled, error, _, left, again = execute(HANDLED.format(handler=handler))
+    assert handled == ["handler"]
+    assert (error, left, again) == ("SystemExit 3", "[]", "[0]")
+
+
+@linux_only
+def test_a_signal_handler_that_asks_the_ranks_during_a_run_is_told_so():
+    *handled, error, _, left, again = execute(HANDLED.format(handler="world.run(len, ())"))
+    assert handled == ["handler"]
+    assert error.startswith(
+        "RuntimeError run() of 'len' was called inside another call of the same"
+    )
+    assert (left, again) == ("[]", "[0]")
+
+
+@linux_only
+def test_a_signal_handler_can_use_and_close_another_pool_during_a_run():
+    handler = "other = Ranks(1); print(other.run(len, (1,))); other.close(); sys.exit(4)"
+    *handled, error, _, left, again = execute(HANDLED.format(handler=handler))
+    assert handled == ["handler", "[1]"]
+    assert (error, left, again) == ("SystemExit 4", "[]", "[0]")
+
+
+class Asking:
+    """An argument whose pickling calls the pool."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object]]:
+        return str, (self.call(),)
+
+
+def test_a_run_inside_the_pickling_of_an_argument_is_refused_and_harms_nothing(world):
+    world.run(len, ())
+    pids = world.pids
+    with pytest.raises(RuntimeError, match=r"run\(\) of 'len' was called inside another") as told:
+        world.run(str, Asking(lambda: world.run(len, ())))
+    assert [frame.name for frame in told.traceback][-3:] == ["__reduce__", "<lambda>", "run"]
+    with Ranks(1, timeout=PATIENCE) as other:
+        assert world.run(str, Asking(lambda: other.run(len, (1,)))) == ["[1]", "[1]"]
+    assert world.pids == pids
+
+
+def test_a_close_inside_the_pickling_of_an_argument_ends_the_ranks(still_running):
+    world = Ranks(2, timeout=PATIENCE)
+    world.run(len, ())
+    pids = world.pids
+    with pytest.raises(RankError, match=r"close\(\) was called during the run of 'str'"):
+        world.run(str, Asking(world.close))
+    assert (still_running(pids, PATIENCE), world.closed) == ([], True)
+    world.close()
+    with pytest.raises(ValueError, match=r"run\(\) after close"):
+        world.run(len, ())
+
+
+def test_a_close_during_the_start_ends_the_ranks(still_running, monkeypatch):
+    world, greet, pids = Ranks(2, timeout=PATIENCE), WorkerPool._greet, []
+
+    def close(pool: WorkerPool, sock, key: bytes) -> None:
+        pids[:] = pool.pids
+        world.close()
+        greet(pool, sock, key)
+
+    monkeypatch.setattr(WorkerPool, "_greet", close)
+    with pytest.raises(RankError):
+        world.run(len, ())
+    assert len(pids) == 2
+    assert (still_running(pids, PATIENCE), world.pids) == ([], [])
+
+
+def test_a_close_of_another_thread_waits_for_the_run_and_a_run_for_its_turn():
+    world, begun = Ranks(2, timeout=PATIENCE), threading.Event()
+    results: list[object] = []
+
+    def values() -> None:
+        try:
+            results.append(world.run(lambda rank: rank))
+        except ValueError as error:
+            results.append(str(error))
+
+    world.run(len, ())
+    others = [threading.Thread(target=values), threading.Thread(target=world.close)]
+
+    def starts_others() -> str:
+        begun.set()
+        for thread in others:
+            thread.start()
+        return "started"
+
+    assert world.run(lambda text: text, Asking(starts_others)) == ["started"] * 2
+    for thread in others:
+        thread.join(PATIENCE)
+    assert (begun.is_set(), [thread.is_alive() for thread in others]) == (True, [False, False])
+    assert results in ([[0, 1]], ["run() after close(); make another Ranks(2)"])
+
+
+def test_a_second_close_inside_the_first_ends_the_ranks_at_once(still_running, monkeypatch):
+    def leave():
+        import atexit
+
+        atexit.register(time.sleep, 600)
+
+    world = Ranks(2, timeout=600)
+    world.run(leave)
+    pids, asked = world.pids, spmd_start.Forked.exit_code
+
+    def close_again(process, seconds: float = 0.0):
+        monkeypatch.setattr(spmd_start.Forked, "exit_code", asked)
+        world.close()
+        return asked(process, seconds)
+
+    monkeypatch.setattr(spmd_start.Forked, "exit_code", close_again)
+    world.close()
+    assert still_running(pids, PATIENCE) == []
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_of_close_ends_the_ranks_at_once(still_running):
+    caller = os.getpid()
+
+    def leave(rank):
+        import atexit
+
+        atexit.register(time.sleep, 600)
+        if rank == 0:
+            atexit.register(os.kill, caller, signal.SIGINT)
+
+    world = Ranks(2, timeout=600)
+    world.run(leave)
+    pids = world.pids
+    with pytest.raises(KeyboardInterrupt) as told:
+        world.close()
+    assert frames_of_the_pool(told.value) == ["close"]
+    assert still_running(pids, PATIENCE) == []
+
+
+def frames_of_the_pool(error: BaseException) -> list[str]:
+    """Functions of the pool that the traceback shows."""
+    folder = os.path.dirname(spmd_pool.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.name for frame in frames if os.path.dirname(frame.filename) == folder]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_shows_the_line_of_the_caller_alone():
+    caller = os.getpid()
+
+    def wait():
+        os.kill(caller, signal.SIGINT)
+        time.sleep(600)
+
+    with Ranks(2, timeout=600) as world, pytest.raises(KeyboardInterrupt) as told:
+        world.run(wait)
+    assert [frame.name for frame in told.traceback] == [
+        "test_an_interrupt_shows_the_line_of_the_caller_alone",
+        "run",
+    ]
+
+
+def test_errors_of_the_pool_show_the_line_of_the_caller_alone(world, failure, stall):
+    def shown(error: BaseException) -> list[str]:
+        assert error.__suppress_context__ or error.__context__ is None
+        return frames_of_the_pool(error)
+
+    assert shown(failure(world, lambda: 1 / 0)) == ["run"]
+    assert shown(stall(world, lambda: time.sleep(60), lambda places: all(places.values()))) == [
+        "run"
+    ]
+    with pytest.raises(TypeError) as told:
+        world.run(len, (x for x in ()))
+    assert frames_of_the_pool(told.value) == []
+
+
+# --- the time of a transfer
+
+
+def trickle() -> None:
+    """Send the caller a part of a large value now and then, without end."""
+    frame = sys._getframe()
+    while "tasks" not in frame.f_locals:
+        assert frame.f_back is not None, "a rank serves tasks"
+        frame = frame.f_back
+    connection = frame.f_locals["tasks"]
+    os.write(connection.fileno(), struct.pack("!i", 2**30))
+    while True:
+        os.write(connection.fileno(), bytes(1000))
+        time.sleep(0.05)
+
+
+def test_a_value_that_comes_too_slowly_is_given_up_at_the_deadline(world, stall):
+    error = stall(
+        world, trickle, lambda places: any(stands_in(place, "trickle") for place in places.values())
+    )
+    assert isinstance(error, RankTimeoutError)
+    assert "did not finish within 1.5 s, which count until every value has come" in str(error)
+    assert re.search(r"rank [01]: [\d.,]+ [KM]?i?B of 1\.00 GiB of its value had come", str(error))
+
+
+@linux_only
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_large_argument_for_a_stopped_rank_is_given_up_at_the_deadline(stall, stopped):
+    values = torch.zeros(4_000_000)
+
+    with Ranks(2, timeout=PATIENCE) as world:
+        world.run(len, ())
+        error = stall(
+            world,
+            functools.partial(torch.numel, values),
+            lambda places: True,
+            before=lambda: os.kill(world.pids[stopped], signal.SIGSTOP),
+        )
+    assert isinstance(error, RankTimeoutError)
+    assert error.rank == stopped
+    assert f"rank {stopped} did not finish" in str(error)
+    assert f"rank {1 - stopped} had returned" in str(error)
+    assert re.search(rf"rank {stopped}: it had taken [\d.]+ KiB of 15\.3 MiB", str(error))

@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +106,122 @@ def test_each_way_of_starting_gives_the_same_ranks(monkeypatch, method):
         assert world.run(look) == [(0, [], "here"), (1, [], "here")]
 
 
+class OddEntry(str):
+    """An entry of ``sys.path`` whose class no rank can import."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_entries_of_the_search_path_that_imports_skip_are_skipped(monkeypatch, tmp_path, method):
+    monkeypatch.setenv("TUTOREC_RANKS_START", method)
+    odd = [tmp_path, b"/bytes", None, threading.Lock(), torch.zeros(2)]
+    monkeypatch.setattr(sys, "path", [*odd, *sys.path, OddEntry("/odd")])
+
+    def look():
+        return sys.path[0], sys.path[-1], {type(entry) for entry in sys.path}
+
+    first = next(entry for entry in sys.path if isinstance(entry, str))
+    with Ranks(1) as world:
+        assert world.run(look) == [(first, "/odd", {str})]
+        sys.path.insert(0, "/later")
+        sys.path.insert(0, tmp_path / "later")
+        assert world.run(look) == [("/later", "/odd", {str})]
+
+
+@linux_only
+def test_a_new_fork_server_starts_with_an_odd_search_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("TUTOREC_RANKS_START", "fork")
+    monkeypatch.setattr(spmd_start, "_servers", [])
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    with Ranks(1) as world:
+        assert world.run(os.getppid) != [os.getpid()]
+
+
+@linux_only
+@pytest.mark.parametrize("method", METHODS)
+def test_a_removed_folder_and_an_environment_of_odd_bytes_are_no_obstacle(tmp_path, method):
+    text = """
+        import os
+        from tutorec.errors import RankError
+        from tutorec.spmd import Ranks
+        os.mkdir("gone")
+        os.chdir("gone")
+        os.rmdir("../gone")
+        os.environb[b"A_TEST"] = bytes(range(1, 256))
+        world = Ranks(1)
+        print(world.run(lambda: os.environb[b"A_TEST"] == bytes(range(1, 256))))
+        try:
+            world.run(lambda: 1 / 0)
+        except RankError as error:
+            print(str(error).splitlines()[-1])
+    """
+    found = execute("-c", textwrap.dedent(text), folder=tmp_path, TUTOREC_RANKS_START=method)
+    assert found == ("[True]\nZeroDivisionError: division by zero\n", "")
+
+
+@linux_only
+def test_an_environment_larger_than_a_message_to_the_fork_server_is_no_obstacle(monkeypatch):
+    for number in range(8):
+        monkeypatch.setenv(f"A_LARGE_VARIABLE_{number}", "x" * 100_000)
+    with Ranks(1) as world:
+        assert world.run(lambda: len(os.environ["A_LARGE_VARIABLE_7"])) == [100_000]
+
+
+def test_numbers_of_numpy_count_as_numbers():
+    two: Any = np.int64(2)
+    seconds: Any = np.float32(60)
+    with Ranks(two, hosts=two, timeout=seconds) as world:
+        assert world.run(lambda rank, world_size: (rank, world_size)) == [(0, 2), (1, 2)]
+
+
+@linux_only
+@pytest.mark.parametrize("place", ["_sent", "_wait", "_receive"])
+def test_an_interrupt_of_a_conversation_with_the_fork_server_harms_nobody(monkeypatch, place):
+    monkeypatch.setenv("TUTOREC_RANKS_START", "fork")
+    with Ranks(1) as other:
+        (handle,) = other.run(lambda: other.keep([7]))
+        servers = other.run(os.getppid)
+        step = getattr(spmd_start._ForkServer, place)
+
+        def interrupted(*arguments):
+            step(*arguments)
+            monkeypatch.setattr(spmd_start._ForkServer, place, step)
+            raise KeyboardInterrupt
+
+        for moment in ("start", "close"):
+            world = Ranks(1)
+            if moment == "close":
+                world.run(len, ())
+            monkeypatch.setattr(spmd_start._ForkServer, place, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                world.run(len, ()) if moment == "start" else world.close()
+            world.close()
+            assert other.run(list, handle) == [[7]]
+        with Ranks(1) as world:
+            assert world.run(os.getppid) == servers
+
+
+@linux_only
+def test_a_question_inside_a_conversation_with_the_fork_server_gets_its_own_answer(monkeypatch):
+    monkeypatch.setenv("TUTOREC_RANKS_START", "fork")
+    wait, found = spmd_start._ForkServer._wait, []
+
+    def ask_inside(server, event: int, deadline: float) -> None:
+        monkeypatch.setattr(spmd_start._ForkServer, "_wait", wait)
+        with Ranks(1) as inner:  # as a signal handler or a finalizer may
+            found.extend(inner.run(lambda: "inner"))
+        wait(server, event, deadline)
+
+    with Ranks(1) as first:
+        first.run(len, ())
+        monkeypatch.setattr(spmd_start._ForkServer, "_wait", ask_inside)
+        with Ranks(1) as world:
+            assert world.run(lambda: "outer") == ["outer"]
+    assert found == ["inner"]
+
+
 def test_an_unknown_way_of_starting_is_refused(monkeypatch):
     monkeypatch.setenv("TUTOREC_RANKS_START", "magic")
     with (
@@ -164,8 +283,10 @@ def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_runni
         (server,), pids = world.run(os.getppid), world.pids
         os.kill(server, signal.SIGKILL)
         assert still_running([server, *pids], 60.0) == []  # Its ranks end with it.
-        with pytest.raises(RankError, match="rank 0 died"):
+        told = r"rank 0 died in 'len' \(run 2\): the fork server, .* was killed by SIGKILL"
+        with pytest.raises(RankError, match=told) as raised:
             world.run(len, ())
+        assert "memory" not in str(raised.value)
         assert world.run(len, ()) == [0]
 
 

@@ -17,7 +17,8 @@ from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.spmd.devices import device
-    from tutorec.spmd.pool import Ranks, run_ranks
+    from tutorec.spmd.once import run_ranks
+    from tutorec.spmd.pool import Ranks
     from tutorec.spmd.worker import Kept, init
 
 _DEFINED_IN = {
@@ -25,7 +26,7 @@ _DEFINED_IN = {
     "Ranks": ".pool",
     "device": ".devices",
     "init": ".worker",
-    "run_ranks": ".pool",
+    "run_ranks": ".once",
 }
 
 __all__ = ["Kept", "Ranks", "device", "init", "run_ranks"]

@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._text import named_ranks
+from tutorec.errors import RankError
 from tutorec.spmd.progress import PROGRESS_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _FILE_LINE = re.compile(r'^(\s*)File "([^"]+)", line (\d+)(, in .+)?$')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_PICKLES = re.compile(r"[/\\](?:cloudpickle|multiprocess)[/\\]")
 # What gloo, NCCL and torch's stores say when the other side has gone; never the cause by itself.
 _PEER_LOSS = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Connection refused|Socket closed|Connection was "
@@ -36,6 +38,7 @@ _PEER_LOSS = re.compile(
     r"|NCCL error|ncclRemoteError|ncclSystemError|connectFullMesh failed|Connect timeout",
     re.IGNORECASE,
 )
+_NO_TRANSFERS: Mapping[int, str] = {}
 _HARNESS = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY = os.path.dirname(_HARNESS)
 _DISTRIBUTED = os.path.join("torch", "distributed")
@@ -48,6 +51,20 @@ def failure_traceback(error: BaseException) -> str:
         trace = trace.tb_next
     lines = traceback.TracebackException(type(error), error, trace, compact=True).format()
     return "".join(lines)
+
+
+def below_the_pool(error: BaseException) -> TracebackType | None:
+    """The traceback from the first frame that is not the pool's own work; None if all of it is."""
+    trace = error.__traceback__
+    stdlib = sysconfig.get_path("stdlib") + os.sep
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        installed = _PACKAGES.match(path)
+        in_stdlib = path.startswith((stdlib, "<frozen")) and not installed
+        if not (_is_harness(path) or in_stdlib or (installed and _PICKLES.search(path))):
+            break
+        trace = trace.tb_next
+    return trace
 
 
 def _is_harness(filename: str) -> bool:
@@ -135,11 +152,18 @@ def _short_name(path: str) -> str:
         short = os.path.join("tutorec", os.path.relpath(path, _LIBRARY))
     elif path.startswith(sysconfig.get_path("stdlib") + os.sep):
         short = os.path.join("python", os.path.relpath(path, sysconfig.get_path("stdlib")))
-    elif path.startswith(os.getcwd() + os.sep):
-        short = os.path.relpath(path)
+    elif path.startswith(working_folder() + os.sep):
+        short = os.path.relpath(path, working_folder())
     else:
         short = os.path.join(*path.split(os.sep)[-2:])
     return f'File "{short}"'
+
+
+def working_folder() -> str:
+    """The current folder, or the root of the file system when the current one was deleted."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return os.sep
 
 
 def _cell_name(path: str) -> str:
@@ -169,26 +193,111 @@ def is_peer_loss(failure: Mapping[str, Any]) -> bool:
     )
 
 
-def death_message(rank: int, code: int | None, doing: str) -> str:
+def first_failure(failures: Mapping[int, Mapping[str, Any]]) -> int:
+    """The rank to blame: a death before an exception before a lost peer; the earliest first."""
+
+    def order(rank: int) -> tuple[int, float, int]:
+        failure = failures[rank]
+        same = [
+            f["when"]
+            for f in failures.values()
+            if (f["kind"], f["text"]) == (failure["kind"], failure["text"])
+        ]
+        severity = 0 if failure["kind"] == "death" else 2 if is_peer_loss(failure) else 1
+        return severity, min(same), rank
+
+    return min(failures, key=order)
+
+
+def raised(rank: int, failure: dict[str, Any], doing: str) -> RankError:
+    """An exception of a rank, for the caller."""
+    trace = scrub(failure["traceback"])
+    text = scrub(f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"])
+    between = failure.get("between")
+    where = f"between runs ({between}), by a signal handler" if between else doing
+    return RankError(f"rank {rank} raised {where}: {text}\n\n{trace}", rank, trace)
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words.
+
+    Example:
+        >>> ending(1), ending(-9)
+        ('ended with exit code 1', 'was killed by SIGKILL (signal 9)')
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "a signal"
+    return f"was killed by {name} (signal {-code})"
+
+
+def death_message(rank: int, code: int | None, doing: str, server_end: str = "") -> str:
     """What to say of a rank whose process ended.
+
+    Args:
+        rank: The rank.
+        code: Its exit code, minus the signal's number.
+        doing: The function and the number of the run.
+        server_end: How the fork server ended, where it took the rank with it.
 
     Example:
         >>> print(death_message(1, 3, "'train' (run 2)"))
         rank 1 died in 'train' (run 2): its process ended with exit code 3 and no exception
     """
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = {
+    if server_end:
+        how = (
+            f"the fork server, which starts the ranks of this process, {server_end}, and the "
+            "kernel ended all ranks with it; a further run starts a new one"
+        )
+    elif code is not None and code < 0:
+        hints = {
             "SIGKILL": "; often the operating system's answer to too little memory",
             "SIGSEGV": "; a crash in compiled code",
             "SIGABRT": "; compiled code gave up, its message is on stderr",
-        }.get(name, "")
-        how = f"its process was killed by {name} (signal {-code}){hint}"
+        }
+        hint = next((hint for name, hint in hints.items() if name in ending(code)), "")
+        how = f"its process {ending(code)}{hint}"
     elif code is None:
         how = "its process still runs but no longer talks to its caller"
     else:
-        how = f"its process ended with exit code {code} and no exception"
+        how = f"its process {ending(code)} and no exception"
     return f"rank {rank} died in {doing}: {how}"
+
+
+def other_threads() -> dict[str, str]:
+    """Where the threads are that the end of this process waits for: a stack for each name."""
+    frames = sys._current_frames()
+    return {
+        thread.name: "".join(traceback.format_stack(frames[thread.ident]))
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread() and not thread.daemon and thread.ident in frames
+    }
+
+
+def end_message(rank: int, timeout: float, place: Mapping[str, Any] | None) -> str:
+    """What to say of a rank that was ended because its own end took too long.
+
+    Args:
+        rank: The rank.
+        timeout: Seconds that were allowed.
+        place: Its :func:`whereabouts` with its :func:`other_threads`; None if it did not answer.
+    """
+    if place is None:
+        where = "it is silent (the process is stopped, or compiled code holds Python's lock)"
+    elif place["threads"]:
+        stacks = (
+            f"thread {name!r}, which is here:\n{scrub(stack)}"
+            for name, stack in place["threads"].items()
+        )
+        where = "it waited for its " + "\nand for its ".join(stacks)
+    else:
+        where = f"it was here:\n{_place(place)}"
+    return (
+        f"rank {rank} did not end within {timeout:g} s of close() and was killed, so what it had "
+        f"not written is lost: {where}\n"
+        "stop its threads and finish such work in a run, before close(), or give Ranks more "
+        "seconds (timeout)"
+    )
 
 
 def operations_begun() -> int | None:
@@ -278,7 +387,11 @@ def uneven_message(rank: int, doing: str, uneven: str) -> str:
 
 
 def stall_message(
-    doing: str, timeout: float, places: Mapping[int, Mapping[str, Any] | None], world_size: int
+    doing: str,
+    timeout: float,
+    places: Mapping[int, Mapping[str, Any] | None],
+    world_size: int,
+    transfers: Mapping[int, str] = _NO_TRANSFERS,
 ) -> tuple[int, str]:
     """Who stalled, where, and who only waited.
 
@@ -288,6 +401,7 @@ def stall_message(
         places: For each rank that did not finish: its :func:`whereabouts`, or None where it did not
             answer.
         world_size: W, ranks in the pool.
+        transfers: For each rank with a message under way: how far that has come.
 
     Returns:
         The rank to blame and the message.
@@ -296,7 +410,8 @@ def stall_message(
     waiting = {
         rank: place for rank, place in places.items() if place is not None and place["collective"]
     }
-    stalled = [rank for rank in places if rank not in waiting and rank not in silent]
+    late = [rank for rank in transfers if rank not in silent]
+    stalled = [rank for rank in places if rank not in {*waiting, *silent, *late}]
     done = [rank for rank in range(world_size) if rank not in places]
     lines = []
     if silent:
@@ -307,17 +422,24 @@ def stall_message(
         )
     if stalled:
         lines.append(f"{named_ranks(stalled)} stalled: {doing} did not finish within {timeout:g} s")
+    if late:
+        lines.append(
+            f"{doing} did not finish within {timeout:g} s, which count until every value has come: "
+            "send and return less, leave it on the ranks with world.keep, or give Ranks more "
+            "seconds (timeout)"
+        )
     if not lines:
         lines.append(_uneven(doing, timeout, waiting, done))
+    lines += [f"rank {rank}: {transfer}" for rank, transfer in transfers.items()]
     for rank in stalled:
         lines.append(f"rank {rank} is here:\n{_place(places[rank])}")
     for rank, place in waiting.items():
         count = place.get("collectives")
         begun = f" (operation {count} of its group)" if count is not None else ""
         lines.append(f"rank {rank} only waits, in {place['collective']}{begun}:\n{_place(place)}")
-    if done and (silent or stalled):
+    if done and (silent or stalled or late):
         lines.append(f"{named_ranks(done)} had returned")
-    return (silent or stalled or list(waiting))[0], "\n".join(lines)
+    return (silent or stalled or late or list(waiting))[0], "\n".join(lines)
 
 
 def _uneven(
@@ -365,13 +487,16 @@ class Watch:
         self._raised = ""
         # where a collective of this rank has waited too long
         self._waited: dict[str, Any] | None = None
+        self._process = os.getpid()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="tutorec watch", daemon=True)
         self._thread.start()
         self._previous, sys.excepthook = sys.excepthook, self._uncaught
 
     def end(self) -> None:
-        """At the end of the process: say that this rank has left."""
+        """At the end of the process: say that this rank has left; a fork of it has not."""
+        if self._process != os.getpid():
+            return
         with contextlib.suppress(RuntimeError):
             self._store.set(f"left {self._rank}", json.dumps([self._raised, self._waited]))
         self._ended.set()
@@ -396,6 +521,9 @@ class Watch:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        if self._process != os.getpid():
+            self._previous(kind, error, trace)
+            return
         text = str(error) if isinstance(error, RuntimeError) else ""
         late = bool(_TIMEOUT.search(text))
         if late or is_peer_loss({"kind": kind.__name__, "text": text}):

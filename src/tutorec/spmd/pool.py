@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
 import secrets
+import selectors
 import shutil
 import signal
 import socket
-import struct
-import sys
 import tempfile
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from multiprocess import connection as mp_connection
-from multiprocess.connection import Connection
-
 from tutorec._check import is_int
 from tutorec.errors import RankError, RankTimeoutError
-from tutorec.spmd.devices import loopback, under_torchrun
+from tutorec.spmd.channel import Channel, listener
 from tutorec.spmd.messages import (
+    below_the_pool,
     death_message,
+    end_message,
+    first_failure,
     is_peer_loss,
+    raised,
     read_progress,
-    scrub,
     stall_message,
     uneven_exchanges,
     uneven_message,
@@ -44,13 +44,12 @@ from tutorec.spmd.pickling import (
     name_of,
 )
 from tutorec.spmd.progress import share_progress
-from tutorec.spmd.start import RankProcess, start_rank
+from tutorec.spmd.start import RankProcess, WorkerOptions, search_path, start_rank
 from tutorec.spmd.worker import (
     GREETING,
     Kept,
     RankWorld,
     checked_timeout,
-    init,
     live_tokens,
     outlives_its_folder,
     restore_world,
@@ -60,7 +59,6 @@ from tutorec.spmd.worker import (
 if TYPE_CHECKING:
     import torch
 
-_CLOSE_SECONDS = 2.0
 # Importing torch W times on a busy machine is slow, and is not a fault of the caller's function.
 START_SECONDS = 120.0
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
@@ -72,41 +70,8 @@ AFTERMATH_SECONDS = 1.5
 # sent again.
 FUNCTIONS = 256
 FUNCTION_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a pool was asked for.
-
-    Args:
-        world_size: W, ranks.
-        hosts: Simulated hosts that share them evenly.
-        backend: ``auto``, ``gloo`` or ``nccl``, as ``Ranks`` takes it.
-        timeout: Seconds that a run may take.
-    """
-
-    world_size: int
-    hosts: int
-    backend: str
-    timeout: float
-
-    def environment(self, rank: int) -> dict[str, str]:
-        """The variables by which a rank knows its place, as torchrun sets them."""
-        local = self.world_size // self.hosts
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("TORCHELASTIC_")
-        }
-        place = {
-            "RANK": rank,
-            "WORLD_SIZE": self.world_size,
-            "LOCAL_RANK": rank % local,
-            "LOCAL_WORLD_SIZE": local,
-            "GROUP_RANK": rank // local,
-            "GROUP_WORLD_SIZE": self.hosts,
-        }
-        return {**loopback(), **inherited, **{name: str(value) for name, value in place.items()}}
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Ranks:
@@ -122,8 +87,12 @@ class Ranks:
     systems, and with ``TUTOREC_RANKS_START=spawn``, every rank is a fresh interpreter that imports
     torch itself.
 
-    When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place,
-    and the next :meth:`run` starts new ones; what the old ones kept is gone.
+    When a rank raises, dies or stalls, all ranks are ended at once, the error names the rank and
+    the place, and the next :meth:`run` starts new ones; what the old ones kept is gone.
+
+    When the pool is closed, at the end of a ``with`` block or of the program, or because nothing
+    refers to it any more, each rank ends as a script does: its threads come to their end, functions
+    of ``atexit`` are called, open files are written, pending asynchronous checkpoints, too.
 
     Args:
         world_size: W, the number of ranks.
@@ -133,8 +102,9 @@ class Ranks:
         backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU
             tensors by gloo and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first,
             ``"gloo"`` asks for the second.
-        timeout: Seconds that one run may take, at most 1,000,000. Starting the ranks does not
-            count.
+        timeout: Seconds that one run may take, at most 1,000,000: from when the arguments begin to
+            travel until every value has come. Starting the ranks does not count. The end of the
+            ranks, at close, may take as long again.
 
     Raises:
         ValueError: No such number of ranks, hosts or seconds.
@@ -165,11 +135,13 @@ class Ranks:
             )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
-        self._options = WorkerOptions(world_size, count, backend, checked_timeout(timeout))
-        self._lock = threading.Lock()
+        self._options = WorkerOptions(
+            int(world_size), int(count), backend, checked_timeout(timeout)
+        )
+        self._lock = threading.RLock()
         self._closed = False
         self._pools: list[WorkerPool] = []
-        self._finalizer = weakref.finalize(self, _end_pools, self._pools)
+        self._finalizer = weakref.finalize(self, _end_pools, self._pools, True)
 
     @property
     def world_size(self) -> int:
@@ -227,9 +199,10 @@ class Ranks:
         to :func:`device` where they are used.
 
         Raises:
-            RankError: A rank raised or died.
+            RankError: A rank raised or died. Or the pool was closed during the run.
             RankTimeoutError: The ranks did not finish in time.
-            RuntimeError: This process is a fork of the one that started the ranks.
+            RuntimeError: This process is a fork of the one that started the ranks. Or this thread
+                is in a run of these ranks already.
             TypeError: The arguments do not fit ``fn``.
         """
         # Notebooks and pytest then show the caller's line and the rank's own traceback.
@@ -242,22 +215,59 @@ class Ranks:
                     f"Ranks({self.world_size}) in this process"
                 )
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
+        if self._in_call():
+            raise RuntimeError(
+                f"run() of {name_of(fn)!r} was called inside another call of the same ranks, by a "
+                "signal handler or while an argument was pickled: a run begins when the one before "
+                f"it has ended; use another Ranks({self.world_size}) there"
+            )
         with self._lock:
             if self._closed:
                 raise ValueError(f"run() after close(); make another Ranks({self.world_size})")
-            if not self._pools:
-                self._pools.append(WorkerPool(self._options))
-            # What cannot be pickled raises here and does the ranks no harm.
-            function, arguments = dump_function(fn), dump((args, kwargs))
             try:
-                values = self._pools[-1].run(name_of(fn), function, arguments)
-            except RankError as error:
-                _end_pools(self._pools)
-                raise error.with_traceback(None) from None
-            except BaseException:
-                _end_pools(self._pools)
+                values = self._call(fn, args, kwargs)
+            except (RankError, KeyboardInterrupt) as error:
+                raise error.with_traceback(below_the_pool(error)) from None
+            except Exception as error:
+                shown = below_the_pool(error)
+                if shown is not None or isinstance(error, TypeError | pickle.PicklingError):
+                    error.__traceback__ = shown
                 raise
         return [load(value) for value in values]
+
+    def _in_call(self) -> bool:
+        """Whether this thread is in a call that uses the ranks."""
+        return self._lock._is_owned()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _call(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[bytes]:
+        """Start ranks if there are none, and have them call ``fn``."""
+        try:
+            if not self._pools:
+                self._pools.append(WorkerPool(self._options))
+                self._pools[-1].start()
+        except BaseException:
+            _end_pools(self._pools)
+            raise
+        # What cannot be pickled raises here and does the ranks no harm.
+        function, arguments = dump_function(fn), dump((args, kwargs))
+        closed = RankError(
+            f"close() was called during the run of {name_of(fn)!r}, by a signal handler or while "
+            "an argument was pickled, and the ranks were ended: what they had not written is lost"
+        )
+        try:
+            if self._closed:
+                raise closed
+            return self._pools[-1].run(name_of(fn), function, arguments)
+        except BaseException as error:
+            _end_pools(self._pools)
+            if self._closed and isinstance(error, RankError):
+                raise closed from None
+            raise
+        finally:
+            if self._closed:
+                _end_pools(self._pools)
 
     def keep(self, obj: Any) -> Kept:
         """Keep ``obj`` on a rank, inside a run; returns a handle that later runs resolve.
@@ -280,10 +290,25 @@ class Ranks:
         )
 
     def close(self) -> None:
-        """End the ranks; what they kept is gone."""
+        """End the ranks in order, as :class:`Ranks` describes; what they kept is gone.
+
+        A rank whose end takes longer than ``timeout`` is ended by force, and a RuntimeWarning says
+        what it waited for; likewise for one that died or raised since the last run. A run of
+        another thread comes to its end first. A call inside a run of the same thread, by a signal
+        handler say, ends the ranks at once, and so does one inside another ``close``.
+        """
+        __tracebackhide__ = True
+        if self._in_call() or any(pool.owner != os.getpid() for pool in self._pools):
+            self._closed = True
+            for pool in [*self._pools]:
+                pool.end(True)
+            return
         with self._lock:
             self._closed = True
-            _end_pools(self._pools, _CLOSE_SECONDS)
+            try:
+                _end_pools(self._pools, True)
+            except KeyboardInterrupt as error:
+                raise error.with_traceback(below_the_pool(error)) from None
 
     def __enter__(self) -> Ranks:
         return self
@@ -294,6 +319,7 @@ class Ranks:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        __tracebackhide__ = True
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., RankWorld], tuple[str, int]]:
@@ -301,67 +327,20 @@ class Ranks:
         return restore_world, (self._pools[-1].token if self._pools else "", self.hosts)
 
 
-def _end_pools(pools: list[WorkerPool], grace: float = 0.0) -> None:
-    """End running pools and forget them; also runs at garbage collection and exit."""
+def _end_pools(pools: list[WorkerPool], in_order: bool = False) -> None:
+    """End running pools and forget them; also runs at garbage collection."""
     while pools:
-        pools.pop().end(grace)
-
-
-def run_ranks(
-    fn: Callable[..., Any],
-    world_size: int = 2,
-    *args: Any,
-    hosts: int | None = None,
-    backend: str = "auto",
-    timeout: float = 60,
-    **kwargs: Any,
-) -> list[Any]:
-    """Call ``fn`` once on ``world_size`` ranks and return their values in rank order.
-
-    Under ``torchrun`` this process already is one of several ranks: then ``fn`` is called here, in
-    the group that torchrun describes (its number of ranks counts, not ``world_size``), and every
-    process gets the values of all.
-
-    Args:
-        fn: Called on each rank; parameters named ``rank`` and ``world_size`` are filled in.
-        world_size: W, the number of ranks to start.
-        *args: Positional arguments of ``fn``.
-        hosts: Simulated hosts, as in :class:`Ranks`.
-        backend: As in :class:`Ranks`.
-        timeout: Seconds that the call may take.
-        **kwargs: Keyword arguments of ``fn``.
-
-    Example:
-        >>> run_ranks(lambda rank: rank * rank, 2)
-        [0, 1]
-    """
-    __tracebackhide__ = True
-    if under_torchrun():
-        return _run_here(fn, args, kwargs, backend, timeout)
-    with Ranks(world_size, hosts=hosts, backend=backend, timeout=timeout) as world:
-        return world.run(fn, *args, **kwargs)
-
-
-def _run_here(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    backend: str,
-    timeout: float,
-) -> list[Any]:
-    """Call ``fn`` in this process of several and exchange the values."""
-    import torch.distributed as dist
-
-    init(backend, timeout)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    args, kwargs = call_arguments(fn, args, kwargs, rank, world_size)
-    payloads: list[Any] = [None] * world_size
-    dist.all_gather_object(payloads, dump(fn(*args, **kwargs)))
-    return [load(payload) for payload in payloads]
+        try:
+            pools[-1].end(in_order)
+        finally:
+            del pools[-1:]
 
 
 class WorkerPool:
-    """The running processes of a pool.
+    """The processes of a pool.
+
+    A signal handler, a finalizer or another thread may end them during any other call: then
+    :meth:`end` only kills them, and the call, which learns of that as of any death, cleans up.
 
     Args:
         options: What the pool was asked for.
@@ -373,39 +352,50 @@ class WorkerPool:
         self.backend = ""
         self.owner = os.getpid()
         self._runs = 0
+        self._busy = False
+        self._killed = False
         # What the ranks know: functions, the latest last, with the names of their constants and
         # their bytes.
         self._functions: dict[str, tuple[frozenset[str], int]] = {}
         self._constants: dict[str, str] = {}
-        self._sys_path = list(sys.path)
+        self._sys_path = search_path()
         self._processes: list[RankProcess] = []
-        self._tasks: dict[int, Connection] = {}
-        self._controls: dict[int, Connection] = {}
+        self._tasks: dict[int, Channel] = {}
+        self._controls: dict[int, Channel] = {}
         self._folder = tempfile.mkdtemp(prefix="tutorec-ranks-")
         self._progress = share_progress(self._folder, -1, options.world_size)
-        try:
-            self._start()
-        except BaseException:
-            self.end()
-            raise
-        live_tokens.add(self.token)
 
     @property
     def pids(self) -> list[int]:
         """Process ids in rank order."""
         return [process.pid for process in self._processes]
 
-    def _start(self) -> None:
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Have a call of :meth:`end` that comes meanwhile kill the processes and no more."""
+        try:
+            self._busy = True
+            yield
+        finally:
+            self._busy = False
+
+    def start(self) -> None:
         """Start the processes and wait until all have joined the group."""
+        with self._in_use():
+            self._start()
+        live_tokens.add(self.token)
+        atexit.register(self.end, True)  # after the fork server's: it comes before
+
+    def _start(self) -> None:
         from tutorec._validation import validation_enabled
 
         key = secrets.token_bytes(32)
         deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
-        with _listener(self._folder) as listener:
+        with listener(self._folder) as listening:
             boot = {
                 "world_size": self.options.world_size,
                 "token": self.token,
-                "address": [listener.family.name, listener.getsockname()],
+                "address": [listening.family.name, listening.getsockname()],
                 "key": key.hex(),
                 "folder": self._folder,
                 "backend": self.options.backend,
@@ -418,7 +408,7 @@ class WorkerPool:
                 self._processes.append(
                     start_rank({**boot, "rank": rank}, self.options.environment(rank))
                 )
-            self._accept(listener, key, deadline)
+            self._accept(listening, key, deadline)
         ready = self._gather(
             "ready", "the start", deadline, max(START_SECONDS, self.options.timeout)
         )
@@ -429,14 +419,16 @@ class WorkerPool:
     def _accept(self, listener: socket.socket, key: bytes, deadline: float) -> None:
         """Wait for two connections from every rank; strangers and silent ones are ignored."""
         ended: set[int] = set()
-        listener.settimeout(0.1)
-        while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                ended = self._check_starting(deadline, ended)
-            else:
-                self._greet(sock, key)
+        listener.setblocking(False)
+        with _Selector() as selector:
+            selector.register(listener, _READ)
+            while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
+                if not selector.select(0.1):
+                    ended = self._check_starting(deadline, ended)
+                    continue
+                with contextlib.suppress(BlockingIOError, ConnectionError):  # It went again.
+                    sock, _ = listener.accept()
+                    self._greet(sock, key)
 
     def _greet(self, sock: socket.socket, key: bytes) -> None:
         """Read the key and the rank of a connection, which a rank sends at once."""
@@ -451,10 +443,8 @@ class WorkerPool:
             sock.close()
             return
         _, rank, purpose = GREETING.unpack(greeting)
-        _limit_blocking(sock, max(self.options.timeout, 2.0))
-        {b"tasks": self._tasks, b"control": self._controls}[purpose.rstrip(b"\0")][rank] = (
-            Connection(sock.detach())
-        )
+        channels = {b"tasks": self._tasks, b"control": self._controls}[purpose.rstrip(b"\0")]
+        channels[rank] = Channel(sock)
 
     def _check_starting(self, deadline: float, ended: set[int]) -> set[int]:
         """Raise for a rank that ended without a message; returns those in ``ended`` and new ones.
@@ -471,7 +461,7 @@ class WorkerPool:
         dead = {rank: code for rank, code in codes.items() if code is not None}
         for rank, code in dead.items():
             if rank in ended:
-                raise RankError(death_message(rank, code, "the start"), rank)
+                raise self._death(rank, code, "the start")
         if time.monotonic() > deadline:
             late = next(rank for rank in range(self.options.world_size) if rank not in self._tasks)
             raise RankTimeoutError(f"rank {late} did not start within {START_SECONDS:g} s", late)
@@ -485,23 +475,25 @@ class WorkerPool:
             function: The function.
             arguments: Pickled positional and keyword arguments.
         """
-        self._runs += 1
-        news = self._news(function)
-        message = {
-            **news,
-            "run": self._runs,
-            "arguments": arguments,
-            "sys_path": list(sys.path) if sys.path != self._sys_path else None,
-            "forget": [*take_dropped(self.token), *news["forget"]],
-        }
-        self._sys_path = list(sys.path)
-        deadline = time.monotonic() + self.options.timeout
-        data = pickle.dumps(message)
-        for rank in range(self.options.world_size):
-            # A rank that has died or does not read is found, and named, by the wait below.
-            with contextlib.suppress(OSError):
-                self._tasks[rank].send_bytes(data)
-        return self._gather("value", f"{name!r} (run {self._runs})", deadline, self.options.timeout)
+        with self._in_use():
+            self._runs += 1
+            path, news = search_path(), self._news(function)
+            message = {
+                **news,
+                "run": self._runs,
+                "arguments": arguments,
+                "sys_path": path if path != self._sys_path else None,
+                "forget": [*take_dropped(self.token), *news["forget"]],
+            }
+            self._sys_path = path
+            deadline = time.monotonic() + self.options.timeout
+            data = pickle.dumps(message)
+            for channel in self._tasks.values():
+                # A rank that has died is found, and named, by the wait below.
+                with contextlib.suppress(ConnectionError):
+                    channel.begin(data)
+            doing = f"{name!r} (run {self._runs})"
+            return self._gather("value", doing, deadline, self.options.timeout)
 
     def _news(self, function: FunctionPayload) -> dict[str, Any]:
         """What the ranks lack of a function and its constants, and functions to forget."""
@@ -532,43 +524,64 @@ class WorkerPool:
         }
 
     def _gather(self, expected: str, doing: str, deadline: float, timeout: float) -> list[Any]:
-        """One message of kind ``expected`` from every rank, in rank order."""
+        """One message of kind ``expected`` from every rank, in rank order.
+
+        What is still to be sent is sent meanwhile. However much travels, ``deadline`` holds.
+        """
         values: dict[int, Any] = {}
         failures: dict[int, dict[str, Any]] = {}
-        while len(values) + len(failures) < self.options.world_size:
-            pending = {
-                conn: rank
-                for rank, conn in self._tasks.items()
-                if rank not in values and rank not in failures
-            }
-            ready = mp_connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
-            if not ready and failures:
-                break
-            if not ready:
-                places = self._ask(list(pending.values()))
-                rank, message = stall_message(doing, timeout, places, self.options.world_size)
-                raise RankTimeoutError(message, rank, message)
-            for conn in ready:
-                rank = pending[conn]  # pyright: ignore[reportArgumentType]
-                kind, content = self._receive(rank)
-                if kind == expected:
-                    values[rank] = content
-                    continue
-                failures[rank] = content
-                # Others may be about to report the cause of this, or the same at the same moment.
-                patience = AFTERMATH_SECONDS if is_peer_loss(content) else SAME_MOMENT_SECONDS
-                deadline = min(deadline, time.monotonic() + patience)
+        with _Selector() as selector:
+            for rank, channel in self._tasks.items():
+                events = _READ | _WRITE if channel.sending else _READ
+                selector.register(channel, events, rank)
+            while selector.get_map():
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                come = 0
+                for key, events in ready:
+                    channel, rank = self._tasks[key.data], key.data
+                    if events & _WRITE and self._sent(channel):
+                        selector.modify(channel, _READ, rank)
+                    message = self._receive(rank) if events & _READ else None
+                    if message is None:
+                        continue
+                    selector.unregister(channel)
+                    come += 1
+                    kind, content = message
+                    if kind == expected:
+                        values[rank] = content
+                        continue
+                    failures[rank] = content
+                    # Others may be about to report the cause of this, or the same at the same
+                    # moment.
+                    patience = AFTERMATH_SECONDS if is_peer_loss(content) else SAME_MOMENT_SECONDS
+                    deadline = min(deadline, time.monotonic() + patience)
+                if not come and time.monotonic() >= deadline:
+                    if failures:
+                        break
+                    pending = [key.data for key in selector.get_map().values()]
+                    raise self._stall(pending, doing, timeout)
         if failures:
-            self._raise_failure(doing, failures)
+            raise self._cause(doing, failures)
         return [values[rank] for rank in range(self.options.world_size)]
 
-    def _receive(self, rank: int) -> tuple[str, Any]:
+    def _sent(self, channel: Channel) -> bool:
+        """Send more of a message; returns whether nothing is left to send."""
         try:
-            kind, run, content = pickle.loads(self._tasks[rank].recv_bytes())
-        except (EOFError, OSError):
+            return channel.send()
+        except ConnectionError:  # Reading tells why.
+            return True
+
+    def _receive(self, rank: int) -> tuple[str, Any] | None:
+        """The rank's message, None while parts of it are still to come; or how the rank ended."""
+        try:
+            message = self._tasks[rank].receive()
+        except ConnectionError:
             code = self._processes[rank].exit_code(10.0)  # known at once, but on a busy machine
             return "death", {"kind": "death", "text": "", "code": code, "when": 0.0}
-        if run != self._runs:
+        if message is None:
+            return None
+        kind, run, content = pickle.loads(message)
+        if kind != "between" and run != self._runs:
             text = (
                 f"it answered run {run} a second time; a function must not write to the "
                 "connections of its rank"
@@ -579,90 +592,108 @@ class WorkerPool:
                 "traceback": "",
                 "when": time.time(),
             }
+        if kind == "between":
+            content["between"] = f"after run {run} and before {self._runs}"
         return kind, content
 
-    def _raise_failure(self, doing: str, failures: dict[int, dict[str, Any]]) -> None:
-        """Raise the cause: a death before an exception before a lost peer; the earliest first."""
+    def _stall(self, pending: list[int], doing: str, timeout: float) -> RankTimeoutError:
+        """What to raise when the ranks in ``pending`` did not answer in time."""
+        transfers = {
+            rank: self._tasks[rank].transfer for rank in pending if self._tasks[rank].transfer
+        }
+        places = self._ask(pending)
+        rank, message = stall_message(doing, timeout, places, self.options.world_size, transfers)
+        return RankTimeoutError(message, rank, message)
 
-        def order(rank: int) -> tuple[int, float, int]:
-            failure = failures[rank]
-            same = [
-                f["when"]
-                for f in failures.values()
-                if (f["kind"], f["text"]) == (failure["kind"], failure["text"])
-            ]
-            severity = 0 if failure["kind"] == "death" else 2 if is_peer_loss(failure) else 1
-            return severity, min(same), rank
+    def _death(self, rank: int, code: int | None, doing: str) -> RankError:
+        server_end = self._processes[rank].server_end
+        return RankError(death_message(rank, code, doing, server_end), rank)
 
-        rank = min(failures, key=order)
-        failure = failures[rank]
-        if failure["kind"] == "death":
-            if failure["code"] == -signal.SIGABRT:
-                uneven, skipped = uneven_exchanges(read_progress(self._progress))
-                if uneven:
-                    raise RankError(uneven_message(rank, doing, uneven), (skipped or [rank])[0])
-            raise RankError(death_message(rank, failure["code"], doing), rank)
-        trace = scrub(failure["traceback"])
-        text = scrub(
-            f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"]
-        )
-        raise RankError(f"rank {rank} raised in {doing}: {text}\n\n{trace}", rank, trace)
+    def _cause(self, doing: str, failures: dict[int, dict[str, Any]]) -> RankError:
+        rank = first_failure(failures)
+        if failures[rank]["kind"] != "death":
+            return raised(rank, failures[rank], f"in {doing}")
+        if failures[rank]["code"] == -signal.SIGABRT:
+            uneven, skipped = uneven_exchanges(read_progress(self._progress))
+            if uneven:
+                return RankError(uneven_message(rank, doing, uneven), (skipped or [rank])[0])
+        return self._death(rank, failures[rank]["code"], doing)
 
     def _ask(self, ranks: list[int]) -> dict[int, dict[str, Any] | None]:
         """Ask busy ranks where they are; None for a rank that does not answer."""
         places: dict[int, dict[str, Any] | None] = dict.fromkeys(sorted(ranks))
-        for rank in ranks:
-            with contextlib.suppress(OSError):
-                self._controls[rank].send_bytes(b"where")
         deadline = time.monotonic() + ANSWER_SECONDS
-        waiting = {self._controls[rank]: rank for rank in ranks}
-        while waiting:
-            ready = mp_connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for conn in ready:
-                with contextlib.suppress(EOFError, OSError):
-                    places[waiting[conn]] = pickle.loads(conn.recv_bytes())  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-                del waiting[conn]  # pyright: ignore[reportArgumentType]
+        with _Selector() as selector:
+            for rank in ranks:
+                with contextlib.suppress(ConnectionError):
+                    self._controls[rank].begin(b"where")
+                    selector.register(self._controls[rank], _READ, rank)
+            while selector.get_map() and time.monotonic() < deadline:
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                    answer: Any = b""  # of a rank that has gone
+                    with contextlib.suppress(ConnectionError):
+                        answer = self._controls[key.data].receive()
+                    if answer is None:
+                        continue
+                    places[key.data] = pickle.loads(answer) if answer else None
+                    selector.unregister(key.fileobj)
         return places
 
-    def end(self, grace: float = 0.0) -> None:
-        """End all ranks, by force after ``grace`` seconds; calling it again does nothing."""
+    def end(self, in_order: bool = False) -> None:
+        """End all ranks; calling it again does nothing.
+
+        Args:
+            in_order: Give them ``timeout`` seconds to end as a script does, and warn of those that
+                could not; else kill them.
+        """
         if self.owner != os.getpid():  # A fork of the caller does not own the ranks.
             return
+        if self._busy:
+            self._killed = True
+            self._kill()
+            return
         live_tokens.discard(self.token)
-        for conn in self._tasks.values() if grace else []:
-            with contextlib.suppress(OSError):
-                conn.send_bytes(pickle.dumps(None))
-        deadline = time.monotonic() + grace
+        atexit.unregister(self.end)
+        faults: list[str] = []
+        with self._in_use():
+            try:
+                if in_order and len(self._tasks) == self.options.world_size:
+                    faults = self._end_in_order()
+            finally:
+                self._kill()
+                for channel in [*self._tasks.values(), *self._controls.values()]:
+                    channel.close()
+                for process in self._processes:
+                    process.exit_code(5.0)
+                self._processes, self._tasks, self._controls = [], {}, {}
+                self._progress.close()
+                shutil.rmtree(self._folder, ignore_errors=True)
+        if faults:
+            warnings.warn("\n".join(faults), RuntimeWarning, stacklevel=4)
+
+    def _kill(self) -> None:
         for process in self._processes:
-            if process.exit_code(max(0.0, deadline - time.monotonic())) is None:
-                process.kill()
-        for conn in [*self._tasks.values(), *self._controls.values()]:
-            conn.close()
-        for process in self._processes:
-            process.exit_code(5.0)
-        self._processes, self._tasks, self._controls = [], {}, {}
-        self._progress.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+            process.kill()
 
-
-def _listener(folder: str) -> socket.socket:
-    """A listening socket in ``folder`` if the system has such, else on a free local port."""
-    path = os.path.join(folder, "socket")
-    if hasattr(socket, "AF_UNIX") and sys.platform != "win32" and len(os.fsencode(path)) < 100:
-        listener, address = socket.socket(socket.AF_UNIX), path
-    else:
-        listener, address = socket.socket(socket.AF_INET), ("127.0.0.1", 0)
-    listener.bind(address)
-    listener.listen(4096)  # The system lowers it to what it has.
-    return listener
-
-
-def _limit_blocking(sock: socket.socket, seconds: float) -> None:
-    """Limit reads and writes in time, so that a stopped rank cannot hang the caller."""
-    sock.setblocking(True)
-    if sys.platform != "win32":
-        limit = struct.pack("ll", int(seconds), 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    def _end_in_order(self) -> list[str]:
+        """Have the ranks end, and wait for them; what is to be said of those that could not."""
+        for channel in self._tasks.values():
+            with contextlib.suppress(ConnectionError):
+                channel.begin(pickle.dumps(None))
+        deadline = time.monotonic() + self.options.timeout
+        codes = {
+            rank: process.exit_code(max(0.0, deadline - time.monotonic()))
+            for rank, process in enumerate(self._processes)
+        }
+        if self._killed:
+            return []
+        places = self._ask([rank for rank, code in codes.items() if code is None])
+        faults = [end_message(rank, self.options.timeout, place) for rank, place in places.items()]
+        for rank, code in codes.items():
+            if code:
+                doing = f"close(), or since run {self._runs}"
+                kind, content = self._receive(rank) or ("death", {})
+                told = kind == "between"
+                error = raised(rank, content, doing) if told else self._death(rank, code, doing)
+                faults.append(str(error))
+        return faults

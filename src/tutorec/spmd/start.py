@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import select
@@ -35,10 +37,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from tutorec.spmd.devices import loopback
+from tutorec.spmd.messages import ending, working_folder
 
 METHOD_VARIABLE = "TUTOREC_RANKS_START"
 REPLY_SECONDS = 120.0
+_LOOK_SECONDS = 0.05
+_REQUEST_BYTES = 2**22
 
 _RANK_CODE = (
     "import json, sys; boot = json.loads(sys.stdin.readline()); sys.path[:] = boot['sys_path']; "
@@ -53,6 +61,41 @@ _SERVER_CODE = (
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 # Every rank of every pool imports them: 1.3 s for `DistributedDataParallel`, 0.3 s for the planner.
 _SLOW_MODULES = ("torch._dynamo", "scipy.optimize")
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a pool was asked for.
+
+    Args:
+        world_size: W, ranks.
+        hosts: Simulated hosts that share them evenly.
+        backend: ``auto``, ``gloo`` or ``nccl``, as ``Ranks`` takes it.
+        timeout: Seconds that a run may take, and the end of the ranks.
+    """
+
+    world_size: int
+    hosts: int
+    backend: str
+    timeout: float
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The variables by which a rank knows its place, as torchrun sets them."""
+        local = self.world_size // self.hosts
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TORCHELASTIC_")
+        }
+        place = {
+            "RANK": rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": rank % local,
+            "LOCAL_WORLD_SIZE": local,
+            "GROUP_RANK": rank // local,
+            "GROUP_WORLD_SIZE": self.hosts,
+        }
+        return {**loopback(), **inherited, **{name: str(value) for name, value in place.items()}}
 
 
 def default_method() -> str:
@@ -76,21 +119,19 @@ def start_rank(boot: dict[str, Any], environment: Mapping[str, str]) -> RankProc
     """
     boot = {
         **boot,
-        "sys_path": list(sys.path),
-        "cwd": _working_folder(),
+        "sys_path": search_path(),
+        "cwd": working_folder(),
         "environment": dict(environment),
     }
     if default_method() == "fork":
-        with contextlib.suppress(_ServerRefused, OSError):
+        with contextlib.suppress(_ServerRefused, ConnectionError):
             return _server().fork(boot)
     return Spawned(boot)
 
 
-def _working_folder() -> str:
-    """The current folder, or the root of the file system when the current one was deleted."""
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return os.sep
+def search_path() -> list[str]:
+    """``sys.path`` as ranks get it: like imports, without entries that are not strings."""
+    return [str.__str__(entry) for entry in sys.path if isinstance(entry, str)]
 
 
 def _detached() -> dict[str, Any]:
@@ -118,6 +159,7 @@ class Spawned:
             [sys.executable, "-P", "-c", _RANK_CODE],
             stdin=subprocess.PIPE,
             env=environment,
+            cwd=boot["cwd"],
             **_detached(),
         )
         assert self._process.stdin is not None, "stdin was asked for"
@@ -126,6 +168,7 @@ class Spawned:
             self._process.stdin.close()
 
         self.pid, self.kill = self._process.pid, self._process.kill
+        self.server_end = ""
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
         """Exit code, minus the signal's number, or None when it still runs after ``seconds``."""
@@ -135,7 +178,7 @@ class Spawned:
 
 
 class _ServerRefused(Exception):
-    """The fork server runs, but forking it would not be safe."""
+    """The fork server cannot fork this rank, or forking it would not be safe."""
 
 
 class Forked:
@@ -145,6 +188,7 @@ class Forked:
         self._server = server
         self.pid = pid
         self._code: int | None = None
+        self.server_end = ""  # how the server ended, where it took the rank with it
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
         """Exit code, minus the signal's number, or None when it still runs after ``seconds``."""
@@ -152,8 +196,8 @@ class Forked:
         while self._code is None:
             try:
                 self._code = self._server.ask({"poll": self.pid})["code"]
-            except OSError:  # The server is gone, and the kernel ends its ranks with it.
-                self._code = -signal.SIGKILL
+            except ConnectionError:  # The kernel ends its ranks with it.
+                self._code, self.server_end = -signal.SIGKILL, self._server.end
             if self._code is None:
                 if time.monotonic() >= deadline:
                     break
@@ -162,42 +206,51 @@ class Forked:
 
     def kill(self) -> None:
         """End the process now."""
-        # The server has not collected a process whose code is unknown, so its number cannot belong
-        # to another one.
-        if self.exit_code() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        # By the server: once it has collected the process, the number may belong to another one.
+        if self._code is None:
+            with contextlib.suppress(ConnectionError):
+                self._server.ask({"kill": self.pid})
 
 
 RankProcess: TypeAlias = Spawned | Forked
 
 
 class _ForkServer:
-    """The caller's side of the fork server: one request, one answer, a JSON line each."""
+    """The caller's side of the fork server: numbered requests and answers, a JSON message each.
+
+    Messages travel whole or not at all. A signal handler or a finalizer may ask while its thread
+    waits for an answer, and an exception may end a wait: an answer is taken by its number, and one
+    that nobody waits for is dropped.
+    """
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(REPLY_SECONDS)
-        boot = json.dumps({"fd": theirs.fileno(), "caller": os.getpid(), "sys_path": sys.path})
+        self.end = ""
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, dict[str, Any] | None] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        boot = {"fd": theirs.fileno(), "caller": os.getpid(), "sys_path": search_path()}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _SERVER_CODE, boot],
+                [sys.executable, "-P", "-c", _SERVER_CODE, json.dumps(boot)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **_ONE_THREAD},
+                cwd=working_folder(),
                 start_new_session=True,
             )
         finally:
             theirs.close()
-        self._replies = self._socket.makefile("rb")
         atexit.register(self.close)
 
     @property
     def alive(self) -> bool:
         return (
-            self.owner == os.getpid() and not self._replies.closed and self._process.poll() is None
+            self.owner == os.getpid()
+            and self._socket.fileno() != -1
+            and self._process.poll() is None
         )
 
     def fork(self, boot: dict[str, Any]) -> Forked:
@@ -208,51 +261,93 @@ class _ForkServer:
         return Forked(self, reply["pid"])
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send ``request`` and return the answer; OSError when the server is gone."""
+        """Send ``request`` and return the answer; ConnectionError when the server is gone."""
+        deadline = time.monotonic() + REPLY_SECONDS
         with self._lock:
+            number = next(self._numbers)
+            message = json.dumps({**request, "number": number}).encode()
+            self._answers[number] = None
             try:
-                if self._replies.closed:
-                    raise ConnectionError("the fork server has ended")
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
-                line = self._replies.readline()
-                if not line:
-                    raise ConnectionError("the fork server ended without an answer")
-                return json.loads(line)
-            except BaseException:
-                # An answer that was not read (an interrupt, say) would be taken for the next one:
-                # end the server.
+                while not self._sent(message):
+                    self._wait(select.POLLOUT, deadline)
+                while (answer := self._answers[number]) is None:
+                    self._wait(select.POLLIN, deadline)
+                    self._receive()
+                return answer
+            except ConnectionError:
                 self.close()
                 raise
+            finally:
+                del self._answers[number]
+
+    def _sent(self, message: bytes) -> bool:
+        if self._socket.fileno() == -1:
+            raise ConnectionError("the fork server has ended")
+        try:
+            self._socket.send(message)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                raise _ServerRefused(f"the environment has {len(message):,} bytes") from None
+            raise
+        return True
+
+    def _wait(self, event: int, deadline: float) -> None:
+        """Wait a moment for the server; what was waited for may be there already."""
+        if time.monotonic() > deadline:
+            self.end = f"did not answer within {REPLY_SECONDS:g} s"
+            raise ConnectionError(self.end)
+        if self._socket.fileno() != -1:
+            poll = select.poll()
+            poll.register(self._socket, event)
+            poll.poll(1000 * _LOOK_SECONDS)
+
+    def _receive(self) -> None:
+        """Note the answers that have come."""
+        if self._socket.fileno() == -1:
+            raise ConnectionError("the fork server has ended")
+        with contextlib.suppress(BlockingIOError):
+            while line := self._socket.recv(_REQUEST_BYTES):
+                answer = json.loads(line)
+                if answer["number"] in self._answers:
+                    self._answers[answer["number"]] = answer
+            raise ConnectionError("the fork server has ended")
 
     def close(self) -> None:
         """End the server and, with it, its ranks; in a fork of its owner only let go of it."""
-        with contextlib.suppress(OSError):
-            self._replies.close()
-            self._socket.close()
+        self._socket.close()
         if self.owner != os.getpid():
             return
+        code = self._process.poll()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
+            ended = self._process.wait(5)
+            code = ended if code is None else code
+        self.end = self.end or ("ended" if code is None else ending(code))
 
 
 _servers: list[_ForkServer] = []
-_servers_lock = threading.Lock()
+_servers_lock = threading.RLock()  # A signal handler may start ranks, too.
 
 
 def _server() -> _ForkServer:
     """This process's fork server, started when there is none; it ends with this process."""
     with _servers_lock:
         if not _servers or not _servers[-1].alive:
-            _servers[:] = [_ForkServer()]
+            try:
+                _servers[:] = [_ForkServer()]
+            except OSError as error:
+                raise _ServerRefused(f"the fork server cannot be started: {error}") from error
         return _servers[-1]
 
 
 def serve(fd: int, caller: int) -> None:
     """Answer requests on socket ``fd`` until the process ``caller`` closes it or ends.
 
-    Requests are JSON lines: ``{"boot": {...}}`` forks a rank and is answered with its pid,
-    ``{"poll": pid}`` is answered with its exit code or null.
+    Requests are JSON messages: ``{"boot": {...}}`` forks a rank and is answered with its pid,
+    ``{"poll": pid}`` is answered with its exit code or null, ``{"kill": pid}`` ends it. An answer
+    has the request's number.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # A sixth of the time of the imports.
@@ -267,29 +362,33 @@ def serve(fd: int, caller: int) -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     folders: set[str] = set()
+    codes: dict[int, int] = {}
     connection = socket.socket(fileno=fd)
-    with connection, connection.makefile("rwb") as lines:
-        for request in _requests(connection, lines, caller):
+    with connection:
+        for request in _requests(connection, caller):
+            _collect(codes)
             if "boot" in request:
                 folders.add(request["boot"]["folder"])
                 _import_slow(read_end)
                 reply = _fork(request["boot"], connection, write_end, torch.cuda.is_initialized())
+                codes.pop(reply.get("pid", 0), None)
+            elif "kill" in request:
+                reply = _kill(request["kill"], codes)
             else:
-                reply = {"code": _exit_code(request["poll"])}
-            lines.write(json.dumps(reply).encode() + b"\n")
-            lines.flush()
+                reply = {"code": codes.get(request["poll"])}
+            connection.send(json.dumps({**reply, "number": request["number"]}).encode())
     for folder in folders:  # A caller that was killed could not remove them.
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _requests(connection: socket.socket, lines: Any, caller: int) -> Iterator[dict[str, Any]]:
+def _requests(connection: socket.socket, caller: int) -> Iterator[dict[str, Any]]:
     """The caller's requests, until it has gone: a fork of it may hold the connection open."""
     while os.getppid() == caller:
         if select.select([connection], [], [], 1.0)[0]:
-            line = lines.readline()
-            if not line:
+            message = connection.recv(_REQUEST_BYTES)
+            if not message:
                 return
-            yield json.loads(line)
+            yield json.loads(message)
 
 
 def _share_memory() -> None:
@@ -341,7 +440,10 @@ def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:
     """Turn this fork into what a fresh interpreter would be, and run the rank."""
     os.environ.clear()
     os.environ.update(boot["environment"])
-    os.chdir(boot["cwd"])
+    try:
+        os.chdir(boot["cwd"])
+    except OSError:  # It was removed meanwhile, or only the caller may enter it.
+        os.chdir(os.sep)
     sys.path[:] = boot["sys_path"]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Ranks must not share the server's global random state.
@@ -350,7 +452,17 @@ def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:
     main(boot, at_end)
 
 
-def _exit_code(pid: int) -> int | None:
-    """Exit code of a rank that has ended (minus the signal's number), None while it runs."""
-    done, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if done else None
+def _collect(codes: dict[int, int]) -> None:
+    """Note exit codes of ranks that have ended (minus the signal's number), also if nobody asks."""
+    with contextlib.suppress(ChildProcessError):  # There is no rank.
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _kill(pid: int, codes: dict[int, int]) -> dict[str, Any]:
+    if pid not in codes:
+        os.kill(pid, signal.SIGKILL)
+    return {}

@@ -18,6 +18,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +37,13 @@ from tutorec.spmd.devices import (
     pick_backend,
     under_torchrun,
 )
-from tutorec.spmd.messages import Watch, failure_traceback, operations_begun, whereabouts
+from tutorec.spmd.messages import (
+    Watch,
+    failure_traceback,
+    operations_begun,
+    other_threads,
+    whereabouts,
+)
 from tutorec.spmd.pickling import Constants, call_arguments, dump_value, load, name_of
 from tutorec.spmd.progress import share_progress
 
@@ -64,6 +71,7 @@ class WorkerContext:
         run: Number of the run in progress, from 1.
         places: How often each place in the code has called ``keep`` in this run.
         process: This process's id; a fork of it is not a rank.
+        ending: The caller has closed the pool.
     """
 
     token: str
@@ -73,6 +81,7 @@ class WorkerContext:
     run: int = 0
     places: dict[str, int] = field(default_factory=dict)
     process: int = field(default_factory=os.getpid)
+    ending: bool = False
 
 
 # The rank that this process is, if it is one; and the generations of pools that this process owns
@@ -243,23 +252,107 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
     except OSError:  # The caller has given up or ended.
         os._exit(1)
     threading.Thread(target=_answer, args=(control, side, boot), daemon=True).start()
+    code = 1
     try:
-        try:
-            backend = _set_up(boot)
-        except BaseException as error:
-            _send(tasks, side, "error", _failure(error))
-        else:
-            _send(tasks, side, "ready", backend)
-            _serve(tasks, side)
+        if _begin(tasks, side, boot) and _serve_until_closed(tasks, side):
+            _end(side)
             if at_end is not None:
                 at_end()
-    except (EOFError, OSError):
+            code = 0
+    except ConnectionError:
         _abandon(boot["folder"])
+    except BaseException:
+        traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
         # Threads and half-finished collectives of the process group must not keep the process.
-        os._exit(0)
+        _exit(code)
+
+
+def _exit(code: int) -> None:
+    """End this process now, with what it has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def _begin(tasks: Connection, side: WorkerContext, boot: dict[str, Any]) -> bool:
+    """Join the group and tell the caller; returns whether there is one."""
+    try:
+        backend = _set_up(boot)
+    except BaseException as error:
+        _send(tasks, side, "error", _failure(error))
+        return False
+    _send(tasks, side, "ready", backend)
+    return True
+
+
+def _serve_until_closed(tasks: Connection, side: WorkerContext) -> bool:
+    """Run tasks; returns whether the caller has closed the pool.
+
+    Where a signal handler raises between two runs, the caller is told at its next call. A caller
+    that has gone cannot be told, which ends the rank.
+    """
+    try:
+        _serve(tasks, side)
+    except BaseException as error:
+        _send(tasks, side, "between", _failure(error))
+        return False
+    return True
+
+
+def _end(side: WorkerContext) -> None:
+    """What an interpreter does at its end: threads, functions of ``atexit``, objects, open files.
+
+    The interpreter itself goes on: it could wait for ever for threads of the process group, or
+    abort under them.
+    """
+    side.ending = True
+    steps: list[Callable[[], object]] = [
+        threading._shutdown,  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs,
+        _flush_files,  # Before cycles are collected: one may close a file under its buffer.
+        side.kept.clear,
+        gc.collect,
+        _close_archives,
+        _flush_files,
+    ]
+    for step in steps:
+        try:
+            _call(step, (), {})
+        except BaseException:
+            traceback.print_exc()
+
+
+def _open_files() -> list[io.IOBase]:
+    """Files of this process, also those that nothing but an imported module refers to."""
+    # by the type: an object may claim to be of any class
+    return [obj for obj in gc.get_objects() if issubclass(type(obj), io.IOBase)]
+
+
+def _flush_files() -> None:
+    """Write what open files hold: text first, into the buffers below it."""
+    files = _open_files()
+    for file in [*(file for file in files if isinstance(file, io.TextIOBase)), *files]:
+        _written(file, file.flush)
+
+
+def _close_archives() -> None:
+    """Close files that Python code implements: that of a gzip file, for one, writes its end."""
+    printed = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    for file in _open_files():
+        if type(file).__module__ != "_io" and not any(file is each for each in printed):
+            _written(file, file.close)
+
+
+def _written(file: io.IOBase, write: Callable[[], object]) -> None:
+    try:
+        if not file.closed:
+            write()
+    except ValueError:  # It was detached, or is not for writing.
+        pass
+    except Exception:
+        traceback.print_exc()
 
 
 def _end_with(parent: int, by_kernel: bool) -> None:
@@ -299,7 +392,11 @@ def _set_up(boot: dict[str, Any]) -> str:
         backend = join_group(boot["backend"], rank, world_size, store, boot["timeout"], place=rank)
     prove(bytes.fromhex(boot["key"]))
     share_progress(boot["folder"], rank, world_size)
-    gc.freeze()  # What was imported stays, and need not be looked at between runs.
+    # What was imported stays: it need not be looked at between runs, and not be taken down at the
+    # end, which takes torch 0.2 s for its operators.
+    gc.freeze()
+    for finalizer in [*getattr(weakref.finalize, "_registry", ())]:
+        finalizer.atexit = False
     return backend
 
 
@@ -379,7 +476,14 @@ def _send(tasks: Connection, side: WorkerContext, kind: str, content: Any) -> No
     # The function forked, and this is the child: the parent answers.
     if os.getpid() != side.process:
         os._exit(0)
-    tasks.send_bytes(pickle.dumps((kind, side.run, content)))
+    message = pickle.dumps((kind, side.run, content))
+    try:
+        tasks.send_bytes(message)
+    except ConnectionError:
+        raise
+    except BaseException:  # of a signal handler; a part may have been sent
+        traceback.print_exc()
+        _exit(1)
 
 
 def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> None:
@@ -400,7 +504,9 @@ def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> N
             control.recv_bytes()
             place = whereabouts(sys._current_frames().get(main_thread))
             begun = (operations_begun() or 1) - 1  # The first was the proof of the start.
-            control.send_bytes(pickle.dumps({**place, "run": side.run, "collectives": begun}))
+            threads = other_threads() if side.ending else {}
+            answer = {**place, "run": side.run, "collectives": begun, "threads": threads}
+            control.send_bytes(pickle.dumps(answer))
     except (EOFError, OSError):
         _abandon(boot["folder"])
 
@@ -522,11 +628,25 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
             atexit.register(Watch(store, rank, world_size, timeout).end)
         else:
             _join_group_of_one(backend, timeout)
-        atexit.register(_leave_group)
+        atexit.register(_leave_group, os.getpid())
+        _outlive_forks(weakref.ref(dist.group.WORLD))
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
     give_threads_time(group)
     return group
+
+
+def _outlive_forks(group: weakref.ref[torch.distributed.ProcessGroup | None]) -> None:
+    """Have a fork of this process never free ``group``.
+
+    A fork has not the group's threads: the end of a group waits for them for ever.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    import ctypes
+
+    keep = ctypes.pythonapi.Py_IncRef
+    os.register_at_fork(after_in_child=lambda: keep(ctypes.py_object(group())))
 
 
 def _join_group_of_one(backend: str, timeout: float) -> None:
@@ -556,9 +676,12 @@ def checked_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _leave_group() -> None:
-    """Leave the default group at the end of the program, as torch asks for."""
+def _leave_group(process: int) -> None:
+    """Leave the default group at the end of the program, as torch asks for.
+
+    A fork of ``process`` has not the group's threads, and would wait for them for ever.
+    """
     import torch.distributed as dist
 
-    if dist.is_initialized():
+    if process == os.getpid() and dist.is_initialized():
         dist.destroy_process_group()
