@@ -3,6 +3,7 @@ be right.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,36 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: kjt(weights=torch.tensor([1 + 2j, 3], dtype=torch.complex128)),
         ValueError,
         r"weights are torch.complex128, .* give their real part: weights.real",
+    ),
+    "padded: half a value": (
+        lambda: JaggedTensor(IDS, lengths=ONES).to_padded_dense(2.5),  # type: ignore[arg-type]
+        ValueError,
+        "desired_length must be 0 or more, got 2.5; it is a whole number",
+    ),
+    "padded: half an id": (
+        lambda: JaggedTensor(IDS, lengths=ONES).to_padded_dense(2, 1.5),
+        ValueError,
+        "padding_value 1.5 is not a torch.int64",
+    ),
+    "keyed: another dimension": (
+        lambda: kt(key_dim=5),
+        ValueError,
+        r"key_dim 5 is not a dimension of values of shape \[2, 3\]",
+    ),
+    "batch: indices alone": (
+        lambda: kjt(inverse_indices=IDS),
+        TypeError,
+        r"inverse_indices must be a pair, keys and a tensor \[F, B\], got torch.Tensor",
+    ),
+    "from_jt_dict: a list of features": (
+        lambda: KeyedJaggedTensor.from_jt_dict([JaggedTensor(IDS, lengths=ONES)]),  # type: ignore[arg-type]
+        TypeError,
+        "a dict of JaggedTensors by feature is needed, got list",
+    ),
+    "from_jt_dict: a tensor": (
+        lambda: KeyedJaggedTensor.from_jt_dict({"a": IDS}),  # type: ignore[dict-item]
+        TypeError,
+        r"feature 'a' must be a JaggedTensor, got torch.Tensor; make one: JaggedTensor\(torch.as",
     ),
     "padded: negative width": (
         lambda: JaggedTensor(IDS, lengths=ONES).to_padded_dense(-1),
@@ -163,3 +194,102 @@ def test_what_follows_from_the_parts_may_be_given() -> None:
         KeyedJaggedTensor(["a", "b"], IDS, lengths=ONES, jt_dict=known.to_dict()).to_dict()
         == known.to_dict()
     )
+
+
+# Each constructor, as a function of one argument that should be a tensor: the name by which an
+# error calls it, how it is called, and values that are right.
+TENSORS: dict[str, tuple[str, Callable[[Any], object], torch.Tensor]] = {
+    "batch values": ("values", lambda part: kjt(values=part), IDS),
+    "batch weights": ("weights", lambda part: kjt(weights=part), IDS),
+    "batch lengths": ("lengths", lambda part: kjt(lengths=part), ONES),
+    "batch offsets": ("offsets", lambda part: kjt(lengths=None, offsets=part), torch.arange(3)),
+    "batch inverse": (
+        r"inverse_indices\[1\]",
+        lambda part: kjt(inverse_indices=(["a"], part)),
+        torch.tensor([[0]]),
+    ),
+    "from_lengths_sync values": (
+        "values",
+        lambda part: KeyedJaggedTensor.from_lengths_sync(["a"], part, ONES),
+        IDS,
+    ),
+    "from_lengths_sync lengths": (
+        "lengths",
+        lambda part: KeyedJaggedTensor.from_lengths_sync(["a"], IDS, part),
+        ONES,
+    ),
+    "from_lengths_sync weights": (
+        "weights",
+        lambda part: KeyedJaggedTensor.from_lengths_sync(["a"], IDS, ONES, part),
+        IDS,
+    ),
+    "from_offsets_sync values": (
+        "values",
+        lambda part: KeyedJaggedTensor.from_offsets_sync(["a"], part, torch.arange(3)),
+        IDS,
+    ),
+    "from_offsets_sync offsets": (
+        "offsets",
+        lambda part: KeyedJaggedTensor.from_offsets_sync(["a"], IDS, part),
+        torch.arange(3),
+    ),
+    "dist_init": (
+        "values",
+        lambda part: KeyedJaggedTensor.dist_init(["a"], [ONES, part], False, 1, None, [2]),
+        IDS,
+    ),
+    "jagged values": ("values", lambda part: JaggedTensor(part, lengths=ONES), IDS),
+    "jagged weights": ("weights", lambda part: JaggedTensor(IDS, part, ONES), IDS),
+    "jagged lengths": ("lengths", lambda part: JaggedTensor(IDS, lengths=part), ONES),
+    "jagged offsets": ("offsets", lambda part: JaggedTensor(IDS, offsets=part), torch.arange(3)),
+    "from_dense values": (
+        r"values\[1\]",
+        lambda part: JaggedTensor.from_dense([IDS, part]),
+        IDS,
+    ),
+    "from_dense weights": (
+        r"weights\[0\]",
+        lambda part: JaggedTensor.from_dense([IDS], [part]),
+        IDS,
+    ),
+    "from_dense_lengths values": (
+        "values",
+        lambda part: JaggedTensor.from_dense_lengths(part, ONES),
+        ROWS,
+    ),
+    "from_dense_lengths lengths": (
+        "lengths",
+        lambda part: JaggedTensor.from_dense_lengths(ROWS, part),
+        ONES,
+    ),
+    "from_dense_lengths weights": (
+        "weights",
+        lambda part: JaggedTensor.from_dense_lengths(ROWS, ONES, part),
+        ROWS,
+    ),
+    "keyed values": ("values", lambda part: kt(values=part), torch.zeros(2, 3)),
+    "keyed list": (
+        r"tensors\[0\]",
+        lambda part: KeyedTensor.from_tensor_list(["a"], [part]),
+        ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "right"), TENSORS.values(), ids=[case.replace(" ", "-") for case in TENSORS]
+)
+def test_what_is_not_a_tensor_is_named_with_a_remedy_that_works(
+    name: str, make: Callable[[Any], object], right: torch.Tensor
+) -> None:
+    array, numbers = right.numpy(), right.tolist()
+    for part, kind in ((array, "numpy.ndarray"), (numbers, "list"), (tuple(numbers), "tuple")):
+        with pytest.raises(
+            TypeError,
+            match=rf": {name} must be a tensor, got {kind}; convert: torch.as_tensor\({name}",
+        ):
+            make(part)
+        make(torch.as_tensor(part))
+    for part in ("ids", 3):
+        with pytest.raises(TypeError, match=rf": {name} must be a tensor, got \w+$"):
+            make(part)

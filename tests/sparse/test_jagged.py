@@ -198,7 +198,7 @@ def test_rows_gathered_in_a_graph_are_those_of_the_kernels(drawn: DrawnBatch, wi
     columns = torch.stack([jagged.values(), jagged.values() + 1], 1)
     two = JaggedTensor(columns, lengths=jagged.lengths())
     assert torch.equal(
-        _padded_in_torch(columns, two.offsets(), width, 0.5), two.to_padded_dense(width, 0.5)
+        _padded_in_torch(columns, two.offsets(), width, 2.0), two.to_padded_dense(width, 2.0)
     )
 
 

@@ -81,7 +81,72 @@ BAD_BATCHES = {
     ),
     "strides of more lists": (
         {"lengths": ints(2, 1, 0, 2), "stride_per_key_per_rank": [[1], [4]]},
-        r"4 lists of ids for 2 keys.*\{'item': 1, 'user': 4\} ask for 5",
+        r"4 lists of ids .*_per_rank says .*1, 'user': 4\} samples, .* up to 5 lists; .* change$",
+    ),
+    "equal strides of more lists": (
+        {"lengths": ints(2, 1, 2), "stride_per_key_per_rank": [[1, 1], [2, 0]]},
+        r"3 lists of ids .*_per_rank says .*2, 'user': 2\} samples, .* up to 4 lists; .* change$",
+    ),
+    "strides of ranks that differ in number": (
+        {"lengths": ints(2, 3), "stride_per_key_per_rank": [[1], [1, 0]]},
+        r"stride_per_key_per_rank \[\[1\], \[1, 0\]\] must hold one list for each key",
+    ),
+    "strides that are not integers": (
+        {"lengths": ints(2, 3), "stride_per_key_per_rank": torch.tensor([[1.0], [1.0]])},
+        "stride_per_key_per_rank is torch.float32, and numbers of samples are integers",
+    ),
+    "samples of more lists": (
+        {"lengths": ints(2, 1, 2), "stride_per_key": [2, 2]},
+        r"stride_per_key says \{'item': 2, 'user': 2\} samples, which add up to 4 lists",
+    ),
+    "samples of fewer keys": (
+        {"lengths": ints(2, 3), "stride_per_key": [2]},
+        r"stride_per_key \[2\] has 1 numbers and there are 2 keys",
+    ),
+    "negative samples": (
+        {"lengths": ints(2, 3), "stride_per_key": [3, -1]},
+        r"stride_per_key says \[3, -1\] samples .*; a number of samples is 0 or more",
+    ),
+    "samples beside other strides": (
+        {
+            "lengths": ints(2, 1, 2),
+            "stride_per_key": [2, 1],
+            "stride_per_key_per_rank": [[1], [2]],
+        },
+        r"stride_per_key says \[2, 1\] samples, and stride_per_key_per_rank adds up to \[1, 2\]",
+    ),
+    "samples beside another stride": (
+        {"lengths": ints(2, 3), "stride_per_key": [1, 1], "stride": 7},
+        r"stride says 7 samples, and stride_per_key \[1, 1\]",
+    ),
+    "no keys": ({"keys": [], "lengths": ints(2, 3)}, "a batch without keys has no lists"),
+    "set": (
+        {"keys": {"item", "user"}, "lengths": ints(2, 3)},
+        "keys are a set, which has no order; .* give a list",
+    ),
+    "number": (
+        {"keys": ["item", 7], "lengths": ints(2, 3)},
+        "keys must be strings, the names of features; got 7, int",
+    ),
+    "bytes": (
+        {"keys": b"item", "lengths": ints(2, 3)},
+        r"got the string b'item'; write \[b'item'\]",
+    ),
+    "device of weights": (
+        {"lengths": ints(2, 3), "weights": torch.ones(5, device="meta")},
+        "weights are on meta and values on cpu",
+    ),
+    "one weight": (
+        {"lengths": ints(2, 3), "weights": torch.tensor(1.0)},
+        "one number in place of weights for 5 values",
+    ),
+    "inverse floats": (
+        {
+            "lengths": ints(2, 3),
+            "stride_per_key_per_rank": [[1], [1]],
+            "inverse_indices": (["item"], torch.zeros(1, 1)),
+        },
+        "inverse_indices are torch.float32, .* convert them: inverse_indices.long",
     ),
     "negative, variable batch": (
         {"lengths": ints(2, 4, 0, -1), "stride_per_key_per_rank": [[1], [3]]},

@@ -1,6 +1,5 @@
 """JaggedTensor: one feature's lists of ids, one list per sample."""
 
-from math import isfinite
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch.fx import Proxy
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils._pytree import tree_leaves
 
+from tutorec._check import is_int
 from tutorec._kernels.jagged import jagged_to_padded_dense
 from tutorec.awaitable import proxies_in
 from tutorec.sparse.layout import (
@@ -17,7 +17,8 @@ from tutorec.sparse.layout import (
     offsets_of_either,
     offsets_of_lengths,
 )
-from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_complex, refuse_lists
+from tutorec.sparse.refuse import refuse_lists, require_tensors
+from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_complex
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
@@ -232,6 +233,8 @@ class JaggedTensor:
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
         """One list of values for each sample, the inverse of ``to_dense``. Lengths are int32."""
+        if not is_scripting():
+            _require_lists(values, weights)
         return _from_dense(values, weights)
 
     def to_dense(self) -> list[Tensor]:
@@ -343,10 +346,16 @@ class JaggedTensor:
         """Check the form of what a caller gave, and on the CPU the numbers."""
         values, lengths, offsets = self._values, self._lengths, self._offsets
         if type(values) is not Tensor:
+            require_tensors("JaggedTensor", {"values": values})
             self.__class__ = kind_of(JaggedTensor, values)
         if not checkable(values):
             return
-        lists = check_form("JaggedTensor", values, self._weights, lengths, offsets)
+        try:
+            lists = check_form("JaggedTensor", values, self._weights, lengths, offsets)
+        except AttributeError:
+            parts = {"weights": self._weights, "lengths": lengths, "offsets": offsets}
+            require_tensors("JaggedTensor", parts, optional=True)
+            raise
         if values.is_cpu and count_ids(values.shape[0], lengths, offsets, [lists]) is None:
             refuse_lists("JaggedTensor", values.shape[0], lengths, offsets)
 
@@ -390,6 +399,15 @@ def _empty_like(jt: JaggedTensor, device: torch.device | None) -> JaggedTensor:
         optional_empty_like(jt._lengths, device),
         optional_empty_like(jt._offsets, device),
     )
+
+
+def _require_lists(values: Any, weights: Any) -> None:
+    """Check that each sample's values and weights are tensors."""
+    for name, lists in (("values", values), ("weights", weights)):
+        if isinstance(lists, Proxy) or lists is None or set(map(type, lists)) <= {Tensor}:
+            continue
+        for sample, part in enumerate(lists):
+            require_tensors("JaggedTensor.from_dense", {f"{name}[{sample}]": part})
 
 
 def _from_dense(values: list[Tensor], weights: list[Tensor] | None) -> JaggedTensor:
@@ -523,11 +541,12 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
         return values
     if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
         if checkable(values):
-            if width < 0:
+            if not is_int(width, least=0):
                 raise ValueError(
-                    f"JaggedTensor.to_padded_dense: desired_length must be 0 or more, got {width}"
+                    "JaggedTensor.to_padded_dense: desired_length must be 0 or more, got "
+                    f"{width}; it is a whole number"
                 )
-            if not isfinite(padding) and not values.is_floating_point():
+            if not values.is_floating_point() and not float(padding).is_integer():
                 raise ValueError(
                     f"JaggedTensor.to_padded_dense: padding_value {padding} is not a "
                     f"{values.dtype}, which the values are; pad them with a whole number, or "
@@ -551,6 +570,8 @@ def optional_first_entries(values: Tensor | None, lengths: Tensor) -> Tensor | N
 def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
     """Check dense rows [B, longest]: one length per row, none too long, weights alike."""
     where = "JaggedTensor.from_dense_lengths"
+    require_tensors(where, {"values": values, "lengths": lengths})
+    require_tensors(where, {"weights": weights}, optional=True)
     if not checkable(values):
         return
     if values.dim() < 2 or lengths.shape != values.shape[:1]:

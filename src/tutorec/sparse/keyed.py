@@ -13,6 +13,7 @@ from tutorec.sparse.jagged import (
     sharing,
 )
 from tutorec.sparse.layout import positions, running_sum
+from tutorec.sparse.refuse import require_tensors
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list
 
 
@@ -102,6 +103,9 @@ class KeyedTensor:
             raise ValueError(
                 f"KeyedTensor.from_tensor_list: {len(keys)} keys {keys} for {len(tensors)} tensors"
             )
+        if not is_scripting():
+            parts = {f"tensors[{place}]": tensor for place, tensor in enumerate(tensors)}
+            require_tensors("KeyedTensor.from_tensor_list", parts)
         sizes = [tensor.size(key_dim) for tensor in tensors]
         return KeyedTensor(keys, sizes, torch.cat(tensors, dim=cat_dim), key_dim, None, None)
 
@@ -278,6 +282,7 @@ torch.fx.wrap("regroup_keyed")
 def _check(keyed: KeyedTensor) -> None:
     """Check that keys and lengths describe the values."""
     if type(keyed._values) is not Tensor:
+        require_tensors("KeyedTensor", {"values": keyed._values})
         keyed.__class__ = kind_of(KeyedTensor, keyed._values)
     if not checkable(keyed._values):
         return
@@ -293,6 +298,11 @@ def _check(keyed: KeyedTensor) -> None:
     if len(lengths) != len(keys):
         raise ValueError(
             f"KeyedTensor: {len(lengths)} lengths {lengths} for {len(keys)} keys {keys}"
+        )
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(
+            f"KeyedTensor: key_dim {dim} is not a dimension of values of shape {list(shape)} (keys "
+            f"{keys})"
         )
     if sum(lengths) != shape[dim] or min(lengths) < 0:
         raise ValueError(

@@ -42,19 +42,25 @@ from tutorec.sparse.layout import (
     strides_of,
     strides_of_ranks,
 )
-from tutorec.sparse.validate import (
-    check_form,
+from tutorec.sparse.refuse import (
     check_inverse,
     check_joined,
+    check_stride_per_key,
+    refuse_list_count,
+    refuse_lists,
+    require_features,
+    require_tensors,
+)
+from tutorec.sparse.validate import (
+    check_form,
     check_keys,
+    check_names,
     check_positions,
     check_segments,
     check_strides,
     checkable,
     count_ids,
     key_list,
-    refuse_list_count,
-    refuse_lists,
     refuse_wrapping,
 )
 
@@ -251,7 +257,11 @@ class KeyedJaggedTensor:
 
         With ``force_variable_stride`` it is of variable batch size even if they are equal.
         """
-        return _from_jt_dict(jt_dict, force_variable_stride)
+        try:
+            return _from_jt_dict(jt_dict, force_variable_stride)
+        except (AttributeError, TypeError, RuntimeError):
+            require_features(jt_dict)
+            raise
 
     @staticmethod
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
@@ -752,7 +762,9 @@ class KeyedJaggedTensor:
         """
         keys, values, lengths, offsets = self._keys, self._values, self._lengths, self._offsets
         ranks, strides = self._stride_per_key_per_rank, self._stride_per_key
+        stride = self._stride
         if type(values) is not Tensor:
+            require_tensors(_BATCH, {"values": values})
             self.__class__ = kind_of(type(self), values)
         if type(keys) is list:
             self._keys = keys[:]
@@ -771,18 +783,29 @@ class KeyedJaggedTensor:
         elif isinstance(offsets, Tensor) and offsets.numel() == 0:
             self._lengths, self._offsets = lengths, offsets = offsets, None
         if strides is not None and ranks is None:
-            self._stride_per_key_per_rank = ranks = _strides_that_differ(strides)
+            self._stride_per_key_per_rank = _strides_that_differ(strides)
         if not checkable(values):
             return
         if keys != _distinct:
+            check_names(_BATCH, keys)
             check_keys(_BATCH, keys)
             _distinct[:] = keys
-        lists = check_form(_BATCH, values, self._weights, lengths, offsets)
+        try:
+            lists = check_form(_BATCH, values, self._weights, lengths, offsets)
+        except AttributeError:
+            parts = {"weights": self._weights, "lengths": lengths, "offsets": offsets}
+            require_tensors(_BATCH, parts, optional=True)
+            raise
         if ranks is not None:
             check_strides(keys, ranks)
+        if strides is not None:
+            check_stride_per_key(keys, stride, strides, ranks)
         even = ranks is None and strides is None
         if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
-            refuse_list_count(keys, lists, self.stride_per_key())
+            given = "" if stride is None else "stride"
+            if not even:
+                given = "stride_per_key" if ranks is None else "stride_per_key_per_rank"
+            refuse_list_count(keys, lists, self.stride_per_key(), given)
         self._unchecked = True
         if not values.is_cpu:
             return
@@ -974,6 +997,8 @@ def _dist_init(
             f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({', '.join(labels)}), or "
             f"{due + 1} with weights"
         )
+    parts = dict(zip([*labels, "weights"], tensors, strict=False))
+    require_tensors(f"{_BATCH}.dist_init", parts, optional=True)
     lengths, values = tensors[:2]
     weights = tensors[due] if len(tensors) > due else None
     stride = strides = None

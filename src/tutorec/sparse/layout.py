@@ -204,7 +204,21 @@ def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
     if isinstance(given, Tensor):
         return given.cpu()
     else:
+        if is_scripting():
+            return torch.tensor(given, dtype=torch.int32)
+        else:
+            return _matrix(given)
+
+
+def _matrix(given: list[list[int]]) -> Tensor:
+    """The numbers as a tensor [F, W]."""
+    try:
         return torch.tensor(given, dtype=torch.int32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"KeyedJaggedTensor: stride_per_key_per_rank {given} must hold one list for each key, "
+            f"with one number of samples for each rank, such as [[2], [3]]: {error}"
+        ) from None
 
 
 def lengths_of_either(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:

@@ -7,9 +7,8 @@ batch that is only passed on or copied costs nothing. While a model is traced, s
 exported or compiled there are no numbers to look at, and no check runs.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, KeysView, Sequence, Set
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +23,9 @@ from tutorec.sparse.layout import (
     ids_by_offsets,
     ids_per_key,
     lengths_of_offsets,
-    positions,
     segment_sums,
 )
+from tutorec.sparse.refuse import type_name
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int32, torch.int64)
@@ -69,7 +68,7 @@ def check_form(
         raise ValueError(
             f"{owner}: values are one number without a dimension; give a list, [N]: values.view(1)"
         )
-    many = values.numel() > LARGEST_INT32
+    many, on_cpu = values.numel() > LARGEST_INT32, values.is_cpu
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
@@ -78,7 +77,7 @@ def check_form(
                 f"{owner}: {name} must have one dimension, got shape {list(part.shape)}, and be "
                 f"int32 or int64, got {part.dtype}; convert them: {name}.view(-1).long()"
             )
-        if not (part.is_cpu and values.is_cpu) and part.device != values.device:
+        if not (on_cpu and part.is_cpu) and part.device != values.device:
             raise ValueError(
                 f"{owner}: {name} are on {part.device} and values on {values.device}; use one "
                 "device"
@@ -96,10 +95,15 @@ def check_form(
         )
     if weights is not None:
         refuse_complex(owner, weights)
+        if not (on_cpu and weights.is_cpu) and weights.device != values.device:
+            raise ValueError(
+                f"{owner}: weights are on {weights.device} and values on {values.device}; use one "
+                "device"
+            )
     if weights is not None and weights.shape[:1] != values.shape[:1]:
+        count = weights.shape[0] if weights.dim() else "one number in place of"
         raise ValueError(
-            f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one "
-            "weight per id"
+            f"{owner}: {count} weights for {values.shape[0]} values; give one weight per id"
         )
     return lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
 
@@ -183,101 +187,6 @@ def count_ids(
     return counts if sum(counts) == total else None
 
 
-def refuse_lists(
-    owner: str,
-    total: int,
-    lengths: Tensor | None,
-    offsets: Tensor | None,
-    keys: Sequence[str] = (),
-    bounds: Sequence[int] = (),
-) -> NoReturn:
-    """Say why lengths and offsets do not describe the ids.
-
-    Args:
-        owner: Name of the class, for the message.
-        total: N.
-        lengths: ``[L]`` or None.
-        offsets: ``[L + 1]`` or None; at least one of the two is given.
-        keys: F feature names, if lists belong to features.
-        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
-
-    Raises:
-        ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N,
-            or the two disagree.
-    """
-
-    def place(index: int) -> str:
-        if not keys:
-            return f"sample {index}"
-        key = bisect_right(bounds, index) - 1
-        return f"feature {keys[key]!r}, sample {index - bounds[key]}"
-
-    if offsets is None:
-        assert lengths is not None, "lengths or offsets are given"
-        negative = (lengths < 0).nonzero()
-        if len(negative):
-            index = int(negative[0])
-            raise ValueError(
-                f"{owner}: lengths[{index}] = {int(lengths[index])} ({place(index)}); "
-                "a length counts ids, and an empty list has length 0"
-            )
-        ids = sum(lengths.tolist())  # in Python: a sum of int64 may wrap
-        raise ValueError(
-            f"{owner}: lengths add up to {ids}, and there are {total} values; every id belongs to "
-            f"exactly one of the {lengths.numel()} lists"
-        )
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first != 0:
-        raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
-    # compared and not subtracted: a difference may wrap
-    falling = (offsets[1:] < offsets[:-1]).nonzero()
-    if len(falling):
-        index = int(falling[0])
-        raise ValueError(
-            f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and "
-            f"offsets[{index + 1}] = {int(offsets[index + 1])} ({place(index)}); an empty list "
-            "repeats the offset"
-        )
-    if last != total:
-        raise ValueError(
-            f"{owner}: offsets end at {last}, and there are {total} values; the last offset is "
-            "the number of ids"
-        )
-    steps = lengths_of_offsets(offsets)
-    assert lengths is not None, "offsets alone describe the ids"
-    index = int((lengths != steps).nonzero()[0])
-    raise ValueError(
-        f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and "
-        f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the other "
-        "is derived"
-    )
-
-
-def refuse_list_count(keys: list[str], lists: int, stride_per_key: list[int]) -> None:
-    """Say why a batch does not have one list for each key and sample.
-
-    Args:
-        keys: F feature names.
-        lists: L, its lists.
-        stride_per_key: Samples of each key.
-
-    Raises:
-        ValueError: Always.
-    """
-    reason = (
-        f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
-    )
-    if len(set(stride_per_key)) == 1:
-        reason = f"stride says {stride_per_key[0]} samples"
-        if lists % len(keys):
-            reason = f"{lists} is not a multiple of {len(keys)}"
-    raise ValueError(
-        f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; there is one "
-        "length per key and sample, key after key (keys with different numbers of samples say so "
-        "with stride_per_key_per_rank=)"
-    )
-
-
 def check_strides(keys: list[str], strides: Tensor) -> None:
     """Check that there is one row of strides for each key, and none negative.
 
@@ -288,7 +197,12 @@ def check_strides(keys: list[str], strides: Tensor) -> None:
         raise ValueError(
             f"{_BATCH}: stride_per_key_per_rank has shape {list(strides.shape)} and there are "
             f"{len(keys)} keys {keys}; it holds one list for each key with one number of samples "
-            "for each rank, such as [[2], [3]]"
+            "for each rank, such as [[2], [3]]; leave it out where all keys have as many samples"
+        )
+    if strides.is_floating_point():
+        raise ValueError(
+            f"{_BATCH}: stride_per_key_per_rank is {strides.dtype}, and numbers of samples are "
+            "integers; convert it: stride_per_key_per_rank.int()"
         )
     negative = (strides < 0).nonzero()
     if len(negative):
@@ -297,69 +211,6 @@ def check_strides(keys: list[str], strides: Tensor) -> None:
             f"{_BATCH}: stride_per_key_per_rank says {int(strides[key, rank])} samples for feature "
             f"{keys[key]!r} of rank {rank}; a number of samples is 0 or more"
         )
-
-
-def check_inverse(
-    batch_keys: list[str], stride_per_key: list[int], inverse: tuple[list[str], Tensor]
-) -> None:
-    """Check that each sample of the whole batch means a list that its feature has.
-
-    Args:
-        batch_keys: F feature names.
-        stride_per_key: Lists of each.
-        inverse: Keys, and which list each sample means ``[F, B]``.
-
-    Raises:
-        ValueError: One does not.
-    """
-    keys, indices = inverse
-    if indices.dim() != 2 or indices.shape[0] != len(keys):
-        raise ValueError(
-            f"{_BATCH}: inverse_indices have shape {list(indices.shape)} for the keys {keys}; they "
-            "hold one row for each key and one column for each sample of the whole batch"
-        )
-    lists = dict(zip(batch_keys, stride_per_key, strict=True))
-    unknown = [key for key in keys if key not in lists]
-    if unknown:
-        raise ValueError(f"{_BATCH}: inverse_indices name {unknown}, and the keys are {batch_keys}")
-    limits = torch.tensor([lists[key] for key in keys], device=indices.device).unsqueeze(1)
-    wrong = ((indices < 0) | (indices >= limits)).nonzero()
-    if len(wrong):
-        row, sample = wrong[0].tolist()
-        raise ValueError(
-            f"{_BATCH}: inverse_indices of feature {keys[row]!r}, sample {sample}, hold "
-            f"{int(indices[row, sample])}, and the feature has {lists[keys[row]]} lists (0 to "
-            f"{lists[keys[row]] - 1})"
-        )
-
-
-def check_joined(
-    keys: list[str], samples: list[int], weighted: int, ranks: list[int], inverse: int
-) -> None:
-    """Check that batches can be joined into one; TorchScript compiles this as it stands.
-
-    Args:
-        keys: The keys of all batches.
-        samples: B of each batch.
-        weighted: How many batches have weights.
-        ranks: How many ranks each batch has that is of variable batch size.
-        inverse: How many batches have inverse indices.
-
-    Raises:
-        ValueError: A key occurs twice, or the batches do not agree.
-    """
-    where, count = "KeyedJaggedTensor.concat", len(samples)
-    if len(positions(keys)) != len(keys):
-        raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
-    parts = ["weights", "variable batch", "inverse indices"]
-    for part, have in zip(parts, [weighted, len(ranks), inverse]):  # noqa: B905 (TorchScript)
-        if have != 0 and have != count:
-            raise ValueError(
-                f"{where}: {part} differ: {have} of {count} batches have {part}; all must, or none"
-            )
-    name, sizes = ("samples", samples) if len(ranks) == 0 else ("ranks", ranks)
-    if min(sizes) != max(sizes):
-        raise ValueError(f"{where}: {name} differ: {sizes}; all batches must have the same")
 
 
 def key_list(owner: str, keys: Iterable[str]) -> list[str]:
@@ -373,12 +224,20 @@ def key_list(owner: str, keys: Iterable[str]) -> list[str]:
         The keys, copied.
 
     Raises:
-        ValueError: ``keys`` is one string.
+        TypeError: ``keys`` is not iterable.
+        ValueError: ``keys`` is one string, or has no order.
     """
-    if isinstance(keys, str):
+    if isinstance(keys, str | bytes):
         raise ValueError(
             f"{owner}: keys must be a list of names, got the string {keys!r}; write [{keys!r}]"
         )
+    if isinstance(keys, Set) and not isinstance(keys, KeysView):
+        raise ValueError(
+            f"{owner}: keys are a {type_name(keys)}, which has no order; features are stored in "
+            "the order of the keys, so give a list"
+        )
+    if not isinstance(keys, Iterable):
+        raise TypeError(f"{owner}: keys must be a list of names, got {type_name(keys)}")
     return list(keys)
 
 
@@ -397,6 +256,24 @@ def check_keys(owner: str, keys: Sequence[str]) -> None:
         raise ValueError(
             f"{owner}: keys occur twice: {repeated} in {keys}; each key names one feature"
         )
+
+
+def check_names(owner: str, keys: Sequence[Any]) -> None:
+    """Check that keys are strings.
+
+    Args:
+        owner: Name of the class, for the message.
+        keys: The keys.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for key in keys:
+        if not isinstance(key, str):
+            raise ValueError(
+                f"{owner}: keys must be strings, the names of features; got {key!r}, "
+                f"{type_name(key)}"
+            )
 
 
 def check_positions(where: str, indices: list[int], keys: list[str]) -> None:
