@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerKind, OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
@@ -421,6 +423,57 @@ def test_printed_form_under_fbgemm_is_that_of_the_documents():
         build(spec, OptimizerSpec("partial_rowwise_adam"), "fbgemm").kernel
         == "torch.partial_rowwise_adam"
     )
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("kind", FBGEMM_KINDS["cpu"])
+def test_rows_that_do_not_fit_on_a_stack_are_trained_in_torch(kind: OptimizerKind):
+    # in a process of its own, which fbgemm's kernels would end; on the stack of the smallest thread
+    code = """
+import sys
+from threading import Thread, stack_size
+
+import torch
+
+from tutorec._kernels.optimizer_spec import OptimizerSpec, fbgemm_cpu_columns
+from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec._kernels.table_steps import step_tables
+from tutorec._kernels.tbe_build import build_table_batch
+from tutorec._kernels.tbe_layout import PooledBatch
+
+kind, widest = sys.argv[1], fbgemm_cpu_columns(sys.argv[1])
+ids, offsets, rule = torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]), OptimizerSpec(kind, 0.5)
+
+
+def train(columns):
+    group = GroupSpec((TableSpec("item", 2, columns),), (0,))
+    ones = [torch.ones(2, columns)]
+    tables = build_table_batch(group, optimizer=rule, device=torch.device("cpu"), weights=ones)
+    tables(ids, offsets).sum().backward()
+    states = [tuple(torch.zeros_like(state) for state in tables.table_states()[0])]
+    batch = PooledBatch(ids, offsets, None, False, (0,))
+    step_tables(ones, states, batch, torch.ones(2, columns), tables.next_steps())
+    own = tables.table_weights()[0].detach()
+    print(tables.kernel, own.unique().tolist(), (own - ones[0]).abs().max() < 1e-6)
+
+
+stack_size(2 << 20)
+for columns in (widest, widest + 4, 8 * widest):
+    thread = Thread(target=train, args=[columns])
+    thread.start()
+    thread.join()
+"""
+    command = [sys.executable, "-c", code, kind]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, (ran.returncode, ran.stderr)
+    lines = ran.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        f"fbgemm.{kind}",
+        f"torch.{kind}",
+        f"torch.{kind}",
+    ]
+    assert all(line.endswith("tensor(True)") for line in lines)
 
 
 @needs_fbgemm

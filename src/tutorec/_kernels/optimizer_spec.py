@@ -19,7 +19,13 @@ partial_rowwise_adam  the same with v_r, of mean(g^2)               momentum1 [R
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple, get_args
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 from torch import Tensor
 
@@ -31,6 +37,7 @@ __all__ = [
     "OptimizerSpec",
     "StateSpec",
     "UpdateStep",
+    "fbgemm_cpu_columns",
 ]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
@@ -40,6 +47,28 @@ FBGEMM_KINDS: dict[str, tuple[OptimizerKind, ...]] = {
     "cpu": ("sgd", "adagrad", "rowwise_adagrad"),
     "cuda": ("sgd", "adagrad", "rowwise_adagrad", *_ADAMS),
 }
+
+
+# fbgemm's kernels for the CPU sum the gradients of so many rows on the stack of a thread, and end
+# the process where it is too small: `grad_blocked_buffer[C_BLOCK * D]` for row-wise Adagrad,
+# `grad_buffer[D]` for the others.
+_ROWS_ON_STACK: dict[OptimizerKind, int] = {"rowwise_adagrad": 64}
+_STACK = 1 << 20  # bytes that they may take: half of what the smallest threads usually have
+
+
+@cache
+def fbgemm_cpu_columns(kind: OptimizerKind) -> int:
+    """The widest rows that fbgemm's kernel of an optimizer updates safely on the CPU.
+
+    Example:
+        >>> fbgemm_cpu_columns("sgd") // fbgemm_cpu_columns("rowwise_adagrad")
+        64
+    """
+    stack = _STACK
+    if resource is not None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        stack = min(stack, limit // 2) if limit != resource.RLIM_INFINITY else stack
+    return stack // 4 // _ROWS_ON_STACK.get(kind, 1)
 
 
 class StateSpec(NamedTuple):

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec, fbgemm_cpu_columns
 from tutorec._kernels.row_file import CacheSpec, zeros_in_file
 from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec._kernels.tbe import TableBatch
@@ -95,6 +95,8 @@ def runs_in_fbgemm(
 ) -> bool:
     """Whether fbgemm runs a group of tables, which stores widths as multiples of 4.
 
+    Rows that are too wide for its kernels are looked up in torch.
+
     Args:
         optimizer: Applied in the backward; None for dense gradients.
         columns: D of each table.
@@ -107,7 +109,14 @@ def runs_in_fbgemm(
     if optimizer is not None and optimizer.kind not in FBGEMM_KINDS.get(device_type, ()):
         return False
     columns = list(columns)
-    if device_type == "cuda" and max(columns) > _CUDA_COLUMNS:
+    widest = max(columns)
+    if device_type == "cuda" and widest > _CUDA_COLUMNS:
+        return False
+    if (
+        device_type == "cpu"
+        and optimizer is not None
+        and widest > fbgemm_cpu_columns(optimizer.kind)
+    ):
         return False
     # Padding is exact but for rules that would average the squares of a row over its padded width.
     averages = optimizer is not None and optimizer.averages_squares
