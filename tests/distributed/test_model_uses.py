@@ -4,12 +4,14 @@ attributes, frozen.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from distributed.cases import batch, collection, local_weights, shard
 from distributed.test_model_parallel import Model, data, parallel
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from tutorec.distributed import model_parallel, sharding_plan
@@ -148,6 +150,59 @@ def test_rows_given_in_other_memory_are_not_passed_over(ranks, kind):
     for said in ranks(2).run(exchanged, kind=kind):
         assert "was given other memory (.data = ...)" in said
         assert "parameter.copy_(rows)" in said
+
+
+def functionally(rank: int, world_size: int, kind: str, kernel: str) -> tuple[list[str], bool]:
+    sharded, messages = shard(collection(), kernel=kernel, kind=kind), []
+    own = dict(sharded.named_parameters())
+    expected = sharded(batch(rank, 3)).values()
+    for other in (torch.zeros_like, lambda rows: nn.Parameter(torch.zeros_like(rows))):
+        try:
+            given = {name: other(rows) for name, rows in own.items()}
+            torch.func.functional_call(sharded, given, (batch(rank, 3),))
+            messages.append("called")
+        except ValueError as error:
+            messages.append(str(error))
+    copied = copy.deepcopy(dict(sharded.embedding_bags.named_parameters()))
+    same = torch.func.functional_call(sharded, own, (batch(rank, 3),)).values()
+    return messages, torch.equal(same, expected) and len(copied) == len(own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [("row_wise", "fused"), ("column_wise", "dense"), ("data_parallel", "dense")],
+)
+def test_rows_given_to_a_functional_call_are_not_passed_over(ranks, kind, kernel):
+    for messages, same in ranks(2).run(functionally, kind=kind, kernel=kernel):
+        assert same
+        for said in messages:
+            assert "'weight' of the sharded table 't0' cannot be exchanged" in said
+            assert "torch.func.functional_call" in said
+            assert "parameter.copy_(rows)" in said
+
+
+def compiled(rank: int, world_size: int) -> dict[str, bool]:
+    model, plain = parallel(Model(), world_size), parallel(Model(), world_size)
+    called = torch.compile(model, backend="eager")
+    for step in range(3):
+        assert torch.equal(called(*data(rank, step)), plain(*data(rank, step)))
+        called(*data(rank, step)).backward()
+        plain(*data(rank, step)).backward()
+    trained = zip(model.parameters(), plain.parameters(), strict=True)
+    sharded = shard(collection())
+    alone = torch.compile(sharded, backend="eager")(batch(rank, 3))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"a sharded collection .* compile the dense layers alone"):
+        torch.compile(sharded, backend="eager", fullgraph=True)(batch(rank, 3))
+    return {
+        "trained": all(torch.equal(one, other) for one, other in trained),
+        "alone": torch.equal(alone.values(), sharded(batch(rank, 3)).values()),
+    }
+
+
+def test_a_compiled_model_calls_its_sharded_collections_outside_of_the_graphs(ranks):
+    for found in ranks(2).run(compiled):
+        assert found == {"trained": True, "alone": True}
 
 
 def freezing_differs(rank: int, world_size: int) -> str:

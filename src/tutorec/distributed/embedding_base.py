@@ -189,10 +189,10 @@ class ShardedEmbeddingModule(
                 table, _, parameter = name.rpartition(".")
                 rows.requires_grad_(source.weights[table].requires_grad)
                 holder[table].register_parameter(parameter, rows)
-        for table in holder.values():
+        for name, table in holder.items():
             if not table._parameters:
                 table.weight = torch.empty(0)  # to be looked at; the rows lie on other ranks
-            copy_when_loading(table)
+            copy_when_loading(table, name)
         self.add_module(source.path, holder)
         self._fused = [each for lookup in self._lookups for each in lookup.fused_optimizers()]
         for optimizer in self._fused:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from tutorec.awaitable import Awaitable, LazyAwaitable
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -57,10 +58,29 @@ class ShardedModule(nn.Module, ABC, Generic[Ctx, CompIn, DistOut, Out]):
         return self.output_dist(ctx, self.compute(ctx, dist_input))
 
     def forward(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Out]:
-        """Run the three steps; the result is awaited when it is first used."""
+        """Run the three steps; the result is awaited when it is first used.
+
+        ``torch.compile`` leaves the call out of its graphs.
+        """
+        if is_compiling():
+            return _run_outside_of_graphs(self, *args, **kwargs)
         ctx = self.create_context()
         dist_input = self.input_dist(ctx, *args, **kwargs).wait().wait()
         return self.output_dist(ctx, self.compute(ctx, dist_input))
+
+
+def _run_outside_of_graphs(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module in Python, with all that it calls, and wait for its result."""
+    result = torch.compiler.disable(module.forward)(*args, **kwargs)
+    return result.wait() if isinstance(result, LazyAwaitable) else result
+
+
+# What `torch.compiler.disable` sets; a call of it here would load the compiler for every user.
+_run_outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
+_run_outside_of_graphs._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a sharded collection sends and receives between its operators: leave fullgraph=False, or "
+    "compile the dense layers alone"
+)
 
 
 class KJTList:

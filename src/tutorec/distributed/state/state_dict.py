@@ -233,12 +233,38 @@ def register_state_hooks(module: nn.Module) -> None:
     module.register_load_state_dict_pre_hook(_load_sharded)
 
 
-def copy_when_loading(table: nn.Module) -> None:
-    """Make loading copy the rows of a table, even with ``assign=True``.
+def copy_when_loading(table: nn.Module, name: str) -> None:
+    """Make loading copy the rows of a table, even with ``assign=True``, and keep its parameters.
 
     Operators read the rows from their own memory and would not use a new tensor.
+
+    Args:
+        table: The module with the parameters of a table.
+        name: Name of the table.
     """
     table.register_load_state_dict_pre_hook(_copy_in)
+    table._parameters = _OwnParameters(name, table._parameters)
+
+
+class _OwnParameters(dict[str, nn.Parameter | None]):
+    """The parameters of a sharded table, which ``torch.func.functional_call`` cannot exchange."""
+
+    def __init__(self, table: str, parameters: Mapping[str, nn.Parameter | None]) -> None:
+        super().__init__(parameters)
+        self._table = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._table, dict(self))
+
+    def __setitem__(self, name: str, value: nn.Parameter | None) -> None:
+        if self.get(name, value) is not value:
+            raise ValueError(
+                f"{name!r} of the sharded table {self._table!r} cannot be exchanged: lookups read "
+                "the memory of the parameter that it has, and would ignore another one, also that "
+                "of torch.func.functional_call; copy the rows into it, parameter.copy_(rows), or "
+                "call the unsharded collection"
+            )
+        super().__setitem__(name, value)
 
 
 def _local_keys(
