@@ -108,3 +108,14 @@ def test_a_folder_without_files_is_told_how_to_make_them(tmp_path: Path) -> None
     options.mlperf, options.hash_rows = None, 50
     with pytest.raises(FileNotFoundError, match="npy_preproc_criteo"):
         criteo.read(tmp_path, criteo.shape_of(options), 8)
+
+
+def test_the_example_of_the_help_has_all_words_that_are_needed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        criteo.main(["--help"])
+    example = capsys.readouterr().out.splitlines()[-1]
+    words = example.split(criteo.NAME)[1].split()
+    with pytest.raises(FileNotFoundError, match=r"folder has no \*_labels.npy"):
+        criteo.main(words)

@@ -1,6 +1,6 @@
 """DLRM on Criteo's click logs (Kaggle or 1 TB), on one or many ranks; MLPerf's by a flag.
 
-The logs are read as arrays of numpy, mapped into memory, which one command makes of the text::
+The logs are read from arrays of numpy on the disk, which one command makes of the text::
 
     python -m tutorec.datasets.scripts.npy_preproc_criteo --input_dir TSV --output_dir NPY
     python -m tutorec.examples.criteo NPY
@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     made = parser(NAME, "Train a DLRM on Criteo's click logs.")
+    made.epilog = f"{made.epilog} folder"
     made.add_argument(
         "folder", type=Path, help="where *_dense.npy, *_sparse.npy and *_labels.npy are"
     )
