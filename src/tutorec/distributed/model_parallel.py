@@ -257,7 +257,12 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """State under unsharded names; a sharded table is a ShardedTensor with all its shards."""
+        """State under unsharded names; a sharded table is a ShardedTensor with all its shards.
+
+        A file that ``torch.save`` writes of it can be loaded by the same ranks alone, each its own,
+        in a process group and with ``weights_only=False``. For one file for any process, save
+        ``tutorec.distributed.checkpoint.full_state_dict(model)``, or use ``save_checkpoint``.
+        """
         if destination is None:
             return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
