@@ -290,3 +290,43 @@ def test_a_stop_iteration_of_the_model_is_not_the_end_of_the_batches():
     with pytest.raises(RuntimeError, match="StopIteration") as caught:
         pipeline.progress(iter([torch.ones(1)]))
     assert caught.value.__notes__ == ["TrainPipelineBase: stage 'forward' of batch 0 on rank 0"]
+
+
+ANSWERS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "one loss": (lambda rows: rows.sum(), "custom_model_fwd returned torch.Tensor: "),
+    "two losses": (lambda rows: rows.sum().expand(2), "returned torch.Tensor: "),
+    "nothing": (lambda rows: None, "returned NoneType: "),
+    "names": (lambda rows: {"loss": rows.sum(), "logits": rows}, "returned dict: "),
+    "three": (
+        lambda rows: (rows.sum(), rows, rows),
+        r"returned 3 values, \['torch.Tensor', 'torch.Tensor', 'torch.Tensor'\]: ",
+    ),
+    "a number": (lambda rows: (rows.sum().item(), rows), "returned losses of type float: "),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_model_with_another_answer_is_told_what_a_pipeline_needs(name: str) -> None:
+    answer, form = ANSWERS[name]
+    model = torch.nn.Linear(1, 1, device=here())
+    pipeline = TrainPipelineBase(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        here(),
+        custom_model_fwd=lambda batch: answer(model(batch)),
+    )
+    with pytest.raises(
+        TypeError, match=rf"returns \(losses, output\), and .*{form}return one loss"
+    ):
+        pipeline.progress(iter([torch.ones(1, 1)]))
+
+
+def test_the_losses_of_a_model_in_evaluation_are_not_looked_at() -> None:
+    model = torch.nn.Linear(1, 1, device=here()).eval()
+    pipeline = TrainPipelineBase(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        here(),
+        custom_model_fwd=lambda batch: (None, model(batch)),
+    )
+    assert pipeline.progress(iter([torch.ones(1, 1)])).shape == (1, 1)

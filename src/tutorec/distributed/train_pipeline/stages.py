@@ -34,6 +34,8 @@ from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineCon
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.runtime_forwards import look_up
 from tutorec.distributed.train_pipeline.streams import SideStream, to_device
+from tutorec.fx.tracer import without_wrappers
+from tutorec.sparse.refuse import type_name
 
 __all__ = ["ENDED", "FAILED", "READY", "UNFIT", "Stages", "sync_replicas"]
 
@@ -184,14 +186,19 @@ class Stages:
         self._take_over(ctx)
         self.in_forward = ctx
         try:
-            ctx.losses, ctx.output = self.call(ctx.batch)
+            answer = self.call(ctx.batch)
         finally:
             self.in_forward = None
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise TypeError(self._other_answer(_form(answer)))
+        ctx.losses, ctx.output = answer
         ctx.batch, ctx.arguments, ctx.written, ctx.module_contexts = None, {}, {}, {}
 
     def backward(self, ctx: TrainPipelineContext) -> None:
         """Compute the gradient of the sum of the losses; nothing for a model in evaluation mode."""
         if self.model.training:
+            if not hasattr(type(ctx.losses), "__torch_function__"):
+                raise TypeError(self._other_answer(f"losses of type {type_name(ctx.losses)}"))
             (ctx.losses.sum(dim=0) if ctx.losses.dim() else ctx.losses).backward()
         ctx.losses = None
 
@@ -201,12 +208,30 @@ class Stages:
             sync_replicas(self.model, self.sync_interval, ctx.index or 0)
             self.optimizer.step()
 
+    def _other_answer(self, form: str) -> str:
+        """What is wrong with an answer of this form to a batch."""
+        name = type(without_wrappers(self.model)).__name__
+        if self.custom_call is not None:
+            name = "custom_model_fwd"
+        return (
+            f"a pipeline trains a model that returns (losses, output), and {name} returned {form}: "
+            "return one loss, or a tensor of them, and what progress() is to return; "
+            "custom_model_fwd=lambda batch: ... does so for a model with another result"
+        )
+
     def _take_over(self, ctx: TrainPipelineContext) -> None:
         """Make the current stream wait for the copy of a batch and for its received ids."""
         self._copies.hand_over(ctx.batch)
         self._sends.hand_over(
             list(ctx.input_dist_tensors_requests.values()), list(ctx.module_contexts.values())
         )
+
+
+def _form(answer: Any) -> str:
+    """What a model has returned, for a message."""
+    if isinstance(answer, tuple | list):
+        return f"{len(answer)} values, {[type_name(each) for each in answer]}"
+    return type_name(answer)
 
 
 def sync_replicas(model: nn.Module, interval: int | None, number: int) -> None:
