@@ -47,12 +47,17 @@ from tutorec.distributed.sharding.base import (
 )
 from tutorec.distributed.source_tables import CollectionSpec, agreed_tables
 from tutorec.distributed.state.optimizer_state import ShardedStates
-from tutorec.distributed.state.state_dict import copy_when_loading, register_state_hooks
+from tutorec.distributed.state.state_dict import (
+    copy_when_loading,
+    keep_parameters,
+    register_state_hooks,
+)
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 from tutorec.sparse.deferred import report
 from tutorec.sparse.id_check import check_ids, check_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.refuse import refuse_batch
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
 S = TypeVar("S", bound=EmbeddingSharding)
@@ -192,7 +197,8 @@ class ShardedEmbeddingModule(
         for name, table in holder.items():
             if not table._parameters:
                 table.weight = torch.empty(0)  # to be looked at; the rows lie on other ranks
-            copy_when_loading(table, name)
+            copy_when_loading(table)
+            keep_parameters(table, name)
         self.add_module(source.path, holder)
         self._fused = [each for lookup in self._lookups for each in lookup.fused_optimizers()]
         for optimizer in self._fused:
@@ -495,10 +501,7 @@ class ShardedEmbeddingModule(
         if not isinstance(features, KeyedJaggedTensor):
             features = maybe_td_to_kjt(features, self._feature_names)
             if not isinstance(features, KeyedJaggedTensor):
-                raise TypeError(
-                    f"a Sharded{self._kind} takes a KeyedJaggedTensor, got "
-                    f"{type(features).__name__}"
-                )
+                refuse_batch(f"a Sharded{self._kind}", features)
         ctx.features = features
         _check_device(features, self._device)
         if self._prepare_raw_ids is None:

@@ -233,16 +233,21 @@ def register_state_hooks(module: nn.Module) -> None:
     module.register_load_state_dict_pre_hook(_load_sharded)
 
 
-def copy_when_loading(table: nn.Module, name: str) -> None:
-    """Make loading copy the rows of a table, even with ``assign=True``, and keep its parameters.
+def copy_when_loading(table: nn.Module) -> None:
+    """Make loading copy the rows of a table, even with ``assign=True``.
 
     Operators read the rows from their own memory and would not use a new tensor.
+    """
+    table.register_load_state_dict_pre_hook(_copy_in)
+
+
+def keep_parameters(table: nn.Module, name: str) -> None:
+    """Refuse other parameters in the place of those of a table, which operators would not use.
 
     Args:
         table: The module with the parameters of a table.
         name: Name of the table.
     """
-    table.register_load_state_dict_pre_hook(_copy_in)
     table._parameters = _OwnParameters(name, table._parameters)
 
 
