@@ -13,6 +13,7 @@ from modules.mc_oracle import Oracle
 from tutorec.fx import symbolic_trace
 from tutorec.modules import mch_module
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -406,3 +407,24 @@ def test_a_loaded_state_with_an_id_twice_is_refused():
     state["_mch_sorted_raw_ids"][1] = 7
     with pytest.raises(ValueError, match="item: the loaded state gives id 7 more than one row"):
         module.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("JaggedTensor", r"from_jt_dict\(\{name of the feature: features\}\)"),
+        ("dict", r"from_jt_dict\(features\)"),
+        ("Tensor", r"\(keys, values, lengths=lengths\)"),
+        ("NoneType", r"\(keys, values, lengths=lengths\)"),
+    ],
+)
+def test_what_is_not_a_batch_is_refused_with_the_way_to_build_one(kind: str, remedy: str) -> None:
+    jagged = JaggedTensor(torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    given = {"JaggedTensor": jagged, "dict": {"item": jagged}, "Tensor": jagged.values()}.get(kind)
+    tables, modules = two_tables()
+    for takes in (ManagedCollisionCollection(modules, tables), EmbeddingBagCollection(tables)):
+        with pytest.raises(
+            TypeError,
+            match=rf"takes a KeyedJaggedTensor, got {kind}; build one: Keyed\w+.?{remedy}$",
+        ):
+            takes(given)

@@ -34,6 +34,7 @@ from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCo
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import segment_sums
+from tutorec.sparse.refuse import refuse_batch
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
 
@@ -140,6 +141,7 @@ class ManagedCollisionCollection(nn.Module):
 
         Raises:
             KeyError: The batch lacks a feature.
+            TypeError: ``features`` is not a KeyedJaggedTensor.
         """
         if is_scripting():
             return self._in_graph(features, mutate_miss_lengths)
@@ -176,7 +178,10 @@ class ManagedCollisionCollection(nn.Module):
             if self.is_traced_whole:
                 return call_whole(self, features, features, mutate_miss_lengths)
             return self._in_graph(features, mutate_miss_lengths)
-        features = self._in_order(maybe_td_to_kjt(features, self._feature_names))
+        features = maybe_td_to_kjt(features, self._feature_names)
+        if not hasattr(features, "stride_per_key"):
+            refuse_batch("a ManagedCollisionCollection", features)
+        features = self._in_order(features)
         weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
         rows = self._rows_at_once(features)
         if rows is not None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tutorec.sparse.deferred import FeatureRows, defer, report
 from tutorec.sparse.graph_ids import assert_ids, check_ids_in_graph
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.refuse import refuse_batch
 from tutorec.sparse.validate import checkable
 
 torch.fx.wrap("check_ids_in_graph")
@@ -70,9 +71,7 @@ def check_ids(
     if isinstance(features, torch.fx.Proxy):
         return check_ids_in_graph(features, list(feature_rows)) if feature_rows else features
     if not hasattr(features, "stride_per_key"):
-        raise TypeError(
-            f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}"
-        )
+        refuse_batch("a collection of tables", features)
     keys, known = features.keys(), features.index_per_key()
     for feature, table, _ in feature_rows:
         if feature not in known:

@@ -49,6 +49,26 @@ def type_name(value: Any) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
+def refuse_batch(owner: str, batch: Any) -> NoReturn:
+    """Say what a module takes that is not given a KeyedJaggedTensor.
+
+    Args:
+        owner: The module, for the message.
+        batch: What it is given.
+
+    Raises:
+        TypeError: Always.
+    """
+    remedy = "KeyedJaggedTensor(keys, values, lengths=lengths)"
+    if isinstance(batch, Mapping) and all(hasattr(each, "lengths") for each in batch.values()):
+        remedy = "KeyedJaggedTensor.from_jt_dict(features)"
+    elif hasattr(batch, "to_padded_dense"):
+        remedy = "KeyedJaggedTensor.from_jt_dict({name of the feature: features})"
+    raise TypeError(
+        f"{owner} takes a KeyedJaggedTensor, got {type(batch).__name__}; build one: {remedy}"
+    )
+
+
 def require_features(jt_dict: Any) -> None:
     """Check that ``KeyedJaggedTensor.from_jt_dict`` is given jagged tensors by feature.
 
