@@ -27,6 +27,7 @@ from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLa
 from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
 from tutorec._kernels.pages import ask_for_large_pages
 from tutorec._kernels.pooling import PoolingKind, kernel_pooling
+from tutorec._kernels.table_specs import memory_of_tables
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
 from tutorec.types import DataType
 
@@ -101,6 +102,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
 
     Attributes:
         weights: All rows, uint8, one buffer for all tables.
+        asserts_ids: Whether an exported graph asserts here that ids are rows; not if the owner of
+            the tables does it, with names.
         table_offsets: The byte at which each table begins in it.
 
     Raises:
@@ -166,6 +169,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
     ) -> None:
         super().__init__()
         self.tables, self.feature_tables = tuple(tables), tuple(feature_tables)
+        self.asserts_ids: bool = True
         self.output_dtype, self._pooling = output_dtype, pooling
         if storage is None:
             sizes = [table.rows * table.layout.row_bytes for table in self.tables]
@@ -175,7 +179,12 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
                 )
             ]
             # Not filled: pages that no row was written to cost nothing.
-            storage = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+            needed = [
+                (table.name, table.rows, table.columns, table.layout.row_bytes)
+                for table in self.tables
+            ]
+            with memory_of_tables(needed, "shard it over more devices"):
+                storage = torch.empty(starts[-1], dtype=torch.uint8, device=device)
             table_offsets = starts[:-1]
             ask_for_large_pages(storage)
         self.table_offsets: tuple[int, ...] = tuple(table_offsets or ())
@@ -254,7 +263,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         exporting = False
         if not is_scripting():
             exporting = torch.compiler.is_compiling()
-        if exporting:
+        if exporting and self.asserts_ids:
             assert_rows(self._last_rows, indices, offsets)
         if not self._on_fbgemm:
             if not exporting:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from tutorec._kernels.pooling import PoolingKind
 
-__all__ = ["FirstRows", "GroupSpec", "TableSpec"]
+__all__ = ["FirstRows", "GroupSpec", "TableSpec", "memory_of_tables"]
 
 # Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they
 # exist once.
@@ -77,3 +79,44 @@ class GroupSpec:
     def names(self) -> list[str]:
         """Names of the tables."""
         return [table.name for table in self.tables]
+
+
+@contextmanager
+def memory_of_tables(tables: Sequence[tuple[str, int, int, int]], remedy: str) -> Iterator[None]:
+    """Where there is not enough memory for tables, have the error name them.
+
+    Args:
+        tables: Of each its name, R, D, and the bytes of a row as stored, optimizer state included.
+        remedy: What to do about it.
+
+    Raises:
+        MemoryError: There is not enough; on a GPU ``torch.OutOfMemoryError``.
+
+    Example:
+        >>> try:
+        ...     with memory_of_tables([("item", 10**12, 64, 256)], "shard it"):
+        ...         torch.empty(10**12, 64)
+        ... except MemoryError as error:
+        ...     print(str(error).partition(": ")[2])
+        1,000,000,000,000 rows of 64 columns need 256,000,000,000,000 bytes; shard it
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not _lacks_memory(error):
+            raise
+        name, rows, columns, row_bytes = max(tables, key=lambda table: table[1] * table[3])
+        total = sum(rows * row_bytes for _, rows, _, row_bytes in tables)
+        others = f" ({total:,} with the tables of its group)" if len(tables) > 1 else ""
+        kind = type(error) if isinstance(error, torch.OutOfMemoryError) else MemoryError
+        raise kind(
+            f"not enough memory for table {name!r}: {rows:,} rows of {columns} columns need "
+            f"{rows * row_bytes:,} bytes{others}; {remedy}"
+        ) from error
+
+
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "can't allocate memory" in str(error) or "not enough memory" in str(error)

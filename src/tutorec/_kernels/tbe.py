@@ -40,10 +40,15 @@ from tutorec._check import require_finite
 from tutorec._kernels.lookup_nodes import GradientListener, ReportedLookup, WeightsGradient
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
-from tutorec._kernels.table_specs import GroupSpec
+from tutorec._kernels.table_specs import GroupSpec, memory_of_tables
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["TableBatch"]
+
+_TOO_LARGE = (
+    "shard it over more ranks, or keep its rows in slower memory with the compute kernel "
+    "'fused_uvm_caching': ParameterConstraints(compute_kernels=['fused_uvm_caching'])"
+)
 
 
 class TableBatch(nn.Module, ABC):
@@ -102,8 +107,15 @@ class TableBatch(nn.Module, ABC):
         """Zeros for all tables and each state, one number for each element or for each row."""
         states = () if self.optimizer is None else self.optimizer.states
         zeros = zeros or partial(torch.zeros, dtype=torch.float32, device=device)
-        kept = [zeros(rows if state.rowwise else elements) for state in states]
-        return zeros(elements), kept
+        of_rows = sum(state.rowwise for state in states)
+        of_elements = 1 + len(states) - of_rows  # the weights too
+        needed = [
+            (table.name, table.rows, table.columns, 4 * (of_elements * stride + of_rows))
+            for table, (_, _, stride) in zip(self.spec.tables, self._table_places, strict=True)
+        ]
+        with memory_of_tables(needed, _TOO_LARGE):
+            kept = [zeros(rows if state.rowwise else elements) for state in states]
+            return zeros(elements), kept
 
     def _bind_kernel(self) -> None:
         """Prepare what ``_lookup`` needs from the buffers; called again when they move."""

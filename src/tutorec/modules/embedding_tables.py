@@ -10,12 +10,18 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from tutorec._kernels.table_specs import memory_of_tables
 from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.types import DataType, data_type_to_dtype
 
 _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 _TRAINED = (DataType.FP32, DataType.FP16, DataType.BF16)
+_TOO_LARGE = (
+    "make the collection with device=torch.device('meta') and shard it: a rank then allocates its "
+    "own shards only, and in a file with the compute kernel 'fused_uvm_caching': "
+    "ParameterConstraints(compute_kernels=['fused_uvm_caching'])"
+)
 # Names that a module has for itself, those that it makes at its construction among them.
 _TAKEN = frozenset(dir(nn.ModuleDict()))
 
@@ -145,9 +151,11 @@ def empty_weight(config: BaseEmbeddingConfig, device: torch.device) -> torch.Ten
     """An uninitialised weight [R, D]; of a virtual table, zeros that use no memory yet."""
     shape = config.num_embeddings, config.embedding_dim
     dtype = data_type_to_dtype(config.data_type)
-    if config.use_virtual_table:
-        return unwritten_zeros(shape, dtype, device)
-    return torch.empty(shape, dtype=dtype, device=device)
+    needed = (config.name, *shape, config.embedding_dim * dtype.itemsize)
+    with memory_of_tables([needed], _TOO_LARGE):
+        if config.use_virtual_table:
+            return unwritten_zeros(shape, dtype, device)
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def draw_weights(configs: Sequence[BaseEmbeddingConfig], tables: nn.ModuleDict) -> None:
