@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from tutorec._check import require_one_of
+from tutorec._check import require_one_of, warn_caller
 from tutorec._whole_file import whole_file
 from tutorec.datasets.criteo_text import (
     CAT_FEATURE_COUNT,
@@ -228,10 +227,9 @@ class BinaryCriteoUtils:
                         first = end - len(day[0]) + start
                         full[first : first + len(parts[0])] = np.concatenate(parts, axis=1)
             if rounded:
-                warnings.warn(
+                warn_caller(
                     f"{target}: float32 rounds ids, {rounded[0]} for example: use the files of "
-                    f"{output_dir_shuffled}, whose ids are whole",
-                    stacklevel=2,
+                    f"{output_dir_shuffled}, whose ids are whole"
                 )
         order = np.random.RandomState(random_seed).permutation(sum(rows))
         taken_by_day = np.split(order, np.cumsum(rows)[:-1])

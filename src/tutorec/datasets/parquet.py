@@ -6,7 +6,6 @@ Needs pyarrow: ``pip install 'tutorec[parquet]'``.
 from __future__ import annotations
 
 import glob
-import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from tutorec._check import require_int
+from tutorec._check import require_int, warn_caller
 from tutorec.datasets.utils import Batch, own_worker, rank_slices, split_evenly
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -251,11 +250,10 @@ class ParquetDataset(IterableDataset[Batch]):
             if changed.any():
                 self._rounded.add(name)
                 row = int(changed.argmax())
-                warnings.warn(
+                warn_caller(
                     f"{where}: row {row} holds {numbers[row]}, which float32 rounds to "
                     f"{int(rounded[row])}; float32 holds every whole number only up to 2**24 = "
-                    "16,777,216: if this matters, subtract or divide before you write the file",
-                    stacklevel=2,
+                    "16,777,216: if this matters, subtract or divide before you write the file"
                 )
         return rounded
 
