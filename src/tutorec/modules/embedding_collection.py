@@ -148,7 +148,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             features = maybe_td_to_kjt(features, self._features)
             features = check_ids(features, self._feature_rows, tables=self)
         if is_scripting():
-            features = check_ids_in_graph(features, self._feature_rows)
+            check_ids_in_graph(features, self._feature_rows)
         lists = features.to_dict()
         updated: dict[str, Tensor] = {}
         if not is_scripting():

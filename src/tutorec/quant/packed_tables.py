@@ -136,6 +136,7 @@ class PackedTables(nn.Module):
             operator = IntNBitTableBatchedEmbeddingBagsCodegen(
                 packed, readers, key[0], output_dtype=self._output_dtype, device=device
             )
+            operator.asserts_ids = False  # `check_ids` does, with names of features
             self._operators.append((operator, tuple(table.name for table in members)))
             self._feature_splits.append(len(readers))
             self._features += [name for table in members for name in table.feature_names]

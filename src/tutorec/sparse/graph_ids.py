@@ -5,6 +5,7 @@ from the future.
 """
 
 import torch
+from torch.fx.node import has_side_effect
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.deferred import FeatureRows
@@ -13,18 +14,16 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 _LARGEST = torch.iinfo(torch.int64).max
 
 
-# A call of a traced graph; TorchScript compiles it as it stands.
+# Kept in a graph although it returns nothing; TorchScript compiles it as it stands.
+@has_side_effect
 def check_ids_in_graph(
     features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]
-) -> KeyedJaggedTensor:
+) -> None:
     """`check_ids` as a call of a graph.
 
     Args:
         features: The batch.
         feature_rows: As for ``check_ids``.
-
-    Returns:
-        The batch to look up.
 
     Raises:
         ValueError: An id is not a row; under TorchScript a ``torch.jit.Error`` contains its text.
@@ -37,7 +36,8 @@ def check_ids_in_graph(
         ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 0, ...
     """
     if not is_scripting():
-        return _check_now(features, feature_rows)
+        _check_now(features, feature_rows)
+        return
     values = features.values()
     if values.numel() > 0 and len(feature_rows) > 0:
         fewest = feature_rows[0][2]
@@ -46,16 +46,13 @@ def check_ids_in_graph(
         low, high = torch.aminmax(values)
         if int(low) < 0 or int(high) >= fewest:
             _refuse_ids(features, feature_rows)
-    return features
 
 
-def _check_now(
-    features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]
-) -> KeyedJaggedTensor:
+def _check_now(features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]) -> None:
     """`check_ids`, for a traced graph that Python runs."""
     from tutorec.sparse.id_check import check_ids
 
-    return check_ids(features, feature_rows)
+    check_ids(features, feature_rows)
 
 
 def _refuse_ids(features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]) -> None:
@@ -104,9 +101,10 @@ def assert_ids(features: KeyedJaggedTensor, feature_rows: FeatureRows) -> None:
     keys = lists // (lengths.shape[0] // len(index))
     wrong = (values < 0) | (values >= limits.index_select(0, keys))
     counts = torch.zeros_like(limits).index_add(0, keys, wrong.to(limits.dtype))
+    fits = (counts == 0).unbind()
     for key, (rows, table, feature) in least.items():
         torch.ops.aten._assert_async(
-            counts[key] == 0,
+            fits[key],
             f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r} holds "
             "an id outside of them: hash or clamp ids to rows, or give the table more rows",
         )

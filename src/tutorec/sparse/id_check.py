@@ -69,7 +69,9 @@ def check_ids(
         ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
     """
     if isinstance(features, torch.fx.Proxy):
-        return check_ids_in_graph(features, list(feature_rows)) if feature_rows else features
+        if feature_rows:
+            check_ids_in_graph(features, list(feature_rows))
+        return features
     if not hasattr(features, "stride_per_key"):
         refuse_batch("a collection of tables", features)
     keys, known = features.keys(), features.index_per_key()

@@ -272,7 +272,7 @@ def _operator(
     if stored:
         storage = torch.empty(0, dtype=torch.uint8, device=device).set_(stored[0].untyped_storage())
         offsets = [int(each.storage_offset()) for each in stored]
-        return IntNBitTableBatchedEmbeddingBagsCodegen(
+        operator = IntNBitTableBatchedEmbeddingBagsCodegen(
             tables,
             feature_tables,
             pooling,
@@ -280,9 +280,12 @@ def _operator(
             storage=storage,
             table_offsets=offsets,
         )
+        operator.asserts_ids = False  # `check_ids` does, with names of features
+        return operator
     operator = IntNBitTableBatchedEmbeddingBagsCodegen(
         tables, feature_tables, pooling, output_dtype=output_dtype, device=device
     )
+    operator.asserts_ids = False
     for index, shard in enumerate(shards):
         shard.write_to(operator.table_rows(index))
     return operator
