@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,8 @@ from tutorec.optim.rates import check_rate
 # Passes are counted in so many lookups, and again after two lookups without a step between them: to
 # count one costs some microseconds.
 _WATCHED = 16
+# Mapped over the tables of every batch, in which a loop would cost more.
+_is_trained = attrgetter("requires_grad")
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -267,11 +270,15 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """
         if torch.compiler.is_compiling():
             return
+        places = [*map(torch.Tensor.data_ptr, self._owners)]
         recorded = torch.is_grad_enabled()
-        for owner, place in zip(self._owners, self._places, strict=True):
-            if owner.data_ptr() != place or (recorded and not owner.requires_grad):
-                name = next(name for name, each in self.params.items() if each is owner)
-                raise ValueError(_why_not(name, owner.data_ptr() != place))
+        if places == self._places and not (recorded and not all(map(_is_trained, self._owners))):
+            return
+        for (name, owner), now, place in zip(
+            self.params.items(), places, self._places, strict=True
+        ):
+            if now != place or (recorded and not owner.requires_grad):
+                raise ValueError(_why_not(name, now != place))
 
     def rebind(self) -> None:
         """Update the state's tensors after the operator's memory has moved."""
