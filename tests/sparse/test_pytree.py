@@ -202,17 +202,17 @@ class Pools(nn.Module):
         return self.tables(batch)
 
 
-def test_an_exported_collection_keeps_an_operator_that_checks_bounds() -> None:
+def test_an_exported_collection_keeps_a_check_of_ids_with_names() -> None:
     module = Pools()
     program = exported(module, small())
     for batch in (small(), larger()):
         assert torch.equal(program(batch).values(), module(batch).values())
     operators = {str(node.target) for node in program.graph.nodes}  # pyright: ignore[reportFunctionMemberAccess]
     assert any("embedding_bag" in name for name in operators)
-    # No check of ours is in the graph, and no id is read beyond the table all the same.
+    # An assertion of a graph has the same words for every batch.
     for number in (10, -1):
         with pytest.raises(
-            RuntimeError, match=rf"value {number} which is not in the valid range \[0, 10\)"
+            RuntimeError, match=r"table 't' has 10 rows \(ids 0 to 9\), and feature 'b' holds an id"
         ):
             program(small(values=torch.tensor([5, 7, number])))
 
