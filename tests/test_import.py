@@ -90,7 +90,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 maybe_td_to_kjt(batch)
 """
 DATA_LAYER = (
-    "_lazy _torchrec_names sparse _kernels awaitable streamable types errors _validation "
+    "_lazy _torchrec_names sparse _kernels awaitable streamable types errors _check _validation "
     "_doctor spmd"
 ).split()
 

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "types",
                 "errors",
                 "_check",
+                "_loaded",
                 "_style",
                 "_text",
                 "_validation",

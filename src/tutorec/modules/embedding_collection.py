@@ -18,7 +18,7 @@ from tutorec.modules.embedding_tables import (
     get_embedding_names_by_table,
 )
 from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
-from tutorec.sparse.graph_ids import check_ids_in_graph
+from tutorec.sparse.graph_ids import check_ids_in_graph, least_rows
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -124,6 +124,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             for table in tables
             for name in table.feature_names
         ]
+        self._names, self._least = least_rows(self._feature_rows)
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._features_of_names = {
             name: feature
@@ -148,7 +149,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             features = maybe_td_to_kjt(features, self._features)
             features = check_ids(features, self._feature_rows, tables=self)
         if is_scripting():
-            check_ids_in_graph(features, self._feature_rows)
+            check_ids_in_graph(features, self._names, self._least, self._feature_rows)
         lists = features.to_dict()
         updated: dict[str, Tensor] = {}
         if not is_scripting():

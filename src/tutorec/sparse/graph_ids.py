@@ -1,28 +1,73 @@
 """Checks of ids in a graph: the message of a scripted one, the assertions of an exported one.
 
-`id_check` calls both. TorchScript reads the annotations, so that this file imports none of them
-from the future.
+`id_check` leaves them there. TorchScript reads the annotations, so that this file imports none of
+them from the future.
 """
 
 import torch
+from torch import Tensor
 from torch.fx.node import has_side_effect
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec._kernels.backend import backend
+from tutorec._kernels.packed import wrong_ids
 from tutorec.sparse.deferred import FeatureRows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.validate import checkable
+
+torch.fx.wrap("check_ids_in_graph")
+torch.fx.wrap("check_ids_by_fbgemm")
 
 _LARGEST = torch.iinfo(torch.int64).max
+
+
+def leave_check(features: KeyedJaggedTensor, feature_rows: FeatureRows) -> None:
+    """Leave a call that checks ids in a graph that is traced.
+
+    Args:
+        features: The batch, a proxy.
+        feature_rows: As for ``check_ids``.
+    """
+    names, least = least_rows(feature_rows)
+    rows = list(feature_rows)
+    if not names:
+        return
+    if backend().name == "fbgemm":
+        check_ids_by_fbgemm(features, names, least, torch.tensor(least) - 1, rows)
+    else:
+        check_ids_in_graph(features, names, least, rows)
+
+
+def least_rows(feature_rows: FeatureRows) -> tuple[list[str], list[int]]:
+    """The features in order, each once, and the rows R of the smallest table of each.
+
+    Args:
+        feature_rows: As for ``check_ids``.
+
+    Example:
+        >>> least_rows([("item", "items", 8), ("item", "groups", 3), ("user", "users", 5)])
+        (['item', 'user'], [3, 5])
+    """
+    least: dict[str, int] = {}
+    for feature, _, rows in feature_rows:
+        least[feature] = min(least.get(feature, rows), rows)
+    return [*least], [*least.values()]
 
 
 # Kept in a graph although it returns nothing; TorchScript compiles it as it stands.
 @has_side_effect
 def check_ids_in_graph(
-    features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]
+    features: KeyedJaggedTensor,
+    names: list[str],
+    least: list[int],
+    feature_rows: list[tuple[str, str, int]],
 ) -> None:
     """`check_ids` as a call of a graph.
 
     Args:
         features: The batch.
+        names: The features that are looked up, from `least_rows`.
+        least: The rows R of the smallest table of each.
         feature_rows: As for ``check_ids``.
 
     Raises:
@@ -30,29 +75,73 @@ def check_ids_in_graph(
 
     Example:
         >>> batch = KeyedJaggedTensor(["item"], torch.tensor([9]), lengths=torch.tensor([1]))
-        >>> check_ids_in_graph(batch, [("item", "items", 8)])
+        >>> check_ids_in_graph(batch, ["item"], [8], [("item", "items", 8)])
         Traceback (most recent call last):
             ...
         ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 0, ...
     """
-    if not is_scripting():
-        _check_now(features, feature_rows)
-        return
     values = features.values()
-    if values.numel() > 0 and len(feature_rows) > 0:
-        fewest = feature_rows[0][2]
-        for _, _, rows in feature_rows:
-            fewest = min(fewest, rows)
+    if not is_scripting():  # noqa: SIM102 (TorchScript compiles both sides of an `and`)
+        if not checkable(values):
+            return
+    if values.numel() > 0 and len(names) > 0:
         low, high = torch.aminmax(values)
-        if int(low) < 0 or int(high) >= fewest:
+        fit = int(low) >= 0 and int(high) < min(least)
+        if not fit and not _fit_their_tables(features, names, least):
             _refuse_ids(features, feature_rows)
 
 
-def _check_now(features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]) -> None:
-    """`check_ids`, for a traced graph that Python runs."""
-    from tutorec.sparse.id_check import check_ids
+@has_side_effect
+def check_ids_by_fbgemm(
+    features: KeyedJaggedTensor,
+    names: list[str],
+    least: list[int],
+    last_rows: Tensor,
+    feature_rows: list[tuple[str, str, int]],
+) -> None:
+    """The same by one operator, where the features come in the order of the tables.
 
-    check_ids(features, feature_rows)
+    Args:
+        features: The batch.
+        names: As for `check_ids_in_graph`.
+        least: As for `check_ids_in_graph`.
+        last_rows: R - 1 of the smallest table of each feature [F].
+        feature_rows: As for ``check_ids``.
+
+    Raises:
+        ValueError: An id is not a row; under TorchScript a ``torch.jit.Error`` contains its text.
+    """
+    values = features.values()
+    fit = False
+    if features.keys() == names and not features.variable_stride_per_key():
+        fit = wrong_ids(last_rows.to(values.device), values, features.offsets()) == 0
+    if not fit:
+        check_ids_in_graph(features, names, least, feature_rows)
+
+
+def _fit_their_tables(features: KeyedJaggedTensor, names: list[str], least: list[int]) -> bool:
+    """Whether each id is a row of the smallest table of its own feature."""
+    # In most requests the features come in the order of the tables, and no name is looked at.
+    limits = least
+    if features.keys() != names:
+        limits = [0x7FFF_FFFF_FFFF_FFFF for _ in features.keys()]
+        for position, key in enumerate(features.keys()):
+            for name, rows in zip(names, least):  # noqa: B905 (TorchScript has no strict)
+                if key == name:
+                    limits[position] = rows
+
+    values, offsets = features.values(), features.offsets()
+    if features.variable_stride_per_key():
+        ends = [0]
+        for samples in features.stride_per_key():
+            ends.append(ends[-1] + samples)
+        offsets = offsets.index_select(0, torch.tensor(ends, device=offsets.device))
+    else:
+        offsets = offsets[:: features.stride()]
+    of_ids = torch.tensor(limits, device=values.device).repeat_interleave(
+        offsets.diff(), output_size=values.numel()
+    )
+    return bool(((values >= 0) & (values < of_ids)).all())
 
 
 def _refuse_ids(features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]) -> None:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.sparse.deferred import FeatureRows, defer, report
-from tutorec.sparse.graph_ids import assert_ids, check_ids_in_graph
+from tutorec.sparse.graph_ids import assert_ids, leave_check
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.refuse import refuse_batch
 from tutorec.sparse.validate import checkable
-
-torch.fx.wrap("check_ids_in_graph")
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
@@ -69,8 +67,7 @@ def check_ids(
         ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
     """
     if isinstance(features, torch.fx.Proxy):
-        if feature_rows:
-            check_ids_in_graph(features, list(feature_rows))
+        leave_check(features, feature_rows)
         return features
     if not hasattr(features, "stride_per_key"):
         refuse_batch("a collection of tables", features)
