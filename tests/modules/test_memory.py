@@ -118,7 +118,7 @@ for make in (
     try:
         make()
         print("built")
-    except MemoryError as error:
+    except RuntimeError as error:
         print(error)
 """
 

@@ -90,13 +90,14 @@ def memory_of_tables(tables: Sequence[tuple[str, int, int, int]], remedy: str) -
         remedy: What to do about it.
 
     Raises:
-        MemoryError: There is not enough; on a GPU ``torch.OutOfMemoryError``.
+        RuntimeError: There is not enough, as torch raises it: on a GPU ``torch.OutOfMemoryError``.
+        MemoryError: The system says so itself, for the file of a table.
 
     Example:
         >>> try:
         ...     with memory_of_tables([("item", 10**12, 64, 256)], "shard it"):
         ...         torch.empty(10**12, 64)
-        ... except MemoryError as error:
+        ... except RuntimeError as error:
         ...     print(str(error).partition(": ")[2])
         1,000,000,000,000 rows of 64 columns need 256,000,000,000,000 bytes; shard it
     """
@@ -108,7 +109,7 @@ def memory_of_tables(tables: Sequence[tuple[str, int, int, int]], remedy: str) -
         name, rows, columns, row_bytes = max(tables, key=lambda table: table[1] * table[3])
         total = sum(rows * row_bytes for _, rows, _, row_bytes in tables)
         others = f" ({total:,} with the tables of its group)" if len(tables) > 1 else ""
-        kind = type(error) if isinstance(error, torch.OutOfMemoryError) else MemoryError
+        kind = MemoryError if isinstance(error, OSError) else type(error)
         raise kind(
             f"not enough memory for table {name!r}: {rows:,} rows of {columns} columns need "
             f"{rows * row_bytes:,} bytes{others}; {remedy}"

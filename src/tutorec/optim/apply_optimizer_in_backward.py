@@ -77,7 +77,7 @@ def _mark(parameter: torch.Tensor, marks: list[list[Any]]) -> None:
     """Attach a parameter's optimizers, their classes and arguments, and the hooks that use them."""
     for name, of_parameter in zip(_MARKS, marks, strict=True):
         setattr(parameter, name, of_parameter)
-    if type(parameter) is nn.Parameter:
+    if parameter.__class__ is nn.Parameter:
         parameter.__class__ = InBackwardParameter
     parameter.register_post_accumulate_grad_hook(_step_and_drop)
     # ``copy.deepcopy`` looks for the method on the object first; torch's own drops attributes.
