@@ -213,6 +213,38 @@ def test_what_a_dense_table_does_not_use_is_said_by_table(
     assert silent == []
 
 
+def dense_in_backward(rank: int) -> str:
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    return message_of(lambda: DistributedModelParallel(model))
+
+
+def test_a_dense_parameter_whose_optimizer_would_see_one_rank_is_refused(ranks: Pools) -> None:
+    for message in ranks(2).run(dense_in_backward):
+        assert message.startswith(
+            "ValueError: parameters 'top.weight' are in no sharded collection and have an optimizer"
+        )
+
+
+def left_out(rank: int) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        DistributedModelParallel(
+            Model(),
+            plan=ShardingPlan({}),
+            sharders=[EmbeddingBagCollectionSharder({"learning_rate": RATE})],
+        )
+    return [str(each.message) for each in said if each.filename == __file__]
+
+
+def test_a_collection_that_the_plan_leaves_out_is_said_not_to_use_its_optimizer(
+    ranks: Pools,
+) -> None:
+    [message], silent = ranks(2).run(left_out)
+    assert message.startswith("the plan does not name 'tables': every rank keeps a copy, for which")
+    assert silent == []
+
+
 # --- what works on gradients between backward() and step()
 
 

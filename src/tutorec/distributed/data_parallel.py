@@ -108,7 +108,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 
         Raises:
             ValueError: There are dense parameters but no process group, they were never allocated,
-                or the backend cannot add bfloat16.
+                one has an optimizer in backward, or the backend cannot add bfloat16.
         """
         module = dmp.module
         ignored = sharded_parameter_names(module) | self._params_to_ignore
@@ -132,6 +132,18 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 f"dense parameter {unmade[0]!r} and {len(unmade) - 1} more are on the meta device "
                 "and have no values: leave init_parameters=True, or allocate and fill them before "
                 "init_data_parallel()"
+            )
+        in_backward = [
+            name
+            for name, parameter in dense.items()
+            if hasattr(parameter, "_in_backward_optimizers")
+        ]
+        if in_backward:
+            raise ValueError(
+                f"parameters {', '.join(map(repr, in_backward))} are in no sharded collection and "
+                "have an optimizer in backward, which would step with the gradient of this rank "
+                "alone: apply_optimizer_in_backward to the tables that the plan shards, and give "
+                "these an ordinary optimizer"
             )
         if (
             self._precision == "bf16"
