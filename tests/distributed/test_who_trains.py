@@ -222,7 +222,7 @@ def dense_in_backward(rank: int) -> str:
 def test_a_dense_parameter_whose_optimizer_would_see_one_rank_is_refused(ranks: Pools) -> None:
     for message in ranks(2).run(dense_in_backward):
         assert message.startswith(
-            "ValueError: parameters 'top.weight' are in no sharded collection and have an optimizer"
+            "ValueError: dense parameter 'top.weight' and 0 more have an optimizer in backward"
         )
 
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tutorec.distributed.collectives.autograd import get_gradient_division
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.spmd.devices import backend_for
 
 # Buffers are not broadcast at each forward. torch 2.13 has a new name for the option and warns at
@@ -133,17 +134,13 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 "and have no values: leave init_parameters=True, or allocate and fill them before "
                 "init_data_parallel()"
             )
-        in_backward = [
-            name
-            for name, parameter in dense.items()
-            if hasattr(parameter, "_in_backward_optimizers")
-        ]
-        if in_backward:
+        stepped = [name for name, _ in in_backward_optimizer_filter(dense.items(), include=True)]
+        if stepped:
             raise ValueError(
-                f"parameters {', '.join(map(repr, in_backward))} are in no sharded collection and "
-                "have an optimizer in backward, which would step with the gradient of this rank "
-                "alone: apply_optimizer_in_backward to the tables that the plan shards, and give "
-                "these an ordinary optimizer"
+                f"dense parameter {stepped[0]!r} and {len(stepped) - 1} more have an optimizer in "
+                "backward, which would step with the gradient of this rank alone: "
+                "apply_optimizer_in_backward to the tables that the plan shards, and give the "
+                "dense parameters an ordinary optimizer"
             )
         if (
             self._precision == "bf16"
