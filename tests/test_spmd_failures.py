@@ -636,6 +636,28 @@ def test_an_interrupt_of_close_ends_the_ranks_at_once(still_running):
     assert still_running(pids, PATIENCE) == []
 
 
+@pytest.mark.parametrize("step", ["_kill", "exit_code"])
+def test_interrupts_of_the_clean_up_leave_nothing_open(still_running, monkeypatch, step):
+    world = Ranks(2, timeout=PATIENCE)
+    world.run(len, ())
+    [pool] = world._pools
+    channels, pids = [*pool._tasks.values(), *pool._controls.values()], world.pids
+    of = WorkerPool if step == "_kill" else spmd_start.Forked
+    made, interrupts = getattr(of, step), [KeyboardInterrupt, KeyboardInterrupt]
+    pool._end_in_order = list
+
+    def interrupted(*arguments):
+        if interrupts:
+            raise interrupts.pop()
+        return made(*arguments)
+
+    monkeypatch.setattr(of, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.close()
+    assert [channel.fileno() for channel in channels] == [-1] * 4
+    assert (still_running(pids, PATIENCE), os.path.exists(pool._folder)) == ([], False)
+
+
 def frames_of_the_pool(error: BaseException) -> list[str]:
     """Functions of the pool that the traceback shows."""
     folder = os.path.dirname(spmd_pool.__file__)
