@@ -45,7 +45,7 @@ from tutorec.spmd.pickling import (
     name_of,
 )
 from tutorec.spmd.progress import share_progress
-from tutorec.spmd.start import RankProcess, WorkerOptions, search_path, start_rank
+from tutorec.spmd.start import RankProcess, WorkerOptions, finish, search_path, start_rank
 from tutorec.spmd.worker import (
     GREETING,
     Kept,
@@ -661,35 +661,16 @@ class WorkerPool:
                 if in_order and len(self._tasks) == self.options.world_size:
                     faults = self._end_in_order()
             finally:
-                self._clean_up()
+                finish(
+                    self._kill,
+                    *(each.close for each in (*self._tasks.values(), *self._controls.values())),
+                    *(partial(process.exit_code, 5.0) for process in self._processes),
+                    *(held.clear for held in (self._processes, self._tasks, self._controls)),
+                    self._progress.close,
+                    partial(shutil.rmtree, self._folder, ignore_errors=True),
+                )
         if faults:
             warnings.warn("\n".join(faults), RuntimeWarning, stacklevel=4)
-
-    def _clean_up(self) -> None:
-        """Kill what still runs and free everything; an interrupt comes after the last step.
-
-        Several may come, one of each rank's or of each key: they leave nothing open.
-        """
-        steps: list[Callable[[], object]] = [
-            self._kill,
-            *(channel.close for channel in [*self._tasks.values(), *self._controls.values()]),
-            *(partial(process.exit_code, 5.0) for process in self._processes),
-            self._processes.clear,
-            self._tasks.clear,
-            self._controls.clear,
-            self._progress.close,
-            partial(shutil.rmtree, self._folder, ignore_errors=True),
-        ]
-        interrupt: KeyboardInterrupt | None = None
-        while steps:
-            try:
-                while steps:
-                    steps[0]()
-                    del steps[0]
-            except KeyboardInterrupt as error:  # The step is made once more: each may be.
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -98,6 +98,23 @@ class WorkerOptions:
         return {**loopback(), **inherited, **{name: str(value) for name, value in place.items()}}
 
 
+def finish(*steps: Callable[[], object]) -> None:
+    """Take all steps, each of which may be taken twice; an interrupt comes after the last one.
+
+    Several may come, one of each rank's or of each key: no step is left out.
+    """
+    left, interrupt = [*steps], None
+    while left:
+        try:
+            while left:
+                left[0]()
+                del left[0]
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
 def default_method() -> str:
     """``fork`` on Linux, ``spawn`` elsewhere; ``TUTOREC_RANKS_START`` overrides.
 
