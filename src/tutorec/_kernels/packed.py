@@ -31,7 +31,7 @@ from tutorec._kernels.table_specs import memory_of_tables
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
 from tutorec.types import DataType
 
-__all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable", "wrong_ids"]
+__all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable", "are_rows"]
 
 # Tables begin at multiples of a cache line, as fbgemm's do.
 _TABLE_ALIGNMENT = 128
@@ -86,19 +86,20 @@ class PackedTable:
         return row_layout(self.columns, self.data_type, self.alignment)
 
 
-def wrong_ids(last_rows: Tensor, ids: Tensor, offsets: Tensor) -> int:
-    """How many ids are no rows, counted by fbgemm's operator; TorchScript compiles this.
+def are_rows(last_rows: Tensor, ids: Tensor, offsets: Tensor) -> bool:
+    """Whether all ids are rows, by fbgemm's operator; TorchScript compiles this.
 
     Args:
         last_rows: R - 1 of the table of each feature [F].
         ids: Ids [N], feature by feature.
         offsets: Where each bag begins and the last one ends [F*B+1].
     """
-    wrong = torch.zeros(1, dtype=torch.int64, device=ids.device)
-    # The operator takes -1 for an id that was pruned: with ids and rows one lower it does not. It
-    # writes 0 in the place of an id that it counts, here into numbers that nobody reads.
-    torch.ops.fbgemm.bounds_check_indices(last_rows, ids - 1, offsets.type_as(ids), 1, wrong, None)
-    return int(wrong)
+    # The operator takes -1 for an id that was pruned: with ids and rows one lower it does not.
+    # Called with 2, it writes 0 in the place of a wrong id and says nothing.
+    lowered = ids - 1
+    unused = torch.zeros(1, dtype=torch.int64, device=ids.device)
+    torch.ops.fbgemm.bounds_check_indices(last_rows, lowered, offsets.type_as(ids), 2, unused, None)
+    return torch.equal(lowered, ids - 1)
 
 
 class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):

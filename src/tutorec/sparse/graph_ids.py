@@ -10,7 +10,7 @@ from torch.fx.node import has_side_effect
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.packed import wrong_ids
+from tutorec._kernels.packed import are_rows
 from tutorec.sparse.deferred import FeatureRows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.validate import checkable
@@ -114,7 +114,7 @@ def check_ids_by_fbgemm(
     values = features.values()
     fit = False
     if features.keys() == names and not features.variable_stride_per_key():
-        fit = wrong_ids(last_rows.to(values.device), values, features.offsets()) == 0
+        fit = are_rows(last_rows.to(values.device), values, features.offsets())
     if not fit:
         check_ids_in_graph(features, names, least, feature_rows)
 
