@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.optim.in_backward import InBackwardParameter
+from tutorec.optim.in_backward import notice_steps
 from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.rates import check_rates
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -64,6 +64,7 @@ def apply_optimizer_in_backward(
         builds a dense gradient of the table in every step of an unsharded collection.
     """
     parameters = _checked(optimizer_class, params, optimizer_kwargs)
+    notice_steps()
     for parameter, optimizer in [
         (each, optimizer_class([each], **optimizer_kwargs)) for each in parameters
     ]:
@@ -77,8 +78,6 @@ def _mark(parameter: torch.Tensor, marks: list[list[Any]]) -> None:
     """Attach a parameter's optimizers, their classes and arguments, and the hooks that use them."""
     for name, of_parameter in zip(_MARKS, marks, strict=True):
         setattr(parameter, name, of_parameter)
-    if parameter.__class__ is nn.Parameter:
-        parameter.__class__ = InBackwardParameter
     parameter.register_post_accumulate_grad_hook(_step_and_drop)
     # ``copy.deepcopy`` looks for the method on the object first; torch's own drops attributes.
     parameter.__deepcopy__ = partial(_copy_marked, parameter)  # pyright: ignore[reportAttributeAccessIssue]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from types import FrameType
 from typing import Any, Protocol
 
@@ -113,12 +114,16 @@ def follow_steps(model: HasFusedOptimizer) -> None:
 
     Such an optimizer knows nothing of the tables, whose passes end with its step, too.
     """
-    if not model.fused_optimizer.params:
-        return
-    if not _followed:
-        register_optimizer_step_pre_hook(_before_step)
-    _followed.add(model)
-    _stepped.clear()
+    if model.fused_optimizer.params:
+        notice_steps()
+        _followed.add(model)
+        _stepped.clear()
+
+
+@cache
+def notice_steps() -> None:
+    """Look at the parameters of every torch optimizer before its first step."""
+    register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
@@ -129,6 +134,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     known = _stepped.get(optimizer)
     if known is None:
         known = _stepped[optimizer] = _Stepped(optimizer)
+        _warn_optimizer(optimizer)
     for reference in known.models:
         model = reference()
         if model is None:
@@ -171,17 +177,20 @@ def _tell_reader(parameter: InBackwardParameter, frame: FrameType) -> None:
     if frame.f_code.co_name == "zero_grad":
         return
     optimizer = frame.f_locals.get("self")
-    if isinstance(optimizer, Optimizer) and optimizer not in _warned:
+    if isinstance(optimizer, Optimizer):
         _warn_optimizer(optimizer)
 
 
 def _warn_optimizer(optimizer: Optimizer) -> None:
+    """Say once of an optimizer that it is given parameters which backward updates."""
+    if optimizer in _warned:
+        return
     _warned.add(optimizer)
     missed = [
         _name_of(each)
         for group in optimizer.param_groups
         for each in group["params"]
-        if isinstance(each, InBackwardParameter) and optimizer not in _optimizers(each)
+        if _optimizers(each) and optimizer not in _optimizers(each)
     ]
     if missed:
         kind = type(optimizer).__name__
