@@ -270,10 +270,12 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """
         if torch.compiler.is_compiling():
             return
-        places = [*map(torch.Tensor.data_ptr, self._owners)]
         recorded = torch.is_grad_enabled()
-        if places == self._places and not (recorded and not all(map(_is_trained, self._owners))):
-            return
+        # Attributes of a class of its own are read as fast as torch's.
+        with torch._C.DisableTorchFunctionSubclass():
+            places = [*map(torch.Tensor.data_ptr, self._owners)]
+            if places == self._places and (not recorded or all(map(_is_trained, self._owners))):
+                return
         for (name, owner), now, place in zip(
             self.params.items(), places, self._places, strict=True
         ):
