@@ -66,7 +66,7 @@ def test_disks_of_every_size_are_told_and_the_old_checkpoint_stays(ranks, tmp_pa
     path, outcomes = tmp_path / "model", []
     for step, room in enumerate(range(0, 880_000, 40_000)):
         ranks(2).run(save_once_of_two, str(path))
-        said = ranks(2).run(save_with_little_room, str(path), step % 2, room)
+        said = ranks(2).run(save_with_little_room, str(path), step % 2, room, "fused")
         assert said[0] == said[1]
         outcomes.append(said[0] == "saved")
         if not outcomes[-1]:
