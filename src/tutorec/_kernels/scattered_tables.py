@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, UpdateStep, fbgemm_cpu_columns
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, UpdateStep
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["ScatteredTables", "address_tables"]
@@ -34,8 +34,7 @@ _FP32_OUTPUT = 0
 _INT32_BITS = 31
 _CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
 _CUDA_WORD = 16  # bytes that they read at once, from such addresses only
-# Classes of tensors that are what they look like; a subclass that only adds a property adds itself.
-PLAIN_TENSORS: set[type[Tensor]] = {Tensor, nn.Parameter}
+_PLAIN = {Tensor, nn.Parameter}
 _DTYPES = {torch.float32, torch.float16}
 # Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
 _facts = attrgetter("is_cpu", "dtype", "shape")
@@ -133,7 +132,7 @@ class ScatteredTables:
             step: The optimizer, its rate and its number.
 
         Returns:
-            Whether it was done: not for other rules, nor for rows that are too wide.
+            Whether it was done: not for other rules.
         """
         geometry, rate = self.geometry, torch.tensor(step.rate)
         if not geometry.grouped:
@@ -152,8 +151,6 @@ class ScatteredTables:
             scattered_cuda.update(self.first, geometry, ids, mode, weights, grad, states, step)
             return True
         if step.rule.kind not in ("sgd", "rowwise_adagrad"):
-            return False
-        if geometry.widest > fbgemm_cpu_columns(step.rule.kind):
             return False
         arguments = (
             grad.contiguous(),
@@ -221,7 +218,7 @@ def address_tables(
         or backend().name != "fbgemm"
     ):
         return None
-    if not (PLAIN_TENSORS.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
+    if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
         return None
     try:
         addresses = tuple(map(Tensor.data_ptr, tables))

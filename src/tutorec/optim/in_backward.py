@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tutorec._check import warn_caller
-from tutorec._kernels.scattered_tables import PLAIN_TENSORS
 from tutorec.optim.keyed import KeyedOptimizer
 
 # How far above an optimizer's step the scaler that has called it may be, and in how many of its
@@ -65,9 +64,6 @@ class InBackwardParameter(nn.Parameter):
     def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Drop the gradient."""
         _GRAD.__delete__(self)
-
-
-PLAIN_TENSORS.add(InBackwardParameter)
 
 
 def check_clipped(parameters: Sequence[Tensor], caller: str) -> None:
@@ -143,7 +139,10 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
             known.to_check -= 1
             _check_not_scaled(model.fused_optimizer)
         for _, fused in model.fused_optimizer.optimizers:
-            fused.passes.end()
+            # a module of the caller's may have an optimizer in backward of another class
+            passes = getattr(fused, "passes", None)
+            if passes is not None:
+                passes.end()
 
 
 def _check_not_scaled(fused: Any) -> None:

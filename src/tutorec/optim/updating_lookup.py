@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import functional as F
 
-from tutorec._kernels.scattered_tables import PLAIN_TENSORS, address_tables
+from tutorec._kernels.scattered_tables import address_tables
 from tutorec._kernels.table_steps import TouchedRows, join_gradients, step_tables, touched_rows
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._kernels.tbe_update import sum_rows
@@ -36,6 +36,7 @@ from tutorec.optim.row_update import kernel_update, update_rows
 
 # Attribute of a table, if set: called with touched rows [U] and their summed gradients [U, D].
 GRADIENT_LISTENER = "_gradient_listener"
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def is_updated_in_backward(table: Tensor) -> bool:
@@ -54,7 +55,7 @@ def is_updated_in_backward(table: Tensor) -> bool:
         return False
     return (
         table.requires_grad
-        and type(table) in PLAIN_TENSORS
+        and type(table) in _PLAIN
         and bool(getattr(table, "_in_backward_optimizers", None))
     )
 
