@@ -94,17 +94,18 @@ def check_form(
             "L + 1 offsets"
         )
     if weights is not None:
-        refuse_complex(owner, weights)
+        if weights.is_complex():
+            refuse_complex(owner, weights)
         if not (on_cpu and weights.is_cpu) and weights.device != values.device:
             raise ValueError(
                 f"{owner}: weights are on {weights.device} and values on {values.device}; use one "
                 "device"
             )
-    if weights is not None and weights.shape[:1] != values.shape[:1]:
-        count = weights.shape[0] if weights.dim() else "one number in place of"
-        raise ValueError(
-            f"{owner}: {count} weights for {values.shape[0]} values; give one weight per id"
-        )
+        if weights.dim() == 0 or weights.size(0) != values.size(0):
+            count = weights.shape[0] if weights.dim() else "one number in place of"
+            raise ValueError(
+                f"{owner}: {count} weights for {values.shape[0]} values; give one weight per id"
+            )
     return lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
 
 
