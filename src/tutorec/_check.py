@@ -93,9 +93,11 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
 
 def warn_caller(message: str) -> None:
     """Warn at the line outside of tutorec and torch from which it was called."""
-    level, frame = 1, sys._getframe()
+    level = 1
+    frame = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
-        level, frame = level + 1, frame.f_back
+        level += 1
+        frame = frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)
 
 

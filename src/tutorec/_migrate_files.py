@@ -148,8 +148,8 @@ def read_source(path: Path, package: str) -> SourceText | None:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no ordinary file or too large, it is not text in the encoding that it
-            names, or no notebook; the text says what would help.
+        ValueError: The path is not a regular file, the file is too large, it cannot be decoded, or
+            it is not a notebook; the message says what would help.
     """
     if not path.is_file():
         mode = path.lstat().st_mode  # says so if it has gone

@@ -271,7 +271,8 @@ class RowsInFile:
     def part(self, start: int, stop: int) -> Self:
         """Rows start..stop-1, which are not read yet."""
         rows = copy(self)
-        rows._first, rows.shape = self._first + start, (stop - start, *self.shape[1:])
+        rows._first = self._first + start
+        rows.shape = (stop - start, *self.shape[1:])
         return rows
 
     def __len__(self) -> int:

@@ -1,10 +1,10 @@
 """Checks of ids against table rows: one fused pass, and a search only after it fails.
 
 On another device than the CPU nothing is read here: the check runs there, and what it finds is
-raised later (see ``deferred.py``). While a model is traced, scripted, exported or compiled there
-are no ids to look at. A traced or scripted graph keeps the check as a call, and a graph that is
-exported keeps an assertion for each feature; a compiled graph keeps the lookup alone, whose
-operator checks bounds itself on the CPU (aten's ``embedding_bag``).
+raised later (see ``deferred.py``). A model that is traced, scripted, exported or compiled has
+no ids yet. A traced or scripted graph contains the check as a call, and an exported graph an
+assertion for each feature. A compiled graph has the lookup only, whose operator checks bounds
+itself on the CPU (aten's ``embedding_bag``).
 """
 
 import warnings

@@ -293,7 +293,8 @@ def check_joined(
     Raises:
         ValueError: A key occurs twice, or the batches do not agree.
     """
-    where, count = "KeyedJaggedTensor.concat", len(samples)
+    where = "KeyedJaggedTensor.concat"
+    count = len(samples)
     if len(positions(keys)) != len(keys):
         raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
     parts = ["weights", "variable batch", "inverse indices"]

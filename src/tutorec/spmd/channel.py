@@ -99,7 +99,8 @@ class Channel:
         assert self._message is not None, "its length is known"
         if self._filled < len(self._message):
             return None
-        message, self._message = self._message, None
+        message = self._message
+        self._message = None
         return message
 
     def _take_length(self) -> bool:

@@ -235,12 +235,14 @@ class CheckpointManager:
         Raises:
             CheckpointError: A save of the other process is pending.
         """
-        parent, process = self._process, os.getpid()
+        parent = self._process
+        process = os.getpid()
         if self._thread is None or parent == process:
             return
         pending = bool(self._under_way)
         self._under_way.clear()
-        self._thread, self._process = ThreadPoolExecutor(1, "tutorec-checkpoint"), process
+        self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint")
+        self._process = process
         weakref.finalize(self, _say_at_end, self._under_way, process)
         if pending:
             raise CheckpointError(

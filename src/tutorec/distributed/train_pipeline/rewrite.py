@@ -114,7 +114,8 @@ class RewrittenModel:
         """
         if not self._errors:
             return ctx.error
-        errors, self._errors = self._errors, {}
+        errors = self._errors
+        self._errors = {}
         paths = list(self.early.modules)
         flags = [[int(path in errors) for path in paths]]
         if self.env is not None and self.env.process_group is not None:
