@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from tutorec._kernels.tbe import TableBatch
-from tutorec.optim.in_backward import listed
+from tutorec.optim.in_backward import listed, notice_steps
 from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.keyed_state import check_form
 from tutorec.optim.rates import check_rate
@@ -183,6 +183,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._owners = list(parameters)
         self._form: StateForm | None = None
         self.passes = BackwardPasses(names)
+        notice_steps()
         self._places = [rows.data_ptr() for rows in tables.table_weights()]
         params = dict(zip(names, parameters, strict=True))
         super().__init__(

@@ -34,14 +34,13 @@ from tutorec.optim.keyed import KeyedOptimizer
 _FRAMES, _CHECKED = 8, 16
 _CLIPPING, _SCALER = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
 _GRAD: Any = Tensor.grad
-KEEPS_GRADIENT = "or give the table compute_kernel='dense', which keeps a gradient"
+_DENSE = "or give the table compute_kernel='dense', which keeps a gradient"
 
 
 class InBackwardParameter(nn.Parameter):
     """A parameter that an optimizer in backward updates: it has no gradient after backward.
 
-    Reading ``grad`` returns None, and raises or warns where torch's clipping, loss scaling or
-    optimizers read it.
+    Reading ``grad`` returns None, and raises where torch's clipping or loss scaling reads it.
 
     Raises:
         ValueError: ``clip_grad_norm_`` or a kin of it, or an enabled ``GradScaler``, reads it.
@@ -90,19 +89,22 @@ class _Stepped:
     """What is known of a torch optimizer: the models whose parameters it steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        self._held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        self.find_models()
+        # Whether a scaler steps it is looked at in its first steps: it costs as much as all else.
+        self.to_check = _CHECKED
+
+    def find_models(self) -> None:
+        """Look for them among the models that there are now."""
         self.models = [
             weakref.ref(model)
             for model in _followed
-            if any(id(each) in held for each in model.parameters())
+            if any(id(each) in self._held for each in model.parameters())
         ]
-        # Whether a scaler steps it is looked at in its first steps: it costs as much as all else.
-        self.to_check = _CHECKED
 
 
 _followed: weakref.WeakSet[Any] = weakref.WeakSet()
 _stepped: weakref.WeakKeyDictionary[Optimizer, _Stepped] = weakref.WeakKeyDictionary()
-_warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def follow_steps(model: HasFusedOptimizer) -> None:
@@ -111,9 +113,9 @@ def follow_steps(model: HasFusedOptimizer) -> None:
     Such an optimizer knows nothing of the tables, whose passes end with its step, too.
     """
     if model.fused_optimizer.params:
-        notice_steps()
         _followed.add(model)
-        _stepped.clear()
+        for known in _stepped.values():
+            known.find_models()
 
 
 @cache
@@ -165,26 +167,16 @@ def _check_not_scaled(fused: Any) -> None:
 def _tell_reader(parameter: InBackwardParameter, frame: FrameType) -> None:
     """Tell the code that reads a missing gradient what it would miss."""
     module = frame.f_globals.get("__name__")
-    if module == _CLIPPING:
-        if not _clips_itself(parameter):
-            # up to Python 3.11 a list comprehension is a function of its own
-            caller = frame if frame.f_code.co_name.isidentifier() else frame.f_back or frame
-            raise ValueError(_not_clipped(parameter, caller.f_code.co_name))
-        return
+    if module == _CLIPPING and not _clips_itself(parameter):
+        # up to Python 3.11 a list comprehension is a function of its own
+        caller = frame if frame.f_code.co_name.isidentifier() else frame.f_back or frame
+        raise ValueError(_not_clipped(parameter, caller.f_code.co_name))
     if module == _SCALER:
         raise ValueError(_scaled(_name_of(parameter)))
-    if frame.f_code.co_name == "zero_grad":
-        return
-    optimizer = frame.f_locals.get("self")
-    if isinstance(optimizer, Optimizer):
-        _warn_optimizer(optimizer)
 
 
 def _warn_optimizer(optimizer: Optimizer) -> None:
-    """Say once of an optimizer that it is given parameters which backward updates."""
-    if optimizer in _warned:
-        return
-    _warned.add(optimizer)
+    """Say of an optimizer that it is given parameters which backward updates."""
     missed = [
         _name_of(each)
         for group in optimizer.param_groups
@@ -197,7 +189,7 @@ def _warn_optimizer(optimizer: Optimizer) -> None:
             f"{kind} moves nothing of {', '.join(missed)}: backward updates it, with the optimizer "
             f"that was named for it or the default. Leave it out, {kind}([p for _, p in "
             "in_backward_optimizer_filter(model.named_parameters())]); to train a table with "
-            f"{kind}, name it in fused_params before sharding, {KEEPS_GRADIENT}"
+            f"{kind}, name it in fused_params before sharding, {_DENSE}"
         )
 
 
@@ -219,7 +211,7 @@ def _not_clipped(parameter: Tensor, caller: str) -> str:
         f"{caller} comes too late for {_name_of(parameter)}: backward has updated it, and nothing "
         "of that was clipped. Leave it out, in_backward_optimizer_filter(model.named_parameters()) "
         "yields the others; clip a table in backward, fused_params={'gradient_clipping': True, "
-        f"'max_gradient': 1.0}}, {KEEPS_GRADIENT}"
+        f"'max_gradient': 1.0}}, {_DENSE}"
     )
 
 
@@ -227,7 +219,7 @@ def _scaled(names: str) -> str:
     return (
         f"GradScaler comes too late for {names}: backward has moved it by the gradient of the "
         "scaled loss. Start again without a scaler, which torch.autocast(device_type, "
-        f"torch.bfloat16) does not need; {KEEPS_GRADIENT}"
+        f"torch.bfloat16) does not need; {_DENSE}"
     )
 
 
