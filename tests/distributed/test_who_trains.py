@@ -26,6 +26,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfi
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from tutorec.optim.in_backward import follow_steps
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -405,6 +406,35 @@ def test_a_torch_optimizer_says_once_that_it_moves_nothing_of_a_fused_table(
         [message] = said
         assert message.startswith("Adam moves nothing of parameter 'embedding_bags.t.weight'")
         assert "in_backward_optimizer_filter(model.named_parameters())" in message
+
+
+def test_a_sharded_collection_needs_no_model_around_it_to_be_told_of() -> None:
+    tables = EmbeddingBagCollection([EmbeddingBagConfig(6, 4, "t", feature_names=["f"])])
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": RATE})
+    plan = construct_module_sharding_plan(tables, {"t": table_wise(0)}, sharder, 1, 1)
+    sharded = sharder.shard(tables, plan, ShardingEnv.from_local(1, 0))
+    with pytest.warns(UserWarning, match=r"SGD moves nothing of parameter 'embedding_bags\.t"):
+        torch.optim.SGD(sharded.parameters(), lr=0.1).step()
+
+
+class WithItsOwn(nn.Linear):
+    """A model whose optimizer in backward is of a class of its caller's."""
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        kept = {"bias": self.bias}
+        return CombinedOptimizer(
+            [KeyedOptimizerWrapper(kept, lambda params: torch.optim.SGD(params, lr=1.0))]
+        )
+
+
+def test_a_model_with_an_optimizer_in_backward_of_its_own_takes_steps() -> None:
+    model = WithItsOwn(1, 1)
+    follow_steps(model)
+    model(torch.ones(1, 1)).sum().backward()
+    before = model.weight.detach().clone()
+    torch.optim.SGD([model.weight], lr=1.0).step()
+    assert torch.equal(model.weight, before - 1)
 
 
 def test_an_unsharded_table_with_an_optimizer_in_backward_is_told_of_as_well() -> None:
