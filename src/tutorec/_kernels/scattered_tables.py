@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, UpdateStep
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, UpdateStep, fbgemm_cpu_columns
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = ["ScatteredTables", "address_tables"]
@@ -132,7 +132,7 @@ class ScatteredTables:
             step: The optimizer, its rate and its number.
 
         Returns:
-            Whether it was done: not for other rules.
+            Whether it was done: not for other rules, nor for rows that are too wide.
         """
         geometry, rate = self.geometry, torch.tensor(step.rate)
         if not geometry.grouped:
@@ -151,6 +151,8 @@ class ScatteredTables:
             scattered_cuda.update(self.first, geometry, ids, mode, weights, grad, states, step)
             return True
         if step.rule.kind not in ("sgd", "rowwise_adagrad"):
+            return False
+        if geometry.widest > fbgemm_cpu_columns(step.rule.kind):
             return False
         arguments = (
             grad.contiguous(),
