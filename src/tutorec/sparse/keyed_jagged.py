@@ -1020,7 +1020,9 @@ def _dist_init(
         arrived = KeyedJaggedTensor._from_parts(
             segments, values, weights, lengths, None, None, None, sizes
         ).permute(recat.tolist())
-        values, weights, lengths = arrived._values, arrived._weights, arrived._lengths
+        values = arrived._values
+        weights = arrived._weights
+        lengths = arrived._lengths
     return KeyedJaggedTensor._from_parts(
         keys, values, weights, lengths, None, stride, None, strides
     ).sync()

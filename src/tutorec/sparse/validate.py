@@ -101,7 +101,7 @@ def check_form(
                 f"{owner}: weights are on {weights.device} and values on {values.device}; use one "
                 "device"
             )
-        if weights.dim() == 0 or weights.size(0) != values.size(0):
+        if weights.dim() == 0 or weights.shape[0] != values.shape[0]:
             count = weights.shape[0] if weights.dim() else "one number in place of"
             raise ValueError(
                 f"{owner}: {count} weights for {values.shape[0]} values; give one weight per id"
