@@ -199,5 +199,5 @@ def test_memory_of_each_rank_follows_its_rows_in_use(monkeypatch: Any) -> None:
     # else torch keeps a record of the last 2,000 collectives, 2.7 MB on a rank
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     with Ranks(2) as world:
-        found = world.run(peak_per_row, rows=192_000)  # soon after the index has doubled
+        found = world.run(peak_per_row, rows=384_000)  # soon after the index has doubled
     assert max(found) <= 1.3 * (64 * 4 + 4)
