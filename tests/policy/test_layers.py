@@ -85,6 +85,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "inference",
                 "models",
                 "datasets",
+                "nano",
                 "teach",
                 "bench",
                 "examples",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from distributed import nano_reference
 from distributed.cases import (
     KINDS,
     LEARNING_RATE,
@@ -89,7 +90,9 @@ def expected(
     kind: str, world_size: int, pooling: str, optimizer: str
 ) -> tuple[list[list[torch.Tensor]], Reference]:
     pooled, weighted = POOLINGS[pooling]
-    reference = Reference(collection(pooled, weighted), optimizer, world_size, kind)
+    by_nano = optimizer in nano_reference.RULES and pooled in nano_reference.POOLINGS
+    make = nano_reference.NanoReference if by_nano and not weighted else Reference
+    reference = make(collection(pooled, weighted), optimizer, world_size, kind)
     outputs = []
     for step in range(STEPS):
         batches = [

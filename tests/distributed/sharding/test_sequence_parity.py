@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from distributed import nano_reference
 from distributed.cases import (
     FEATURES,
     KINDS,
@@ -111,7 +112,9 @@ def assert_equal_to_unsharded(
     of_ranks = pool.run(
         train, kind=kind, batches=batches, optimizer=optimizer, backend=backend, **options
     )
-    reference = RowsReference(collection(need_indices=True), optimizer, world_size, kind)
+    by_nano = optimizer in nano_reference.RULES and batches == "samples"
+    make = nano_reference.NanoRowsReference if by_nano else RowsReference
+    reference = make(collection(need_indices=True), optimizer, world_size, kind)
     for step in range(STEPS):
         wanted = reference.rows_step(
             [batch_of(batches, rank, step) for rank in range(world_size)], step
