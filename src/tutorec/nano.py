@@ -84,40 +84,40 @@ def pool(rows: Tensor, bags: Bags) -> Tensor:
     return sums.index_add(0, bags.samples(), rows)
 
 
-def sum_by_row(rows: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [N] and a gradient for each [N, D] -> different rows [U], sums [U, D]."""
-    different, place = rows.unique(return_inverse=True)
+def sum_by_id(ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids [N] and a gradient for each [N, D] -> different ids [U], sums [U, D]."""
+    different, place = ids.unique(return_inverse=True)
     sums = gradients.new_zeros(len(different), gradients.shape[1])
     return different, sums.index_add(0, place, gradients)
 
 
-def sgd(weight, state, rows, gradient, rate):
-    """Move rows against their gradient.
+def sgd(weight, state, ids, gradient, rate):
+    """Update some rows.
 
     Args:
         weight: [R, D], changed in place.
         state: Not used.
-        rows: [U], different ones.
+        ids: [U], different ones.
         gradient: Of each [U, D].
         rate: Of learning.
     """
-    weight[rows] -= rate * gradient
+    weight[ids] -= rate * gradient
 
 
-def rowwise_adagrad(weight, state, rows, gradient, rate, eps=1e-8):
-    """Move rows against their gradient; the more a row has moved, the smaller its steps.
+def rowwise_adagrad(weight, state, ids, gradient, rate, eps=1e-8):
+    """Update some rows: the larger a row's earlier gradients, the smaller its steps.
 
     Args:
         weight: [R, D], changed in place.
         state: The sum of each row's mean squared gradients [R], changed in place.
-        rows: [U], different ones.
+        ids: [U], different ones.
         gradient: Of each [U, D].
         rate: Of learning.
         eps: Added to the root of the state.
     """
-    state[rows] += gradient.square().mean(dim=1)
-    scale = state[rows].sqrt() + eps
-    weight[rows] -= rate * gradient / scale[:, None]
+    state[ids] += gradient.square().mean(dim=1)
+    scale = state[ids].sqrt() + eps
+    weight[ids] -= rate * gradient / scale[:, None]
 
 
 # 3. Ranks and exchanges
@@ -147,7 +147,7 @@ class Group:
 def run_ranks(size: int, function) -> list[Any]:
     """Call ``function(group)`` on each of W ranks; the results in rank order."""
     boxes: list[Any] = [None] * size
-    barrier = threading.Barrier(size, timeout=60)  # seconds, then an error
+    barrier = threading.Barrier(size, timeout=60)  # seconds
     errors = []
 
     def run(rank):
@@ -301,7 +301,7 @@ class Rows(NamedTuple):
     """A whole table, as a checkpoint has it."""
 
     weight: Tensor  # [R, D]
-    state: Tensor  # [R, D]: the optimizer's, the same for a whole row
+    state: Tensor  # [R, D]: of each number, the optimizer's for its row
 
 
 class ShardedTable:
@@ -325,20 +325,20 @@ class ShardedTable:
 
     def look_up(self, received: list[Bags]):
         """One lookup for all ranks, whose backward is an update; the sums for each."""
-        bags = join(received)
-        sums = pool(self.weight[bags.values], bags).requires_grad_()
-        sums.register_hook(lambda gradient: self.update(bags, gradient))
+        joined = join(received)
+        sums = pool(self.weight[joined.values], joined).requires_grad_()
+        sums.register_hook(lambda gradient: self.update(joined, gradient))
         return sums.split([len(bags.lengths) for bags in received])
 
     def update(self, bags: Bags, gradient: Tensor) -> None:
-        """Move each row once, by the sum of its gradients."""
-        rows, sums = sum_by_row(bags.values, gradient[bags.samples()])
+        """Update each row once, by the sum of its gradients."""
+        ids, sums = sum_by_id(bags.values, gradient[bags.samples()])
         if isinstance(self.way, Replicated):
-            all_rows = torch.cat(all_gather(self.group, rows))
+            all_ids = torch.cat(all_gather(self.group, ids))
             all_sums = torch.cat(all_gather(self.group, sums))
-            rows, sums = sum_by_row(all_rows, all_sums)
+            ids, sums = sum_by_id(all_ids, all_sums)
         mean = sums / self.group.size  # over the losses of all ranks
-        self.optimizer(self.weight, self.state, rows, mean)
+        self.optimizer(self.weight, self.state, ids, mean)
 
     def save(self) -> Rows:
         """The whole table, on every rank."""
@@ -370,13 +370,12 @@ class Collection:
             bags = [batch[key] for key in table.features]
             if table.pooling == "none":  # every id is a bag
                 bags = [Bags(ids, torch.ones_like(ids)) for ids, _ in bags]
-            sizes = [len(lengths) for _, lengths in bags]
-            bags = join(bags)
-            rows = sharded(bags)
+            joined = join(bags)
+            rows = sharded(joined)
             if table.pooling == "mean":
-                rows = rows / bags.lengths.clamp(min=1)[:, None]
-            pairs = zip(table.features, rows.split(sizes), strict=True)
-            outputs.update(pairs)
+                rows = rows / joined.lengths.clamp(min=1)[:, None]
+            split = rows.split([len(lengths) for _, lengths in bags])
+            outputs.update(zip(table.features, split, strict=True))
         return outputs
 
     def save(self) -> dict[str, Rows]:
@@ -398,7 +397,7 @@ class Planner:
     def cost(self, table: Table, way) -> Tensor:
         """Bytes that each rank holds, and exchanges in a step [2, W]."""
         regions = [way.region(table, r, self.size) for r in range(self.size)]
-        whole = torch.empty(table.rows, table.columns, device="meta")
+        whole = torch.empty(table.rows, table.columns, device="meta")  # a shape
         rows, columns = torch.tensor([whole[r].shape for r in regions]).T
         held = 4 * rows * (columns + 1)  # a row's state is one number more
         bags = self.samples * len(table.features)  # of each rank
@@ -421,11 +420,12 @@ class Planner:
         for table in sorted(tables, key=lambda t: -t.rows * t.columns):
             choices = []
             for way in ways:
-                held, more = costs[table, way]
+                held, sent = costs[table, way]
                 after = load + costs[table, way]
                 if after[0].max() <= self.memory:
-                    slowest = max(more.max(), fair)
-                    price = slowest, more.sum(), held.sum(), after[1].max()
+                    slowest = max(sent.max(), fair)
+                    balance = after[1].square().sum()
+                    price = slowest, sent.sum(), held.sum(), balance
                     choices.append((price, way, after))
             if not choices:
                 raise ValueError(f"{self}: no room for {table} on {load[0]}")

@@ -54,7 +54,11 @@ def test_a_claim_about_a_cell_that_is_not_there_is_named(tmp_path):
 def test_claims_have_their_notebook_and_its_cells(path):
     text = path.read_text(encoding="utf-8")
     assert AFTER.split(text)[0].strip() == ""
-    [notebook] = [p for p in NOTEBOOKS.glob("*.ipynb") if p.stem.startswith(f"{path.stem}_")]
+    [notebook] = [
+        p
+        for p in NOTEBOOKS.glob("*.ipynb")
+        if p.stem == path.stem or p.stem.startswith(f"{path.stem}_")
+    ]
     stored = json.loads(notebook.read_text(encoding="utf-8"))
     cells = with_claims(stored, notebook.stem)["cells"]
     assert len(cells) - len(stored["cells"]) == len(AFTER.findall(text))
