@@ -222,9 +222,9 @@ class TableWise:
         parcels[self.owner] = bags
         return all_to_all_ids(group, parcels)
 
-    def send_rows_back(self, group, rows):
+    def send_rows_back(self, group, sums):
         """The sums come from the owner."""
-        return all_to_all_rows(group, rows)[self.owner]
+        return all_to_all_rows(group, sums)[self.owner]
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,9 @@ class RowWise:
         block = -(-table.rows // group.size)
         return all_to_all_ids(group, split_by_row(bags, block, group.size))
 
-    def send_rows_back(self, group, rows):
+    def send_rows_back(self, group, sums):
         """Each rank has summed the rows that it holds; add up these sums."""
-        return reduce_scatter(group, rows)
+        return reduce_scatter(group, sums)
 
 
 def split_by_row(bags: Bags, block: int, blocks: int) -> list[Bags]:
@@ -272,9 +272,9 @@ class ColumnWise:
         """All bags go to all ranks."""
         return all_to_all_ids(group, [bags] * group.size)
 
-    def send_rows_back(self, group, rows):
+    def send_rows_back(self, group, sums):
         """The columns of all ranks stand side by side."""
-        return torch.cat(all_to_all_rows(group, rows), dim=1)
+        return torch.cat(all_to_all_rows(group, sums), dim=1)
 
 
 @dataclass(frozen=True)
@@ -289,9 +289,9 @@ class Replicated:
         """Nothing travels."""
         return [bags]
 
-    def send_rows_back(self, group, rows):
+    def send_rows_back(self, group, sums):
         """Nothing travels."""
-        return rows[0]
+        return sums[0]
 
 
 # 5. A collection of sharded tables
@@ -301,7 +301,7 @@ class Rows(NamedTuple):
     """A whole table, as a checkpoint has it."""
 
     weight: Tensor  # [R, D]
-    state: Tensor  # [R, D]: of each number, the optimizer's for its row
+    state: Tensor  # [R, D]: the optimizer's number of a row, repeated
 
 
 class ShardedTable:
@@ -332,12 +332,12 @@ class ShardedTable:
 
     def update(self, bags: Bags, gradient: Tensor) -> None:
         """Update each row once, by the sum of its gradients."""
-        ids, sums = sum_by_id(bags.values, gradient[bags.samples()])
+        ids, totals = sum_by_id(bags.values, gradient[bags.samples()])
         if isinstance(self.way, Replicated):
             all_ids = torch.cat(all_gather(self.group, ids))
-            all_sums = torch.cat(all_gather(self.group, sums))
-            ids, sums = sum_by_id(all_ids, all_sums)
-        mean = sums / self.group.size  # over the losses of all ranks
+            all_totals = torch.cat(all_gather(self.group, totals))
+            ids, totals = sum_by_id(all_ids, all_totals)
+        mean = totals / self.group.size  # over the losses of all ranks
         self.optimizer(self.weight, self.state, ids, mean)
 
     def save(self) -> Rows:
@@ -397,16 +397,16 @@ class Planner:
     def cost(self, table: Table, way) -> Tensor:
         """Bytes that each rank holds, and exchanges in a step [2, W]."""
         regions = [way.region(table, r, self.size) for r in range(self.size)]
-        whole = torch.empty(table.rows, table.columns, device="meta")  # a shape
+        whole = torch.empty(table.rows, table.columns, device="meta")  # no data
         rows, columns = torch.tensor([whole[r].shape for r in regions]).T
         held = 4 * rows * (columns + 1)  # a row's state is one number more
-        bags = self.samples * len(table.features)  # of each rank
+        bags = self.samples * len(table.features)  # how many each rank has
         ids = bags * table.bag_length * rows / table.rows
-        if isinstance(way, Replicated):  # gradients, and their rows
-            exchanged = (4 * columns + 8) * ids.clamp(max=table.rows)
+        if isinstance(way, Replicated):  # gradients, and their ids
+            sent = (4 * columns + 8) * ids.clamp(max=table.rows)
         else:  # ids; of each bag its length, its sum and the sum's gradient
-            exchanged = 8 * ids + (8 + 2 * 4 * columns) * bags * (rows > 0)
-        return torch.stack([held, exchanged * (self.size - 1)])
+            sent = 8 * ids + (8 + 2 * 4 * columns) * bags * (rows > 0)
+        return torch.stack([held, sent * (self.size - 1)])
 
     def plan(self, tables: list[Table]) -> dict[str, Any]:
         """Largest table first, each in the way of fewest bytes that balances the ranks."""

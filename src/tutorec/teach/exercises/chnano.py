@@ -42,8 +42,8 @@ class _Grid:
         split = split_by_row(bags, -(-table.rows // blocks), blocks)
         return all_to_all_ids(group, [split[rank // 2] for rank in range(group.size)])
 
-    def send_rows_back(self, group: Group, rows: Any) -> torch.Tensor:
-        received = all_to_all_rows(group, rows)
+    def send_rows_back(self, group: Group, sums: Any) -> torch.Tensor:
+        received = all_to_all_rows(group, sums)
         left = torch.stack(received[0::2]).sum(dim=0)
         right = torch.stack(received[1::2]).sum(dim=0)
         return torch.cat([left, right], dim=1)
@@ -59,13 +59,13 @@ class _IdsToOneHalf(_Grid):
 
 
 class _SumsOfOneBlock(_Grid):
-    def send_rows_back(self, group: Group, rows: Any) -> torch.Tensor:
-        return torch.cat(all_to_all_rows(group, rows)[:2], dim=1)
+    def send_rows_back(self, group: Group, sums: Any) -> torch.Tensor:
+        return torch.cat(all_to_all_rows(group, sums)[:2], dim=1)
 
 
 class _HalvesSwapped(_Grid):
-    def send_rows_back(self, group: Group, rows: Any) -> torch.Tensor:
-        left, right = super().send_rows_back(group, rows).chunk(2, dim=1)
+    def send_rows_back(self, group: Group, sums: Any) -> torch.Tensor:
+        left, right = super().send_rows_back(group, sums).chunk(2, dim=1)
         return torch.cat([right, left], dim=1)
 
 
