@@ -957,7 +957,7 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 
 
 def _strides_that_differ(stride_per_key: list[int]) -> Tensor | None:
-    if len(set(stride_per_key)) < 2:
+    if not stride_per_key or stride_per_key.count(stride_per_key[0]) == len(stride_per_key):
         return None
     return strides_of_ranks([[count] for count in stride_per_key])
 
