@@ -40,11 +40,8 @@ from tutorec.nano import (
 
 ROOT = Path(__file__).parents[1]
 MODULE = Path(nano.__file__)
-CELLS = [
-    (cell["id"], "".join(cell["source"]))
-    for cell in json.loads((ROOT / "notebooks/nano.ipynb").read_text(encoding="utf-8"))["cells"]
-    if cell["cell_type"] == "code"
-]
+NOTEBOOK = json.loads((ROOT / "notebooks/nano.ipynb").read_text(encoding="utf-8"))["cells"]
+CELLS = [(cell["id"], "".join(cell["source"])) for cell in NOTEBOOK if cell["cell_type"] == "code"]
 
 
 # ---- the module and its notebook
@@ -70,6 +67,13 @@ def test_the_notebook_has_the_code_of_the_module():
     assert without_docstrings(of_notebook) == of_module, (
         "notebooks/nano.ipynb and src/tutorec/nano.py differ: change both, cells nano-*"
     )
+
+
+def test_the_notebook_shows_its_code_and_is_read_in_an_hour():
+    folded = {cell["id"] for cell in NOTEBOOK if cell["metadata"].get("tags")}
+    assert folded == {"setup", "solution"}
+    prose = [cell["source"] for cell in NOTEBOOK if cell["cell_type"] == "markdown"]
+    assert sum(len("".join(source).split()) for source in prose) <= 2500
 
 
 def test_it_is_short_and_needs_torch_alone():
