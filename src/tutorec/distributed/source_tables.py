@@ -142,10 +142,11 @@ def _say_who_trains(
     unnamed = [name for name in fused if name not in in_backward]
     if unnamed and not names_optimizer(fused_params):
         default = optimizer_spec(fused_params)
+        them = "it" if len(unnamed) == 1 else "them"
         warn_caller(
             f"no optimizer is named for {_tables(unnamed)}: {default.kind.upper()} with a learning "
-            f"rate of {default.learning_rate} updates them during backward, whatever optimizer the "
-            "other parameters have. Name one: apply_optimizer_in_backward(torch.optim.Adam, "
+            f"rate of {default.learning_rate} updates {them} during backward, whatever optimizer "
+            "the other parameters have. Name one: apply_optimizer_in_backward(torch.optim.Adam, "
             "collection.parameters(), {'lr': 0.01}) before sharding, or sharders=["
             f"{source.kind}Sharder({{'optimizer': 'adam', 'learning_rate': 0.01}})]",
         )
