@@ -34,7 +34,8 @@ class _Grid:
     def region(self, table: Table, rank: int, size: int) -> tuple[slice, slice]:
         block = -(-table.rows // (size // 2))
         half = table.columns // 2
-        row, column = rank // 2 * block, rank % 2 * half
+        row = rank // 2 * block
+        column = rank % 2 * half
         return slice(row, row + block), slice(column, column + half)
 
     def send_ids(self, group: Group, table: Table, bags: Bags) -> list[Bags]:
