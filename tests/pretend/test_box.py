@@ -83,10 +83,7 @@ SHORTER = {
         "BATCHES = 6": "BATCHES = 2",
         "RUNS = 4": "RUNS = 2",
     },
-    "page_equivalence.ipynb": {
-        '("sum", "mean", "none")': '("mean", "none")',
-        "(33, 33)": "(22, 22)",
-    },
+    "page_equivalence.ipynb": {'("sum", "mean", "none")': '("mean", "none")'},
     "page_two_tower.ipynb": {"store = shop()": "store = shop(rows=30_000, test_rows=4_000)"},
 }
 
