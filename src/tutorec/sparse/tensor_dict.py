@@ -137,7 +137,8 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
         lengths=torch.cat(offsets).view(len(names), -1).diff().view(-1)
         if even
         else torch.cat([starts.diff() for starts in offsets]),
-        stride_per_key=samples,
+        stride=samples[0] if even else None,
+        stride_per_key=None if even else samples,
         stride_per_key_per_rank=[[count] for count in samples] if inverse else None,
         inverse_indices=(names, torch.stack(list(inverse.values()))) if inverse else None,
     )
