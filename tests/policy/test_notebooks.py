@@ -52,6 +52,8 @@ MYST = re.compile(r"^ *(`{3,}|~{3,}|:{3,})\{|\{[a-z:.-]+\}`|^\([\w-]+\)=|^%", re
 SMALLEST_HELPER = 3  # statements; below that two functions may well look alike
 FOUND_CODE = re.compile(r"check\.(exercise|predict|reveal)\(\s*[\"'](\d\d[a-z]?\.\d+)[\"']")
 
+STRAW_GUESS = re.compile(r"check\.predict\(\s*\"([^\"]+)\",\s*([^,)]+)")
+
 
 def stored_violations(chapter: Chapter) -> list[str]:
     """Outputs, counts, kernel, ids: what a notebook must not carry from one machine to another."""
@@ -157,6 +159,16 @@ def prediction_problems(calls: list[tuple[int, str, str]]) -> list[str]:
         f"prediction {k} is not revealed in a later cell"
         for k in guessed
         if measured.get(k, -1) <= guessed[k]
+    ]
+
+
+def guess_violations(chapter: Chapter) -> list[str]:
+    """A guess is the reader's: a cell with one of ours asks nothing."""
+    return [
+        f"{chapter.name}: prediction {key} has a guess of ours; write ... in its place"
+        for cell in chapter.code
+        for key, guess in STRAW_GUESS.findall(cell.text)
+        if guess != "..."
     ]
 
 
@@ -357,6 +369,16 @@ def test_chapters_have_their_form():
     )
 
 
+def test_predictions_leave_the_guess_to_the_reader():
+    assert_none([v for chapter in chapters() for v in guess_violations(chapter)])
+
+
+def test_guess_policy_rejects_a_guess_of_ours():
+    ours = ("code", 'check.predict("99.1", 1_000, unit="bytes")', [])
+    readers = ("code", 'check.predict("99.1", ..., unit="bytes")', [])
+    assert len(guess_violations(chapter_of(ours, readers))) == 1
+
+
 def test_figures_are_the_last_line_of_their_cells():
     assert_none([v for chapter in chapters() for v in figure_violations(chapter)])
 
@@ -481,7 +503,7 @@ def test_form_policy_rejects_an_empty_chapter():
 
 
 def test_form_policy_rejects_a_stub_without_solution_and_an_early_reveal():
-    reveal = ("code", 'check.reveal("99.1", 3)\ncheck.predict("99.1", 2)', [])
+    reveal = ("code", 'check.reveal("99.1", 3, kind="counted")\ncheck.predict("99.1", 2)', [])
     violations = "\n".join(form_violations(chapter_of(("markdown", OPENING, []), reveal, STUB)))
     assert "prediction 99.1 is not revealed" in violations
     assert "exercise 99.1 has no solution" in violations

@@ -165,16 +165,38 @@ def test_exercise_prints_and_remembers_the_verdict(monkeypatch, capsys):
 )
 def test_reveal_compares_prediction_and_measurement(guess, measured, unit, said, capsys):
     check.predict("99.9", guess, unit=unit)
-    check.reveal("99.9", measured)
+    check.reveal("99.9", measured, kind="measured")
     assert sentences(capsys)[-1] == f"prediction 99.9: {said}."
 
 
-def test_reveal_without_a_prediction_says_so(capsys):
+def test_reveal_without_a_guess_gives_the_answer_and_its_unit(capsys):
     check.predict("99.8", ..., unit="s")
-    check.reveal("99.8", 3.0, unit="s")
+    check.reveal("99.8", 3.0, kind="simulated")
     first, second = sentences(capsys)
-    assert "none made yet" in first
-    assert second == "prediction 99.8: no guess was recorded, measured 3 s."
+    assert "(in s)" in first
+    assert second.startswith("prediction 99.8: simulated 3 s.")
+
+
+@pytest.mark.parametrize("kind", ["measured", "counted", "simulated", "estimated"])
+def test_reveal_says_what_kind_of_evidence_its_answer_is(kind, capsys):
+    check.predict("99.7", 1)
+    check.reveal("99.7", 2, kind=kind)
+    assert f"{kind} 2: the {kind} value is 2 times the guess" in sentences(capsys)[-1]
+
+
+def test_reveal_refuses_another_kind():
+    with pytest.raises(ValueError, match="guessed.*measured, counted, simulated, estimated"):
+        check.reveal("99.7", 2, kind="guessed")
+
+
+def test_the_answer_is_folded_where_no_guess_was_made(monkeypatch):
+    shown = cards(monkeypatch)
+    check.predict("99.1", ..., unit="waits")
+    check.reveal("99.1", 4, kind="counted")
+    card = shown[1]._repr_html_()
+    folded = card.split("<details>")[1].split("</details>")[0]
+    assert "4 waits" in folded
+    assert card.count("4 waits") == 1
 
 
 def cards(monkeypatch):
@@ -190,9 +212,9 @@ def cards(monkeypatch):
 def test_a_notebook_shows_a_card_with_bars_in_proportion(monkeypatch):
     shown = cards(monkeypatch)
     check.predict("99.1", 3, unit="waits")
-    check.reveal("99.1", 4)
+    check.reveal("99.1", 4, kind="measured")
     guess, measured = (card._repr_html_() for card in shown)
-    assert "Prediction 99.1" in guess and "3 waits, to be compared" in guess
+    assert "Prediction 99.1" in guess and "You guess 3 waits" in guess
     assert (
         "width: 75.0%" in measured
         and "width: 100.0%" in measured
@@ -204,18 +226,11 @@ def test_a_notebook_shows_a_card_with_bars_in_proportion(monkeypatch):
 def test_a_card_shows_a_guess_that_is_not_a_number_and_escapes_it(monkeypatch):
     shown = cards(monkeypatch)
     check.predict("99.2", "<b>row-wise</b>")
-    check.reveal("99.2", "table-wise")
+    check.reveal("99.2", "table-wise", kind="counted")
     assert (
         "&lt;b&gt;row-wise" in shown[1]._repr_html_()
         and "Not as predicted." in shown[1]._repr_html_()
     )
-
-
-@pytest.mark.parametrize(("guess", "shown"), [("row-wise", "Row-wise"), ("row_wise", "row_wise")])
-def test_a_card_begins_with_a_capital_but_leaves_a_name_as_it_is(monkeypatch, guess, shown):
-    cards_shown = cards(monkeypatch)
-    check.predict("99.3", guess)
-    assert f"<div>{shown}, to be compared" in cards_shown[0]._repr_html_()
 
 
 def test_the_card_of_an_exercise_has_the_colour_of_its_verdict(monkeypatch):

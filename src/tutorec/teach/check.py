@@ -2,14 +2,15 @@
 
 A chapter's exercises live in `teach/exercises/chNN.py`. In the notebook an exercise is a heading, a
 stub cell that ends in `check.exercise("04.1", answer)`, and a hidden solution cell that ends the
-same way. A prediction is a cell that calls `check.predict`, followed by the measuring cell that
-calls `check.reveal`.
+same way. A prediction is a cell that calls `check.predict`, followed by a cell that calls
+`check.reveal` and says what kind of evidence its answer is. Where the reader made no guess, the
+answer is folded.
 
 Example:
     >>> from tutorec.teach import check
     >>> check.predict("99.1", 2.0, unit="s")
-    prediction 99.1: 2 s, to be compared with the measurement below.
-    >>> check.reveal("99.1", 0.25)
+    prediction 99.1: you guess 2 s.
+    >>> check.reveal("99.1", 0.25, kind="measured")
     prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times
       the measured value.
 """
@@ -22,7 +23,7 @@ import re
 import sys
 import textwrap
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tutorec.teach.canvas import ACCENT, RANK_COLORS
 from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
@@ -34,9 +35,12 @@ _COLUMNS = 68
 __all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
 
 
+Kind = Literal["measured", "counted", "simulated", "estimated"]
+
+
 @dataclass(frozen=True)
 class _Prediction:
-    """A guess and the unit it was made in."""
+    """A guess, None where none was made, and its unit."""
 
     guess: Any
     unit: str
@@ -132,52 +136,70 @@ def all_right(chapter: str) -> bool:
 
 
 def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
-    """Record a guess before the cell that measures.
+    """Record a guess before the cell that has the answer.
 
     Args:
         prediction_id: Chapter and number, such as "05.1".
-        guess: A number, a word, a bool or a list of them; None or `...` records nothing.
+        guess: A number, a word, a bool or a list of them; None or `...` for no guess.
         unit: "s" and "B" are scaled for reading; any other word stands behind the number.
     """
     if is_untouched(guess):
-        _predictions.pop(prediction_id, None)
-        _sentence(prediction_id, "none made yet. Write a guess before you run the next cell.")
+        _predictions[prediction_id] = _Prediction(None, unit)
+        asked = f" (in {unit})" if unit else ""
+        _sentence(prediction_id, f"write your guess{asked} in place of the dots, then go on.")
         return
+
     _predictions[prediction_id] = _Prediction(guess, unit)
-    _sentence(prediction_id, f"{_say(guess, unit)}, to be compared with the measurement below.")
+    _sentence(prediction_id, f"you guess {_say(guess, unit)}.")
 
 
-def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
-    """Print one sentence that compares the recorded guess with what was measured.
+def reveal(prediction_id: str, answer: Any, *, kind: Kind, unit: str = "") -> None:
+    """Compare the guess with the answer; without a guess, show the answer folded.
 
     Args:
         prediction_id: The id given to `predict`.
-        measured: In the unit of the guess.
-        unit: Used only when no guess was recorded.
+        answer: In the unit of the guess.
+        kind: What the answer is: "measured" with a clock or on data, "counted" exactly,
+            "simulated", or "estimated" by a formula.
+        unit: Used only where `predict` was not called.
+
+    Raises:
+        ValueError: There is no such kind.
     """
-    prediction = _predictions.get(prediction_id)
-    if prediction is None:
-        _sentence(prediction_id, f"no guess was recorded, measured {_say(measured, unit)}.")
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
+    prediction = _predictions.get(prediction_id, _Prediction(None, unit))
+    title = f"Prediction {prediction_id}"
+    said = _say(answer, prediction.unit)
+    if prediction.guess is None:
+        text = f"prediction {prediction_id}: {kind} {said}. You made no guess."
+        summary = f"<summary>The answer ({kind})</summary>"
+        body = f"<details>{summary}<div>{html.escape(said)}</div></details>"
+        _show(Card(title, text, body, RANK_COLORS[2]))
         return
-    guess, verdict = prediction.guess, _compare(prediction.guess, measured)
-    values = (_say(guess, prediction.unit), _say(measured, prediction.unit))
-    text = f"prediction {prediction_id}: guessed {values[0]}, measured {values[1]}: {verdict}."
-    largest = max(guess, measured, 0) if _is_number(guess) and _is_number(measured) else 0
+
+    guess = prediction.guess
+    guessed = _say(guess, prediction.unit)
+    verdict = _compare(guess, answer, kind)
+    text = f"prediction {prediction_id}: guessed {guessed}, {kind} {said}: {verdict}."
+    largest = max(guess, answer, 0) if _is_number(guess) and _is_number(answer) else 0
     rows = [
-        _bar(name, value, 100 * max(each, 0) / largest if largest else 0, color)
-        for name, value, each, color in zip(
-            ("Guess", "Measured"), values, (guess, measured), (ACCENT, RANK_COLORS[2]), strict=True
-        )
+        _bar("Guess", guessed, _percent(guess, largest), ACCENT),
+        _bar(kind.capitalize(), said, _percent(answer, largest), RANK_COLORS[2]),
     ]
     grid = "display: grid; grid-template-columns: 5rem fit-content(65%) 1fr; align-items: center"
     body = f'<div style="{grid}; column-gap: 0.5rem">{"".join(rows)}</div>'
     body += f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
-    _show(Card(f"Prediction {prediction_id}", text, body, RANK_COLORS[2]))
+    _show(Card(title, text, body, RANK_COLORS[2]))
+
+
+def _percent(value: Any, largest: float) -> float:
+    """The length of a value's bar, in percent of the largest."""
+    return 100 * max(value, 0) / largest if largest else 0.0
 
 
 def _sentence(prediction_id: str, text: str) -> None:
-    is_name = "_" in text.partition(",")[0]
-    body = f"<div>{html.escape(text if is_name else text[:1].upper() + text[1:])}</div>"
+    body = f"<div>{html.escape(text[:1].upper() + text[1:])}</div>"
     _show(Card(f"Prediction {prediction_id}", f"prediction {prediction_id}: {text}", body))
 
 
@@ -214,18 +236,17 @@ def _say(value: Any, unit: str) -> str:
     return f"{number(value)} {unit}".strip()
 
 
-def _compare(guess: Any, measured: Any) -> str:
+def _compare(guess: Any, answer: Any, kind: Kind) -> str:
     """The distance of a guess: a factor for positive numbers, a difference for others."""
-    if not (_is_number(guess) and _is_number(measured)):
-        return "as predicted" if same(guess, measured) else "not as predicted"
-    if guess == measured:
+    if not (_is_number(guess) and _is_number(answer)):
+        return "as predicted" if same(guess, answer) else "not as predicted"
+    if guess == answer:
         return "exactly"
-    if guess <= 0 or measured <= 0:
-        return f"the guess is off by {number(abs(guess - measured))}"
-    ratio = max(guess, measured) / min(guess, measured)
+    if guess <= 0 or answer <= 0:
+        return f"the guess is off by {number(abs(guess - answer))}"
+    ratio = max(guess, answer) / min(guess, answer)
     if ratio < 1.1:
         return f"close, within {number(100 * (ratio - 1), 2)} %"
-    larger, smaller = (
-        ("guess", "measured value") if guess > measured else ("measured value", "guess")
-    )
+    known = f"{kind} value"
+    larger, smaller = ("guess", known) if guess > answer else (known, "guess")
     return f"the {larger} is {number(ratio)} times the {smaller}"
