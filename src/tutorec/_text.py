@@ -195,7 +195,7 @@ def bytes_text(count: float) -> str:
         ('512 B', '1.00 MiB', '24.2 GiB')
     """
     scale, unit = byte_unit(count)
-    return f"{int(count):,} B" if scale == 1 else f"{_digits(count / scale)} {unit}"
+    return f"{int(count):,} B" if scale == 1 else f"{number_text(count / scale)} {unit}"
 
 
 def ms_text(ms: float) -> str:
@@ -205,7 +205,7 @@ def ms_text(ms: float) -> str:
         >>> ms_text(0.01234), ms_text(1.5), ms_text(2345.6), ms_text(0.0)
         ('0.0123', '1.50', '2,346', '0')
     """
-    return _digits(ms)
+    return number_text(ms)
 
 
 def spaced_percents(text: str) -> str:
@@ -256,11 +256,21 @@ def several(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
-def _digits(value: float) -> str:
-    """Three digits, no exponent; a value below a thousandth of the unit keeps three digits, too."""
+def number_text(value: float, digits: int = 3) -> str:
+    """A number with at least so many digits, no exponent; a value below 1 keeps them, too.
+
+    Example:
+        >>> (
+        ...     number_text(1.37842),
+        ...     number_text(1.37842, 4),
+        ...     number_text(0.0012),
+        ...     number_text(2345.6),
+        ... )
+        ('1.38', '1.378', '0.00120', '2,346')
+    """
     if value == 0:
         return "0"
     size, decimals = abs(value), 0
-    while size < 99.95 and decimals < 9:
+    while size < 10 ** (digits - 1) - 0.05 and decimals < 9:
         size, decimals = size * 10, decimals + 1
     return f"{value:,.{decimals}f}"

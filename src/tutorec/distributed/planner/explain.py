@@ -28,7 +28,12 @@ from tutorec._text import (
     several,
     spaced_percents,
 )
-from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from tutorec.distributed.plan.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+)
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.placements import Packing
 from tutorec.distributed.planner.problem import (
@@ -108,6 +113,19 @@ class PlannedSharding(ShardingPlan):
         """
         return plan_figure(self._reported(), claim)
 
+    def load_factors(self) -> dict[str, float]:
+        """The fraction of the rows of each table that its rank keeps in fast memory.
+
+        It is that of the cache of a cached table, 0 for another table in a file or in the memory
+        of the host, and 1 for every other table. A table's key is its name, with the path of its
+        collection if several tables have that name.
+
+        Example:
+            >>> PlannedSharding().load_factors()
+            {}
+        """
+        return {name: _load_factor(entry) for name, entry in named_entries(self).items()}
+
     def _reported(self) -> PlanReport:
         if not self.plan:
             raise PlannerError(
@@ -125,6 +143,25 @@ class PlannedSharding(ShardingPlan):
         return self.plan == other.plan if isinstance(other, ShardingPlan) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def named_entries(plan: ShardingPlan) -> dict[str, ParameterSharding]:
+    """The entry of each table; its key has the path where several tables have the same name."""
+    entries = [
+        (path, name, entry) for path, tables in plan.plan.items() for name, entry in tables.items()
+    ]
+    counts = Counter(name for _, name, _ in entries)
+    return {
+        name if counts[name] == 1 else f"{path}.{name}".strip("."): entry
+        for path, name, entry in entries
+    }
+
+
+def _load_factor(entry: ParameterSharding) -> float:
+    if entry.compute_kernel == EmbeddingComputeKernel.FUSED_UVM.value:
+        return 0.0
+    factor = getattr(entry.cache_params, "load_factor", None)
+    return 1.0 if factor is None else factor
 
 
 # --- the whole plan

@@ -36,12 +36,13 @@ from tutorec.distributed.planner.problem import (
     PlanningProblem,
     cost,
     fits,
+    fixed_time,
     lower_bound,
     rank_memory,
     rank_sums,
 )
 from tutorec.distributed.planner.search import search
-from tutorec.distributed.planner.shard_estimators import stored_bytes
+from tutorec.distributed.planner.shard_estimators import StoredBytes, stored_bytes
 from tutorec.distributed.planner.topology import PERF_FIELDS, Topology, memory_of, own_memory
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -170,6 +171,52 @@ class PlanReport:
     def memory(self) -> int:
         """Index of the memory that tables fill most: 0 HBM, 1 DDR."""
         return int(self.fullness.max(axis=0, initial=0.0).argmax())
+
+    @cached_property
+    def step_parts(self) -> dict[str, float]:
+        """Milliseconds of the slowest rank by what it does, and the latency; their sum is `cost`.
+
+        The latency is that of all exchanges, however few bytes they carry.
+        """
+        memory_work, exchanges = self.rank_parts[int(self.rank_times.argmax())].tolist()
+        latency = fixed_time(self.problem, self.taken)
+        return {
+            "lookup and update": memory_work,
+            "bytes on the wire": exchanges,
+            "latency": latency,
+        }
+
+    @property
+    def weight_bytes(self) -> list[int]:
+        """Bytes of weights on each rank, in memory or in a file; without optimizer state."""
+        return self._stored(lambda stored: stored.weights)
+
+    @property
+    def held_bytes(self) -> list[int]:
+        """Bytes of weights and optimizer state on each rank, without buffers and caches.
+
+        `tutorec.spmd.held_bytes` gives the bytes that a rank holds of a model.
+        """
+        return self._stored(lambda stored: stored.weights + stored.state)
+
+    def _stored(self, bytes_of: Callable[[StoredBytes], Ints]) -> list[int]:
+        """The sum on each rank of some bytes of its shards."""
+        topology = self.inputs.topology
+
+        def of_choice(choice: Choice) -> Ints:
+            stored = [
+                stored_bytes(
+                    option.facts,
+                    ShardingType(option.sharding_type),
+                    option.compute_kernel,
+                    option.pieces().sizes,
+                    topology,
+                )
+                for option in choice.options
+            ]
+            return np.sum([bytes_of(each) for each in stored], axis=0)
+
+        return rank_sums(self.problem, self.placement, of_choice).tolist()
 
 
 def choice_perf(choice: Choice) -> Floats:
