@@ -17,6 +17,7 @@ from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.spmd.devices import device
+    from tutorec.spmd.held import held_bytes
     from tutorec.spmd.once import run_ranks
     from tutorec.spmd.pool import Ranks
     from tutorec.spmd.worker import Kept, init
@@ -25,10 +26,11 @@ _DEFINED_IN = {
     "Kept": ".worker",
     "Ranks": ".pool",
     "device": ".devices",
+    "held_bytes": ".held",
     "init": ".worker",
     "run_ranks": ".once",
 }
 
-__all__ = ["Kept", "Ranks", "device", "init", "run_ranks"]
+__all__ = ["Kept", "Ranks", "device", "held_bytes", "init", "run_ranks"]
 
 __getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)

@@ -119,8 +119,8 @@ def compare(plans: Mapping[str, PlannedSharding]) -> PlanComparison:
         >>> print(compared)  # doctest: +ELLIPSIS
         plan         ms a step  above best  s to plan  tables of each type  copied  largest rank
         -----------  ---------  ----------  ---------  -------------------  ------  ------------
-        64 samples       1.299        best...  1 data_parallel      item        2.38 GiB
-        512 samples      1.989      53.1 %...  1 data_parallel      item        2.38 GiB
+        64 samples       1.299        best   ...  1 data_parallel      item        2.38 GiB
+        512 samples      1.989      53.1 %   ...  1 data_parallel      item        2.38 GiB
         >>> compared.best, compared["64 samples"].types
         ('64 samples', {'data_parallel': 1})
     """
