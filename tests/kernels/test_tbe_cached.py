@@ -184,7 +184,7 @@ def test_asking_for_pages_changes_no_bit(name):
     read = count(1)
     with (
         implementation(name),
-        patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)),
+        patch("tutorec._kernels.tbe_cached.blocks_read", side_effect=lambda: next(read)),
     ):
         plain, cached = pair(group(), RULES[2], 5)
         with patch("tutorec._kernels.tbe_cached.ask_for_pages", wraps=ask_for_pages) as asked:
@@ -199,7 +199,7 @@ def test_pages_are_asked_for_only_while_the_thread_reads_from_the_disk():
     _, cached = pair(group(), RULES[0], 5)
     asked = []
     with (
-        patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=[8, 8, 16, 16]),
+        patch("tutorec._kernels.tbe_cached.blocks_read", side_effect=[8, 8, 16, 16]),
         patch(
             "tutorec._kernels.tbe_cached.ask_for_pages", side_effect=lambda *_: asked.append(seed)
         ),
@@ -215,7 +215,7 @@ def test_a_batch_that_was_read_ahead_is_not_asked_for_again_by_its_lookup():
     given = batch(1, False, "sum")
     read = count(1)  # more each time: the thread has read from the disk
     with (
-        patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)),
+        patch("tutorec._kernels.tbe_cached.blocks_read", side_effect=lambda: next(read)),
         torch.no_grad(),
     ):
         coming = cached.prefetch(*given[:2])

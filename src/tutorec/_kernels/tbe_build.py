@@ -151,7 +151,11 @@ def _in_slower_memory(
     implementation = _implementation(spec, optimizer, device)
     zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {spec.names}")
     if not cache.rows:
-        return implementation(spec, optimizer, device, zeros)
+        from tutorec._kernels.tbe_in_file import PageRequests
+
+        in_file = implementation(spec, optimizer, device, zeros)
+        PageRequests().watch(in_file)
+        return in_file
     from tutorec._kernels.tbe_cached import CachedTableBatch
 
     return CachedTableBatch(spec, optimizer, cache, implementation, zeros)

@@ -23,20 +23,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_cache import CacheCounts, RowCache, Rows
-from tutorec._kernels.row_file import CacheSpec, ask_for_pages, keep_in_memory
+from tutorec._kernels.row_file import CacheSpec, ask_for_pages, blocks_read, keep_in_memory
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
 
 __all__ = ["CachedTableBatch"]
 
-_OF_THREAD = getattr(resource, "RUSAGE_THREAD", 0)  # Linux; elsewhere what the process has read
 _READ_AHEAD = 4  # batches whose reading is remembered: those that a pipeline has in flight
 _INT32_ROWS = 2**31  # rows and slots of a group that int32 ids cannot number
 
@@ -240,7 +234,7 @@ class CachedTableBatch(TableBatch):
 
     def _waits_for_disk(self) -> bool:
         """Whether this thread has read anything from the disk since it asked this before."""
-        before, self._blocks.read = getattr(self._blocks, "read", 0), _blocks_read()
+        before, self._blocks.read = getattr(self._blocks, "read", 0), blocks_read()
         return self._blocks.read != before
 
     def _take_what_others_wrote(self) -> None:
@@ -325,11 +319,6 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         ctx.pending.update(lambda: torch.autograd.backward(ctx.pooled, grads))
         return None, None, None, None, None, None
-
-
-def _blocks_read() -> int:
-    """How much this thread has read from the disk; 0 where the system does not count."""
-    return 0 if resource is None else resource.getrusage(_OF_THREAD).ru_inblock
 
 
 def _fingerprint(tensor: Tensor, rows: Tensor) -> Tensor:
