@@ -13,6 +13,9 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _GAP = 2
 _NARROWEST = 8
 WIDTH = 100  # columns of an explanation
+# Letters of a cell that stays in one line, and of a name that may be broken.
+_UNBROKEN, _LONG = 16, 20
+_IN_NAME = re.compile(r"(?<=[A-Za-z])(?=[._][A-Za-z])")
 
 
 def visible(text: str) -> str:
@@ -87,22 +90,27 @@ class TextTable:
         title = f"<caption style='text-align:left'>{escape(caption)}</caption>" if caption else ""
         body = "".join(self._html_row(row, "td") for row in self.rows)
         head = self._html_row(self.head, "th")
-        return f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        table = f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        return f"<div style='overflow-x:auto'>{table}</div>"
 
     def _html_row(self, row: Sequence[str], tag: str) -> str:
         cells = []
         for column, cell in enumerate(row):
-            side, kind = "right" if column in self.right else "left", tag if cell else "td"
-            cells.append(f"<{kind} style='text-align:{side}'>{_html_cell(cell)}</{kind}>")
+            style = f"text-align:{'right' if column in self.right else 'left'}"
+            if tag == "td" and len(cell) <= _UNBROKEN:
+                style += ";white-space:nowrap"
+            kind = tag if cell else "td"
+            cells.append(f"<{kind} style='{style}'>{_html_cell(cell)}</{kind}>")
         return f"<tr>{''.join(cells)}</tr>"
 
 
 def _html_cell(cell: str) -> str:
-    """Its words; a bar of ``#`` is drawn."""
+    """Its words, a long name with places to break it; a bar of ``#`` is drawn."""
     if cell and not cell.strip("#"):
         look = f"width:{0.5 * len(cell)}em;height:0.6em;background:#6b7686"
         return f"<span style='display:inline-block;{look}'></span>"
-    return escape(cell)
+    words = escape(cell)
+    return _IN_NAME.sub("<wbr>", words) if len(cell) > _LONG and " " not in cell else words
 
 
 @dataclass(frozen=True)

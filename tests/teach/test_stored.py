@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from tutorec.modules.compressions import QR, Block, Compression, Hash, IdMap, Part
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.sparse.hashing import mixing_hash
-from tutorec.teach import draw, say, table
+from tutorec.teach import draw
 
 TABLE = EmbeddingBagConfig(12, 4, "item")
 MIXED = [
@@ -121,21 +121,3 @@ def test_a_tradeoff_claims_the_best_and_the_worst_mean():
 def test_a_tradeoff_without_values_is_refused(methods):
     with pytest.raises(ValueError, match="at least one value"):
         draw.tradeoff(methods, quantity="AUC")
-
-
-def test_prose_is_markdown_and_a_table_html():
-    assert say("**2** ms")._repr_markdown_() == repr(say("**2** ms")) == "**2** ms"
-    shown = table({"a < b": ["1"]}, ["x", "y"])._repr_html_()
-    assert ">a &lt; b</td><td" in shown and ">1</td>" in shown
-    with pytest.raises(ValueError, match=r"each row needs 2 cells, got \{'b': 1\}"):
-        table({"a": ["1", "2"], "b": ["1"]}, ["", "x", "y"])
-
-
-def test_words_of_a_table_stand_left_and_numbers_right():
-    shown = table(
-        {"whole": ["[2, 64]", "12 KiB", "drawn again"], "cut": ["[2]", "not run", "3 of 4"]},
-        ["table", "shape", "bytes", "rows"],
-    )
-    assert repr(shown).splitlines()[1] == "|:--|:--|--:|:--|"
-    assert 'text-align: right; white-space: nowrap">12 KiB</td>' in shown._repr_html_()
-    assert repr(table({}, ["table", "bytes"])) == "| table | bytes |\n|:--|--:|"

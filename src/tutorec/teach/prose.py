@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Prose", "Table", "say", "table"]
+from tutorec._text import TextTable
+from tutorec.teach.units import number
 
-_IN_NAME = re.compile(r"(?<=[A-Za-z])(?=[._][A-Za-z])")  # a long name may go on in the next line
-_SHORT = 16  # letters of a cell that stays in one line
+__all__ = ["Prose", "say", "table"]
+
+_DIGITS = 4
 # With its unit, and a remark.
 _NUMBER = re.compile(r"[<>~+-]?\d[\d.,:e+-]*( ?[%A-Za-z/]+)?( \(.*\))?")
 
@@ -40,66 +42,79 @@ def say(text: str) -> Prose:
     return Prose(text)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table: HTML as the last expression of a notebook cell, Markdown in a terminal."""
+def table(rows: Mapping[Any, Any] | Sequence[Sequence[Any]], heads: Sequence[str]) -> TextTable:
+    """A table; columns of numbers are aligned on the right.
 
-    lines: tuple[tuple[str, ...], ...]
-
-    def _repr_html_(self) -> str:
-        """What Jupyter and the book render: words on the left, numbers on the right."""
-        (head, *rows), sides = self.lines, self._sides()
-        parts = [f"<thead><tr>{self._cells('th', head, sides)}</tr></thead>", "<tbody>"]
-        parts += [*(f"<tr>{self._cells('td', row, sides)}</tr>" for row in rows), "</tbody>"]
-        return (
-            f'<div style="overflow-x: auto"><table class="dataframe">{"".join(parts)}</table></div>'
-        )
-
-    def _sides(self) -> list[str]:
-        """The side of each column: names and words left, mostly numbers right."""
-        sides = ["left"]
-        for place in range(1, len(self.lines[0])):
-            cells = [line[place] for line in self.lines[1:] if line[place]]
-            numbers = sum(_NUMBER.fullmatch(cell) is not None for cell in cells)
-            sides.append("right" if 2 * numbers >= len(cells) else "left")
-        return sides
-
-    @staticmethod
-    def _cells(tag: str, line: tuple[str, ...], sides: Sequence[str]) -> str:
-        shown = []
-        for side, text in zip(sides, line, strict=True):
-            kind = tag if text else "td"  # a header without words is none
-            words = html.escape(text)
-            words = _IN_NAME.sub("<wbr>", words) if len(words) > 20 and " " not in words else words
-            whole = "; white-space: nowrap" if kind == "td" and len(text) <= _SHORT else ""
-            shown.append(f'<{kind} style="text-align: {side}{whole}">{words}</{kind}>')
-        return "".join(shown)
-
-    def __repr__(self) -> str:
-        """What a terminal shows."""
-        text = ["| " + " | ".join(line) + " |" for line in self.lines]
-        marks = {"left": ":--|", "right": "--:|"}
-        text.insert(1, "|" + "".join(marks[side] for side in self._sides()))
-        return "\n".join(text)
-
-
-def table(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> Table:
-    """A table with names in its first column; columns of numbers are aligned on the right.
+    A whole number has commas, another number four significant digits. None is an empty cell, a
+    bool is yes or no, and a list, a tuple or a mapping is its members, separated by commas. Text
+    is shown as it is.
 
     Args:
-        rows: Name to the cells of its row.
-        columns: Titles, one more than a row has cells; the first is that of the names.
+        rows: Name -> the cells of its row, or its only cell; or a list of rows.
+        heads: Titles of the columns. With names, the first is that of the names.
 
     Raises:
-        ValueError: A row does not have one cell fewer than there are titles.
+        ValueError: A row does not have as many cells as the titles ask for.
 
     Example:
-        >>> table({"int8": ["80", "3.2"]}, ["format", "bytes", "times smaller"])
-        | format | bytes | times smaller |
-        |:--|--:|--:|
-        | int8 | 80 | 3.2 |
+        >>> table(
+        ...     {"int8": (80, 3.2, [0, 1]), "fp32": (1256, 1 / 3, None)},
+        ...     ["", "bytes", "x", "on"],
+        ... )
+              bytes       x  on
+        ----  -----  ------  ----
+        int8     80     3.2  0, 1
+        fp32  1,256  0.3333
+        >>> table({"whole": 1.3782, "by rows": 2.0}, ["plan", "ms"])
+        plan        ms
+        -------  -----
+        whole    1.378
+        by rows      2
     """
-    wrong = {name: len(cells) for name, cells in rows.items() if len(cells) + 1 != len(columns)}
+    named = isinstance(rows, Mapping)
+    lines = [[name, *_cells(row)] for name, row in rows.items()] if named else [*map(_cells, rows)]
+    wrong = {
+        _text(line[0] if named else index): len(line) - named
+        for index, line in enumerate(lines)
+        if len(line) != len(heads)
+    }
     if wrong:
-        raise ValueError(f"each row needs {len(columns) - 1} cells, got {wrong}")
-    return Table((tuple(columns), *((name, *cells) for name, cells in rows.items())))
+        raise ValueError(f"each row needs {len(heads) - named} cells, got {wrong}")
+
+    texts = [[_text(cell) for cell in line] for line in lines]
+    right = [place for place in range(named, len(heads)) if _is_of_numbers(texts, place)]
+    return TextTable(list(heads), texts, right)
+
+
+def _cells(row: Any) -> list[Any]:
+    """The cells of a row; a value that is not a sequence is one cell."""
+    row = _plain(row)
+    return list(row) if isinstance(row, Sequence) and not isinstance(row, str) else [row]
+
+
+def _text(value: Any) -> str:
+    """What a cell shows."""
+    value = _plain(value)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return number(value, _DIGITS)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_text(key)} {_text(member)}" for key, member in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of a tensor or an array as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_of_numbers(lines: Sequence[Sequence[str]], place: int) -> bool:
+    """Whether at least half of the cells of a column that are not empty are numbers."""
+    cells = [line[place] for line in lines if line[place]]
+    numbers = sum(_NUMBER.fullmatch(cell) is not None for cell in cells)
+    return 2 * numbers >= len(cells)
