@@ -37,7 +37,7 @@ class PageRequests:
 
     def __init__(self) -> None:
         self._waits_for_disk = False
-        self._blocks_read: dict[int, int] = {}  # by each thread that looks up
+        self._blocks_before: dict[int, int] = {}  # of each thread that looks up
 
     def watch(self, tables: TableBatch) -> None:
         """Do so for all lookups of these tables, which are in a file."""
@@ -45,17 +45,14 @@ class PageRequests:
         tables.register_forward_hook(self._after_lookup)
 
     def _before_lookup(self, tables: TableBatch, inputs: tuple[Any, ...]) -> None:
+        # Counted anew for each lookup: between two of them the thread may read other files.
+        self._blocks_before[get_ident()] = blocks_read()
         if self._waits_for_disk:
-            # What the thread has read since its last lookup may have been other files.
-            self._blocks_read[get_ident()] = blocks_read()
             request_pages(tables, inputs[0], inputs[1])
 
     def _after_lookup(self, tables: TableBatch, inputs: tuple[Any, ...], pooled: Tensor) -> None:
-        # Asked once for each lookup that finds its pages, since the answer takes microseconds.
-        before = self._blocks_read.get(get_ident(), 0)
-        now = blocks_read()
-        self._waits_for_disk = now != before  # what was requested counts as read, too
-        self._blocks_read[get_ident()] = now
+        before = self._blocks_before.pop(get_ident())
+        self._waits_for_disk = blocks_read() != before  # what was requested counts as read, too
 
 
 def request_pages(tables: TableBatch, values: Tensor, offsets: Tensor) -> None:
