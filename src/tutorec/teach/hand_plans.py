@@ -38,6 +38,7 @@ TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 GPUS = 4
 SAMPLES = 32_768  # in the batch of one GPU
 META = torch.device("meta")
+_FEWEST_ROWS = 7  # of a table of which a part is taken
 
 DOES_NOT_FIT = "a plan for which no rank has the room"
 UNEVEN = "a plan in which one rank is busy for much longer than the others"
@@ -53,20 +54,38 @@ _UNEVEN = 1.25
 Words = Mapping[str, Any]
 
 
-def collection(tables: Mapping[str, tuple[int, ...]] = TABLES) -> EmbeddingBagCollection:
-    """Tables without memory: name -> rows, columns, and whatever else; each has a feature of its own name.
+def collection(
+    tables: Mapping[str, tuple[int, ...]] = TABLES,
+    *,
+    scale: float = 1.0,
+    device: str | torch.device = META,
+) -> EmbeddingBagCollection:
+    """A collection of tables, each with a feature of its own name.
+
+    Args:
+        tables: Name -> rows, columns, and whatever else.
+        scale: Each table has this part of its rows, but seven of them at least.
+        device: Where the weights are; on ``meta`` they take no memory.
 
     Example:
-        >>> collection({"cities": (100_000, 64)}).embedding_bag_configs()[0].num_embeddings
+        >>> of_cities = {"cities": (100_000, 64)}
+        >>> collection(of_cities).embedding_bag_configs()[0].num_embeddings
         100000
-    """  # noqa: E501
+        >>> collection(of_cities, scale=0.01, device="cpu").embedding_bags[
+        ...     "cities"
+        ... ].weight.shape
+        torch.Size([1000, 64])
+    """
     configs = [
         EmbeddingBagConfig(
-            num_embeddings=rows, embedding_dim=columns, name=name, feature_names=[name]
+            num_embeddings=max(min(rows, _FEWEST_ROWS), int(rows * scale)),
+            embedding_dim=columns,
+            name=name,
+            feature_names=[name],
         )
         for name, (rows, columns, *_) in tables.items()
     ]
-    return EmbeddingBagCollection(configs, device=META)
+    return EmbeddingBagCollection(configs, device=torch.device(device))
 
 
 def sharder() -> EmbeddingBagCollectionSharder:
@@ -109,6 +128,7 @@ def shop_plan(
     *,
     machine: str | Topology = f"{GPUS}xH100",
     samples: int = SAMPLES,
+    scale: float = 1.0,
     narrowest: int | None = 32,
     bags: Mapping[str, int] | None = None,
     planner: type[EmbeddingShardingPlanner] = EmbeddingShardingPlanner,
@@ -120,6 +140,7 @@ def shop_plan(
         words: See `constraints`.
         machine: A preset's name, or a topology.
         samples: In the batch of one GPU.
+        scale: See `collection`.
         narrowest: See `constraints`.
         bags: See `constraints`.
         planner: The class that plans.
@@ -135,7 +156,7 @@ def shop_plan(
     topology = Topology.preset(machine) if isinstance(machine, str) else machine
     laid_down = constraints(words, narrowest=narrowest, bags=bags)
     made = planner(topology, batch_size=samples, constraints=laid_down, stats=[], **more)
-    return made.plan(collection(), [sharder()])
+    return made.plan(collection(scale=scale), [sharder()])
 
 
 def hand_plan(words: Words) -> PlannedSharding:
