@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorec.datasets.ids import power_law_ids, uniform_ids
+from tutorec.datasets.ids import drifting_ids, power_law_ids, uniform_ids
 
 EXPONENTS = st.one_of(st.sampled_from([0.0, 1.0, 1.0 + 1e-9, 2.0]), st.floats(0.0, 4.0))
 
@@ -120,3 +120,46 @@ def test_what_cannot_be_drawn_is_refused(options: dict[str, float], message: str
 def test_numbers_that_are_not_whole_are_refused() -> None:
     with pytest.raises(ValueError, match=r"power_law_ids: count=2.5 must be a whole number"):
         power_law_ids(2.5, 10, 1.0)  # type: ignore[arg-type]
+
+
+def test_drifting_ids_follow_the_law_on_scattered_rows() -> None:
+    batches = drifting_ids(200, 50, 20, 1.1)
+    assert [batch.shape for batch in batches] == [(50,)] * 200
+    counts = torch.cat(batches).bincount(minlength=20)
+    ranks = counts.argsort(descending=True)
+    assert follows(ranks.argsort()[torch.cat(batches)], law(20, 1.1))
+    assert not torch.equal(ranks, torch.arange(20))
+    assert all(map(torch.equal, batches, drifting_ids(200, 50, 20, 1.1)))
+    assert not all(map(torch.equal, batches, drifting_ids(200, 50, 20, 1.1, seed=6)))
+
+
+def test_drifting_ids_move_all_popularity_at_one_batch() -> None:
+    still = drifting_ids(40, 500, 100, 1.1)
+    moved = drifting_ids(40, 500, 100, 1.1, all_move_at=20)
+    assert all(map(torch.equal, still[:20], moved[:20]))
+    before, after = (
+        torch.cat(part).bincount(minlength=100).argmax() for part in (moved[:20], moved[20:])
+    )
+    assert before != after
+
+
+def test_drifting_ids_move_few_rows_in_each_batch() -> None:
+    still, moving = drifting_ids(40, 500, 100, 1.1), drifting_ids(40, 500, 100, 1.1, moving=2)
+    # The ranks are the same, and so is an id while its row was not drawn.
+    same = [float((one == other).double().mean()) for one, other in zip(still, moving, strict=True)]
+    assert 0.5 < same[0] < 1 and same[-1] < same[0]
+
+
+def test_drifting_ids_of_no_batch_or_no_id_are_empty() -> None:
+    assert drifting_ids(0, 5, 3, 1.0) == []
+    assert [len(batch) for batch in drifting_ids(2, 0, 3, 1.0, moving=1)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"moving": 4}, "moving"), ({"all_move_at": -1}, "all_move_at"), ({"batches": -1}, "batches")],
+)
+def test_drifting_ids_refuse_numbers_out_of_range(wrong: dict[str, int], message: str) -> None:
+    given = {"batches": 2, "ids": 2, "rows": 3} | wrong
+    with pytest.raises(ValueError, match=f"drifting_ids: {message}"):
+        drifting_ids(**given, exponent=1.0)

@@ -106,3 +106,48 @@ def test_a_table_without_rows_has_a_slot_and_does_no_harm() -> None:
     cache = RowCache([0, 3], [1, 1], "lru")
     use(cache, 1, 2, train=True)
     assert len(in_slots(cache)) == 1 and cache.bases == [0, 1, 5]
+
+
+LOG = [[1, 1, 2], [1, 2, 3], [3, 4], [3, 3, 1], [5]]
+
+
+def test_a_replayed_log_is_what_one_batch_after_another_does() -> None:
+    replayed, by_hand = (RowCache([10], [2], "lru", admitted=1) for _ in range(2))
+    counts = replayed.replay([torch.tensor(ids) for ids in LOG])
+    for ids in LOG:
+        use(by_hand, *ids, train=True)
+    assert counts == by_hand.counts
+    assert counts.hits == counts.lookups - counts.read
+    assert in_slots(replayed) == in_slots(by_hand)
+
+
+def test_settling_batches_are_not_counted() -> None:
+    whole, settled, first = (RowCache([10], [2], "lru", admitted=1) for _ in range(3))
+    counts = settled.replay(LOG, settle=2)
+    assert counts == whole.replay(LOG).since(first.replay(LOG[:2]))
+    assert counts.lookups == 2 + 3 + 1
+    assert RowCache([10], [2], "lru").replay(LOG, settle=9) == CacheCounts()
+
+
+def test_rates_are_of_so_many_batches_each_and_the_rest_is_left_out() -> None:
+    rates = RowCache([10], [2], "lru", admitted=1).replay(LOG, settle=1, every=2)
+    cache = RowCache([10], [2], "lru", admitted=1)
+    cache.replay(LOG[:1])
+    assert rates == [cache.replay(LOG[1:3]).hit_rate, cache.replay(LOG[3:5]).hit_rate]
+    assert len(RowCache([10], [2], "lru").replay(LOG, every=2)) == 2
+
+
+@pytest.mark.parametrize("wrong", [10, 11, 20, -1])
+def test_an_id_that_is_not_a_row_is_refused(wrong: int) -> None:
+    cache = RowCache([10, 4], [2, 2], "lru")
+    cache.replay([[0, 9, 12, 15]])
+    with pytest.raises(ValueError, match=rf"id {wrong} .* 0 to 9, 12 to 15"):
+        cache.replay([[0, wrong]])
+
+
+def test_numbers_of_batches_are_checked() -> None:
+    cache = RowCache([10], [2], "lru")
+    with pytest.raises(ValueError, match="settle"):
+        cache.replay(LOG, settle=-1)
+    with pytest.raises(ValueError, match="every"):
+        cache.replay(LOG, every=0)

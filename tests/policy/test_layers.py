@@ -114,6 +114,7 @@ FACADES += (
     "distributed.fbgemm_qcomm_codec",
 )
 FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
+FACADES += ("distributed.cache",)
 
 SHARDING_TYPES = tuple(
     f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split()
@@ -126,6 +127,8 @@ COLLECTIVE_MODULES = (
 )
 # they start groups as TorchRec's tests do
 COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")
+# solutions do what a reader writes in a notebook
+COLLECTIVE_MODULES += ("teach.exercises",)
 COLLECTIVES = frozenset(
     """all_gather all_gather_into_tensor all_gather_object all_gather_single all_reduce all_to_all all_to_all_single
     barrier batch_isend_irecv broadcast broadcast_object_list destroy_process_group gather gather_object

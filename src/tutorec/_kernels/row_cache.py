@@ -19,14 +19,15 @@ While a table has free slots, every missing row gets one.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
+from tutorec._check import require_int
 from tutorec._kernels.row_file import CacheAlgorithm
 
 __all__ = ["ADMITTED", "CacheCounts", "Held", "Move", "RowCache", "Rows"]
@@ -53,9 +54,30 @@ class CacheCounts:
     written: int = 0
 
     @property
+    def hits(self) -> int:
+        """Ids whose row had a slot or was already read by the batch.
+
+        Example:
+            >>> CacheCounts(lookups=10, read=3).hits
+            7
+        """
+        return self.lookups - self.read
+
+    @property
     def hit_rate(self) -> float:
         """Hit rate: the share of ids whose row had a slot or was already read by the batch."""
         return 1 - self.read / self.lookups if self.lookups else 0.0
+
+    def since(self, before: CacheCounts) -> CacheCounts:
+        """What was done after earlier counts.
+
+        Example:
+            >>> CacheCounts(lookups=10, read=3).since(CacheCounts(lookups=6, read=2))
+            CacheCounts(lookups=4, read=1, written=0)
+        """
+        return CacheCounts(
+            self.lookups - before.lookups, self.read - before.read, self.written - before.written
+        )
 
 
 class Rows(NamedTuple):
@@ -159,6 +181,86 @@ class RowCache:
             moves,
             read - sum(move.read.rows.numel() for move in moves),
         )
+
+    @overload
+    def replay(
+        self, batches: Iterable[Tensor | Sequence[int]], *, settle: int = 0, every: None = None
+    ) -> CacheCounts: ...
+
+    @overload
+    def replay(
+        self, batches: Iterable[Tensor | Sequence[int]], *, settle: int = 0, every: int
+    ) -> list[float]: ...
+
+    def replay(
+        self,
+        batches: Iterable[Tensor | Sequence[int]],
+        *,
+        settle: int = 0,
+        every: int | None = None,
+    ) -> CacheCounts | list[float]:
+        """Do with each batch of a log what a training step does, but for the rows themselves.
+
+        This measures how often a cache of these sizes hits, without a table and in a fraction of
+        the time of training.
+
+        Args:
+            batches: Ids ``[N]`` of each batch. With several tables, the ids of table t are rows
+                that begin at ``bases[t]``.
+            settle: So many batches at the beginning fill the cache and are not counted.
+            every: One hit rate for so many batches, instead of counts over all of them; batches
+                that are left over at the end are not counted.
+
+        Returns:
+            What the cache did in the batches that count; with ``every`` the hit rates, from 0 to 1.
+
+        Raises:
+            ValueError: An id is not a row of a table, or a number of batches is out of range.
+
+        Example:
+            >>> log = [torch.tensor([7, 7, 9]), torch.tensor([9, 3]), torch.tensor([3, 7])]
+            >>> cache = RowCache(rows=[100], slots=[2], algorithm="lru", admitted=1)
+            >>> counts = cache.replay(log)
+            >>> counts.hits, counts.lookups
+            (3, 7)
+            >>> RowCache([100], [2], "lru", admitted=1).replay(log, every=1)
+            [0.33..., 0.5, 0.5]
+        """
+        require_int("RowCache.replay: settle", settle, 0)
+        if every is not None:
+            require_int("RowCache.replay: every", every, 1)
+
+        rates: list[float] = []
+        before = replace(self.counts)
+        for number, batch in enumerate(batches, start=1 - settle):
+            rows = torch.as_tensor(batch)
+            self._require_rows(rows)
+            _, _, in_file = self.place(rows)
+            self.change(in_file)
+
+            if number <= 0:
+                before = replace(self.counts)
+            elif every is not None and number % every == 0:
+                rates.append(self.counts.since(before).hit_rate)
+                before = replace(self.counts)
+        return self.counts.since(before) if every is None else rates
+
+    def _require_rows(self, rows: Tensor) -> None:
+        """Refuse numbers that are not rows of a table: those of slots, or of nothing."""
+        if not rows.numel():
+            return
+        table = torch.searchsorted(torch.tensor(self.bases), rows, right=True) - 1
+        first_slots = torch.tensor([*self._first_slots, -1])  # -1: beyond the last table
+        wrong = (table < 0) | (rows >= first_slots[table])
+        if bool(wrong.any()):
+            tables = [
+                f"{base} to {slot - 1}"
+                for base, slot in zip(self.bases, self._first_slots, strict=False)
+            ]
+            raise ValueError(
+                f"id {int(rows[wrong][0])} is not a row of this cache, whose tables have the rows "
+                f"{', '.join(tables)}: make the cache with as many rows as the table has"
+            )
 
     def hold(self) -> Held:
         """Pin the rows of this batch until ``release()``, or until the result is garbage."""

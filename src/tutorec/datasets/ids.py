@@ -97,6 +97,65 @@ def power_law_ids(
     return drawn.long() - 1
 
 
+def drifting_ids(
+    batches: int,
+    ids: int,
+    rows: int,
+    exponent: float,
+    *,
+    seed: int = 5,
+    all_move_at: int | None = None,
+    moving: int = 0,
+) -> list[Tensor]:
+    """Batches of ids of a power law, whose popularity may move to other rows.
+
+    Popular rows lie anywhere among the R, as in a table whose ids were given out in the order in
+    which users and products came.
+
+    Args:
+        batches: How many there are.
+        ids: N of each batch.
+        rows: R; ids are 0 to R - 1.
+        exponent: s of the power law; see :func:`power_law_ids`.
+        seed: The ids are a function of it and of the other arguments.
+        all_move_at: The number of a batch, from 0: from it on each row has the popularity of
+            another row, drawn at random.
+        moving: In each batch, so many rows drawn at random pass their popularity on to one another.
+
+    Returns:
+        Ids [N] of each batch, int64.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+        >>> still = drifting_ids(100, 50, rows=1000, exponent=1.2)
+        >>> moved = drifting_ids(100, 50, rows=1000, exponent=1.2, all_move_at=60)
+        >>> [one.equal(other) for one, other in zip(still, moved, strict=True)].index(False)
+        60
+    """
+    require_int("drifting_ids: batches", batches, 0)
+    require_int("drifting_ids: ids", ids, 0)
+    require_int("drifting_ids: rows", rows, 1)
+    require_int("drifting_ids: moving", moving, 0, rows)
+    if all_move_at is not None:
+        require_int("drifting_ids: all_move_at", all_move_at, 0)
+
+    random = torch.Generator().manual_seed(seed)
+    row_of_rank = torch.randperm(rows, generator=random)
+    ranks = power_law_ids(batches * ids, rows, exponent, random).view(batches, ids)
+
+    drawn: list[Tensor] = []
+    for number, ranks_of_batch in enumerate(ranks):
+        if number == all_move_at:
+            row_of_rank = row_of_rank[torch.randperm(rows, generator=random)]
+        if moving:
+            some = torch.randperm(rows, generator=random)[:moving]
+            row_of_rank[some] = row_of_rank[some.roll(1)]
+        drawn.append(row_of_rank[ranks_of_batch])
+    return drawn
+
+
 class _Curve:
     """The density ``x ** -s`` for x >= 0.5: value, integral from 1 to x, and its inverse."""
 
