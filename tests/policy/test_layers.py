@@ -90,6 +90,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "bench",
                 "examples",
                 "distributed.simulate",
+                "distributed.step_times",
                 "distributed.test_utils",
                 "test_utils",
                 "quant.report",

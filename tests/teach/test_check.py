@@ -185,8 +185,8 @@ def test_reveal_says_what_kind_of_evidence_its_answer_is(kind, capsys):
 
 
 def test_reveal_refuses_another_kind():
-    with pytest.raises(ValueError, match="guessed.*measured, counted, simulated, estimated"):
-        check.reveal("99.7", 2, kind="guessed")
+    with pytest.raises(ValueError, match=r"guessed.*measured, counted, simulated, estimated"):
+        check.reveal("99.7", 2, kind="guessed")  # type: ignore[arg-type]
 
 
 def test_the_answer_is_folded_where_no_guess_was_made(monkeypatch):

@@ -4,7 +4,7 @@ import time
 import torch
 
 from tutorec.distributed.train_pipeline.timeline import Interval
-from tutorec.teach.trace import Event, Trace
+from tutorec.teach.trace import Event, Trace, fastest
 
 
 def two_ranks():
@@ -122,3 +122,23 @@ def test_a_trace_of_a_pipeline_has_its_stages_and_batches():
     assert trace.spans()[1] == Event(1, "forward", "2", start=2.0, end=4.5)
     assert trace.seconds("forward") == [2.5]
     assert Trace.of_pipeline([]).events == []
+
+
+def test_the_fastest_step_is_the_one_whose_last_rank_ends_soonest():
+    def trace(rank, start, end):
+        return Trace(rank, [Event(rank, "look up", start=start, end=end)])
+
+    quick_but_late = [trace(0, 0.0, 1.0), trace(1, 0.0, 5.0)]
+    even = [trace(0, 10.0, 13.0), trace(1, 10.5, 13.5)]
+    fastest_step = Trace.fastest(list(zip(quick_but_late, even, strict=True)))
+    assert fastest_step.ranks() == [0, 1]
+    assert fastest_step.duration() == 3.5
+
+
+def test_fastest_prepares_each_call_outside_of_its_time(monkeypatch):
+    seconds = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0])
+    monkeypatch.setattr("tutorec.teach.trace.clock", lambda: next(seconds))
+    done = []
+    took = fastest(lambda: done.append("call"), repeat=3, before=lambda: done.append("before"))
+    assert took == 1.0
+    assert done == ["before", "call"] * 3

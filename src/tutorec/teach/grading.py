@@ -187,9 +187,12 @@ def _observe(exercise: Exercise, answer: Any) -> Any:
     """The answer itself, what it comes to, or what the answer, a function, returns on each case."""
     if exercise.measure is not None:
         try:
-            return exercise.measure(answer)
+            observed = exercise.measure(answer)
         except ValueError as error:
             raise _CaseError(str(error)) from error
+        if is_untouched(observed):
+            raise _CaseError("nothing returned", untouched=True)
+        return observed
     if exercise.cases is None:
         return answer
     return [_call(answer, case) for case in exercise.cases]

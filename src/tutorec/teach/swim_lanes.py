@@ -18,6 +18,8 @@ _STAGES = (
     ("output_dist", 14.4),
     ("backward", 20.2),
 )
+_THERE = "{ids} bytes of lengths and ids cross, and {rows:,} bytes of pooled rows come back"
+_THERE_AND_BACK = "Gradients go the way of the rows: {gradients:,} bytes, and no ids"
 _Nodes = Sequence[Node]
 _Points = Sequence[tuple[float, float]]
 
@@ -29,7 +31,7 @@ def swim_lanes(
     sent: Mapping[str, Sequence[int]],
     *,
     mark: int,
-    claim: str,
+    claim: str = "",
 ) -> Chart:
     """The path of one batch on two ranks: forward, and backward where its bytes are given.
 
@@ -40,7 +42,8 @@ def swim_lanes(
         sent: Counted bytes that each rank sends to the other: "ids", "rows" and, for backward,
             "gradients".
         mark: An id whose cells get a thick frame.
-        claim: The title; ``{ids}``, ``{rows}`` and ``{gradients}`` are the bytes of both ranks.
+        claim: The title; ``{ids}``, ``{rows}`` and ``{gradients}`` are the bytes of both ranks. By
+            default it says which bytes cross.
     """
     feature = {rank: key for key, rank in holder.items()}
     lists = [_lists(batch) for batch in batches]
@@ -90,6 +93,7 @@ def swim_lanes(
             updated = _updated(of_table[rank], feature[rank])
             diagram.box(x, 22.2, updated, rank=rank, width=26, lines=2.4)
             arrows("gradients", rank, output[rank], _boxes(rank), (0, 1))
+    claim = claim or (_THERE_AND_BACK if backward else _THERE)
     return diagram.chart(claim, **{name: sum(counts) for name, counts in sent.items()})
 
 

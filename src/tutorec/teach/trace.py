@@ -21,7 +21,7 @@ import torch
 
 from tutorec.distributed.train_pipeline.timeline import Interval
 
-__all__ = ["Event", "Trace", "clock", "lines_run"]
+__all__ = ["Event", "Trace", "clock", "fastest", "lines_run"]
 
 
 def clock() -> float:
@@ -35,6 +35,30 @@ def clock() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.monotonic()
+
+
+def fastest(
+    call: Callable[[], object], *, repeat: int = 80, before: Callable[[], object] | None = None
+) -> float:
+    """Seconds of the fastest of some calls: on a busy machine the slower ones time other programs.
+
+    Args:
+        call: What is timed.
+        repeat: How often.
+        before: Called before each call and not timed, ``dist.barrier`` for example.
+
+    Example:
+        >>> 0 < fastest(lambda: sum(range(1000))) < 60
+        True
+    """
+    took = []
+    for _ in range(repeat):
+        if before is not None:
+            before()
+        start = clock()
+        call()
+        took.append(clock() - start)
+    return min(took)
 
 
 @dataclass(frozen=True)
@@ -117,6 +141,21 @@ class Trace:
         """One trace with the events of all, in order of time."""
         merged = [event for trace in traces for event in trace.events]
         return cls(rank=-1, events=sorted(merged, key=lambda event: event.start))
+
+    @classmethod
+    def fastest(cls, of_ranks: Sequence[Sequence[Trace]]) -> Trace:
+        """The step whose last rank ended soonest, of the traces that each rank has of each step.
+
+        Args:
+            of_ranks: For each rank the traces of its steps, as ``Ranks.run`` returns them.
+        """
+        steps = [cls.merge(step) for step in zip(*of_ranks, strict=True)]
+        return min(steps, key=lambda step: step.duration())
+
+    def duration(self) -> float:
+        """Seconds from the first event to the end of the last."""
+        first = min(event.start for event in self.events)
+        return max(event.end for event in self.events) - first
 
     @classmethod
     def of_pipeline(cls, intervals: Sequence[Interval]) -> Trace:

@@ -1,55 +1,83 @@
-"""Exercises of chapter 06: shapes between the steps, message sizes, exchanges of a step."""
+"""Exercises of chapter 06: shapes between the stages, rows without pooling, exchanges of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.errors import RankError
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.lists import kjt_from_lists
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
 
 
-def _lists(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Consecutive lists of these lengths."""
-    lists, start = [], 0
-    for length in lengths:
-        lists.append(list(ids[start : start + length]))
-        start += length
-    return lists
+_BATCHES = (
+    {"user": [[2], []], "product": [[7], [7, 2]]},
+    {"user": [[2, 3, 5], [4, 1]], "product": [[1, 2, 1], [5]]},
+)
 
 
-def _unpack(message: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
-    """Lengths first, feature after feature, then ids."""
-    count = features * samples
-    lists = _lists(message[count:], message[:count])
-    return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
+def _send_ids(batch: KeyedJaggedTensor) -> tuple[Tensor, list[int], list[int]]:
+    """Ids of my key from all ranks, how many came from each, and how many went to each."""
+    ids_for = torch.tensor(batch.length_per_key(), device=batch.values().device)
+    ids_from = torch.empty_like(ids_for)
+    dist.all_to_all_single(ids_from, ids_for)
+    outgoing = batch.values()
+    incoming = outgoing.new_empty(int(ids_from.sum()))
+    dist.all_to_all_single(incoming, outgoing, ids_from.tolist(), ids_for.tolist())
+    return incoming.long(), ids_from.tolist(), ids_for.tolist()
 
 
-def _samples_first(message: Sequence[int], features: int, samples: int) -> list[list[list[int]]]:
-    """Lists dealt out to features in turn, as if a sample's lists stood together."""
-    count = features * samples
-    lists = _lists(message[count:], message[:count])
-    return [lists[feature::features] for feature in range(features)]
+def _unpooled(batch: KeyedJaggedTensor, weight: Tensor) -> Tensor:
+    """A row for each id, back in the order of the ids."""
+    ids, ids_from, ids_for = _send_ids(batch)
+    rows = weight[ids]
+    returned = rows.new_empty(sum(ids_for), rows.shape[1])
+    dist.all_to_all_single(returned, rows, ids_for, ids_from)
+    return returned
 
 
-def _each_length_before_its_list(
-    message: Sequence[int], features: int, samples: int
-) -> list[list[list[int]]]:
-    """A length, its ids, the next length: another format than this one."""
-    lists, at = [], 0
-    for _ in range(features * samples):
-        length = message[at] if at < len(message) else 0
-        lists.append(list(message[at + 1 : at + 1 + length]))
-        at += 1 + length
-    return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
+def _not_sent(batch: KeyedJaggedTensor, weight: Tensor) -> Tensor:
+    """The rows of the ids that arrived, which stay where they are."""
+    ids, _, _ = _send_ids(batch)
+    return weight[ids]
 
 
-def _lengths_of_one_feature(
-    message: Sequence[int], features: int, samples: int
-) -> list[list[list[int]]]:
-    """Reads as many lengths as there are samples."""
-    lists = _lists(message[samples:], list(message[:samples]) * features)
-    return [lists[feature * samples : (feature + 1) * samples] for feature in range(features)]
+def _own_ids(batch: KeyedJaggedTensor, weight: Tensor) -> Tensor:
+    """All ids of the batch in the one table that this rank holds."""
+    _send_ids(batch)
+    return weight[batch.values().long()]
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """What a function returns on two ranks, for one batch each.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def forward(rank: int) -> Any:
+        batch = kjt_from_lists(_BATCHES[rank], dtype=torch.int32).to(device())
+        weight = torch.arange(16.0, device=device()).view(8, 2) + 100 * rank
+        return function(batch, weight)
+
+    try:
+        with Ranks(2, timeout=30) as world:
+            found = world.run(forward)
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+    if found == [..., ...]:
+        return found
+    if not all(isinstance(rows, Tensor) for rows in found):
+        raise ValueError(f"It returns {type(found[0]).__name__}, not a tensor of rows.")
+    return found
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -87,37 +115,25 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="06.2",
-        compared="the lists of every feature and sample, in four messages",
-        solution=_unpack,
+        compared="two ranks get a row for each of their ids, in the order of the batch",
+        solution=_unpooled,
+        measure=_on_two_ranks,
         mistakes=(
             Mistake(
-                misconception="takes the lists of a sample to stand together",
-                answer=_samples_first,
-                hint=(
-                    "You deal the lists out to the features in turn. All lists of one feature "
-                    "stand together."
-                ),
+                misconception="rows stay where their table is",
+                answer=_not_sent,
+                hint="Those are the rows of the ids that arrived here. Whose samples are they for?",
             ),
             Mistake(
-                misconception="expects each length before its list",
-                answer=_each_length_before_its_list,
+                misconception="every rank has every table",
+                answer=_own_ids,
                 hint=(
-                    "You read a length, then its ids, then the next length. Here all lengths come "
-                    "first."
+                    "Rank r has the table of key r only. The rows of the other key lie on the "
+                    "other rank."
                 ),
             ),
-            Mistake(
-                misconception="reads the lengths of one feature only",
-                answer=_lengths_of_one_feature,
-                hint="You read as many lengths as there are samples. Every feature has its own.",
-            ),
         ),
-        cases=(
-            ([2, 0, 1, 5, 6, 7], 1, 3),
-            ([1, 2, 0, 1, 3, 4, 5, 6], 2, 2),
-            ([0, 0, 0, 0], 2, 2),
-            ([1, 0, 2, 1, 1, 0, 9, 8, 8, 7, 6], 3, 2),
-        ),
+        shape="a function that returns a tensor [ids, columns]",
     ),
     Exercise(
         id="06.3",
