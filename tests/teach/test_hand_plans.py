@@ -2,7 +2,7 @@ import pytest
 
 from tutorec.distributed.planner import OptimalPlanner
 from tutorec.errors import PlannerError
-from tutorec.spmd import held_bytes
+from tutorec.spmd import device, held_bytes
 from tutorec.teach import hand_plans
 from tutorec.teach.exercises.ch09 import EXERCISES
 from tutorec.teach.hand_plans import (
@@ -52,7 +52,7 @@ def test_plan_that_does_not_fit_is_the_planners_error():
 
 
 def test_part_of_the_rows_is_planned_and_built():
-    tables = collection(TABLES, scale=1e-4, device="cpu")
+    tables = collection(TABLES, scale=1e-4, device=device())
     shapes = dict(zip(TABLES, (tuple(rows.shape) for rows in tables.parameters()), strict=True))
     assert shapes["visitors"] == (30_000, 64)
     assert shapes["queries"] == (4_000, 128)

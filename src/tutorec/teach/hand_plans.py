@@ -71,14 +71,13 @@ def collection(
         >>> of_cities = {"cities": (100_000, 64)}
         >>> collection(of_cities).embedding_bag_configs()[0].num_embeddings
         100000
-        >>> collection(of_cities, scale=0.01, device="cpu").embedding_bags[
-        ...     "cities"
-        ... ].weight.shape
+        >>> [rows] = collection(of_cities, scale=0.01, device="cpu").parameters()
+        >>> rows.shape
         torch.Size([1000, 64])
     """
     configs = [
         EmbeddingBagConfig(
-            num_embeddings=max(min(rows, _FEWEST_ROWS), int(rows * scale)),
+            num_embeddings=max(min(rows, _FEWEST_ROWS), round(rows * scale)),
             embedding_dim=columns,
             name=name,
             feature_names=[name],
