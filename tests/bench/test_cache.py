@@ -6,9 +6,7 @@ import re
 import sys
 
 import pytest
-import torch
 
-from tutorec._kernels.row_file import zeros_in_file
 from tutorec.bench import cache
 from tutorec.bench.harness import Bar
 from tutorec.bench.runner import Options
@@ -62,11 +60,3 @@ def test_pages_of_the_most_used_rows_are_chosen() -> None:
     pages = cache._most_used_pages(160)  # as many as hold 160 rows of 256 bytes
     assert len(pages) == 10
     assert int(cache.scattered(2000)[0]) // 16 in pages.tolist()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped on Linux only")
-def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path) -> None:
-    numbers = zeros_in_file(100_000, str(tmp_path))
-    numbers.fill_(3.0)
-    cache.drop_pages(str(tmp_path))
-    assert torch.equal(numbers, torch.full_like(numbers, 3.0))

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["ask_for_large_pages", "madvise", "memory_in_use", "return_freed_memory"]
+__all__ = [
+    "ask_for_large_pages",
+    "drop_pages",
+    "madvise",
+    "memory_in_use",
+    "return_freed_memory",
+]
 
 _LARGE_PAGE, _PAGE = 1 << 21, 1 << 12
+_MAPS = Path("/proc/self/maps")
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 def ask_for_large_pages(storage: Tensor) -> bool:
@@ -108,3 +119,39 @@ def madvise() -> Any:
     call = ctypes.CDLL(None).madvise
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return call
+
+
+def drop_pages(folder: str) -> bool:
+    """Write this process's open files of a folder to disk, and drop their pages from memory.
+
+    The next access reads from the disk. Where the folder itself is in memory, nothing is forgotten.
+
+    Args:
+        folder: Of tables in files.
+
+    Returns:
+        Whether the system was asked, which is possible on Linux only.
+
+    Example:
+        >>> drop_pages("/a folder without open files") in (True, False)
+        True
+    """
+    advise = madvise()
+    if advise is None or not _MAPS.exists():
+        return False
+    for start, length in _mapped_files(folder):
+        advise(start, length, mmap.MADV_DONTNEED)
+    for link in _DESCRIPTORS.iterdir():
+        if os.path.islink(link) and os.readlink(link).startswith(folder):
+            os.fdatasync(int(link.name))
+            os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _mapped_files(folder: str) -> Iterator[tuple[int, int]]:
+    """Start and size of each mapping of a folder's files, without memory over parts of it."""
+    for line in _MAPS.read_text(encoding="utf-8").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(folder):
+            start, stop = (int(number, 16) for number in fields[0].split("-"))
+            yield start, stop - start

@@ -14,10 +14,8 @@ rows that the cache has in memory; a system that chooses pages by itself does no
 
 from __future__ import annotations
 
-import ctypes
-import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.pages import drop_pages
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.row_file import CacheAlgorithm, CacheSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
@@ -58,7 +57,7 @@ BATCH, FEW = 512, 32  # samples of a step; of one that reads from the disk
 WARMUP, STEPS, FEW_STEPS = 300, 32, 4
 _JUDGED = "10"
 _OF_MEMORY, _OF_FILE = Bar("at least", 0.6), Bar("at least", 3.0)
-_PAGE, _DONTNEED = 4096, 4
+_PAGE = 4096
 
 _Batch = tuple[Tensor, Tensor]
 
@@ -248,30 +247,3 @@ def _most_used_pages(rows: int) -> Tensor:
     weights = torch.zeros(ROWS, dtype=torch.float64).index_copy_(0, scattered(ROWS), _law())
     by_page = weights[: ROWS // a_page * a_page].view(-1, a_page).sum(1)
     return by_page.topk(rows // a_page).indices
-
-
-def drop_pages(folder: str) -> None:
-    """Write the open files of a folder to disk, and drop their pages from memory.
-
-    The next access reads from the disk. On Linux only; where the folder itself is in memory,
-    nothing is forgotten.
-
-    Args:
-        folder: Of tables in files.
-    """
-    advise = ctypes.CDLL(None).madvise
-    for start, length in _mapped(folder):
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), _DONTNEED)
-    for link in Path("/proc/self/fd").iterdir():
-        if os.path.islink(link) and os.readlink(link).startswith(folder):
-            os.fdatasync(int(link.name))
-            os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _mapped(folder: str) -> Iterator[tuple[int, int]]:
-    """Start and size of each mapping of a folder's files, without memory over parts of it."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(folder):
-            start, stop = (int(number, 16) for number in fields[0].split("-"))
-            yield start, stop - start
