@@ -38,8 +38,7 @@ class Bags(NamedTuple):
 
     def samples(self) -> Tensor:
         """The sample of each id [N]."""
-        count = len(self.lengths)
-        return torch.arange(count).repeat_interleave(self.lengths)
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
 
 
 @dataclass
@@ -66,8 +65,7 @@ def join(bags: list[Bags]) -> Bags:
 # 2. Tables, lookups, optimizers
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """An embedding table, and the features that read it."""
 
     name: str
@@ -109,15 +107,14 @@ def rowwise_adagrad(weight, state, ids, gradient, rate, eps=1e-8):
 
     Args:
         weight: [R, D], changed in place.
-        state: The sum of each row's mean squared gradients [R], changed in place.
+        state: The sum of each row's mean squared gradients [R, 1], changed in place.
         ids: [U], different ones.
         gradient: Of each [U, D].
         rate: Of learning.
         eps: Added to the root of the state.
     """
-    state[ids] += gradient.square().mean(dim=1)
-    scale = state[ids].sqrt() + eps
-    weight[ids] -= rate * gradient / scale[:, None]
+    state[ids] += gradient.square().mean(dim=1, keepdim=True)
+    weight[ids] -= rate * gradient / (state[ids].sqrt() + eps)
 
 
 # 3. Ranks and exchanges
@@ -156,12 +153,10 @@ def run_ranks(size: int, function) -> list[Any]:
         except BaseException as error:
             errors.append(error)
             barrier.abort()  # else the other ranks would wait forever
+            raise errors[0] from None
 
     with ThreadPoolExecutor(size) as threads:
-        results = list(threads.map(run, range(size)))
-    if errors:
-        raise errors[0]
-    return results
+        return list(threads.map(run, range(size)))
 
 
 class Exchange(torch.autograd.Function):
@@ -182,8 +177,7 @@ class Exchange(torch.autograd.Function):
 def all_to_all_ids(group: Group, bags: list[Bags]) -> list[Bags]:
     """Give bags r to rank r; get the bags of each rank."""
     values, lengths = zip(*bags, strict=True)
-    pairs = zip(group.swap(values), group.swap(lengths), strict=True)
-    return [Bags(*pair) for pair in pairs]
+    return list(map(Bags, group.swap(values), group.swap(lengths)))
 
 
 def all_to_all_rows(group: Group, rows) -> tuple[Tensor, ...]:
@@ -204,6 +198,12 @@ def all_gather(group: Group, tensor: Tensor) -> tuple[Tensor, ...]:
 # 4. Four ways to shard a table
 
 
+def block(count: int, rank: int, size: int) -> slice:
+    """Block ``rank`` of so many rows or columns, cut into W blocks."""
+    length = -(-count // size)  # rounded up
+    return slice(rank * length, (rank + 1) * length)
+
+
 @dataclass(frozen=True)
 class TableWise:
     """One rank holds the table."""
@@ -213,7 +213,7 @@ class TableWise:
     def region(self, table, rank, size):
         """Rows and columns that a rank holds."""
         rows = table.rows if rank == self.owner else 0
-        return slice(0, rows), slice(0, table.columns)
+        return slice(rows), slice(table.columns)
 
     def send_ids(self, group, table, bags):
         """All bags go to the owner."""
@@ -233,28 +233,25 @@ class RowWise:
 
     def region(self, table, rank, size):
         """Rows and columns that a rank holds."""
-        block = -(-table.rows // size)  # rounded up
-        rows = slice(rank * block, (rank + 1) * block)
-        return rows, slice(0, table.columns)
+        return block(table.rows, rank, size), slice(table.columns)
 
     def send_ids(self, group, table, bags):
         """Each id goes to the rank that holds its row."""
-        block = -(-table.rows // group.size)
-        return all_to_all_ids(group, split_by_row(bags, block, group.size))
+        return all_to_all_ids(group, split_by_row(bags, table.rows, group.size))
 
     def send_rows_back(self, group, sums):
         """Each rank has summed the rows that it holds; add up these sums."""
         return reduce_scatter(group, sums)
 
 
-def split_by_row(bags: Bags, block: int, blocks: int) -> list[Bags]:
+def split_by_row(bags: Bags, rows: int, blocks: int) -> list[Bags]:
     """Bags of the ids of each block of rows, counted from its first row."""
     split = []
     for index in range(blocks):
-        inside = bags.values // block == index
-        samples = bags.samples()[inside]
-        lengths = samples.bincount(minlength=len(bags.lengths))
-        split.append(Bags(bags.values[inside] - index * block, lengths))
+        part = block(rows, index, blocks)
+        inside = (part.start <= bags.values) & (bags.values < part.stop)
+        lengths = bags.samples()[inside].bincount(minlength=len(bags.lengths))
+        split.append(Bags(bags.values[inside] - part.start, lengths))
     return split
 
 
@@ -264,9 +261,7 @@ class ColumnWise:
 
     def region(self, table, rank, size):
         """Rows and columns that a rank holds."""
-        width = -(-table.columns // size)
-        columns = slice(rank * width, (rank + 1) * width)
-        return slice(0, table.rows), columns
+        return slice(table.rows), block(table.columns, rank, size)
 
     def send_ids(self, group, table, bags):
         """All bags go to all ranks."""
@@ -283,7 +278,7 @@ class Replicated:
 
     def region(self, table, rank, size):
         """Rows and columns that a rank holds."""
-        return slice(0, table.rows), slice(0, table.columns)
+        return slice(table.rows), slice(table.columns)
 
     def send_ids(self, group, table, bags):
         """Nothing travels."""
@@ -294,7 +289,65 @@ class Replicated:
         return sums[0]
 
 
-# 5. A collection of sharded tables
+# 5. A planner
+
+
+def cost(table: Table, way, size: int, samples: int) -> Tensor:
+    """Bytes that each rank holds, and exchanges in a step [2, W].
+
+    Args:
+        table: The table.
+        way: How it is sharded.
+        size: W.
+        samples: B.
+    """
+    whole = torch.empty(table.rows, table.columns, device="meta")  # no data
+    parts = [whole[way.region(table, rank, size)] for rank in range(size)]
+    rows, columns = torch.tensor([part.shape for part in parts]).T
+    held = 4 * rows * (columns + 1)  # a row's state is one number more
+    bags = samples * len(table.features)  # how many each rank has
+    ids = bags * table.bag_length * rows / table.rows
+    if isinstance(way, Replicated):  # gradients, and their ids
+        sent = (4 * columns + 8) * ids.clamp(max=table.rows)
+    else:  # ids; of each bag its length, its sum and the sum's gradient
+        sent = 8 * ids + (8 + 2 * 4 * columns) * bags * (rows > 0)
+    return torch.stack([held, sent * (size - 1)])
+
+
+def make_plan(tables, size: int, memory: float, samples: int) -> dict[str, Any]:
+    """Largest table first, each in the way of fewest bytes that balances the ranks.
+
+    Args:
+        tables: The tables.
+        size: W.
+        memory: Bytes that a rank has room for.
+        samples: B.
+
+    Raises:
+        ValueError: No rank has room for a table.
+    """
+    owners = [TableWise(rank) for rank in range(size)]
+    ways = [*owners, RowWise(), ColumnWise(), Replicated()]
+    whole = [cost(table, owners[0], size, samples)[1].sum() for table in tables]
+    fair = sum(whole) / size  # bytes, if all ranks had the same
+    load = torch.zeros(2, size)
+    plan = {}
+    for table in sorted(tables, key=lambda t: -t.rows * t.columns):
+        costs = {way: cost(table, way, size, samples) for way in ways}
+        prices = {}
+        for way, (held, sent) in costs.items():
+            if (load[0] + held).max() <= memory:
+                slowest = max(sent.max(), fair)
+                balance = (load[1] + sent).square().sum()
+                prices[way] = slowest, sent.sum(), held.sum(), balance
+        if not prices:
+            raise ValueError(f"no room for {table}: {load[0]} of {memory}")
+        plan[table.name] = min(prices, key=prices.__getitem__)
+        load += costs[plan[table.name]]
+    return plan
+
+
+# 6. A collection of sharded tables
 
 
 class Rows(NamedTuple):
@@ -304,7 +357,7 @@ class Rows(NamedTuple):
     state: Tensor  # [R, D]: the optimizer's number of a row, repeated
 
 
-class ShardedTable:
+class Shard:
     """What one rank holds of a table."""
 
     def __init__(self, group, table, plan, start, optimizer):
@@ -315,20 +368,16 @@ class ShardedTable:
         region = self.way.region(table, group.rank, group.size)
         rows = start[table.name]
         self.weight = rows.weight[region].clone()
-        self.state = rows.state[region].mean(dim=1)
+        self.state = rows.state[region].mean(dim=1, keepdim=True)
 
     def __call__(self, bags: Bags) -> Tensor:
         """The sum of each bag [B, D], whichever ranks hold its rows."""
         received = self.way.send_ids(self.group, self.table, bags)
-        sums = self.look_up(received)
-        return self.way.send_rows_back(self.group, sums)
-
-    def look_up(self, received: list[Bags]):
-        """One lookup for all ranks, whose backward is an update; the sums for each."""
-        joined = join(received)
+        joined = join(received)  # one lookup for all ranks
         sums = pool(self.weight[joined.values], joined).requires_grad_()
         sums.register_hook(lambda gradient: self.update(joined, gradient))
-        return sums.split([len(bags.lengths) for bags in received])
+        of_ranks = sums.split([len(bags.lengths) for bags in received])
+        return self.way.send_rows_back(self.group, of_ranks)
 
     def update(self, bags: Bags, gradient: Tensor) -> None:
         """Update each row once, by the sum of its gradients."""
@@ -337,41 +386,36 @@ class ShardedTable:
             all_ids = torch.cat(all_gather(self.group, ids))
             all_totals = torch.cat(all_gather(self.group, totals))
             ids, totals = sum_by_id(all_ids, all_totals)
-        mean = totals / self.group.size  # over the losses of all ranks
-        self.optimizer(self.weight, self.state, ids, mean)
+        self.optimizer(self.weight, self.state, ids, totals / self.group.size)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, each in its region [R, D]."""
+        whole = torch.empty(self.table.rows, self.table.columns)
+        for rank, of_rank in enumerate(all_gather(self.group, part)):
+            whole[self.way.region(self.table, rank, self.group.size)] = of_rank
+        return whole
 
     def save(self) -> Rows:
         """The whole table, on every rank."""
-        weights = all_gather(self.group, self.weight)
-        states = all_gather(self.group, self.state)
-        shape = self.table.rows, self.table.columns
-        whole = Rows(torch.empty(shape), torch.empty(shape))
-        for rank in range(self.group.size):
-            region = self.way.region(self.table, rank, self.group.size)
-            whole.weight[region] = weights[rank]
-            whole.state[region] = states[rank][:, None]
-        return whole
+        return Rows(self.gather(self.weight), self.gather(self.state))
 
 
 class Collection:
     """Tables, sharded by a plan: the name of each -> its way."""
 
     def __init__(self, group, tables, plan, start, optimizer):
-        self.tables = []
-        for table in tables:
-            sharded = ShardedTable(group, table, plan, start, optimizer)
-            self.tables.append(sharded)
+        self.shards = [Shard(group, t, plan, start, optimizer) for t in tables]
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """Feature -> its pooled rows [B, D], or the row of each id [N, D]."""
         outputs = {}
-        for sharded in self.tables:
-            table = sharded.table
+        for shard in self.shards:
+            table = shard.table
             bags = [batch[key] for key in table.features]
             if table.pooling == "none":  # every id is a bag
                 bags = [Bags(ids, torch.ones_like(ids)) for ids, _ in bags]
             joined = join(bags)
-            rows = sharded(joined)
+            rows = shard(joined)
             if table.pooling == "mean":
                 rows = rows / joined.lengths.clamp(min=1)[:, None]
             split = rows.split([len(lengths) for _, lengths in bags])
@@ -380,58 +424,7 @@ class Collection:
 
     def save(self) -> dict[str, Rows]:
         """A checkpoint, from which a collection starts under any plan."""
-        return {sharded.table.name: sharded.save() for sharded in self.tables}
-
-
-# 6. A planner
-
-
-@dataclass
-class Planner:
-    """Plans for W ranks with so many bytes of memory, and B samples on each."""
-
-    size: int
-    memory: float
-    samples: int
-
-    def cost(self, table: Table, way) -> Tensor:
-        """Bytes that each rank holds, and exchanges in a step [2, W]."""
-        regions = [way.region(table, r, self.size) for r in range(self.size)]
-        whole = torch.empty(table.rows, table.columns, device="meta")  # no data
-        rows, columns = torch.tensor([whole[r].shape for r in regions]).T
-        held = 4 * rows * (columns + 1)  # a row's state is one number more
-        bags = self.samples * len(table.features)  # how many each rank has
-        ids = bags * table.bag_length * rows / table.rows
-        if isinstance(way, Replicated):  # gradients, and their ids
-            sent = (4 * columns + 8) * ids.clamp(max=table.rows)
-        else:  # ids; of each bag its length, its sum and the sum's gradient
-            sent = 8 * ids + (8 + 2 * 4 * columns) * bags * (rows > 0)
-        return torch.stack([held, sent * (self.size - 1)])
-
-    def plan(self, tables: list[Table]) -> dict[str, Any]:
-        """Largest table first, each in the way of fewest bytes that balances the ranks."""
-        owners = [TableWise(rank) for rank in range(self.size)]
-        ways = [*owners, RowWise(), ColumnWise(), Replicated()]
-        costs = {(t, way): self.cost(t, way) for t in tables for way in ways}
-        least = [min(costs[t, way][1].sum() for way in ways) for t in tables]
-        fair = sum(least) / self.size  # bytes, if all ranks had the same
-        load = torch.zeros(2, self.size)
-        plan = {}
-        for table in sorted(tables, key=lambda t: -t.rows * t.columns):
-            choices = []
-            for way in ways:
-                held, sent = costs[table, way]
-                after = load + costs[table, way]
-                if after[0].max() <= self.memory:
-                    slowest = max(sent.max(), fair)
-                    balance = after[1].square().sum()
-                    price = slowest, sent.sum(), held.sum(), balance
-                    choices.append((price, way, after))
-            if not choices:
-                raise ValueError(f"{self}: no room for {table} on {load[0]}")
-            best = min(choices, key=lambda choice: choice[0])
-            _, plan[table.name], load = best
-        return plan
+        return {shard.table.name: shard.save() for shard in self.shards}
 
 
 # 7. Rows of 8 bits

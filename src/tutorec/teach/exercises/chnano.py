@@ -16,6 +16,7 @@ from tutorec.nano import (
     Table,
     all_to_all_ids,
     all_to_all_rows,
+    block,
     run_ranks,
     sgd,
     split_by_row,
@@ -32,15 +33,10 @@ class _Grid:
     """Two halves of the columns; the rows of each in W / 2 blocks."""
 
     def region(self, table: Table, rank: int, size: int) -> tuple[slice, slice]:
-        block = -(-table.rows // (size // 2))
-        half = table.columns // 2
-        row = rank // 2 * block
-        column = rank % 2 * half
-        return slice(row, row + block), slice(column, column + half)
+        return block(table.rows, rank // 2, size // 2), block(table.columns, rank % 2, 2)
 
     def send_ids(self, group: Group, table: Table, bags: Bags) -> list[Bags]:
-        blocks = group.size // 2
-        split = split_by_row(bags, -(-table.rows // blocks), blocks)
+        split = split_by_row(bags, table.rows, group.size // 2)
         return all_to_all_ids(group, [split[rank // 2] for rank in range(group.size)])
 
     def send_rows_back(self, group: Group, sums: Any) -> torch.Tensor:
@@ -52,8 +48,7 @@ class _Grid:
 
 class _IdsToOneHalf(_Grid):
     def send_ids(self, group: Group, table: Table, bags: Bags) -> list[Bags]:
-        blocks = group.size // 2
-        split = split_by_row(bags, -(-table.rows // blocks), blocks)
+        split = split_by_row(bags, table.rows, group.size // 2)
         nothing = Bags(bags.values[:0], torch.zeros_like(bags.lengths))
         halves = [nothing if rank % 2 else split[rank // 2] for rank in range(group.size)]
         return all_to_all_ids(group, halves)
