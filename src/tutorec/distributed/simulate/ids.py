@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,14 +56,15 @@ class RowShares:
 
     def below(self, ends: Ints) -> Floats:
         """The share of ids below each of ``ends [P]``."""
-        return self._until(self.shares, ends)
+        return np.interp(ends, self.edges, self._below_edges)
 
     def hottest(self, count: int) -> list[tuple[int, float]]:
         """The ``count`` most frequent rows, with their shares, most frequent first."""
-        each, rows = self.shares / np.diff(self.edges), list[tuple[int, float]]()
-        for step in np.argsort(-each, kind="stable")[:count]:
+        share_of_row, order = self._by_frequency
+        rows: list[tuple[int, float]] = []
+        for step in order[:count]:
             of_step = range(self.edges[step], self.edges[step + 1])[: count - len(rows)]
-            rows += [(row, float(each[step])) for row in of_step if each[step] > 0]
+            rows += [(row, float(share_of_row[step])) for row in of_step if share_of_row[step] > 0]
         return rows
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
@@ -76,15 +77,20 @@ class RowShares:
             ... ).tolist()  # 4 * (1 - (3 / 4) ** 2)
             [1.75]
         """
-        touched = self._touched(ids)
-        if self.behind is not None:
-            rows, steps = self.behind
-            widths = np.diff(self.edges)[steps]
-            touched[steps] = widths * (rows._touched(ids).sum() / max(widths.sum(), 1))
-        return self._until(touched, ends) - self._until(touched, starts)
+        below_edges = _distinct_below_edges(self, ids)
+        ends_and_starts = np.interp(np.stack([ends, starts]), self.edges, below_edges)
+        return ends_and_starts[0] - ends_and_starts[1]
 
-    def _until(self, of_steps: Floats, ends: Ints) -> Floats:
-        return np.interp(ends, self.edges, np.append(0.0, np.cumsum(of_steps)))
+    @cached_property
+    def _below_edges(self) -> Floats:
+        """The share of ids below each edge, ``[K + 1]``."""
+        return np.append(0.0, np.cumsum(self.shares))
+
+    @cached_property
+    def _by_frequency(self) -> tuple[Floats, Ints]:
+        """The share of a row of each step, and the steps, the most frequent rows first."""
+        share_of_row = self.shares / np.diff(self.edges)
+        return share_of_row, np.argsort(-share_of_row, kind="stable")
 
     def _touched(self, ids: float) -> Floats:
         """Expected distinct rows of each step, ``[K]``."""
@@ -94,6 +100,17 @@ class RowShares:
         # log1p(-1) is minus infinity: every id is that row.
         with np.errstate(divide="ignore"):
             return widths * -np.expm1(ids * np.log1p(-np.minimum(self.shares / widths, 1.0)))
+
+
+@lru_cache(maxsize=64)  # A model has many tables of the same rows with as many ids.
+def _distinct_below_edges(shares: RowShares, ids: float) -> Floats:
+    """Expected distinct rows below each edge, ``[K + 1]``."""
+    touched = shares._touched(ids)
+    if shares.behind is not None:
+        rows, steps = shares.behind
+        widths = np.diff(shares.edges)[steps]
+        touched[steps] = widths * (rows._touched(ids).sum() / max(widths.sum(), 1))
+    return np.append(0.0, np.cumsum(touched))
 
 
 class IdLaw(Protocol):

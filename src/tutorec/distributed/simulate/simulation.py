@@ -130,20 +130,25 @@ def _hot_rows(
     tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork, most: int = 10
 ) -> list[HotRow]:
     """The most frequent rows of all tables."""
-    hot_rows = []
-    for table in tables:
-        whole = np.array([0]), np.array([table.rows])
-        ids = sum(
-            float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features
-        )
-        for row, reads in loads.hottest(table.features, table.rows, most):
-            holds = (table.pieces[:, 1] <= row) & (row < table.pieces[:, 2])
-            ranks = np.unique(table.pieces[holds, 0])
-            if table.sharding_type is ShardingType.DATA_PARALLEL:
-                part = reads / work.lookups.sum()
-            else:  # A rank may hold several column shards of a row, and looks each of them up.
-                part = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
-            hot_rows.append(
-                HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(part))
-            )
-    return sorted(hot_rows, key=lambda hot: -hot.reads)[:most]
+    candidates = [
+        (table, row, reads)
+        for table in tables
+        for row, reads in loads.hottest(table.features, table.rows, most)
+    ]
+    hottest = sorted(candidates, key=lambda candidate: -candidate[2])[:most]
+    return [_hot_row(table, row, reads, loads, work) for table, row, reads in hottest]
+
+
+def _hot_row(
+    table: SimulatedTable, row: int, reads: float, loads: RankLoads, work: RankWork
+) -> HotRow:
+    """A row with its shares of the ids of its table, and of the lookups of its ranks."""
+    whole = np.array([0]), np.array([table.rows])
+    ids = sum(float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features)
+    holds = (table.pieces[:, 1] <= row) & (row < table.pieces[:, 2])
+    ranks = np.unique(table.pieces[holds, 0])
+    if table.sharding_type is ShardingType.DATA_PARALLEL:
+        of_rank = reads / work.lookups.sum()
+    else:  # A rank may hold several column shards of a row, and looks each of them up.
+        of_rank = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
+    return HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(of_rank))
