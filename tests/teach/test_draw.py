@@ -1,6 +1,7 @@
 import html
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,3 +212,16 @@ def test_two_timelines_share_one_scale_and_both_have_facts():
     first, second = chart.figure.axes
     assert first.get_xlim() == second.get_xlim()
     assert chart.claim == "0.1, 0.2"
+
+
+def test_marks_say_which_share_of_the_occurrences_the_most_frequent_ids_have():
+    ids = torch.tensor([5] * 6 + [3] * 3 + [1])
+    chart = draw.rank_frequency(ids, marks=(10, 20, 100), rows=10, claim="{marked[20]:.0%}")
+    assert chart.facts["marked"] == pytest.approx({10: 0.6, 20: 0.9, 100: 1.0})
+    [axes] = chart.figure.axes
+    lines = {float(np.asarray(line.get_xdata())[0]) for line in axes.lines}
+    assert lines == {1.0, 2.0, 10.0}
+    assert [text.get_text() for text in axes.texts] == ["10 %: 60 %", "20 %: 90 %", "100 %: 100 %"]
+    assert chart.claim == "90 %"
+    of_those_seen = draw.rank_frequency(ids, marks=(50,)).facts["marked"]
+    assert of_those_seen == pytest.approx({50: 0.9})

@@ -125,6 +125,8 @@ class RowCache:
         algorithm: CacheAlgorithm,
         admitted: float | None = None,
     ) -> None:
+        self.rows = tuple(rows)
+        self.slots = tuple(slots)
         # The first place of each table, and behind its rows the first of its slots.
         self.bases = [*accumulate((r + s for r, s in zip(rows, slots, strict=True)), initial=0)]
         self._first_slots = [base + r for base, r in zip(self.bases, rows, strict=False)]

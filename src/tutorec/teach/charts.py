@@ -97,15 +97,30 @@ def bars(
 
 
 def rank_frequency(
-    ids: Any | Mapping[str, Any], *, claim: str | None = None, what: str = "id"
+    ids: Any | Mapping[str, Any],
+    *,
+    claim: str | None = None,
+    what: str = "id",
+    marks: Sequence[float] = (),
+    rows: int | None = None,
 ) -> Chart:
     """Frequencies of ids in descending order, on two logarithmic axes.
 
     Args:
         ids: A tensor of ids, or several by name; the claim is about the first.
         claim: Title; may use {top} (the share of ids that counts as the head), {top_share},
-            {distinct}, {count}, {most}.
+            {distinct}, {count}, {most}. With marks {marked} is the share of the occurrences that
+            the ids up to each mark have, by its percentage: {marked[5]}.
         what: What is counted ("product").
+        marks: Percentages of the ids, the most frequent first. Each gets a vertical line, with the
+            percentage of the occurrences that are left of it.
+        rows: The number of ids that 100 % are, those that do not occur included; by default those
+            that occur.
+
+    Example:
+        >>> ids = torch.tensor([7, 7, 7, 1])
+        >>> rank_frequency(ids, marks=(1, 50), rows=4).facts["marked"]
+        {1: 0.75, 50: 1.0}
     """
     series = ids if isinstance(ids, Mapping) else {"": ids}
     facts: dict[str, Any] = {}
@@ -129,6 +144,8 @@ def rank_frequency(
                     "count": int(counts.sum()),
                     "most": int(counts[0]),
                 }
+                if marks:
+                    facts["marked"] = _mark_shares(axes, counts, marks, rows or len(counts))
             position = np.arange(1, len(counts) + 1)
             axes.loglog(
                 position, counts.numpy(), dash, color=ACCENT if dash == "-" else INK, label=label
@@ -143,6 +160,27 @@ def rank_frequency(
             f"{{count:,}} occurrences"
         )
         return finish(figure, claim, default, facts)
+
+
+def _mark_shares(
+    axes: Any, counts: torch.Tensor, marks: Sequence[float], rows: int
+) -> dict[float, float]:
+    """Draw a line at each percentage of the ids; return the share of the occurrences left of it."""
+    shares: dict[float, float] = {}
+    for line, percent in enumerate(marks):
+        position = max(1, math.ceil(rows * percent / 100))
+        shares[percent] = (counts[:position].sum() / counts.sum()).item()
+        axes.axvline(position, color=INK, ls=":", lw=1)
+        axes.annotate(
+            f"{percent:g} %: {100 * shares[percent]:.0f} %",
+            (position, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -12 - 14 * line),
+            textcoords="offset points",
+            color=INK,
+            fontsize=10,
+        )
+    return shares
 
 
 def curves(

@@ -38,8 +38,10 @@ class CachedBatch:
     written: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cache: RowCache, rows: int, slots: int, ids: Sequence[int]) -> CachedBatch:
-        """Look the ids up, update their rows, and note what moved."""
+    def of(cls, cache: RowCache, ids: Sequence[int]) -> CachedBatch:
+        """Look the ids up in the cache of one table, update their rows, and note what moved."""
+        [rows] = cache.rows
+        [slots] = cache.slots
         held = {s: r for _, in_slots in cache.in_slots() for r, s in _pairs(in_slots, rows)}
         _, moves, in_file = cache.place(torch.tensor(ids))
         batch = cache.hold()
@@ -66,18 +68,41 @@ class CachedBatch:
         return {**self.held, **self.read}
 
 
-def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Chart:
+def tiers(
+    cache: RowCache,
+    batches: Sequence[Sequence[int]] | Mapping[str, Sequence[int]],
+    *,
+    claim: str | None = None,
+) -> Chart:
     """A panel for each batch: its ids, the slots before, the rows of the file, the slots after.
 
-    Hits are filled and misses have a dashed frame. All arrows point down: a dashed one from a slot
-    to the row that is written back, a solid one from a row to the slot that it is read into.
+    The batches are looked up and trained in the cache, one after another. Hits are filled and
+    misses have a dashed frame. All arrows point down: a dashed one from a slot to the row that is
+    written back, a solid one from a row to the slot that it is read into.
 
     Args:
-        batches: Title to what a batch did.
+        cache: Of one small table.
+        batches: Ids of each batch; with titles, or "batch 1" and so on.
         claim: Title; may use {hits}, {ids}, {read} and {written} of all batches, {rows} and
             {slots}.
+
+    Raises:
+        ValueError: There is no batch, or the cache has several tables.
+
+    Example:
+        >>> cache = RowCache(rows=[16], slots=[4], algorithm="lru", admitted=1)
+        >>> tiers(cache, [[7, 2, 7, 11], [7, 2, 5, 7, 3]]).claim
+        '4 of 9 ids hit; 5 rows read, 1 written back'
     """
-    every = list(batches.values())
+    if len(cache.rows) != 1 or not batches:
+        raise ValueError(
+            f"{len(batches)} batches of {len(cache.rows)} tables: draw at least one batch of one "
+            "table"
+        )
+    if not isinstance(batches, Mapping):
+        batches = {f"batch {number}": ids for number, ids in enumerate(batches, start=1)}
+    cached = {title: CachedBatch.of(cache, ids) for title, ids in batches.items()}
+    every = [*cached.values()]
     facts: dict[str, Any] = {
         "hits": sum(one.hits for one in every),
         "ids": sum(len(one.ids) for one in every),
@@ -89,7 +114,7 @@ def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Ch
     with style():
         figure = canvas(0.9 + 3.1 * len(batches))
         grid = figure.subplots(len(batches), 1, squeeze=False)[:, 0]
-        for axes, (title, one) in zip(grid, batches.items(), strict=True):
+        for axes, (title, one) in zip(grid, cached.items(), strict=True):
             _panel(axes, one)
             axes.set_title(title, loc="left")
         return finish(
