@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -231,3 +232,13 @@ def test_best_recall_rises_with_k_and_beats_the_popular(small: Shop) -> None:
     clicked = rows.item[rows.label == 1]
     most_popular = np.bincount(clicked, minlength=count).max() / len(clicked)
     assert most_popular < found[0] < found[1] < found[2] == 1.0
+
+
+def test_a_pickled_shop_leaves_its_rows_out_and_generates_them_anew():
+    store = shop(users=20, items=10, rows=40_000)
+    before = len(pickle.dumps(store))
+    expected = store.rows(30_000, 30_010)
+    assert len(pickle.dumps(store)) == before
+
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.rows(30_000, 30_010).user.tolist() == expected.user.tolist()

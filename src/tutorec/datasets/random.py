@@ -21,7 +21,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -213,6 +213,10 @@ class Shop:
             f"rows={self.counts['train']:,}, test_rows={self.counts['test']:,}, "
             f"exponent={self.exponent}, seed={self.seed})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: not the blocks, which the copy generates when it needs them."""
+        return {**self.__dict__, "_blocks": OrderedDict()}
 
     def rows(self, start: int, stop: int, split: Split = "train") -> ShopRows:
         """Rows start..stop-1 of a split, as columns."""
