@@ -202,7 +202,8 @@ class Diagram:
         x, y = (a + (0.7 if slanting else 0.5) * (b - a) for a, b in zip(start, end, strict=True))
         y -= 0.5 * slanting  # on the side that the arrow leaves free
         if text:
-            self.text(x + (1 if right else -1), y, text, align="left" if right else "right")
+            align = "left" if right else "right"
+            self.text(x + (1 if right else -1), y, text, align=align, color=color)
 
     def chart(self, claim: str, **facts: Any) -> Chart:
         """The diagram as a figure whose title is the claim, filled from the facts."""

@@ -39,11 +39,11 @@ def swim_lanes(
         batches: KeyedJaggedTensor of each rank, with the same features and B samples each.
         holder: Feature -> the rank that holds its table; one feature for each rank.
         dim: Columns of each table.
-        sent: Counted bytes that each rank sends to the other: "ids", "rows" and, for backward,
-            "gradients".
+        sent: Counted bytes that each rank sends to the other: "ids", "rows", "sizes" where they
+            shall be named and, for backward, "gradients".
         mark: An id whose cells get a thick frame.
-        claim: The title; ``{ids}``, ``{rows}`` and ``{gradients}`` are the bytes of both ranks. By
-            default it says which bytes cross.
+        claim: The title; ``{ids}``, ``{rows}``, ``{sizes}`` and ``{gradients}`` are the bytes of
+            both ranks. By default it says which bytes cross.
     """
     feature = {rank: key for key, rank in holder.items()}
     lists = [_lists(batch) for batch in batches]
@@ -52,6 +52,8 @@ def swim_lanes(
     backward = "gradients" in sent
     diagram = Diagram(lines=25 if backward else 19)
     _titles(diagram, _STAGES if backward else _STAGES[:-1])
+    if "sizes" in sent:
+        diagram.text(0, 6.8, f"sizes: {sent['sizes'][0]} B")
 
     def arrows(name: str, rank: int, starts: _Nodes, ends: _Points, colors: Sequence[int]) -> None:
         for r in (0, 1):

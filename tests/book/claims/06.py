@@ -4,30 +4,30 @@ assert len(visits[0]["user"]) == 2
 assert ids_0.tolist() == [2, 2, 3, 4, 1]
 assert ids_1.tolist() == [7, 7, 2, 1, 2, 1, 5]
 # after: stages
-assert by_rank[1][2]["lists after input_dist"] == 4
-assert tuple(by_rank[1][2]["pooled rows after compute"]) == (4, 64)
-assert tuple(by_rank[1][2]["rows after output_dist"]) == (2, 128)
+assert ids.tolist() == ids_1.tolist() and tuple(pooled_shape) == (4, 64)
 # after: count
 for each in forward:
     assert each.issues == {"input sizes": 1, "input ids": 1, "output rows": 1}
 assert forward[0].by_stage() == {"input sizes": 24, "input ids": 20, "output rows": 512}
-assert path.facts == {"ids": 44, "rows": 1024}
+assert path.facts == {"ids": 44, "rows": 1024, "sizes": 48}
 # after: bytes
 assert traffic.by_stage() == {"input sizes": 24, "input ids": 5120, "output rows": 65_536}
 assert 65_536 // 5120 == 12 and round(65_536 / 5120) == 13 and round(65_536 / 24) == 2731
 # after: exchange
 assert seconds[65_536] < 100 * seconds[24]
 # after: growing
-assert rows["256"][2] > rows["4,096"][2] > 1
+assert rows["256"][1] < 16 * rows["16"][1]
 # after: backward
 assert backward.by_stage() == {"output gradients": 512}
 assert not torch.equal(by_hand[1], ebc.embedding_bags["product_table"].weight)
 # after: swapped
 torch.testing.assert_close(by_name, rows_0[:, :64])
-assert not torch.allclose(by_position, rows_0[:, :64])
+assert not torch.allclose(swapped_rows[:, 64:], rows_0[:, :64])
 # after: missing
 assert "rank 1" in messages[0] and "product_table" in messages[0]
 assert "'product'" in messages[1]
+# after: record
+assert rows["stage: look up"] < rows["all stages, two ranks"]
 # after: answer
 assert whole.facts["gradients"] == whole.facts["rows"] == 1024
 # after: ex-3-solution

@@ -1,4 +1,4 @@
-"""Exercises of chapter 06: shapes between the stages, rows without pooling, exchanges of a step."""
+"""Exercises of chapter 06: shapes between the stages, rows without pooling, bytes of a backward."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="looks up its own samples only",
                 answer=[300, 100, 32],
                 hint=(
-                    "Those are the samples of rank 2 alone. Whose lists has `input_dist` brought "
+                    "Those are the samples of rank 2 alone. Whose bags has `input_dist` brought "
                     "to rank 2?"
                 ),
             ),
@@ -103,7 +103,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 ),
             ),
             Mistake(
-                misconception="takes a row for each list",
+                misconception="takes a row for each bag",
                 answer=[1200, 1200, 32],
                 hint=(
                     "The columns of a sample's features stand side by side. How many samples are "
@@ -111,7 +111,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 ),
             ),
         ),
-        shape="a list of three numbers: lists, rows, columns",
+        shape="a list of three numbers: bags, rows, columns",
     ),
     Exercise(
         id="06.2",
@@ -137,36 +137,28 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="06.3",
-        compared="sizes, ids, rows and gradients, whatever the number of tables and ranks",
-        solution=4,
+        compared="100 samples, the 64 columns of the other ranks, and 4 bytes",
+        solution=25_600,
         mistakes=(
             Mistake(
-                misconception="counts an exchange for each table",
-                answer=160,
+                misconception="sends to itself, too",
+                answer=32_000,
+                hint="That includes the columns of rank 0. Do their gradients leave the rank?",
+            ),
+            Mistake(
+                misconception="counts what the rank sends in forward",
+                answer=19_200,
                 hint=(
-                    "That is 4 for each table. Tables that are sharded in the same way travel "
-                    "together."
+                    "Those are the rows that rank 0 sends in a forward: its own columns for the "
+                    "samples of others. In backward it has gradients of its own samples."
                 ),
             ),
             Mistake(
-                misconception="counts a message for each peer",
-                answer=28,
-                hint="A collective is one call, in which every rank has a message for every other.",
-            ),
-            Mistake(
-                misconception="forgets the way back",
-                answer=3,
-                hint="That is the forward. A training step has a second half.",
-            ),
-            Mistake(
-                misconception="reverses every exchange of the forward",
-                answer=6,
-                hint=(
-                    "Backward does not reverse all three. Which of them carried numbers that have "
-                    "a gradient?"
-                ),
+                misconception="counts numbers, not bytes",
+                answer=6_400,
+                hint="That many numbers. How many bytes has a float32?",
             ),
         ),
-        shape="a number of calls",
+        shape="a number of bytes",
     ),
 )
