@@ -40,6 +40,7 @@ from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
+from tutorec.distributed.planner.given import given_placement
 from tutorec.distributed.planner.milp import solve
 from tutorec.distributed.planner.options import Constraints, ShardingOption
 from tutorec.distributed.planner.placements import check_one_each, in_rank_order, place_options
@@ -211,6 +212,37 @@ class EmbeddingShardingPlanner:
                 debug=self._debug,
             )
         return plan
+
+    def estimate(
+        self,
+        plan: ShardingPlan,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+    ) -> PlannedSharding:
+        """What a plan costs for this planner's machine, batch and constraints; nothing is searched.
+
+        The plan may have been made for others, loaded from a file, or written by hand.
+
+        Args:
+            plan: An entry for each table.
+            module: As for `plan`.
+            sharders: As for `plan`.
+
+        Returns:
+            The same plan with a report.
+
+        Raises:
+            PlannerError: A table has no entry, is sharded in a way that the constraints rule out,
+                or does not fit.
+        """
+        start = time.perf_counter()
+        inputs = self._inputs(
+            module, list(get_default_sharders() if sharders is None else sharders)
+        )
+        placement = given_placement(inputs, plan)
+        seconds = time.perf_counter() - start
+        report = PlanReport(inputs, placement, seconds, "the plan was given")
+        return PlannedSharding(plan.plan, report)
 
     def collective_plan(
         self,
