@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tutorec.teach import draw
@@ -26,6 +27,17 @@ def test_a_second_panel_has_facts_of_its_own_and_the_same_scale():
     assert chart.claim == "5 and 2"
     left, right = (axes.get_xlim() for axes in chart.figure.axes)
     assert left == right
+
+
+def test_a_bound_is_a_line_across_the_bars_of_every_panel():
+    chart = draw.parts({"a": SHARED, "b": SHARED}, unit="ms", marked={"no less than": 1.2})
+    for axes in chart.figure.axes:
+        drawn = [np.unique(line.get_xdata()).tolist() for line in axes.lines]
+        assert drawn and all(values == [1.2] for values in drawn)
+    names = [text.get_text() for text in chart.figure.legends[0].get_texts()]
+    assert names == ["lookup", "latency", "no less than"]
+    with pytest.raises(ValueError, match="marks one line"):
+        draw.parts({"a": SHARED}, unit="ms", marked={"x": 1.0, "y": 2.0})
 
 
 @pytest.mark.parametrize(

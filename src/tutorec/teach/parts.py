@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
@@ -18,7 +21,11 @@ _LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "///"), (INK, "..."), (ACCENT, "\\\\
 
 
 def parts(
-    panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, claim: str | None = None
+    panels: Mapping[str, Mapping[str, Mapping[str, float]]],
+    *,
+    unit: str,
+    marked: Mapping[str, float] | None = None,
+    claim: str | None = None,
 ) -> Chart:
     """One stacked horizontal bar for each entry, with its sum; panels share one scale.
 
@@ -26,14 +33,17 @@ def parts(
         panels: Title of a panel to label of a bar to name of a part to number; all bars have the
             same parts.
         unit: Of the numbers.
+        marked: Name -> number of a line across all bars, such as a bound; one at most.
         claim: Title; may use, of the first panel, {first} and {last} (sums of its first and last
             bar), {ratio} (the last sum by the first), {largest} (the largest part of the last bar),
             {share} (its share of that bar), {least} and {best} (the smallest sum, and whose it is);
             with two panels {first_2}, ... of the second.
 
     Raises:
-        ValueError: There is nothing to draw, or bars have different parts.
+        ValueError: There is nothing to draw, bars have different parts, or two lines are marked.
     """
+    if len(marked or {}) > 1:
+        raise ValueError(f"parts marks one line, got {list(marked or {})}")
     bars = [bar for panel in panels.values() for bar in panel.values()]
     names = {tuple(bar) for bar in bars}
     if len(names) != 1 or not all(panels.values()):
@@ -71,18 +81,30 @@ def parts(
             axes.invert_yaxis()
             axes.set_xlim(0, 1.17 * longest)
             axes.set_title(title, loc="left")
+            for value in (marked or {}).values():
+                axes.axvline(value, color="white", linewidth=3.5)  # so that bars do not hide it
+                axes.axvline(value, color=INK, linestyle="--", linewidth=1.5)
         grid[-1].set_xlabel(unit)
-        keys = [
-            Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name)
-            for name, (c, h) in looks.items()
-        ]
-        figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)))
+        _add_legend(figure, looks, marked or {})
         return finish(
             figure,
             claim,
             "the last is {ratio:.3g} times the first, {share:.0%} of it {largest}",
             facts,
         )
+
+
+def _add_legend(
+    figure: Figure, looks: Mapping[str, tuple[str, str]], marked: Mapping[str, float]
+) -> None:
+    """Name the parts, and the line."""
+    keys: list[Artist] = [
+        Patch(facecolor=color, hatch=hatch, edgecolor="white", lw=0, label=name)
+        for name, (color, hatch) in looks.items()
+    ]
+    for name in marked:
+        keys.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.5, label=name))
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)))
 
 
 def _facts(panel: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
