@@ -28,14 +28,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         function.cache_clear()
 
 
-def test_each_size_is_measured_and_two_comparisons_are_judged() -> None:
+def test_each_size_is_measured_and_one_comparison_is_judged() -> None:
     report = cache.run(Options(rounds=2, sizes=("10", "50")))
     judged = [(c.title, c.clock, c.bar) for c in report.comparisons if c.bar is not None]
     expected = [("all rows in memory / 10 % of the rows, lru", "cpu", Bar("at least", 0.6))]
+    assert judged == expected
     if sys.platform == "linux":
         title = "plain file, 10 % of the pages in memory / 10 % of the rows in memory, no pages"
-        expected.append((title, "wall", Bar("at least", 3.0)))
-    assert judged == expected
+        assert (title, "wall") in [(c.title, c.clock) for c in report.comparisons]
     names = ["10 % of the rows, lru", "50 % of the rows, lru", "10 % of the rows, lfu"]
     found = [
         re.fullmatch(
