@@ -9,7 +9,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
 from tutorec.teach.cuts import shard_boxes
-from tutorec.teach.units import size
+from tutorec.teach.units import decimal_size
 
 __all__ = ["resharding"]
 
@@ -54,7 +54,7 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
             axes.axis("off")
             facts |= {
                 f"reads_{place}": sum(map(len, reads)),
-                f"part_{place}": size(max(max(each) for each in reads)),
+                f"part_{place}": decimal_size(max(max(each) for each in reads)),
                 f"most_{place}": max(map(len, reads)),
             }
         limits = [axes.dataLim for axes in grid]
@@ -94,7 +94,7 @@ def _panel(
             "fontsize": 9,
             "rotation": turned,
         }
-        axes.text(x + wide / 2, y + high / 2, size(sizes[-1]), **label)
+        axes.text(x + wide / 2, y + high / 2, decimal_size(sizes[-1]), **label)
     x, y = left / shape[1] + shift_x, top / shape[0] + shift_y
     wide, high = columns / shape[1], rows / shape[0]
     axes.add_patch(Rectangle((x, y), wide, high, facecolor="none", edgecolor=INK, linewidth=1.2))

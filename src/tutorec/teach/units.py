@@ -6,7 +6,7 @@ import math
 
 from tutorec._text import byte_unit
 
-__all__ = ["number", "seconds", "size", "times"]
+__all__ = ["decimal_size", "number", "seconds", "size", "times"]
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -49,6 +49,19 @@ def size(value: float) -> str:
     """
     scale, unit = byte_unit(value)
     return f"{number(value / scale)} {unit}"
+
+
+def decimal_size(value: float) -> str:
+    """A number of bytes in decimal units (1 kB = 1000 B), for pages that count in these.
+
+    Example:
+        >>> decimal_size(512), decimal_size(17_092), decimal_size(24_000_000)
+        ('512 B', '17.1 kB', '24 MB')
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= factor:
+            return f"{number(value / factor)} {unit}"
+    return f"{number(value)} B"
 
 
 def times(ratio: float) -> str:

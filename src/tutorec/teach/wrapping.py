@@ -1,0 +1,59 @@
+"""What a rank holds of a model after `DistributedModelParallel`: replicas and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from tutorec.teach.canvas import Chart
+from tutorec.teach.cuts import shard_boxes
+from tutorec.teach.diagram import Diagram
+from tutorec.teach.units import decimal_size
+
+__all__ = ["wrapped"]
+
+
+def wrapped(tables: Mapping[str, Any], dense: int, *, claim: str) -> Chart:
+    """A model after `DistributedModelParallel`: replicas of dense layers, and shards of tables.
+
+    Args:
+        tables: The plan of one or two tables: name to an entry with `shards()`. Tables are cut by
+            rows, and each rank has a shard of each table.
+        dense: Numbers in the dense layers, in float32.
+        claim: The title; ``{dense}`` and ``{held}`` are the bytes that rank 0 has of dense layers
+            and of tables.
+
+    Raises:
+        ValueError: There are more than two tables, or ranks have none or several shards of one.
+    """
+    shards = {name: {box[0]: box for box in shard_boxes(entry)} for name, entry in tables.items()}
+    ranks = sorted({rank for boxes in shards.values() for rank in boxes})
+    whole = all(
+        len(boxes) == len(shard_boxes(tables[name])) == len(ranks) for name, boxes in shards.items()
+    )
+    if len(tables) > 2 or len(ranks) < 2 or not whole:
+        raise ValueError(f"wrapped draws two tables with a shard on each rank, got {[*tables]}")
+
+    dense_bytes = decimal_size(4 * dense)
+    diagram = Diagram(lines=5.6 * len(ranks) + 0.6)
+    diagram.text(1, 0.6, "DistributedDataParallel", bold=True)
+    diagram.text(29, 0.6, "sharded modules", bold=True)
+    replicas = []
+    for rank in ranks:
+        y = 1.6 + 5.6 * rank
+        replica = f"rank {rank}: dense layers\n{dense:,} numbers\n{dense_bytes}, a replica"
+        replicas.append(diagram.box(1, y, replica, rank=rank, width=25, lines=3.4))
+        for column, (name, boxes) in enumerate(shards.items()):
+            _, first, _, rows, columns = boxes[rank]
+            size = decimal_size(4 * rows * columns)
+            shard = f"rank {rank}: {name}\nrows {first:,} to {first + rows - 1:,}\n{size}"
+            diagram.box(29 + 25 * column, y, shard, rank=rank, width=24, lines=3.4)
+    for upper, lower in pairwise(replicas):
+        diagram.arrow(upper.bottom, lower.top)
+        diagram.arrow(lower.top, upper.bottom)
+        diagram.text(15, (upper.bottom[1] + lower.top[1]) / 2, "gradients: mean")
+
+    of_rank = [boxes[ranks[0]] for boxes in shards.values()]
+    held = decimal_size(sum(4 * rows * columns for *_, rows, columns in of_rank))
+    return diagram.chart(claim, dense=dense_bytes, held=held)
