@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import tutorec
 from tutorec.distributed.sharding_plan import (
@@ -23,8 +24,8 @@ def plan(how: Any, names: tuple[str, ...] = ("user", "item")) -> Any:
         )
         for name in names
     ]
-    module = tutorec.EmbeddingBagCollection(tables=tables, device="meta")
-    return construct_module_sharding_plan(module, dict.fromkeys(names, how), world_size=2)
+    module = tutorec.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    return construct_module_sharding_plan(module, {name: how for name in names}, world_size=2)
 
 
 def test_each_rank_has_a_replica_and_its_rows() -> None:

@@ -26,6 +26,7 @@ from tutorec.teach.stored import stored
 from tutorec.teach.swim_lanes import partial_sums, swim_lanes
 from tutorec.teach.tiers import CachedBatch, tiers
 from tutorec.teach.tradeoff import tradeoff
+from tutorec.teach.wrapping import wrapped
 
 __all__ = [
     "ACCENT",
@@ -73,4 +74,5 @@ __all__ = [
     "tradeoff",
     "traffic",
     "training_step",
+    "wrapped",
 ]
