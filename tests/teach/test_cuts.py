@@ -129,3 +129,5 @@ def test_one_table_has_a_panel_for_each_plan_and_copies_stand_apart():
         [(0, 0, 4, 8), (4.24, 0, 4, 8)],
     ]
     assert [len(axes.lines) for axes in chart.figure.axes] == [1, 2, 2]
+    (_, copies), (left, right) = (axes.get_xlim() for axes in chart.figure.axes[1:])
+    assert copies == 4 and (left, right) == (0, 8.24)  # the first column has two copies

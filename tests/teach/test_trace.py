@@ -4,7 +4,7 @@ import time
 import torch
 
 from tutorec.distributed.train_pipeline.timeline import Interval
-from tutorec.teach.trace import Event, Trace, fastest
+from tutorec.teach.trace import Event, Trace, Turn, fastest, take_turns
 
 
 def two_ranks():
@@ -142,3 +142,15 @@ def test_fastest_prepares_each_call_outside_of_its_time(monkeypatch):
     took = fastest(lambda: done.append("call"), repeat=3, before=lambda: done.append("before"))
     assert took == 1.0
     assert done == ["before", "call"] * 3
+
+
+def test_calls_take_turns_and_the_smallest_of_each_number_is_kept(monkeypatch):
+    seconds = iter([0.0, 3.0, 0.0, 1.0, 0.0, 2.0, 0.0, 5.0])
+    busy = iter([0.0, 1.0, 0.0, 0.5, 0.0, 2.0, 0.0, 0.25])
+    monkeypatch.setattr("tutorec.teach.trace.clock", lambda: next(seconds))
+    monkeypatch.setattr("time.process_time", lambda: next(busy))
+    done = []
+    calls = {"a": lambda: done.append("a"), "b": lambda: done.append("b")}
+    took = take_turns(calls, rounds=2, before=lambda: done.append("before"))
+    assert took == {"a": Turn(seconds=2.0, busy=1.0), "b": Turn(seconds=1.0, busy=0.25)}
+    assert done == ["before", "a", "before", "b"] * 2

@@ -14,6 +14,7 @@ __all__ = ["cuts", "one_table"]
 
 _BYTES = 4  # of a weight
 _GAP = 0.35  # between tables, in units of the widest
+_COPY = 1.06  # from a copy to the one beside it, in widths of the table
 _STEP = 0.1  # of a copy to the one behind it
 _ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
 _NAME = 0.55  # room for a name under its table, in units of the highest
@@ -85,7 +86,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
 def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
     """One table under several plans, a large panel for each: rows down, columns across, and the row of an id.
 
-    Copies stand side by side.
+    Copies stand side by side, each as large as the whole table.
 
     Args:
         plans: Name of a plan to its entry for the table, with `shards()`, `table_shape()` and
@@ -97,7 +98,9 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
     with style():
         lines = -(-len(plans) // 2)
         figure = canvas(2.5 * lines)
-        grid = figure.subplots(lines, 2, squeeze=False).flatten()
+        across = [_width(entry) for entry in plans.values()]
+        ratios = [max(across[side::2], default=1.0) for side in (0, 1)]
+        grid = figure.subplots(lines, 2, squeeze=False, width_ratios=ratios).flatten()
         readers = {}
         for axes, (name, entry) in zip(grid, plans.items(), strict=False):
             boxes, (_, columns) = shard_boxes(entry), entry.table_shape()
@@ -106,17 +109,23 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
             copies = not entry.shards()
             axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
             for place, box in enumerate(boxes):
-                _shard(axes, box, 1.06 * columns * place if copies else 0, mark)
+                _shard(axes, box, _COPY * columns * place if copies else 0, mark)
             ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
             axes.set_xticks(ticks if not copies else [])
             axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
             axes.set_xlabel("column" if not copies else f"{len(boxes)} copies of {columns} columns")
             axes.set_ylabel("row")
             axes.autoscale_view()
+            axes.set_xlim(0, columns * ratios[list(plans).index(name) % 2])
             axes.invert_yaxis()
         for axes in grid[len(plans) :]:
             axes.remove()
         return finish(figure, claim, "", readers)
+
+
+def _width(entry: Any) -> float:
+    """How wide the panel of an entry is, in tables."""
+    return 1.0 if entry.shards() else 1 + _COPY * (len(entry.ranks) - 1)
 
 
 def _shard(axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int) -> None:

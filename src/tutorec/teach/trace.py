@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 
 from tutorec.distributed.train_pipeline.timeline import Interval
 
-__all__ = ["Event", "Trace", "clock", "fastest", "lines_run"]
+__all__ = ["Event", "Trace", "Turn", "clock", "fastest", "lines_run", "take_turns"]
 
 
 def clock() -> float:
@@ -59,6 +59,56 @@ def fastest(
         call()
         took.append(clock() - start)
     return min(took)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the fastest of some calls took.
+
+    Args:
+        seconds: From its beginning to its end, waiting included.
+        busy: Seconds that the processors worked for this process, on all its threads.
+    """
+
+    seconds: float
+    busy: float
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 20,
+    before: Callable[[], object] | None = None,
+) -> dict[str, Turn]:
+    """Times calls in turn, so that what else the machine does meets all of them alike.
+
+    The two numbers of a `Turn` are the smallest of all rounds, each by itself. Other programs make
+    ``seconds`` longer; ``busy``, which leaves waiting out, they hardly change.
+
+    Args:
+        calls: Name -> what is timed.
+        rounds: How often each is called.
+        before: Called before each call and not timed, ``dist.barrier`` for example.
+
+    Example:
+        >>> took = take_turns(
+        ...     {"sum": lambda: sum(range(1000)), "nap": lambda: time.sleep(0.01)}
+        ... )
+        >>> took["nap"].seconds > 0.01 > took["nap"].busy
+        True
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    busy: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            if before is not None:
+                before()
+            start = clock()
+            worked = time.process_time()
+            call()
+            seconds[name].append(clock() - start)
+            busy[name].append(time.process_time() - worked)
+    return {name: Turn(min(seconds[name]), min(busy[name])) for name in calls}
 
 
 @dataclass(frozen=True)
