@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tutorec.models.dlrm import DLRM, DLRMTrain
+from tutorec.models.two_tower import TwoTower
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.lists import kjt_from_lists
@@ -104,6 +105,19 @@ def test_a_dlrm_is_drawn_with_its_own_sizes():
     )
 
 
+def test_two_towers_are_drawn_with_their_own_sizes():
+    tables = [
+        EmbeddingBagConfig(20, 4, "user_table", feature_names=["user"]),
+        EmbeddingBagConfig(3000, 4, "item_table", feature_names=["item", "seen"]),
+    ]
+    model = TwoTower(EmbeddingBagCollection(tables), ["user", "seen"], ["item"], [6, 3])
+    chart = draw.towers(model)
+    assert chart.claim.startswith("one vector of 3")
+    drawn = " ".join(texts(chart))
+    for words in ("user, 20 rows", "seen, 3,000 rows", "8 > 6 > 3", "4 > 6 > 3"):
+        assert words in drawn
+
+
 def test_a_row_of_bytes_names_each_part_and_the_sum():
     chart = draw.byte_row({"scale": 4, "codes": 64}, claim="{total} bytes")
     assert texts(chart) == ["scale", "4 B", "codes", "64 B", "68 bytes"]
@@ -152,7 +166,7 @@ def test_a_training_step_writes_what_each_rank_sends():
         "ids: 1 B",
         "pooled rows: 2 B",
         "their gradients: 7 B",
-        "20 x 16; MLPs: 1,000",
+        "20 x 16; layers: 1,000",
     } <= set(written)
     assert written.count("dense gradients: 4,000 B") == 2
 

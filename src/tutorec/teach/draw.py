@@ -9,13 +9,13 @@ from tutorec.teach.charts import bars, curves, rank_frequency, timeline
 from tutorec.teach.cuts import cuts, one_table
 from tutorec.teach.diagram import Diagram
 from tutorec.teach.dots import dots
-from tutorec.teach.gantt import Gantt, gantt
+from tutorec.teach.gantt import gantt
 from tutorec.teach.host_sums import host_sums
 from tutorec.teach.hosts import hosts, traffic
 from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
-from tutorec.teach.maps import STATIONS, here, jagged, life
-from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup, training_step
+from tutorec.teach.maps import STATIONS, here, jagged, life, views
+from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup, towers, training_step
 from tutorec.teach.parts import parts
 from tutorec.teach.placing import placing
 from tutorec.teach.ratios import ratios
@@ -23,6 +23,7 @@ from tutorec.teach.remapping import RemappedBatch, remapping
 from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
+from tutorec.teach.streams import Operation, streams
 from tutorec.teach.swim_lanes import partial_sums, swim_lanes
 from tutorec.teach.tiers import CachedBatch, tiers
 from tutorec.teach.tradeoff import tradeoff
@@ -36,7 +37,7 @@ __all__ = [
     "CachedBatch",
     "Chart",
     "Diagram",
-    "Gantt",
+    "Operation",
     "Picture",
     "RemappedBatch",
     "all_to_all",
@@ -67,12 +68,15 @@ __all__ = [
     "roofline",
     "show",
     "stored",
+    "streams",
     "style",
     "swim_lanes",
     "tiers",
     "timeline",
+    "towers",
     "tradeoff",
     "traffic",
     "training_step",
+    "views",
     "wrapped",
 ]

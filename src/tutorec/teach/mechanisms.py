@@ -1,4 +1,4 @@
-"""Diagrams of single mechanisms: a lookup, a DLRM, the bytes of a row, an all-to-all, a training step on two ranks."""  # noqa: E501
+"""Diagrams of single mechanisms: a lookup, a DLRM, two towers, the bytes of a row, an all-to-all, a training step on two ranks."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from tutorec.models.dlrm import DLRM, DLRMTrain
+from tutorec.models.two_tower import TwoTower
 from tutorec.teach.canvas import ACCENT, Chart
 from tutorec.teach.diagram import WIDTH, Diagram
 
-__all__ = ["all_to_all", "byte_row", "dlrm", "lookup", "training_step"]
+__all__ = ["all_to_all", "byte_row", "dlrm", "lookup", "towers", "training_step"]
 
 _CELL = 6.5
 
@@ -95,6 +96,30 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
     return diagram.chart(claim, vectors=vectors, pairs=pairs)
 
 
+def towers(model: TwoTower) -> Chart:
+    """Two towers with their own sizes: rows of the features, an MLP each, an inner product."""
+    configs = model.embedding_bag_collection.embedding_bag_configs()
+    rows = {name: one.num_embeddings for one in configs for name in one.feature_names}
+    width = _sizes(model.query_tower)[-1]
+    diagram = Diagram(lines=10.6)
+    score = diagram.box(66, 3.8, "inner\nproduct", width=11, lines=2.6)
+    for top, name, mlp, features in (
+        (0.8, "who asks", model.query_tower, model.query_features),
+        (7.0, "what is found", model.candidate_tower, model.candidate_features),
+    ):
+        tower = diagram.box(33, top, f"MLP of {name}\n{_arrows(mlp)}", width=20, lines=2.8)
+        first = top + 0.65 - 0.95 * (len(features) - 1)
+        for place, feature in enumerate(features):
+            words = f"{feature}, {rows[feature]:,} rows"
+            node = diagram.box(1, first + 1.9 * place, words, width=25, lines=1.5)
+            diagram.arrow(node.right, tower.left)
+        diagram.arrow(tower.right, score.left)
+        diagram.text(55, top - 0.1 if top < 3 else top + 3, f"vector of {width}")
+    return diagram.chart(
+        "one vector of {width} for each side; they meet in an inner product", width=width
+    )
+
+
 def byte_row(parts: Mapping[str, int], *, claim: str) -> Chart:
     """The bytes of one stored row, part by part; widths are in proportion, wide enough for labels.
 
@@ -171,14 +196,14 @@ def training_step(
     steps = (
         ("input ids", "ids", "ids of its own\n{samples} samples"),
         ("output rows", "pooled rows", "look up {table}\nfor {all} samples"),
-        ("output gradients", "their gradients", "MLPs: scores, loss\nof {samples} samples"),
+        ("output gradients", "their gradients", "layers: scores, loss\nof {samples} samples"),
         ("", "dense gradients", "update rows of\n{table}"),
     )
     diagram = Diagram(lines=3.6 * len(steps) + 2.4)
     left, right = 1, 52
     for rank, (x, own, shape) in enumerate(zip((left, right), tables, shapes, strict=True)):
         diagram.text(x, 0.5, f"rank {rank}: {own}", bold=True)
-        diagram.text(x, 1.5, f"{shape}; MLPs: {dense:,}")
+        diagram.text(x, 1.5, f"{shape}; layers: {dense:,}")
         for place, (stage, name, what) in enumerate(steps):
             y = 2.6 + 3.6 * place
             text = what.format(samples=samples, all=2 * samples, table=own)
