@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 __all__ = ["under_limit"]
 
