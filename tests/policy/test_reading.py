@@ -22,13 +22,11 @@ WORDS_IN_CODE = 40  # of English, in string literals of eight words or more
 BEFORE_THE_LIMITS = {
     "01",
     "03",
-    "04",
     "07",
     "08",
     "09b",
     "10",
     "11",
-
     "13",
     "14",
     "16",

@@ -6,17 +6,17 @@ from matplotlib.patches import Rectangle
 from tutorec.teach import draw
 
 MS = {"a": 3, "b": 2}
-STEPS = [("a first", {"a": 0}), ("then b", {"a": 0, "b": 1}), ("b moves", {"a": 0, "b": 0})]
+PLANS = [{}, {"a": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 0}]
 
 
 def test_placing_draws_each_table_as_long_as_it_takes_and_frames_what_moved():
-    chart = draw.placing(STEPS, MS, claim="{first:g} to {last:g} ms in {steps} steps")
+    chart = draw.placing(PLANS, MS, claim="{first:g} to {last:g} ms in {steps} steps")
     assert chart.claim == "3 to 5 ms in 3 steps"
     boxes = [patch for patch in chart.figure.axes[0].patches if isinstance(patch, Rectangle)]
     widths = [box.get_width() for box in boxes]
     assert [round(3 * width / widths[0], 3) for width in widths] == [3, 3, 2, 3, 2]
     framed = [box.get_linewidth() > 1 for box in boxes]
-    assert framed == [False, False, True, False, True]
+    assert framed == [True, False, True, False, True]
     texts = [text.get_text() for text in chart.figure.axes[0].texts]
     assert [text for text in texts if text.endswith(" ms")] == [
         "3 ms",
@@ -26,6 +26,21 @@ def test_placing_draws_each_table_as_long_as_it_takes_and_frames_what_moved():
         "5 ms",
         "0 ms",
     ]
+    assert texts[0] == "put a" and "put b" in texts and "move b" in texts
+
+
+def test_placing_begins_with_a_plan_that_is_there_and_says_what_is_taken_off():
+    chart = draw.placing([{"a": 0, "b": 1}, {"b": 1}, {"b": 1}], MS)
+    texts = [text.get_text() for text in chart.figure.axes[0].texts]
+    assert texts[0] == "the plan before" and "take off a" in texts and "as it was" in texts
+    boxes = [patch for patch in chart.figure.axes[0].patches if isinstance(patch, Rectangle)]
+    assert not any(box.get_linewidth() > 1 for box in boxes)
+
+
+@pytest.mark.parametrize("plans", [[], [{}]])
+def test_placing_without_a_plan_is_refused(plans):
+    with pytest.raises(ValueError, match="needs a plan with a table"):
+        draw.placing(plans, MS)
 
 
 def test_dots_names_the_row_that_is_farthest_off():

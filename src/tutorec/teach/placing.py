@@ -14,36 +14,41 @@ _BARS, _SUM = 27.0, 7.0  # left edge of the bars, room for the sum on their righ
 
 
 def placing(
-    steps: Sequence[tuple[str, Mapping[str, int]]],
-    ms: Mapping[str, float],
-    *,
-    claim: str,
+    plans: Sequence[Mapping[str, int]], ms: Mapping[str, float], *, claim: str | None = None
 ) -> Chart:
     """Plans for two ranks below each other, a bar for each rank, as long as the rank is busy.
 
+    Beside a plan is what was done since the plan before it: which tables were placed, moved or
+    taken off. Those that were placed or moved are framed.
+
     Args:
-        steps: What was done, and the plan after it: table -> rank. Tables that were on another
-            rank, or on none, in the step before are framed.
+        plans: Table -> rank, plan by plan; a first plan without tables is not drawn.
         ms: Table -> its milliseconds.
         claim: The title; ``{first}`` and ``{last}`` are the milliseconds of the slowest rank in the
-            first and the last step, ``{steps}`` counts the steps.
+            first and the last plan that is drawn, ``{steps}`` counts these plans.
+
+    Raises:
+        ValueError: No plan has a table.
     """
+    before, *shown = plans if plans and not plans[0] else [None, *plans]
+    if not any(shown):
+        raise ValueError("placing needs a plan with a table, as [{'a': 0}, {'a': 0, 'b': 1}]")
     busy = [
         [sum(ms[table] for table, at in plan.items() if at == rank) for rank in range(_RANKS)]
-        for _, plan in steps
+        for plan in shown
     ]
     scale = (WIDTH - _BARS - _SUM) / max(map(max, busy))
     height = 1.3 * _RANKS + 0.8
-    diagram = Diagram(lines=height * len(steps) + 0.2)
-    before = steps[0][1]
-    for number, (done, plan) in enumerate(steps):
+    diagram = Diagram(lines=height * len(shown) + 0.2)
+    for number, plan in enumerate(shown):
         top = 0.4 + height * number
-        diagram.text(0, top + 0.65 * _RANKS, done)
+        diagram.text(0, top + 0.65 * _RANKS, _done(before, plan))
         for rank in range(_RANKS):
-            y, x = top + 1.3 * rank, _BARS
+            y = top + 1.3 * rank
+            x = _BARS
             diagram.text(_BARS - 1, y + 0.6, f"rank {rank}", align="right")
             for table in (table for table, at in plan.items() if at == rank):
-                new = before.get(table) != rank
+                new = before is not None and before.get(table) != rank
                 wide = scale * ms[table]
                 diagram.strip(
                     x,
@@ -56,4 +61,17 @@ def placing(
                 x += wide
             diagram.text(x + 0.8, y + 0.6, f"{busy[number][rank]:g} ms")
         before = plan
-    return diagram.chart(claim, first=max(busy[0]), last=max(busy[-1]), steps=len(steps))
+    title = claim or "the slowest rank takes {first:g} ms first and {last:g} ms last"
+    return diagram.chart(title, first=max(busy[0]), last=max(busy[-1]), steps=len(shown))
+
+
+def _done(before: Mapping[str, int] | None, plan: Mapping[str, int]) -> str:
+    """What leads from one plan to the next, on a line each."""
+    if before is None:
+        return "the plan before"
+    placed = [table for table in plan if table not in before]
+    moved = [table for table in plan if before.get(table, plan[table]) != plan[table]]
+    taken_off = [table for table in before if table not in plan]
+    done = {"put": placed, "move": moved, "take off": taken_off}
+    lines = [f"{verb} {', '.join(sorted(tables))}" for verb, tables in done.items() if tables]
+    return "\n".join(lines) or "as it was"

@@ -1,9 +1,27 @@
-"""Exercises of chapter 09: longest first, greedy with a choice of cuts, a plan by hand."""
+"""Exercises of chapter 09: longest first, a planner for two ranks, a plan by hand."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from tutorec.errors import RankError
+from tutorec.sparse.lists import kjt_from_lists
+from tutorec.spmd.devices import device
+from tutorec.spmd.held import held_bytes
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.hand_plans import judge
+from tutorec.teach.hand_plans import TABLES, collection, judge, sharder
 
 __all__ = ["EXERCISES"]
 
@@ -28,32 +46,136 @@ _LARGEST_FIRST_IN_TURN = {
     "weekdays": ("table_wise", 3),
 }
 
-Ways = list[list[tuple[float, float]]]
+Sizes = Mapping[str, tuple[int, int]]
+Words = dict[str, Any]
+
+_RANKS = 2
+_SLACK = 1.03  # what the fuller rank may hold beyond the mean
+_EVEN = "two ranks that hold nearly the same, and no table cut that could stay whole"
+_UNEVEN = "a plan with which one rank holds much more than the other"
+_CUT = "a plan that cuts a table that could stay whole"
+# In one of them a table has to be cut, in the other none.
+_SMALL_SHOP = {
+    name: (max(7, rows // 10_000), columns) for name, (rows, columns, _) in TABLES.items()
+}
+_MODELS: tuple[Sizes, ...] = (
+    _SMALL_SHOP,
+    {"a": (6000, 32), "b": (5000, 32), "c": (4000, 32), "d": (3000, 32)},
+)
 
 
-def _greedy(tables: Ways) -> list[float]:
-    """Each table in turn takes the option after which the slowest rank is fastest."""
-    busy = [0.0, 0.0]
-    for options in tables:
-        after = [[busy[0] + first, busy[1] + second] for first, second in options]
-        busy = min(after, key=max)
-    return busy
+def _bytes(size: tuple[int, int]) -> int:
+    """Of the weights and of one number of state for each row."""
+    rows, columns = size
+    return 4 * rows * (columns + 1)
 
 
-def _best_alone(tables: Ways) -> list[float]:
-    """Each table takes the option that is fastest without the others."""
-    chosen = [min(options, key=max) for options in tables]
-    return [sum(first for first, _ in chosen), sum(second for _, second in chosen)]
+def _largest_first(tables: Sizes) -> list[str]:
+    return sorted(tables, key=lambda name: -_bytes(tables[name]))
 
 
-def _least_work(tables: Ways) -> list[float]:
-    """Each table takes the option with the least work, where it ends earliest."""
-    busy = [0.0, 0.0]
-    for options in tables:
-        least = min(map(sum, options))
-        after = [[busy[0] + one[0], busy[1] + one[1]] for one in options if sum(one) == least]
-        busy = min(after, key=max)
-    return busy
+def _by_bytes(tables: Sizes) -> Words:
+    """What is larger than the share of a rank is cut, the rest goes to the emptier rank."""
+    share = sum(map(_bytes, tables.values())) / _RANKS
+    held = [0.0] * _RANKS
+    plan: Words = {}
+    for name in _largest_first(tables):
+        size = _bytes(tables[name])
+        if size > share:
+            plan[name] = "row_wise"
+            held = [one + size / _RANKS for one in held]
+        else:
+            rank = held.index(min(held))
+            plan[name] = ("table_wise", rank)
+            held[rank] += size
+    return plan
+
+
+def _all_whole(tables: Sizes) -> Words:
+    """Longest first, and nothing is cut."""
+    held = [0] * _RANKS
+    plan: Words = {}
+    for name in _largest_first(tables):
+        rank = held.index(min(held))
+        plan[name] = ("table_wise", rank)
+        held[rank] += _bytes(tables[name])
+    return plan
+
+
+def _all_cut(tables: Sizes) -> Words:
+    return dict.fromkeys(tables, "row_wise")
+
+
+def _run_plans(planner: Callable[[Sizes], Any]) -> Any:
+    """What the plans of a function come to: `_EVEN`, or the first thing that is wrong with one.
+
+    Raises:
+        ValueError: It does not return a plan, or two ranks cannot run what it returns.
+    """
+    made = [planner(dict(tables)) for tables in _MODELS]
+    if any(words is None or words is Ellipsis for words in made):
+        return ...
+    for tables, words in zip(_MODELS, made, strict=True):
+        _check_words(tables, words)
+    by_rank = _held_on_ranks(tuple(tuple(words.items()) for words in made))
+    for number, (tables, words) in enumerate(zip(_MODELS, made, strict=True)):
+        held = [of_rank[number] for of_rank in by_rank]
+        if _RANKS * max(held) > _SLACK * sum(held):
+            return _UNEVEN
+        share = sum(map(_bytes, tables.values())) / _RANKS
+        if any(
+            word == "row_wise" and _bytes(tables[name]) <= share for name, word in words.items()
+        ):
+            return _CUT
+    return _EVEN
+
+
+def _check_words(tables: Sizes, words: Any) -> None:
+    """Refuse what is not a plan of whole tables and of tables that are cut by rows."""
+    if not isinstance(words, dict) or set(words) != set(tables):
+        raise ValueError(f"Return a dict with an entry for each of {', '.join(tables)}.")
+    known = ("row_wise", *(("table_wise", rank) for rank in range(_RANKS)))
+    wrong = {name: word for name, word in words.items() if word not in known}
+    if wrong:
+        name, word = next(iter(wrong.items()))
+        raise ValueError(
+            f"{name!r} is {word!r}: an entry is 'row_wise', ('table_wise', 0) or ('table_wise', 1)."
+        )
+
+
+@functools.cache
+def _held_on_ranks(plans: tuple[tuple[tuple[str, Any], ...], ...]) -> list[list[int]]:
+    """Bytes that each rank holds of each model, which has been trained for a step."""
+    try:
+        with Ranks(_RANKS, timeout=60) as world:
+            return world.run(_held, plans)
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+
+
+def _held(rank: int, plans: Sequence[Sequence[tuple[str, Any]]]) -> list[int]:
+    """Bytes of each model on this rank; a step is trained, and its result compared."""
+    group = dist.group.WORLD
+    assert group is not None, "a rank has its process group"
+    held = []
+    for tables, words in zip(_MODELS, plans, strict=True):
+        torch.manual_seed(0)  # the same weights on both ranks
+        module = collection(tables, device="cpu")
+        batch = kjt_from_lists({name: [[0, 5], [rank]] for name in tables})
+        expected = module(batch).values().detach()
+
+        entries = {
+            name: row_wise() if word == "row_wise" else table_wise(rank=word[1])
+            for name, word in words
+        }
+        plan = construct_module_sharding_plan(module, entries, world_size=_RANKS)
+        env = ShardingEnv.from_process_group(group)
+        sharded = sharder().shard(module, plan, env, device())
+        pooled = sharded(batch.to(device())).values()
+        torch.testing.assert_close(pooled.detach().cpu(), expected)
+        pooled.sum().backward()
+        held.append(held_bytes(sharded))
+    return held
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -89,32 +211,24 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="09.2",
-        compared="the milliseconds of both ranks in four cases",
-        solution=_greedy,
-        cases=(
-            ([[(5, 0), (0, 5), (3, 3)]],),
-            ([[(4, 0), (0, 4)], [(3, 0), (0, 3)]],),
-            ([[(6, 0), (0, 6), (4, 3)], [(1, 0), (0, 1)], [(5, 0), (0, 5), (3, 3)]],),
-            ([[(5, 0), (0, 5), (3, 3)], [(4, 0), (0, 4), (3, 3)], [(2, 0), (0, 2)]],),
-        ),
+        compared=_EVEN,
+        solution=_by_bytes,
+        measure=_run_plans,
         mistakes=(
             Mistake(
-                misconception="chooses for each table alone",
-                answer=_best_alone,
-                hint="It depends on what the ranks already have. Compare the slowest rank after "
-                "each option, and "
-                "not the options themselves.",
+                misconception="believes that longest first balances whatever there is",
+                answer=_all_whole,
+                hint="One rank holds much more than the other. Is there a table that is larger "
+                "than the share of a rank?",
             ),
             Mistake(
-                misconception="takes the option with the least work",
-                answer=_least_work,
-                hint=(
-                    "A cut is more work in all, and can still make the slowest rank faster. What "
-                    "does greedy compare?"
-                ),
+                misconception="cuts everything, to be even",
+                answer=_all_cut,
+                hint="Both ranks hold the same, but you cut tables that could stay whole. Which "
+                "of them are larger than the share of a rank?",
             ),
         ),
-        shape="a function that returns the milliseconds of both ranks",
+        shape="a function that returns the plan",
     ),
     Exercise(
         id="09.3",
