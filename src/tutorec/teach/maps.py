@@ -1,4 +1,4 @@
-"""Pictures of data in place: a jagged batch, the path of a batch, the life of one id."""
+"""Pictures of data in place: a jagged batch, its views, the path of a batch, the life of an id."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+from tutorec.teach.diagram import Diagram
 
-__all__ = ["STATIONS", "here", "jagged", "life"]
+__all__ = ["STATIONS", "here", "jagged", "life", "views"]
+
+Jagged = JaggedTensor | KeyedJaggedTensor
 
 #: The path of a batch, from the click log to the served row; `here` lights one station.
 STATIONS = ("log", "KJT", "wire", "row", "bag", "gradient", "update", "int8")
@@ -217,3 +222,60 @@ def life(identity: int, states: Mapping[str, str], *, claim: str | None = None) 
             axes.text(place, -0.3, text, ha="center", va="top", size=11)
         axes.set_ylim(-0.35 - 0.16 * lines, 0.3)
         return finish(figure, claim, "The life of id {id}, up to its {last}", known)
+
+
+def views(
+    batch: KeyedJaggedTensor,
+    results: Mapping[str, Jagged | Sequence[Jagged]],
+    *,
+    claim: str | None = None,
+) -> Chart:
+    """The ids of a batch and of what operations made of it: views hollow, copies filled.
+
+    A view is drawn below the ids whose memory it uses.
+
+    Args:
+        batch: A few ids.
+        results: Name of an operation to what it returned, one jagged tensor or several.
+        claim: Title; may use {ids} (of the batch), {views} and {copies} (the operations that copy
+            no id, and the others).
+
+    Example:
+        >>> batch = KeyedJaggedTensor(
+        ...     ["a", "b"], torch.tensor([7, 2]), lengths=torch.ones(2).int()
+        ... )
+        >>> made = {"split": batch.split([1, 1]), "permute": batch.permute([1, 0])}
+        >>> views(batch, made).facts["copies"]
+        ['permute']
+    """
+    left = 24
+    diagram = Diagram(lines=2.4 + 2.2 * len(results))
+    diagram.text(0, 1.8, "the batch")
+    start = left
+    for key in batch.keys():
+        ids = batch[key].values().tolist()
+        start += diagram.strip(start, 1.2, ids, rank=ACCENT, title=key).width
+
+    memory = batch.values().untyped_storage().data_ptr()
+    found: dict[str, list[str]] = {"views": [], "copies": []}
+    for line, (name, made) in enumerate(results.items(), start=1):
+        y = 1.2 + 2.2 * line
+        parts = [made] if isinstance(made, JaggedTensor | KeyedJaggedTensor) else list(made)
+        values = [part.values() for part in parts]
+        copied = [ids for ids in values if ids.untyped_storage().data_ptr() != memory]
+
+        end = left
+        for ids in values:
+            shared = not copied
+            place = left + 3 * int(ids.storage_offset()) if shared else end
+            end = (
+                place + diagram.strip(place, y, ids.tolist(), rank=None if shared else ACCENT).width
+            )
+
+        found["copies" if copied else "views"].append(name)
+        size = sum(ids.nbytes for ids in copied)
+        shared_by = "view" if len(values) == 1 else f"{len(values)} views"
+        diagram.text(0, y + 0.6, name)
+        diagram.text(start + 3, y + 0.6, f"copies {size} bytes" if copied else shared_by)
+    default = "{copies} copy ids, {views} do not"
+    return diagram.chart(claim or default, ids=batch.values().numel(), **found)

@@ -1,4 +1,4 @@
-"""Exercises of chapter 02: samples, offsets, one list out of a batch."""
+"""Exercises of chapter 02: offsets, one list out of a batch, another order of features."""
 
 from __future__ import annotations
 
@@ -33,6 +33,44 @@ def _from_its_end(
     return values[start : start + lengths[index]]
 
 
+def _reorder(
+    values: list[int], lengths: list[int], features: int, order: list[int]
+) -> tuple[list[int], list[int]]:
+    """The batch with feature order[i] at position i."""
+    samples = len(lengths) // features
+    new_values: list[int] = []
+    new_lengths: list[int] = []
+    for feature in order:
+        start = sum(lengths[: feature * samples])
+        of_feature = lengths[feature * samples : (feature + 1) * samples]
+        new_values += values[start : start + sum(of_feature)]
+        new_lengths += of_feature
+    return new_values, new_lengths
+
+
+def _lengths_alone(
+    values: list[int], lengths: list[int], features: int, order: list[int]
+) -> tuple[list[int], list[int]]:
+    """Moves the lengths and leaves the values where they are."""
+    return values, _reorder(values, lengths, features, order)[1]
+
+
+def _equal_shares(
+    values: list[int], lengths: list[int], features: int, order: list[int]
+) -> tuple[list[int], list[int]]:
+    """Gives each feature as many values as every other."""
+    share = len(values) // features
+    moved = [one for f in order for one in values[f * share : (f + 1) * share]]
+    return moved, _reorder(values, lengths, features, order)[1]
+
+
+def _inverse_order(
+    values: list[int], lengths: list[int], features: int, order: list[int]
+) -> tuple[list[int], list[int]]:
+    """Moves the old feature i to position order[i]."""
+    return _reorder(values, lengths, features, [order.index(f) for f in range(features)])
+
+
 _KEYS = ["item", "user"]
 _VALUES = [11, 12, 13, 14, 21, 22, 23]
 _LENGTHS = [2, 0, 2, 1, 2, 0]  # item: 2, 0, 2   user: 1, 2, 0
@@ -40,40 +78,6 @@ _LENGTHS = [2, 0, 2, 1, 2, 0]  # item: 2, 0, 2   user: 1, 2, 0
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="02.1",
-        compared="two samples, and for each feature the list that its first length counts",
-        solution=[2, [1, 2, 1], [2, 3]],
-        mistakes=(
-            Mistake(
-                misconception="counts features or lists as samples",
-                answer=[4, [1, 2, 1], [2, 3]],
-                hint="There are four lists in all, of two features. A sample has one list of each.",
-            ),
-            Mistake(
-                misconception="takes one value per sample",
-                answer=[4, [1], [2]],
-                hint="A sample does not have one value. The lengths say how many each sample has.",
-            ),
-            Mistake(
-                misconception="takes as many values as there are samples",
-                answer=[2, [1, 2], [2, 3]],
-                hint=(
-                    "You gave both features two values. How many does the first length of product "
-                    "say?"
-                ),
-            ),
-            Mistake(
-                misconception="takes a whole feature for a sample",
-                answer=[2, [1, 2, 1, 5], [2, 3, 4, 1]],
-                hint=(
-                    "Those are the values of all samples. The first sample has only as many as "
-                    "its length says."
-                ),
-            ),
-        ),
-        shape="a list: a number, the product ids as a list, the user ids as a list",
-    ),
-    Exercise(
-        id="02.2",
         compared="where each of the four lists begins, and where the last one ends",
         solution=[0, 3, 4, 6, 8],
         mistakes=(
@@ -109,7 +113,7 @@ EXERCISES: tuple[Exercise, ...] = (
         shape="a list of places, one more than there are lists",
     ),
     Exercise(
-        id="02.3",
+        id="02.2",
         compared="lists from the middle, empty lists and the last one",
         solution=_reader(lambda f, b, features, samples: f * samples + b),
         mistakes=(
@@ -147,6 +151,42 @@ EXERCISES: tuple[Exercise, ...] = (
             (_KEYS, _VALUES, _LENGTHS, "user", 0),
             (_KEYS, _VALUES, _LENGTHS, "user", 1),
             (_KEYS, _VALUES, _LENGTHS, "user", 2),
+        ),
+    ),
+    Exercise(
+        id="02.3",
+        compared="two and three features, lists of different lengths and empty ones",
+        solution=_reorder,
+        mistakes=(
+            Mistake(
+                misconception="moves the lengths and not the values",
+                answer=_lengths_alone,
+                hint=(
+                    "Your lengths have the new order, and your values still have the old one. "
+                    "Which ids belong to the first list now?"
+                ),
+            ),
+            Mistake(
+                misconception="gives each feature equally many values",
+                answer=_equal_shares,
+                hint=(
+                    "You cut the values into equal shares. How many ids a feature has is the sum "
+                    "of its lengths."
+                ),
+            ),
+            Mistake(
+                misconception="reads the order backwards",
+                answer=_inverse_order,
+                hint=(
+                    "You moved the old feature i to position order[i]. The new feature i is the "
+                    "old feature order[i]."
+                ),
+            ),
+        ),
+        cases=(
+            ([5, 7, 1], [1, 2], 2, [1, 0]),
+            (_VALUES, _LENGTHS, 2, [1, 0]),
+            ([5, 7, 1, 9, 8, 4], [1, 2, 0, 1, 2, 0], 3, [2, 0, 1]),
         ),
     ),
 )
