@@ -31,7 +31,6 @@ ABOUT_THE_CPU = {
     ("10_dmp", "imports"): "memory of the CPU is measured",
     ("11_optimizers", "imports"): "memory of the CPU is measured",
     ("11_optimizers", "timeline"): "a step on the CPU is timed beside that memory",
-    ("15_train_pipelines", "imports"): "tables in a file run on the CPU only",
     ("17_caches", "imports"): "tables in a file run on the CPU only",
     ("14_serving", "document-shard"): "the document's inference, on the CPU",
     ("document_1_readers_notebook", "in-9"): "the document's collection, before it is sharded",

@@ -58,12 +58,7 @@ SHORTER = {
         "store = shop()": "store = shop(rows=8_000)",
         "repeat=40, rounds=15": "repeat=2, rounds=2",
     },
-    "15_train_pipelines.ipynb": {
-        **{f"rounds={rounds}": "rounds=1" for rounds in (3, 4, 5)},
-        "steps=6": "steps=4",
-        "B, D, RATE = 1024,": "B, D, RATE = 128,",
-        "rows=100 * 256": "rows=20 * 256",
-    },
+    "15_train_pipelines.ipynb": {"(20)": "(8)", "draw_visits(10)": "draw_visits(8)"},
     "16_compressed_tables.ipynb": {
         "rows=65_000": "rows=8_000",
         "SEEDS = (0, 1, 2)": "SEEDS = (0,)",

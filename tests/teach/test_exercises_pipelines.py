@@ -1,27 +1,40 @@
-"""The solutions of chapter 15's exercises, against the library that they are about."""
+"""The solutions of chapter 15's exercises, against what they are about."""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
-from tutorec.distributed.train_pipeline import TrainPipelineSemiSync
-from tutorec.spmd import device
 from tutorec.teach import check
-
-
-def test_batches_in_flight_during_the_backward_are_those_of_the_schedule():
-    model = nn.Linear(2, 1)
-    pipeline = TrainPipelineSemiSync(model, torch.optim.SGD(model.parameters(), lr=0.1), device())
-    order = [(stage.run.__name__, stage.ahead) for stage in pipeline._schedule]
-    before_backward = order[: order.index(("backward", 0))]
-    ahead = {
-        name: ahead for name, ahead in before_backward if name in ("wait_input_dist", "look_up")
-    }
-    assert check.find("15.2").solution == (7 + ahead["wait_input_dist"], 7 + ahead["look_up"])
+from tutorec.teach.grading import grade
 
 
 def test_a_step_takes_as_long_as_the_longest_of_what_runs_at_the_same_time():
     exercise = check.find("15.1")
     assert exercise.cases is not None
     assert [exercise.solution(*case) for case in exercise.cases] == [12.0, 12.0, 24.0]  # type: ignore[operator]
+
+
+def test_ids_and_rows_travel_while_one_batch_is_trained():
+    exercise = check.find("15.2")
+    assert exercise.measure is not None
+    losses, ids, rows = exercise.measure(exercise.solution)[-1]
+    assert losses == [f"loss of batch {batch}" for batch in range(5)]
+    assert (ids, rows) == ([1, 1, 1], [1, 1, 1, 1])
+
+
+def test_what_has_not_arrived_and_what_is_missing_is_named():
+    exercise = check.find("15.2")
+
+    def never_waits(batches, send, look_up, train):
+        for batch in batches:
+            yield train(batch, look_up(send(batch)))
+
+    def ends_badly(batches, send, look_up, train):
+        batch = next(batches)
+        yield train(batch, look_up(send(batch).wait()).wait())
+
+    assert "`look_up` needs ids that have arrived" in grade(exercise, never_waits).text
+    assert "With 0 batches it raises RuntimeError" in grade(exercise, ends_badly).text
+
+    def stub(batches, send, look_up, train):
+        yield ...
+
+    assert grade(exercise, stub).status == "not attempted"

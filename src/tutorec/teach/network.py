@@ -1,12 +1,20 @@
-"""A slower network than this machine's: messages arrive later, and each is recorded."""
+"""A slower network than this machine's: messages arrive later, and each is recorded.
+
+A rank *waits* for a message from when it asks for the message until it has it. Figures, tables and
+captions count this time and no other.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
+from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +22,17 @@ import torch.distributed as dist
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.core.qcomm import CommCodec
+from tutorec.distributed.train_pipeline.engine import TrainPipeline
 from tutorec.distributed.train_pipeline.timeline import Interval
+from tutorec.teach.trace import clock
 
-__all__ = ["Message", "in_flight", "slow_network", "waits"]
+__all__ = ["EXCHANGES", "Message", "RecordedSteps", "record_steps", "slow_network"]
+
+#: The exchanges of a training step of a sharded module, in their order.
+EXCHANGES = ("input sizes", "input ids", "output rows", "output gradients")
+# A pipeline fills in its first steps and drains in its last.
+_FILLING = 2
+_DRAINING = 3
 
 
 @dataclass
@@ -40,9 +56,9 @@ class Message:
     taken: float = 0.0
 
     @property
-    def left(self) -> float:
-        """Seconds that a rank still waited for a delayed message, counted from when it asked."""
-        return max(0.0, self.due - self.asked)
+    def waited(self) -> float:
+        """Seconds from when this rank asked for it until it had it; 0 if it did neither."""
+        return self.taken - self.asked
 
 
 class _Late(Awaitable[torch.Tensor]):
@@ -105,19 +121,101 @@ def slow_network(
         comm.all_to_all = direct
 
 
-def in_flight(messages: Sequence[Message], stage: str, rank: int = 0) -> list[Interval]:
-    """When messages of a stage were under way, one for each batch: from sending until due."""
-    return [
-        Interval(f"{stage} in flight", m.number, m.sent, m.due, rank)
-        for m in messages
-        if m.stage == stage
-    ]
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Training steps of one rank on a slow network.
+
+    Times are those of the fastest two steps in a row of a full pipeline, since the slower ones also
+    time other programs.
+
+    Attributes:
+        losses: What each step returned.
+        spans: Start and end of each step, in seconds.
+        messages: The exchanges of `EXCHANGES`.
+        stages: The stages of a pipeline; empty without one.
+        rank: The rank.
+    """
+
+    losses: list[float]
+    spans: list[tuple[float, float]]
+    messages: list[Message]
+    stages: list[Interval]
+    rank: int = 0
+
+    def step_ms(self) -> float:
+        """Milliseconds of a step."""
+        start, end = self._fastest()
+        return 1e3 * (end - start) / 2
+
+    def waiting_ms(self) -> float:
+        """Milliseconds of a step in which the rank waits for a message."""
+        return 1e3 * sum(each.end - each.start for each in self._waits()) / 2
+
+    def window_ms(self, stage: str) -> float:
+        """Milliseconds from sending a message of a stage until the rank asks for it, at least."""
+        sent = [m for m in self.messages if m.stage == stage][_FILLING:-_DRAINING]
+        return 1e3 * min(m.asked - m.sent for m in sent)
+
+    def ahead(self, stage: str) -> int:
+        """How many steps before the step of its batch a message of this stage is sent."""
+        starts = [start for start, _ in self.spans]
+        sent = [m for m in self.messages if m.stage == stage][_DRAINING:]
+        return statistics.mode(m.number - bisect(starts, m.sent) + 1 for m in sent)
+
+    def intervals(self) -> list[Interval]:
+        """Two steps for ``draw.gantt``: stages, waits, and delayed messages on their way."""
+        begin, end = self._fastest()
+        travels = [
+            Interval(f"{m.stage} on their way", m.number, m.sent, m.due, self.rank)
+            for m in self.messages
+            if m.due > m.sent
+        ]
+        return [
+            each._replace(start=max(each.start, begin), end=min(each.end, end))
+            for each in [*self.stages, *self._waits(), *travels]
+            if each.end > begin and each.start < end
+        ]
+
+    def _fastest(self) -> tuple[float, float]:
+        """Start and end of the fastest two steps in a row."""
+        full = self.spans[_FILLING:-_DRAINING]
+        pairs = [(one[0], two[1]) for one, two in pairwise(full)]
+        return min(pairs, key=lambda pair: pair[1] - pair[0])
+
+    def _waits(self) -> list[Interval]:
+        """The waits of the fastest two steps."""
+        begin, end = self._fastest()
+        return [
+            Interval("wait", m.number, m.asked, m.taken, self.rank)
+            for m in self.messages
+            if begin <= m.asked < end
+        ]
 
 
-def waits(messages: Sequence[Message], rank: int = 0) -> list[Interval]:
-    """When a rank waited: ``wait`` for delayed messages, ``other wait`` for all others."""
-    return [
-        Interval("wait" if m.due > m.sent else "other wait", m.number, m.asked, m.taken, rank)
-        for m in messages
-        if m.taken
-    ]
+def record_steps(
+    step: Callable[[], Any],
+    seconds: Mapping[str, float],
+    pipeline: TrainPipeline[Any, Any] | None = None,
+) -> RecordedSteps:
+    """Train until there are no more batches, on a slow network. Call it on every rank.
+
+    Args:
+        step: Trains the next batch and returns its loss; raises StopIteration after the last one.
+            At least seven batches are needed.
+        seconds: Exchange -> by how much its messages are delayed; the others are not.
+        pipeline: The pipeline that trains, whose stages are recorded, too.
+    """
+    losses: list[float] = []
+    spans: list[tuple[float, float]] = []
+    with slow_network(dict.fromkeys(EXCHANGES, 0.0) | dict(seconds)) as messages:
+        while True:
+            start = clock()
+            try:
+                loss = float(step())
+            except StopIteration:
+                break
+            losses.append(loss)
+            spans.append((start, clock()))
+    stages = pipeline.timeline() if pipeline is not None else []
+    rank = dist.get_rank() if comm.default_group() is not None else 0
+    return RecordedSteps(losses, spans, messages, stages, rank)

@@ -1,6 +1,12 @@
-"""Exercises of chapter 15: step time with two messages in flight, and the batches in flight."""
+"""Exercises of chapter 15: the time of a step with two messages, and a pipeline of two stages."""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from tutorec.teach.grading import Exercise, Mistake
 
@@ -20,6 +26,135 @@ def _nothing_hidden(window: float, rest: float, ids: float, rows: float) -> floa
     return rest + window + max(ids, rows)
 
 
+_Send = Callable[[Any], Any]
+
+
+def _rows_ahead(
+    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
+) -> Iterator[Any]:
+    """Rows of the next batch and ids of the one after it travel while a batch is trained."""
+    source = iter(batches)
+    flight = deque([batch, send(batch)] for batch in islice(source, 2))
+    if flight:
+        flight[0][1] = look_up(flight[0][1].wait())
+    while flight:
+        batch, rows = flight.popleft()
+        rows = rows.wait()
+        if flight:
+            flight[0][1] = look_up(flight[0][1].wait())
+        flight += ([following, send(following)] for following in islice(source, 1))
+        yield train(batch, rows)
+
+
+def _plain(
+    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
+) -> Iterator[Any]:
+    """Nothing travels while a batch is trained."""
+    for batch in batches:
+        yield train(batch, look_up(send(batch).wait()).wait())
+
+
+def _ids_ahead(
+    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
+) -> Iterator[Any]:
+    """Only ids travel while a batch is trained."""
+    source = iter(batches)
+    flight = deque((batch, send(batch)) for batch in islice(source, 2))
+    while flight:
+        batch, ids = flight.popleft()
+        rows = look_up(ids.wait())
+        flight += ((following, send(following)) for following in islice(source, 1))
+        yield train(batch, rows.wait())
+
+
+def _not_drained(
+    batches: Iterable[Any], send: _Send, look_up: _Send, train: Callable[[Any, Any], Any]
+) -> Iterator[Any]:
+    """Stops when the batches end, with two of them untrained."""
+    flight: deque[list[Any]] = deque()
+    for batch in batches:
+        flight.append([batch, send(batch)])
+        if len(flight) == 2:
+            flight[0][1] = look_up(flight[0][1].wait())
+        elif len(flight) == 3:
+            first, rows = flight.popleft()
+            rows = rows.wait()
+            flight[0][1] = look_up(flight[0][1].wait())
+            yield train(first, rows)
+
+
+@dataclass
+class _Sent:
+    """A message of a batch, which knows how many batches were trained while it travelled."""
+
+    batch: int
+    kind: str
+    trained: list[int]
+    travelled: dict[tuple[str, int], int]
+    is_here: bool = False
+
+    def __post_init__(self) -> None:
+        self.before = len(self.trained)
+
+    def wait(self) -> _Sent:
+        """The message itself, once it is here."""
+        if not self.is_here:
+            self.travelled[self.kind, self.batch] = len(self.trained) - self.before
+        self.is_here = True
+        return self
+
+
+def _arrived(value: Any, kind: str, function: str) -> _Sent:
+    """What has arrived.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not (isinstance(value, _Sent) and value.kind == kind and value.is_here):
+        raise ValueError(f"`{function}` needs {kind} that have arrived: call `wait()` first.")
+    return value
+
+
+def _what_it_does(pipeline: Any) -> Any:
+    """For 0, 1, 2 and 5 batches: the losses, and trainings during which ids and rows travel.
+
+    Raises:
+        ValueError: It fails, or uses what has not arrived.
+    """
+    found = []
+    for count in (0, 1, 2, 5):
+        trained: list[int] = []
+        travelled: dict[tuple[str, int], int] = {}
+
+        def send(batch: int, trained: Any = trained, travelled: Any = travelled) -> _Sent:
+            return _Sent(batch, "ids", trained, travelled)
+
+        def look_up(ids: Any, trained: Any = trained, travelled: Any = travelled) -> _Sent:
+            return _Sent(_arrived(ids, "ids", "look_up").batch, "rows", trained, travelled)
+
+        def train(batch: int, rows: Any, trained: Any = trained) -> str:
+            if _arrived(rows, "rows", "train").batch != batch:
+                raise ValueError(f"batch {batch} is trained with the rows of batch {rows.batch}.")
+            trained.append(batch)
+            return f"loss of batch {batch}"
+
+        try:
+            losses = pipeline(iter(range(count)), send, look_up, train)
+            losses = losses if losses is ... else list(losses)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"With {count} batches it raises {type(error).__name__}: {error}"
+            ) from error
+        if losses is ... or losses == [...]:
+            return ...
+        ids = [travelled.get(("ids", batch)) for batch in range(2, count)]
+        rows = [travelled.get(("rows", batch)) for batch in range(1, count)]
+        found.append([losses, ids, rows])
+    return found
+
+
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="15.1",
@@ -30,9 +165,10 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="adds messages that travel at the same time",
                 answer=_one_after_the_other,
-                hint="Both messages are sent before the backward, and neither waits for the other. "
-                "How long until both "
-                "have arrived?",
+                hint=(
+                    "Both messages are sent before the backward, and neither waits for the other. "
+                    "How long until both have arrived?"
+                ),
             ),
             Mistake(
                 misconception="adds the delay to the work that hides it",
@@ -47,24 +183,36 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="15.2",
-        compared="the batches whose ids and rows travel",
-        solution=(9, 8),
+        compared="with 0, 1, 2 and 5 batches, all are trained in order, and ids and rows travel "
+        "while one batch is trained",
+        solution=_rows_ahead,
+        measure=_what_it_does,
         mistakes=(
             Mistake(
-                misconception="takes the schedule of TrainPipelineSparseDist",
-                answer=(8, 7),
-                hint="Batch 7 has its rows already, since its forward is over. How far ahead does "
-                "this schedule look "
-                "up rows?",
+                misconception="waits for each message at once",
+                answer=_plain,
+                hint=(
+                    "Every batch is trained, and nothing travels meanwhile: each message is sent "
+                    "and awaited in the step of its own batch."
+                ),
             ),
             Mistake(
-                misconception="takes the batch that is loaded for the one whose ids travel",
-                answer=(10, 8),
+                misconception="sends only ids ahead",
+                answer=_ids_ahead,
                 hint=(
-                    "Batch 10 is loaded after the backward. Which batch's ids were sent before it?"
+                    "The ids travel while a batch is trained, the rows do not. When can the rows "
+                    "of the next batch be looked up?"
+                ),
+            ),
+            Mistake(
+                misconception="stops at the end of the iterator",
+                answer=_not_drained,
+                hint=(
+                    "The last two batches are not trained. Which batches are in flight when the "
+                    "iterator ends?"
                 ),
             ),
         ),
-        shape="two numbers",
+        shape="a generator of losses that trains all batches in order",
     ),
 )

@@ -1,0 +1,106 @@
+"""How operations on CUDA streams follow each other: a schema, computed from their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
+
+__all__ = ["HOST", "Operation", "place", "streams"]
+
+#: The lane of the host thread.
+HOST = "host"
+_LAUNCH = 0.5  # what the host thread needs to put an operation into a stream
+_LETTER = 0.014  # of the width, that a letter in a bar needs
+
+
+class Operation(NamedTuple):
+    """Something that the host thread puts into a stream, or waits for.
+
+    Args:
+        name: What it is, and the number of its batch: "forward 0".
+        stream: Where it runs; `HOST` for what the host thread itself waits for.
+        length: How long it runs, in a unit that has no meaning.
+        after: Names of operations of other streams that must have ended before it starts. Those
+            that are not in the list ended before the picture begins.
+    """
+
+    name: str
+    stream: str
+    length: float
+    after: Collection[str] = ()
+
+
+def place(operations: Sequence[Operation]) -> dict[str, tuple[float, float]]:
+    """When each operation runs, by the three rules of streams.
+
+    The host thread launches operations one after the other. A stream runs its own operations one
+    after the other. An operation starts when it is launched and what it waits for has ended.
+
+    Args:
+        operations: In the order in which the host thread launches them.
+
+    Returns:
+        Name -> start and end.
+
+    Example:
+        >>> place([Operation("copy", "b", 4), Operation("use", "a", 2, after=["copy"])])
+        {'copy': (0.5, 4.5), 'use': (4.5, 6.5)}
+    """
+    host = 0.0
+    free: dict[str, float] = {}
+    times: dict[str, tuple[float, float]] = {}
+    for each in operations:
+        awaited = max((times[name][1] for name in each.after if name in times), default=0.0)
+        if each.stream == HOST:
+            times[each.name] = (host, max(host + each.length, awaited))
+            host = times[each.name][1]
+        else:
+            host += _LAUNCH
+            start = max(host, free.get(each.stream, 0.0), awaited)
+            times[each.name] = (start, start + each.length)
+            free[each.stream] = start + each.length
+    return times
+
+
+def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
+    """A lane for the host thread and for each stream, as `place` computes them.
+
+    Short ticks on the host thread are launches; what it waits for is hollow.
+
+    Args:
+        operations: In the order in which the host thread launches them.
+        claim: The title; may use {end}, when the last operation ends.
+    """
+    times = place(operations)
+    lanes = [HOST, *dict.fromkeys(each.stream for each in operations if each.stream != HOST)]
+    end = max(stop for _, stop in times.values())
+    with style():
+        figure = canvas(0.9 + 0.6 * len(lanes))
+        axes = figure.add_subplot()
+        host = 0.0
+        for each in operations:
+            start, stop = times[each.name]
+            lane = lanes.index(each.stream)
+            if each.stream == HOST:
+                axes.barh(lane, stop - start, left=start, height=0.7, fc="none", ec=INK, lw=1.2)
+                host = stop
+            else:
+                axes.barh(0, 0.7 * _LAUNCH, left=host, height=0.7, color=INK)
+                shade = 0.7 if int(each.name[-1]) % 2 else 1.0
+                look = {"facecolor": rank_color(0), "edgecolor": "white", "alpha": shade}
+                axes.barh(lane, stop - start, left=start, height=0.7, **look)
+                host += _LAUNCH
+            if stop - start > _LETTER * end * len(each.name.split()[0]):
+                color = INK if each.stream == HOST else "white"
+                label = each.name.replace(" ", "\n")
+                middle = (start + stop) / 2
+                axes.text(middle, lane, label, color=color, ha="center", va="center", fontsize=9)
+
+        axes.set_yticks(range(len(lanes)), lanes)
+        axes.set_ylim(len(lanes) - 0.5, -0.5)
+        axes.set_xlim(0, end)
+        axes.set_xticks([])
+        axes.set_xlabel("time (a schema, not measured)")
+        return finish(figure, claim, claim, {"end": end, "placed": times})
