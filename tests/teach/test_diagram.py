@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from tutorec.models.dlrm import DLRM, DLRMTrain
 from tutorec.models.two_tower import TwoTower
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.mlp import MLP
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.teach import draw
 from tutorec.teach.canvas import RANK_COLORS
@@ -97,12 +98,18 @@ def test_a_dlrm_is_drawn_with_its_own_sizes():
             num_embeddings=3000, embedding_dim=8, name="item_table", feature_names=["item", "seen"]
         ),
     ]
-    parts = DLRM(EmbeddingBagCollection(tables), 5, [4, 8], [6, 1])
-    chart = draw.dlrm(DLRMTrain(parts), claim="{vectors} vectors, {pairs} pairs")
+    numbers, score = MLP(5, [4, 8]), nn.Linear(14, 1)
+    chart = draw.dlrm(tables, numbers, score, claim="{vectors} vectors, {pairs} pairs")
     assert chart.claim == "4 vectors, 6 pairs"
-    assert {"5 dense numbers", "seen ids", "3,000 x 8", "MLP 5 > 4 > 8", "14 > 6 > 1"} <= set(
-        texts(chart)
-    )
+    written = {"5 numbers", "seen ids", "3,000 x 8", "the same", "layers 5 > 4 > 8", "14 > 1"}
+    assert written <= set(texts(chart))
+
+
+def test_ranks_are_drawn_with_their_processes_and_what_they_hold():
+    chart = draw.ranks(11, [22, 33], puts_in=[1, 2], holds=[3.0, 3.0])
+    drawn = " ".join(texts(chart))
+    for words in ("notebook: process 11", "rank 1: process 33", "puts in 2, holds 3"):
+        assert words in drawn
 
 
 def test_two_towers_are_drawn_with_their_own_sizes():

@@ -4,6 +4,7 @@ A figure's title is a claim filled from its own data; `chart.claim` and `chart.f
 the chapter's checks.
 """
 
+from tutorec.teach.batched import table_batching, updates
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
 from tutorec.teach.charts import bars, curves, rank_frequency, timeline
 from tutorec.teach.cuts import cuts, one_table
@@ -15,7 +16,15 @@ from tutorec.teach.hosts import hosts, traffic
 from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life, views
-from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup, towers, training_step
+from tutorec.teach.mechanisms import (
+    all_to_all,
+    byte_row,
+    dlrm,
+    lookup,
+    ranks,
+    towers,
+    training_step,
+)
 from tutorec.teach.parts import parts
 from tutorec.teach.placing import placing
 from tutorec.teach.ratios import ratios
@@ -62,6 +71,7 @@ __all__ = [
     "placing",
     "rank_color",
     "rank_frequency",
+    "ranks",
     "ratios",
     "remapping",
     "resharding",
@@ -71,12 +81,14 @@ __all__ = [
     "streams",
     "style",
     "swim_lanes",
+    "table_batching",
     "tiers",
     "timeline",
     "towers",
     "tradeoff",
     "traffic",
     "training_step",
+    "updates",
     "views",
     "wrapped",
 ]

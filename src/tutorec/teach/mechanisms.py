@@ -7,12 +7,12 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from tutorec.models.dlrm import DLRM, DLRMTrain
 from tutorec.models.two_tower import TwoTower
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.teach.canvas import ACCENT, Chart
 from tutorec.teach.diagram import WIDTH, Diagram
 
-__all__ = ["all_to_all", "byte_row", "dlrm", "lookup", "towers", "training_step"]
+__all__ = ["all_to_all", "byte_row", "dlrm", "lookup", "ranks", "towers", "training_step"]
 
 _CELL = 6.5
 
@@ -57,35 +57,36 @@ def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> 
     return diagram.chart(claim, ids=len(ids), rows=rows, columns=columns)
 
 
-def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
-    """A DLRM with its own sizes: dense features and pooled rows, dot products, an MLP, a logit.
+def dlrm(
+    tables: Sequence[EmbeddingBagConfig], numbers: nn.Module, score: nn.Module, *, claim: str
+) -> Chart:
+    """A DLRM with its own sizes: numbers and pooled rows, dot products, layers, a score.
 
     Args:
-        model: The model; its tables have one width.
+        tables: They have one width.
+        numbers: The linear layers that turn the numbers of a sample into a vector.
+        score: The linear layers that turn dot products and this vector into a score.
         claim: The title; ``{vectors}`` and ``{pairs}`` are numbers of the model.
     """
-    inner: DLRM = model.model
-    tables = inner.sparse_arch.embedding_bag_collection.embedding_bag_configs()
     features = [(feature, table) for table in tables for feature in table.feature_names]
     dim = tables[0].embedding_dim
-    vectors, pairs = len(features) + 1, (len(features) + 1) * len(features) // 2
-    names = [
-        f"{_sizes(inner.dense_arch)[0]} dense numbers",
-        *(f"{feature} ids" for feature, _ in features),
-    ]
-    boxes = [
-        f"MLP {_arrows(inner.dense_arch)}",
-        *(f"{t.name}\n{t.num_embeddings:,} x {dim}" for _, t in features),
-    ]
+    vectors = len(features) + 1
+    pairs = vectors * (vectors - 1) // 2
+    names = [f"{_sizes(numbers)[0]} numbers", *(f"{feature} ids" for feature, _ in features)]
+    boxes = [f"layers {_arrows(numbers)}"]
+    for feature, table in features:
+        whole = f"{table.name}\n{table.num_embeddings:,} x {dim}"
+        boxes.append(whole if feature == table.feature_names[0] else f"the same\n{table.name}")
+
     diagram = Diagram(lines=3.2 * vectors + 0.6)
     middle = 1.6 * vectors
     dots = diagram.box(
-        42, middle - 2, f"{pairs} dot products,\nand the\nMLP's vector", width=15, lines=4
+        42, middle - 2, f"{pairs} dot products,\nand the\nfirst vector", width=15, lines=4
     )
-    over = diagram.box(58.5, middle - 2, "MLP\n" + _arrows(inner.over_arch), width=17, lines=4)
+    over = diagram.box(58.5, middle - 2, "layers\n" + _arrows(score), width=17, lines=4)
     diagram.arrow(dots.right, over.left)
     diagram.arrow(over.right, (WIDTH, middle))
-    diagram.text(WIDTH, middle - 2.8, "logit", align="right")
+    diagram.text(WIDTH, middle - 2.8, "score", align="right")
     for position, (name, box) in enumerate(zip(names, boxes, strict=True)):
         y = 0.4 + 3.2 * position
         node = diagram.box(18, y, box, width=16, lines=2.4)
@@ -94,6 +95,36 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
         diagram.text(35, y + (0.6 if 2 * position < vectors else 1.9), f"[{dim}]")
         diagram.arrow(node.right, (42, middle - 1.5 + 3 * position / max(1, vectors - 1)))
     return diagram.chart(claim, vectors=vectors, pairs=pairs)
+
+
+def ranks(
+    notebook: int, pids: Sequence[int], *, puts_in: Sequence[float], holds: Sequence[float]
+) -> Chart:
+    """A notebook and two ranks: a function goes there, results come back, tensors go between them.
+
+    Args:
+        notebook: Number of the notebook's process.
+        pids: Numbers of the ranks' processes.
+        puts_in: What each rank puts into an all-reduce.
+        holds: What each rank holds after it.
+    """
+    diagram = Diagram(lines=10.6)
+    diagram.box(27, 0.6, f"notebook: process {notebook}", width=24, lines=1.8)
+    for rank, pid in enumerate(pids):
+        words = f"rank {rank}: process {pid}\nputs in {puts_in[rank]:g}, holds {holds[rank]:g}"
+        diagram.box(4 + 44 * rank, 5, words, rank=rank, width=26, lines=2.6)
+        x = 11 + 56 * rank
+        diagram.arrow((30 + 18 * rank, 2.4), (x, 5), rank=rank)
+        diagram.arrow((x + 6 - 12 * rank, 5), (34 + 10 * rank, 2.4), rank=rank)
+    diagram.text(12, 3.2, "function", align="right")
+    diagram.text(66, 3.2, "function")
+    diagram.text(39, 3.7, "what it returns", align="center")
+    diagram.arrow((30, 5.8), (48, 5.8), rank=0)
+    diagram.arrow((48, 6.8), (30, 6.8), rank=1)
+    diagram.text(39, 8.4, "process group:\nall-reduce", align="center")
+    return diagram.chart(
+        "the notebook gets what both return; the ranks exchange tensors without it"
+    )
 
 
 def towers(model: TwoTower) -> Chart:

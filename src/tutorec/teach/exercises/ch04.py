@@ -2,7 +2,88 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.errors import RankError
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
+
+
+def _swap(messages: list[Tensor], rank: int) -> list[Tensor]:
+    """Message p goes to rank p; message p of the result came from rank p."""
+    arrived = [message.clone() for message in messages]
+    pending = []
+    for peer in range(len(messages)):
+        if peer != rank:
+            pending.append(dist.isend(messages[peer], dst=peer))
+            pending.append(dist.irecv(arrived[peer], src=peer))
+    for work in pending:
+        assert work is not None
+        work.wait()
+    return arrived
+
+
+def _first_half(mine: Tensor, rank: int, world_size: int) -> Tensor:
+    """The sum of this rank's part."""
+    parts = [part.contiguous() for part in mine.chunk(world_size)]
+    return torch.stack(_swap(parts, rank)).sum(dim=0)
+
+
+def _in_parts(mine: Tensor, rank: int, world_size: int) -> Tensor:
+    """Each rank adds up one part and sends its sum to all."""
+    total = _first_half(mine, rank, world_size)
+    return torch.cat(_swap([total] * world_size, rank))
+
+
+def _whole_to_all(mine: Tensor, rank: int, world_size: int) -> Tensor:
+    """Each rank adds up whole tensors."""
+    return torch.stack(_swap([mine] * world_size, rank)).sum(dim=0)
+
+
+def _on_four_ranks(function: Any) -> list[Any]:
+    """The sums that four ranks get from a reader's function, and the bytes that each sends.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def reduce(rank: int, world_size: int) -> Any:
+        sent = []
+        send, isend = dist.send, dist.isend
+
+        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            sent.append(tensor.nbytes)
+            return send(tensor, *args, **kwargs)
+
+        def counted_later(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            sent.append(tensor.nbytes)
+            return isend(tensor, *args, **kwargs)
+
+        dist.send, dist.isend = counted, counted_later
+        try:
+            mine = torch.arange(16.0, device=device()) * (rank + 1)
+            result = function(mine, rank, world_size)
+        finally:
+            dist.send, dist.isend = send, isend
+        return result, sum(sent)
+
+    try:
+        with Ranks(4, timeout=30) as world:
+            found = world.run(reduce)
+    except RankError as error:
+        raise ValueError(f"On four ranks it ends with: {error}") from error
+    results = [result for result, _ in found]
+    if results == [...] * 4:
+        return results
+    if not all(isinstance(result, Tensor) for result in results):
+        raise ValueError(f"It returns {type(results[0]).__name__}, not a tensor.")
+    return found
+
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
@@ -39,33 +120,29 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="04.2",
-        compared="the bytes that one rank sends, for worlds of 2, 4 and 8",
-        solution=lambda world_size, tensor_bytes: 2 * (world_size - 1) / world_size * tensor_bytes,
+        compared="the sum on four ranks, and the bytes that each of them sends",
+        solution=_in_parts,
+        measure=_on_four_ranks,
         mistakes=(
             Mistake(
                 misconception="sends the whole tensor to everybody",
-                answer=lambda world_size, tensor_bytes: (world_size - 1) * tensor_bytes,
-                hint="That is what rank 0 sends in the version written by hand, which no rank does "
-                "when the tensor is "
-                "divided into parts.",
-            ),
-            Mistake(
-                misconception="counts one of the two phases",
-                answer=lambda world_size, tensor_bytes: (
-                    (world_size - 1) / world_size * tensor_bytes
-                ),
+                answer=_whole_to_all,
                 hint=(
-                    "After that every rank has the finished sum of one part. How do the parts "
-                    "get to the others?"
+                    "The sum is right, and each rank sends 3 whole tensors, where 1.5 are enough. "
+                    "Which part of them does a rank need, to add up its own part?"
                 ),
             ),
             Mistake(
-                misconception="counts its own part as sent",
-                answer=lambda world_size, tensor_bytes: 2 * tensor_bytes,
-                hint="Both phases are there, but a rank need not send anything to itself.",
+                misconception="leaves out the second half",
+                answer=_first_half,
+                hint=(
+                    "Each rank has the finished sum of one part. How do the parts get to the "
+                    "others?"
+                ),
             ),
         ),
-        cases=((2, 8), (4, 4096), (8, 1_000_000)),
+        tolerance=1e-4,
+        shape="a function that returns a tensor as long as the one that it gets",
     ),
     Exercise(
         id="04.3",
