@@ -1,10 +1,140 @@
-"""Exercises of chapter 05: bytes on the wire, the averaged gradient, who holds what."""
+"""Exercises of chapter 05: bytes on the wire, the averaged gradient, a second collection."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.plan.plan import ShardingPlan
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.errors import RankError
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.lists import kjt_from_lists
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
+
+_ROWS = {"user": 40, "item": 30, "query": 20, "page": 10}
+_BATCHES = (
+    {"user": [[3], [7]], "item": [[1, 2], []], "query": [[9], [0, 9]], "page": [[4], [5]]},
+    {"user": [[3], [8]], "item": [[2], [2, 5]], "query": [[], [9]], "page": [[4], [4]]},
+)
+
+
+class _TwoCollections(nn.Module):
+    """Two collections, `shop` and `search`, of two tables each, and a layer for their rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shop: EmbeddingBagCollection = _collection("user", "item")
+        self.search: EmbeddingBagCollection = _collection("query", "page")
+        self.score = nn.Linear(16, 1)
+
+    def forward(self, ids: KeyedJaggedTensor) -> Tensor:
+        pooled = [self.shop(ids).values(), self.search(ids).values()]
+        return self.score(torch.cat(pooled, dim=1)).squeeze(1)
+
+
+def _collection(*features: str) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name=f"{feature}_table",
+                num_embeddings=_ROWS[feature],
+                embedding_dim=4,
+                feature_names=[feature],
+            )
+            for feature in features
+        ]
+    )
+
+
+def _shard(model: _TwoCollections, paths: tuple[str, ...], last: int, rate: float) -> nn.Module:
+    """Shards the collections at these paths; the second table of each is on rank `last`."""
+    plans = {}
+    for path in paths:
+        collection: EmbeddingBagCollection = getattr(model, path)
+        first, second = (config.name for config in collection.embedding_bag_configs())
+        placement = {first: table_wise(rank=0), second: table_wise(rank=last)}
+        plans[path] = construct_module_sharding_plan(collection, placement, world_size=2)
+    fused = {"optimizer": "exact_sgd", "learning_rate": rate}
+    sharders = [EmbeddingBagCollectionSharder(fused)]
+    return DistributedModelParallel(model, plan=ShardingPlan(plans), sharders=sharders)
+
+
+def _both(model: _TwoCollections) -> nn.Module:
+    return _shard(model, ("shop", "search"), last=1, rate=0.5)
+
+
+def _first_only(model: _TwoCollections) -> nn.Module:
+    return _shard(model, ("shop",), last=1, rate=0.5)
+
+
+def _one_rank(model: _TwoCollections) -> nn.Module:
+    return _shard(model, ("shop", "search"), last=0, rate=0.5)
+
+
+def _other_rate(model: _TwoCollections) -> nn.Module:
+    return _shard(model, ("shop", "search"), last=1, rate=0.01)
+
+
+@cache
+def _kept() -> list[Ranks]:
+    """The ranks of earlier answers, which have imported what they need."""
+    return []
+
+
+def _world() -> Ranks:
+    kept = _kept()
+    if not kept or kept[-1].closed:
+        kept.append(Ranks(2, timeout=60))
+    return kept[-1]
+
+
+def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
+    """Tables that each of two ranks holds, and its scores before and after a step.
+
+    Raises:
+        ValueError: The function fails on a rank, or does not return a module.
+    """
+
+    def step(rank: int) -> Any:
+        torch.manual_seed(0)
+        model = function(_TwoCollections())
+        if model is ... or model is None:
+            return ...
+        if not isinstance(model, nn.Module):
+            return type(model).__name__
+        held = {
+            name.split(".")[-2]: list(weight.shape)
+            for name, weight in model.named_parameters()
+            if "_table" in name
+        }
+        batch = kjt_from_lists(_BATCHES[rank]).to(device())
+        scores = model(batch)
+        scores.square().mean().backward()
+        return held, scores.tolist(), model(batch).tolist()
+
+    try:
+        found = _world().run(step)
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+    if found == [..., ...]:
+        return found
+    if isinstance(found[0], str):
+        raise ValueError(f"It returns {found[0]}, not a sharded model.")
+    return found
+
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
@@ -35,28 +165,35 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="05.2",
-        compared="two mentions among the 8 samples of the global mean",
-        solution=0.8 * 2 / 8,
+        compared="gradients 1 and 3 of two of the 8 samples of the global mean",
+        solution=0.8 * (1 + 3) / 8,
         mistakes=(
             Mistake(
-                misconception="takes the mean over one rank only",
-                answer=0.8 * 2 / 4,
+                misconception="adds the means of the ranks",
+                answer=0.8 * (1 + 3) / 4,
                 hint=(
                     "That adds the two ranks' means. The gradients of two ranks are averaged, not "
                     "added."
                 ),
             ),
             Mistake(
-                misconception="counts one mention",
-                answer=0.8 * 1 / 8,
-                hint=(
-                    "The row has two mentions, and their gradients are added up before the one "
-                    "update."
-                ),
+                misconception="ignores rank 1",
+                answer=0.8 * 1 / 4,
+                hint="That is rank 0 alone. The gradient of rank 1 goes to the same row.",
+            ),
+            Mistake(
+                misconception="ignores rank 0",
+                answer=0.8 * 3 / 4,
+                hint="That is rank 1 alone. The gradient of rank 0 goes to the same row.",
+            ),
+            Mistake(
+                misconception="averages over the two samples that read the row",
+                answer=0.8 * (1 + 3) / 2,
+                hint="The loss is a mean over all samples, and not only over those with this row.",
             ),
             Mistake(
                 misconception="ignores the means",
-                answer=0.8 * 2,
+                answer=0.8 * (1 + 3),
                 hint="That is the gradient of the sum of all losses; the loss here is a mean.",
             ),
         ),
@@ -64,38 +201,33 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="05.3",
-        compared="the largest table alone against the three others, and dense layers on both ranks",
-        solution=8_002_000_000,
+        compared="each table on one of two ranks, and the scores before and after a step",
+        solution=_both,
+        measure=_on_two_ranks,
+        tolerance=1e-5,
         mistakes=(
             Mistake(
-                misconception="splits the dense layers too",
-                answer=8_001_000_000,
+                misconception="leaves the second collection out of the plan",
+                answer=_first_only,
                 hint=(
-                    "The dense layers are not divided between the ranks. What does data parallel "
-                    "do with them?"
+                    "Both ranks hold `query_table` and `page_table`: a collection that the plan "
+                    "does not name is copied."
                 ),
             ),
             Mistake(
-                misconception="forgets the dense layers",
-                answer=8_000_000_000,
-                hint=("Those are the tables. What else is on every rank?"),
+                misconception="puts all tables on rank 0",
+                answer=_one_rank,
+                hint="Rank 0 holds all four tables. Which ones should rank 1 hold?",
             ),
             Mistake(
-                misconception="halves the tables",
-                answer=7_002_000_000,
+                misconception="names no optimizer for the tables",
+                answer=_other_rate,
                 hint=(
-                    "Half of all numbers would be a table cut in two. Table-wise keeps each table "
-                    "whole."
-                ),
-            ),
-            Mistake(
-                misconception="places tables alternately",
-                answer=10_002_000_000,
-                hint=(
-                    "Tables dealt out in turn, 1 and 3 against 2 and 8. There is a better division."
+                    "Each table is on the right rank, but its rows move too little. Which line "
+                    "names the optimizer of the tables?"
                 ),
             ),
         ),
-        shape="a number of parameters",
+        shape="a function that returns the sharded model",
     ),
 )
