@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ class Exercise:
     tolerance: float = 1e-6
     shape: str = ""
     measure: Callable[[Any], Any] | None = None
+    known: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse an exercise that could not tell its answers apart."""
@@ -166,11 +167,11 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
                 "not attempted", f"{label}: not attempted. The function returns nothing yet."
             )
         return Verdict("wrong", f"{label}: not yet. {error}")
-    right = _observe(exercise, exercise.solution)
+    right = _observe_stored(exercise, exercise.solution)
     if same(observed, right, exercise.tolerance):
         return Verdict("right", f"{label}: right: {exercise.compared}.")
     for mistake in exercise.mistakes:
-        if same(observed, _observe(exercise, mistake.answer), exercise.tolerance):
+        if same(observed, _observe_stored(exercise, mistake.answer), exercise.tolerance):
             return Verdict("hint", f"{label}: not yet. {mistake.hint}")
     return Verdict("wrong", f"{label}: not yet. {_locate(exercise, observed, right)}")
 
@@ -181,6 +182,13 @@ class _CaseError(Exception):
     def __init__(self, message: str, untouched: bool = False) -> None:
         super().__init__(message)
         self.untouched = untouched
+
+
+def _observe_stored(exercise: Exercise, answer: Any) -> Any:
+    """As `_observe`, of the solution or a stored mistake, once in a process: some start ranks."""
+    if id(answer) not in exercise.known:
+        exercise.known[id(answer)] = _observe(exercise, answer)
+    return exercise.known[id(answer)]
 
 
 def _observe(exercise: Exercise, answer: Any) -> Any:

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutorec.errors import RankError
 from tutorec.spmd.devices import device
-from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
 
 
 def _swap(messages: list[Tensor], rank: int) -> list[Tensor]:
@@ -72,11 +71,7 @@ def _on_four_ranks(function: Any) -> list[Any]:
             dist.send, dist.isend = send, isend
         return result, sum(sent)
 
-    try:
-        with Ranks(4, timeout=30) as world:
-            found = world.run(reduce)
-    except RankError as error:
-        raise ValueError(f"On four ranks it ends with: {error}") from error
+    found = on_ranks(4, reduce)
     results = [result for result, _ in found]
     if results == [...] * 4:
         return results

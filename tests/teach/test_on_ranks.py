@@ -1,0 +1,40 @@
+"""What a reader wrote runs on ranks, and what goes wrong there is a message."""
+
+import pytest
+import torch.distributed as dist
+
+from tutorec.teach.grading import Exercise, Mistake, grade
+from tutorec.teach.on_ranks import on_ranks
+
+
+def ask(rank):
+    return rank, dist.get_world_size()
+
+
+def fail(rank):
+    if rank == 1:
+        raise KeyError("product")
+    dist.barrier()
+
+
+def test_a_function_runs_on_every_rank():
+    assert on_ranks(2, ask) == [(0, 2), (1, 2)]
+
+
+def test_a_function_that_fails_on_a_rank_is_a_message_with_the_rank():
+    with pytest.raises(ValueError, match=r"(?s)On 2 ranks.*rank 1.*KeyError"):
+        on_ranks(2, fail)
+
+
+def test_what_an_exercise_stores_is_measured_once():
+    calls = []
+
+    def measure(answer):
+        calls.append(answer)
+        return answer
+
+    stored = [Mistake("halves", 2, "Which half?"), Mistake("doubles", 8, "Once?")]
+    exercise = Exercise("99.1", "a number", 4, tuple(stored), measure=measure)
+    verdicts = [grade(exercise, answer).status for answer in (5, 6, 4, 8)]
+    assert verdicts == ["wrong", "wrong", "right", "hint"]
+    assert calls == [5, 4, 2, 8, 6, 4, 8]
