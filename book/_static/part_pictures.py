@@ -75,7 +75,7 @@ def one_plan() -> Chart:
     uses = (
         "train, save, load\nunder another plan (10)",
         "update the rows\nthat were read (11)",
-        "compute the step of\n8 to 4,096 ranks (12)",
+        "compute the step of\n8 to 4,096 ranks (12, 12b)",
     )
     for x, text in zip((1, 27, 53), uses, strict=True):
         use = diagram.box(x, 7.4, text, width=24, lines=2.6)

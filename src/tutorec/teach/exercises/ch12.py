@@ -1,7 +1,16 @@
-"""Exercises of chapter 12: time from bytes, one hot row on many ranks, the cost of a copy."""
+"""Exercises of chapter 12: a step from its bytes, the ranks that the others wait for."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.errors import RankError
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
@@ -19,7 +28,7 @@ def _times(sent: _Phases, moved: _Phases) -> _Phases:
     return wires + [[nbytes / _MEMORY for nbytes in ranks] for ranks in moved]
 
 
-def _sum_of_slowest(sent: _Phases, moved: _Phases) -> float:
+def _sum_of_waited_for(sent: _Phases, moved: _Phases) -> float:
     return sum(max(ranks) for ranks in _times(sent, moved))
 
 
@@ -32,32 +41,65 @@ def _mean_rank(sent: _Phases, moved: _Phases) -> float:
 
 
 def _one_latency(sent: _Phases, moved: _Phases) -> float:
-    return _sum_of_slowest(sent, moved) - (len(sent) - 1) * _LATENCY
+    return _sum_of_waited_for(sent, moved) - (len(sent) - 1) * _LATENCY
 
 
 def _nothing_is_free(sent: _Phases, moved: _Phases) -> float:
-    return _sum_of_slowest([ranks for ranks in sent if any(ranks)], moved)
+    return _sum_of_waited_for([ranks for ranks in sent if any(ranks)], moved)
 
 
 def _one_wire(sent: _Phases, moved: _Phases) -> float:
-    return _sum_of_slowest([[sum(ranks)] for ranks in sent], [[sum(ranks)] for ranks in moved])
+    return _sum_of_waited_for([[sum(ranks)] for ranks in sent], [[sum(ranks)] for ranks in moved])
 
 
-def _times_the_mean(share: float, world_size: int) -> float:
-    """The hottest row's share, and an even part of the rest, by the mean."""
-    return (share + (1 - share) / world_size) * world_size
+_WORKED = ([1.0, 6.0, 2.0], [4.0, 1.0, 2.0], [2.0, 2.0, 3.0])  # ms of three ranks in three phases
 
 
-def _evened_by_hashing(share: float, world_size: int) -> float:
-    return 1.0
+def _waited_for(mine: Tensor) -> tuple[float, list[int]]:
+    """The length of the step, and the slowest rank of each phase."""
+    of_ranks = mine.new_empty(dist.get_world_size() * len(mine))
+    dist.all_gather_into_tensor(of_ranks, mine)
+    longest, ranks = of_ranks.view(-1, len(mine)).max(dim=0)
+    return float(longest.sum()), ranks.tolist()
 
 
-def _share_on_top(share: float, world_size: int) -> float:
-    return 1.0 + share
+def _busiest(mine: Tensor) -> tuple[float, list[int]]:
+    """The longest sum of any rank, and the slowest rank of each phase."""
+    total = mine.sum()
+    dist.all_reduce(total, dist.ReduceOp.MAX)
+    return total.item(), _waited_for(mine)[1]
 
 
-def _only_the_row(share: float, world_size: int) -> float:
-    return share * world_size
+def _mean(mine: Tensor) -> tuple[float, list[int]]:
+    total = mine.sum()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size(), _waited_for(mine)[1]
+
+
+def _alone(mine: Tensor) -> tuple[float, list[int]]:
+    return mine.sum().item(), [dist.get_rank()] * len(mine)
+
+
+def _on_three_ranks(function: Any) -> list[Any]:
+    """What a function returns on three ranks, each with its own milliseconds.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a number and a list.
+    """
+
+    def report(rank: int) -> Any:
+        return function(torch.tensor(_WORKED[rank], device=device()))
+
+    try:
+        with Ranks(3, timeout=30) as world:
+            found = world.run(report)
+    except RankError as error:
+        raise ValueError(f"On three ranks it ends with: {error}") from error
+    if found == [...] * 3:
+        return found
+    if not all(isinstance(one, tuple | list) and len(one) == 2 for one in found):
+        raise ValueError(f"It returns {found[0]!r}, not (milliseconds, ranks of the phases).")
+    return [[ms, ranks] for ms, ranks in found]
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -67,7 +109,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "three steps of one host: all ranks alike, another rank slowest in each phase, "
             "one idle exchange"
         ),
-        solution=_sum_of_slowest,
+        solution=_sum_of_waited_for,
         mistakes=(
             Mistake(
                 misconception="takes the rank that does most in the whole step",
@@ -122,74 +164,32 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="12.2",
-        compared="three tables, whose hottest rows have 8, 8 and 0 % of the ids",
-        solution=_times_the_mean,
-        tolerance=1e-3,
+        compared="on three ranks the milliseconds of the step, and whom each phase waits for",
+        solution=_waited_for,
+        measure=_on_three_ranks,
         mistakes=(
             Mistake(
-                misconception="trusts hashing to even everything out",
-                answer=_evened_by_hashing,
-                hint="Hashing deals rows out evenly. Can it deal out the ids of a single row?",
-            ),
-            Mistake(
-                misconception="adds the share to the mean instead of comparing with it",
-                answer=_share_on_top,
+                misconception="takes the rank that worked longest in the whole step",
+                answer=_busiest,
                 hint=(
-                    "The row's 8 % are a share of all ids. What share of all ids does a rank read "
-                    "on average?"
+                    "That is the longest time of any one rank. Another rank is the slowest in "
+                    "another phase: can the busiest rank go on before it is done?"
                 ),
             ),
             Mistake(
-                misconception="forgets the other rows of that rank",
-                answer=_only_the_row,
+                misconception="takes the mean of the ranks",
+                answer=_mean,
+                hint="The ranks that are done early wait. For how long does the last one work?",
+            ),
+            Mistake(
+                misconception="knows its own times only",
+                answer=_alone,
                 hint=(
-                    "That is the hot row alone. The rank also has its even part of all the other "
-                    "ids."
+                    "These are the times of one rank, and each rank returns another answer. How "
+                    "does a rank learn the times of the others?"
                 ),
             ),
         ),
-        cases=((0.08, 8), (0.08, 512), (0.0, 64)),
-        shape="a function of (share, world_size) that returns a number",
-    ),
-    Exercise(
-        id="12.3",
-        compared="bytes that a rank sends for copies of 1,000 rows, on 8 ranks and on 512",
-        solution=[448_000, 511_000],
-        tolerance=1e-3,
-        mistakes=(
-            Mistake(
-                misconception="takes data-parallel to be free",
-                answer=[0, 0],
-                hint=(
-                    "Nothing is sent forward. How do the copies stay equal when every rank has "
-                    "other gradients?"
-                ),
-            ),
-            Mistake(
-                misconception="divides the gradient by the ranks",
-                answer=[448_000, 511_000 / 64],
-                hint=(
-                    "The number for 8 ranks is right. Each of 512 ranks adds up one 512th of the "
-                    "table. From how many ranks does it get that part?"
-                ),
-            ),
-            Mistake(
-                misconception="sends the whole gradient to every other rank",
-                answer=[7 * 256_000, 511 * 256_000],
-                hint=(
-                    "No rank needs all gradients of all ranks: each rank adds up its part of the "
-                    "rows and sends the sums to the others."
-                ),
-            ),
-            Mistake(
-                misconception="forgets that the sums have to come back",
-                answer=[224_000, 255_500],
-                hint=(
-                    "That is the first half, gradients on their way to the ranks that add them. "
-                    "The sums have to reach all ranks, too."
-                ),
-            ),
-        ),
-        shape="a list of two numbers of bytes",
+        shape="a function of (mine) that returns milliseconds and a list of ranks",
     ),
 )

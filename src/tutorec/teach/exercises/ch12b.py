@@ -1,0 +1,201 @@
+"""Exercises of chapter 12b: one hot row on many ranks, a row requested once, the cost of a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.errors import RankError
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
+from tutorec.teach.grading import Exercise, Mistake
+
+__all__ = ["EXERCISES"]
+
+
+def _times_the_mean(share: float, world_size: int) -> float:
+    """The hottest row's share, and an even part of the rest, by the mean."""
+    return (share + (1 - share) / world_size) * world_size
+
+
+def _evened_by_hashing(share: float, world_size: int) -> float:
+    return 1.0
+
+
+def _share_on_top(share: float, world_size: int) -> float:
+    return 1.0 + share
+
+
+def _only_the_row(share: float, world_size: int) -> float:
+    return share * world_size
+
+
+_IDS = ([3, 0, 3, 3, 5, 3], [4, 3, 3, 0])  # of two ranks, for a table of 6 rows
+
+
+def _rows_of(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of ids; each rank holds as many rows as ``weight`` has."""
+    outgoing, order = ids.sort(stable=True)  # so those of one rank are side by side
+    ids_for = (outgoing // len(weight)).bincount(minlength=dist.get_world_size())
+    ids_from = torch.empty_like(ids_for)
+    dist.all_to_all_single(ids_from, ids_for)
+    sizes = ids_for.tolist(), ids_from.tolist()
+
+    incoming = ids.new_empty(sum(sizes[1]))
+    dist.all_to_all_single(incoming, outgoing, sizes[1], sizes[0])
+    first = dist.get_rank() * len(weight)
+    returned = weight.new_empty(len(ids), weight.shape[1])
+    dist.all_to_all_single(returned, weight[incoming - first], *sizes)
+
+    rows = torch.empty_like(returned)
+    rows[order] = returned
+    return rows
+
+
+def _rows_once(ids: Tensor, weight: Tensor) -> Tensor:
+    distinct, place = ids.unique(return_inverse=True)
+    return _rows_of(distinct, weight)[place]
+
+
+def _distinct_rows_only(ids: Tensor, weight: Tensor) -> Tensor:
+    return _rows_of(ids.unique(), weight)
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """The rows that a function returns on two ranks, and how many bytes each rank sends for them.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def run(rank: int) -> Any:
+        ids = torch.tensor(_IDS[rank], device=device())
+        weight = torch.arange(6.0, device=device()).view(3, 2) + 10 * rank
+        sent = 0
+        exchange = dist.all_to_all_single
+
+        def counted(output: Tensor, sends: Tensor, *sizes: Any, **words: Any) -> Any:
+            nonlocal sent
+            sent += sends.numel() * sends.element_size()
+            return exchange(output, sends, *sizes, **words)
+
+        dist.all_to_all_single = counted
+        try:
+            return function(ids, weight), sent
+        finally:
+            dist.all_to_all_single = exchange
+
+    try:
+        with Ranks(2, timeout=30) as world:
+            found = world.run(run)
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+    if all(rows is ... for rows, _ in found):
+        return [...]
+    if not all(isinstance(rows, Tensor) for rows, _ in found):
+        raise ValueError(f"It returns {type(found[0][0]).__name__}, not a tensor of rows.")
+    return [[rows.tolist(), sent] for rows, sent in found]
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="12b.1",
+        compared="three tables, whose hottest rows have 8, 8 and 0 % of the ids",
+        solution=_times_the_mean,
+        tolerance=1e-3,
+        mistakes=(
+            Mistake(
+                misconception="trusts hashing to even everything out",
+                answer=_evened_by_hashing,
+                hint="Hashing spreads rows evenly. Can it spread the ids of a single row?",
+            ),
+            Mistake(
+                misconception="adds the share to the mean instead of comparing with it",
+                answer=_share_on_top,
+                hint=(
+                    "The row's 8 % are a share of all ids. What share of all ids does a rank read "
+                    "on average?"
+                ),
+            ),
+            Mistake(
+                misconception="forgets the other rows of that rank",
+                answer=_only_the_row,
+                hint=(
+                    "That is the hot row alone. The rank also has its even part of all the other "
+                    "ids."
+                ),
+            ),
+        ),
+        cases=((0.08, 8), (0.08, 512), (0.0, 64)),
+        shape="a function of (share, world_size) that returns a number",
+    ),
+    Exercise(
+        id="12b.2",
+        compared="the rows of all ids, and the bytes that two ranks send for them",
+        solution=_rows_once,
+        measure=_on_two_ranks,
+        mistakes=(
+            Mistake(
+                misconception="requests a row as often as it has the id",
+                answer=_rows_of,
+                hint=(
+                    "The rows are right, but one of them travels several times. Which ids does a "
+                    "rank have to send?"
+                ),
+            ),
+            Mistake(
+                misconception="returns the distinct rows only",
+                answer=_distinct_rows_only,
+                hint=(
+                    "Each row travels once now. The caller has more ids than that: which of the "
+                    "rows belongs to each of them?"
+                ),
+            ),
+        ),
+        shape="a function of (ids, weight) that returns a tensor [ids, columns]",
+    ),
+    Exercise(
+        id="12b.3",
+        compared="bytes that a rank sends for copies of 1,000 rows, on 8 ranks and on 512",
+        solution=[448_000, 511_000],
+        tolerance=1e-3,
+        mistakes=(
+            Mistake(
+                misconception="takes data-parallel to be free",
+                answer=[0, 0],
+                hint=(
+                    "Nothing is sent forward. How do the copies stay equal when every rank has "
+                    "other gradients?"
+                ),
+            ),
+            Mistake(
+                misconception="divides the gradient by the ranks",
+                answer=[448_000, 511_000 / 64],
+                hint=(
+                    "The number for 8 ranks is right. Each of 512 ranks adds up one 512th of the "
+                    "table. From how many ranks does it get that part?"
+                ),
+            ),
+            Mistake(
+                misconception="sends the whole gradient to every other rank",
+                answer=[7 * 256_000, 511 * 256_000],
+                hint=(
+                    "No rank needs all gradients of all ranks: each rank adds up its part of the "
+                    "rows and sends the sums to the others."
+                ),
+            ),
+            Mistake(
+                misconception="forgets that the sums have to come back",
+                answer=[224_000, 255_500],
+                hint=(
+                    "That is the first half, gradients on their way to the ranks that add them. "
+                    "The sums have to reach all ranks, too."
+                ),
+            ),
+        ),
+        shape="a list of two numbers of bytes",
+    ),
+)
