@@ -37,7 +37,7 @@ SHORTER = {
     "01_recommender.ipynb": {"store = shop()": "store = shop(rows=20_000, test_rows=4_000)"},
     "05_first_training.ipynb": {"rows=240_000": "rows=9_000", "compare(234": "compare(17"},
     "06_anatomy.ipynb": {"range(80)": "range(10)"},
-    "09b_planner_at_work.ipynb": {"(25, 100), (1, 64)": "(25,), (1, 64)"},
+    "09b_planner_at_work.ipynb": {"plan_many(100,": "plan_many(25,", "repeat=15": "repeat=2"},
     "10_dmp.ipynb": {
         "store = shop()": "store = shop(rows=24 * 256, test_rows=4_000)",
         "= 1_024, 200 ": "= 256, 24 ",

@@ -135,6 +135,11 @@ def test_the_fastest_step_is_the_one_whose_last_rank_ends_soonest():
     assert fastest_step.duration() == 3.5
 
 
+def test_fastest_takes_the_seconds_of_another_timer():
+    times = iter([1.0, 4.0, 10.0, 12.0])
+    assert fastest(lambda: None, repeat=2, timer=lambda: next(times)) == 2.0
+
+
 def test_fastest_prepares_each_call_outside_of_its_time(monkeypatch):
     seconds = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0])
     monkeypatch.setattr("tutorec.teach.trace.clock", lambda: next(seconds))

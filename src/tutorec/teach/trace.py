@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 
+from tutorec._text import TextTable
 from tutorec.distributed.train_pipeline.timeline import Interval
+from tutorec.teach.prose import table
 
-__all__ = ["Event", "Trace", "Turn", "clock", "fastest", "lines_run", "take_turns"]
+__all__ = ["Event", "Trace", "Turn", "clock", "fastest", "lines_run", "take_turns", "turns_table"]
 
 
 def clock() -> float:
@@ -38,7 +40,11 @@ def clock() -> float:
 
 
 def fastest(
-    call: Callable[[], object], *, repeat: int = 80, before: Callable[[], object] | None = None
+    call: Callable[[], object],
+    *,
+    repeat: int = 80,
+    before: Callable[[], object] | None = None,
+    timer: Callable[[], float] | None = None,
 ) -> float:
     """Seconds of the fastest of some calls: on a busy machine the slower ones time other programs.
 
@@ -46,18 +52,21 @@ def fastest(
         call: What is timed.
         repeat: How often.
         before: Called before each call and not timed, ``dist.barrier`` for example.
+        timer: Its seconds are taken: ``time.process_time`` leaves out the waiting for other ranks.
+            By default the clock of `Trace`.
 
     Example:
         >>> 0 < fastest(lambda: sum(range(1000))) < 60
         True
     """
+    now = timer or clock
     took = []
     for _ in range(repeat):
         if before is not None:
             before()
-        start = clock()
+        start = now()
         call()
-        took.append(clock() - start)
+        took.append(now() - start)
     return min(took)
 
 
@@ -109,6 +118,27 @@ def take_turns(
             seconds[name].append(clock() - start)
             busy[name].append(time.process_time() - worked)
     return {name: Turn(min(seconds[name]), min(busy[name])) for name in calls}
+
+
+def turns_table(of_ranks: Sequence[Mapping[str, Turn]]) -> TextTable:
+    """What calls took on several ranks, in milliseconds: the work of each, and the slowest's time.
+
+    Args:
+        of_ranks: What `take_turns` returned on each rank.
+
+    Example:
+        >>> turns_table([{"a": Turn(0.003, 0.001)}, {"a": Turn(0.004, 0.002)}])
+           rank 0 works, ms  rank 1 works, ms  step, ms
+        -  ----------------  ----------------  --------
+        a                 1                 2         4
+    """
+    heads = ["", *(f"rank {rank} works, ms" for rank in range(len(of_ranks))), "step, ms"]
+    rows = {}
+    for name in of_ranks[0]:
+        turns = [of_rank[name] for of_rank in of_ranks]
+        slowest = max(turn.seconds for turn in turns)
+        rows[name] = [1e3 * took for took in (*(turn.busy for turn in turns), slowest)]
+    return table(rows, heads)
 
 
 @dataclass(frozen=True)

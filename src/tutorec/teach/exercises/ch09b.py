@@ -1,10 +1,86 @@
-"""Exercises of chapter 09b: what a bound proves, how many ranks a table needs."""
+"""Exercises of chapter 09b: what a bound proves, one rank that plans for all."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from tutorec.errors import PlannerError, RankError, RankTimeoutError
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
+
+Make = Callable[[], Any]
+
+_SHORT = "table 'visitors' needs 7.3 GiB, and a rank has 6.2 GiB"
+_WAITS = "a rank waits for what the other one does not send"
+
+
+def _one_plans(rank: int, make_plan: Make) -> Any:
+    """Rank 0 sends its plan, or its error."""
+    result = [None]
+    if rank == 0:
+        try:
+            result = [make_plan()]
+        except PlannerError as error:
+            result = [error]
+    dist.broadcast_object_list(result, src=0)
+    if isinstance(result[0], PlannerError):
+        raise result[0]
+    return result[0]
+
+
+def _all_plan(rank: int, make_plan: Make) -> Any:
+    """Each rank makes a plan of its own."""
+    return make_plan()
+
+
+def _raises_alone(rank: int, make_plan: Make) -> Any:
+    """Rank 0 sends its plan, and keeps its error."""
+    result = [make_plan() if rank == 0 else None]
+    dist.broadcast_object_list(result, src=0)
+    return result[0]
+
+
+@functools.cache
+def _on_two_ranks(function: Callable[[int, Make], Any]) -> Any:
+    """What two ranks return where a plan is found, and where none is.
+
+    Raises:
+        ValueError: The function fails on a rank.
+    """
+
+    def attempt(rank: int, fits: bool) -> Any:
+        calls = 0
+
+        def make_plan() -> Any:
+            nonlocal calls
+            calls += 1
+            if not fits:
+                raise PlannerError(_SHORT)
+            return {"visitors": ["row_wise", rank]}
+
+        try:
+            plan = function(rank, make_plan)
+        except PlannerError as error:
+            plan = f"PlannerError: {error}"
+        return ... if plan is ... else [calls, plan]
+
+    try:
+        with Ranks(2, timeout=15) as world:
+            found = world.run(attempt, True)
+            if found == [..., ...]:
+                return ...
+            return [found, world.run(attempt, False)]
+    except RankTimeoutError:
+        return _WAITS
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
@@ -36,28 +112,22 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="09b.2",
-        compared=(
-            "four ranks have room for the weights, and only five for the optimizer's state, too"
-        ),
-        solution=5,
+        compared="rank 0 plans once, and both ranks get its plan or its error",
+        solution=_one_plans,
+        measure=_on_two_ranks,
         mistakes=(
             Mistake(
-                misconception="forgets the state of the optimizer",
-                answer=4,
-                hint=(
-                    "The weights fit on so many ranks. Row-wise Adagrad keeps one number for each "
-                    "row beside them."
-                ),
+                misconception="believes that equal inputs give equal plans",
+                answer=_all_plan,
+                hint="Both ranks make a plan, and the two plans differ. Who may call make_plan?",
             ),
             Mistake(
-                misconception="counts the state of element-wise Adagrad",
-                answer=8,
-                hint=(
-                    "That is a number of state for each weight. Row-wise Adagrad keeps one for "
-                    "each row."
-                ),
+                misconception="believes that an error ends all ranks",
+                answer=_raises_alone,
+                hint="Where make_plan raises, one rank waits for a plan that never comes. What "
+                "does rank 0 send then?",
             ),
         ),
-        shape="a number of ranks",
+        shape="a function that returns the plan of rank 0",
     ),
 )
