@@ -36,6 +36,7 @@ class _TwoCollections(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.shop: EmbeddingBagCollection = _collection("user", "item")
         self.search: EmbeddingBagCollection = _collection("query", "page")
         self.score = nn.Linear(16, 1)
@@ -109,12 +110,11 @@ def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
     """
 
     def step(rank: int) -> Any:
-        torch.manual_seed(0)
         model = function(_TwoCollections())
         if model is ... or model is None:
             return ...
         if not isinstance(model, nn.Module):
-            return type(model).__name__
+            return model.__class__.__name__
         held = {
             name.split(".")[-2]: list(weight.shape)
             for name, weight in model.named_parameters()
