@@ -31,13 +31,13 @@ for name in NAMES:
     assert (late_rows[name].losses == plain.losses) == (name != "TrainPipelineSemiSync")
 # after: stale-table
 items = torch.cat([b.sparse_features["item"].values() for b in ordinary[0] + ordinary[1]])
-assert round((items.bincount().max() / len(items)).item(), 2) == 0.06
+assert round((items.bincount().max() / len(items)).item(), 2) == 0.07
 clicks = torch.cat([b.labels for b in ordinary[0] + ordinary[1]]).float().mean().item()
-assert f"{clicks:.3f} {1 - clicks:.3f}" == "0.344 0.656"
+assert f"{clicks:.3f}" == "0.348"
 slope = 16 * clicks * (1 - clicks)
-assert f"{slope:.2f} {2 / slope:.2f} {1 / slope:.2f}" == "3.61 0.55 0.28"
-(_, _, *calm), (_, _, *faster), (_, _, *slow), (_, _, *fast) = rows
-assert all(abs(late - now) < 0.005 for now, late in (calm, faster, slow))
+assert f"{slope:.2f} {2 / slope:.2f} {1 / slope:.2f}" == "3.63 0.55 0.28"
+(_, _, *calm), (_, _, *slow), (_, _, *fast) = rows
+assert all(abs(late - now) < 0.005 for now, late in (calm, slow))
 assert fast[0] < 0.693 < 0.8 < fast[1], "far above the loss of an untrained model"
 # after: ex-2-solution
 assert check.all_right("15")
