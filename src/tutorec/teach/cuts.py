@@ -109,12 +109,14 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
             copies = not entry.shards()
             axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
             for place, box in enumerate(boxes):
-                _shard(axes, box, _COPY * columns * place if copies else 0, mark)
+                gap = "\n" if box[4] < columns else " "  # narrow shards have narrow lines
+                _shard(axes, box, _COPY * columns * place if copies else 0, mark, gap)
             ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
             axes.set_xticks(ticks if not copies else [])
             axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
             axes.set_xlabel("column" if not copies else f"{len(boxes)} copies of {columns} columns")
             axes.set_ylabel("row")
+            axes.yaxis.set_major_formatter("{x:,.0f}")
             axes.autoscale_view()
             axes.set_xlim(0, columns * ratios[list(plans).index(name) % 2])
             axes.invert_yaxis()
@@ -128,7 +130,9 @@ def _width(entry: Any) -> float:
     return 1.0 if entry.shards() else 1 + _COPY * (len(entry.ranks) - 1)
 
 
-def _shard(axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int) -> None:
+def _shard(
+    axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int, gap: str
+) -> None:
     """A shard in the colour of its rank, what it holds written in it, and the line of a row."""
     rank, row, column, high, wide = box
     left = column + shift
@@ -138,7 +142,8 @@ def _shard(axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: i
         )
     )
     text = (
-        f"rank {rank}\nrows {row:,} to {row + high - 1:,}\ncolumns {column} to {column + wide - 1}"
+        f"rank {rank}\nrows{gap}{row:,} to {row + high - 1:,}\n"
+        f"columns{gap}{column} to {column + wide - 1}"
     )
     axes.text(
         left + wide / 2, row + high / 2, text, color="white", fontsize=9, ha="center", va="center"

@@ -1,9 +1,17 @@
-"""Exercises of chapter 07: columns against rows, where an id goes, a mean made of parts, column-wise by hand."""  # noqa: E501
+"""Exercises of chapter 07: columns against rows, where an id goes, column-wise by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from tutorec.errors import RankError
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
@@ -26,45 +34,77 @@ def _not_renumbered(identity: int, rows: int, world_size: int) -> tuple[int, int
     return identity // -(-rows // world_size), identity
 
 
-_Rows = Sequence[Sequence[float]]
-_Batches = Sequence[Sequence[Sequence[int]]]
+# For each of two ranks: the ids of its three bags.
+_BAGS = ([[7, 2, 6], [], [1]], [[5], [3, 4, 4], [0]])
+_ROWS, _COLUMNS = 8, 3  # of the columns of one rank
 
 
-def _pooled(mine: _Rows, bag: Sequence[int]) -> list[float]:
-    """The sum of a bag's rows, over the columns of one rank."""
-    return [sum(mine[i][column] for i in bag) for column in range(len(mine[0]))]
+def _from_all(ids: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Ids and lengths of the bags of every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (ids.tolist(), lengths.tolist()))
+    return [
+        (torch.tensor(of_rank, device=ids.device), torch.tensor(counts, device=ids.device))
+        for of_rank, counts in found
+    ]
 
 
-def _column_wise(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
+def _pooled(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    return embedding_bag(ids, my_columns, lengths.cumsum(0) - lengths, mode="sum")
+
+
+def _parts(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    """The parts of my bags, [W, B, columns of a rank], rank after rank."""
+    sums = [_pooled(my_columns, *bags) for bags in _from_all(ids, lengths)]
+    outgoing = torch.stack(sums)
+    arrived = torch.empty_like(outgoing)
+    dist.all_to_all_single(arrived, outgoing)
+    return arrived
+
+
+def _column_wise(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
     """Every rank adds up its columns of all bags; the parts of a bag stand side by side."""
-    return [
-        [[n for mine in slices for n in _pooled(mine, bag)] for bag in bags] for bags in batches
-    ]
+    return torch.cat([*_parts(my_columns, ids, lengths)], dim=1)
 
 
-def _parts_added(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
-    return [
-        [
-            [sum(parts) for parts in zip(*(_pooled(mine, bag) for mine in slices), strict=True)]
-            for bag in bags
-        ]
-        for bags in batches
-    ]
+def _parts_added(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    return _parts(my_columns, ids, lengths).sum(dim=0)
 
 
-def _own_columns_only(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
-    return [
-        [_pooled(mine, bag) for bag in bags] for mine, bags in zip(slices, batches, strict=True)
-    ]
+def _own_columns_only(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    return _pooled(my_columns, ids, lengths)
 
 
-def _own_columns_first(slices: Sequence[_Rows], batches: _Batches) -> list[list[list[float]]]:
-    world = len(slices)
-    orders = [[rank, *(other for other in range(world) if other != rank)] for rank in range(world)]
-    return [
-        [[n for owner in order for n in _pooled(slices[owner], bag)] for bag in bags]
-        for order, bags in zip(orders, batches, strict=True)
-    ]
+def _own_columns_first(my_columns: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    parts = [*_parts(my_columns, ids, lengths)]
+    own = parts.pop(dist.get_rank())
+    return torch.cat([own, *parts], dim=1)
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """What a function returns on two ranks, for the bags and the columns of each.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def forward(rank: int) -> Any:
+        bags = _BAGS[rank]
+        ids = torch.tensor([one for bag in bags for one in bag], device=device())
+        lengths = torch.tensor([len(bag) for bag in bags], device=device())
+        numbers = torch.arange(float(_ROWS * _COLUMNS), device=device())
+        return function(numbers.view(_ROWS, _COLUMNS) + 100 * rank, ids, lengths)
+
+    try:
+        with Ranks(2, timeout=30) as world:
+            found = world.run(forward)
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+    if found == [..., ...]:
+        return found
+    if not all(isinstance(sums, Tensor) for sums in found):
+        raise ValueError(f"It returns {type(found[0]).__name__}, not a tensor of sums.")
+    return found
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -129,33 +169,9 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="07.3",
-        compared="the mean of the three rows 3, 6 and 12",
-        solution=7,
-        mistakes=(
-            Mistake(
-                misconception="takes the mean of two means",
-                answer=8.25,
-                hint="(4.5 + 12) / 2 counts the row of rank 1 as much as both of rank 0 together.",
-            ),
-            Mistake(
-                misconception="adds two means",
-                answer=16.5,
-                hint=(
-                    "Those are the ranks' means, added. What would three equal rows give that way?"
-                ),
-            ),
-            Mistake(
-                misconception="divides the sum by the ranks",
-                answer=10.5,
-                hint="The sum is right. By what does a mean divide: by ranks, or by ids?",
-            ),
-        ),
-        shape="one number",
-    ),
-    Exercise(
-        id="07.4",
-        compared="the pooled sums of every rank's bags, in three worlds",
+        compared="two ranks get the sums of their bags, with the columns of both in order",
         solution=_column_wise,
+        measure=_on_two_ranks,
         mistakes=(
             Mistake(
                 misconception="adds the parts up as row-wise does",
@@ -179,14 +195,6 @@ EXERCISES: tuple[Exercise, ...] = (
                 hint=("All parts are there. In which order are the columns of the table?"),
             ),
         ),
-        cases=(
-            ([[[1], [2]], [[10], [20]]], [[[0, 1]], [[1]]]),
-            (
-                [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 1], [2, 3]]],
-                [[[0, 2], []], [[1, 1, 2], [0]]],
-            ),
-            ([[[1], [2]], [[3], [4]], [[5], [6]]], [[[0]], [[1]], [[0, 1]]]),
-        ),
-        shape="for each rank a list of rows, each a list of all columns",
+        shape="a function that returns a tensor [bags, all columns]",
     ),
 )

@@ -1,0 +1,99 @@
+# after: timeline
+assert TABLES["products"][2] * 2 * 256 == 204_800
+assert sum(ids for _, _, ids in TABLES.values()) * 2 * 256 - 204_800 == 1536
+assert round(100 * 204_800 / (204_800 + 1536)) == 99
+popular = (batches[0]["products"].values() < 100_000 / 8).float().mean()
+assert abs(popular - 0.5) < 0.01
+# after: plans
+assert of_products["row-wise"].shards()[1].shard_offsets == [50_000, 0]
+assert of_products["row-wise"].shards()[1].shard_sizes == [50_000, 256]
+# after: same
+if device().type == "cpu":  # a GPU may add up a bag in another order
+    assert [name for name, equal in bits.items() if not equal] == ["row-wise"]
+apart = {name: [float(one.split()[0]) for one in of_plan] for name, of_plan in same.items()}
+assert apart["column-wise"][1] > 1
+assert max(plain for plain, _ in apart.values()) < 0.1
+assert max(rowwise for name, (_, rowwise) in apart.items() if name != "column-wise") < 0.1
+# after: worked
+assert sums == ([150, 10], [50, 70])
+assert partial == ([[20, 10], [0, 30]], [[130, 0], [50, 40]])
+# after: bytes
+def by_formula(plan, W, R, N, B=256, D=256):
+    return (W - 1) * {
+        "table-wise": 4 * (B + N) + 8 * B * D,
+        "column-wise": 4 * W * (B + N) + 8 * B * D,
+        "row-wise": 4 * (W * B + N) + 8 * W * B * D,
+        "data-parallel": min(4 * W * (B + N) + 4 * W * B * D, 8 * R * D),
+    }[plan]
+
+
+def computed(plan, W=2):
+    return sum(by_formula(plan, W, R, 256 * ids) for R, _, ids in TABLES.values())
+
+
+def without_sizes(plan):
+    by_stage = Traffic.merge(of_rank[plan] for of_rank in counted).by_stage()
+    return sum(count for stage, count in by_stage.items() if "sizes" not in stage)
+
+
+for plan in ("table-wise", "column-wise", "data-parallel"):
+    assert without_sizes(plan) == computed(plan)
+assert abs(without_sizes("row-wise") / computed("row-wise") - 1) < 1e-3
+assert round(computed("row-wise", 4) / computed("table-wise", 4), 1) == 3.5
+assert round(computed("row-wise", 8) / computed("table-wise", 8), 1) == 6.9
+assert by_formula("data-parallel", 2, 100, 256) == 204_800
+assert by_formula("table-wise", 2, 100, 256) == 526_336
+in_all = {name: round(sum(parts.values()), 2) for name, parts in bars.items()}
+assert in_all == {
+    "table-wise": 2.51,
+    "row-wise": 4.61,
+    "column-wise": 2.93,
+    "data-parallel": 2.28,
+}
+# after: reading
+assert round(share["table-wise"][0]) == 99 and round(share["row-wise"][0]) == 79
+assert share["column-wise"] == share["data-parallel"] == [50, 50]
+assert abs(share["row-wise"][1] - 50) < 3
+# after: race
+of_mixed = world.run(count, more, batches)
+mixed_sent = {name: Traffic.merge(each[name] for each in of_mixed) for name in mixed}
+exchanges = {name: sum(sent.issues.values()) for name, sent in mixed_sent.items()}
+assert exchanges == {"two types": 8, "three types": 11, "row-wise, shuffled": 4}
+for name, issues in {"table-wise": 4, "row-wise": 4, "column-wise": 4, "data-parallel": 5}.items():
+    assert sum(Traffic.merge(each[name] for each in counted).issues.values()) == issues
+mb = {name: sent.total() / 1e6 for name, sent in mixed_sent.items()}
+column_wise = sum(bars["column-wise"].values())
+assert round(mb["two types"], 2) == 2.92 and round(mb["three types"], 2) == 2.28
+assert round(100 * (1 - mb["two types"] / column_wise), 1) == 0.2
+assert round(100 * (1 - mb["three types"] / column_wise)) == 22
+assert round(mb["row-wise, shuffled"] / column_wise, 1) == 1.6
+
+
+def held(rank, models, more):
+    from tutorec.spmd import held_bytes
+
+    return {name: held_bytes(model) / 1e6 for name, model in (models | more).items()}
+
+
+of_ranks = world.run(held, models, more)
+fuller = {name: round(max(each[name] for each in of_ranks), 1) for name in of_ranks[0]}
+assert fuller == {
+    "table-wise": 102.6,
+    "row-wise": 102.5,
+    "column-wise": 102.5,
+    "data-parallel": 205.0,
+    "two types": 153.8,
+    "three types": 153.8,
+    "row-wise, shuffled": 102.5,
+}, fuller
+if device().type == "cpu":
+    assert turns[0]["table-wise"].busy > 1.5 * turns[1]["table-wise"].busy
+whole_sent = Traffic.merge(each["table-wise"] for each in counted).total()
+assert round(204_800 * 256 * 4 / whole_sent) == 83
+# after: small
+assert round(100 * 20 / 23) == 87
+# 4 bytes for an id and a length; of each table one rank sends ids, and one sends rows.
+small_bytes = sum(4 * 2048 * (1 + ids) + 8 * 2048 * 64 for _, _, ids in SMALL.values())
+assert round(20 * 2 * 2048 * 64 * 4 / small_bytes) == 5
+# after: ex-3-solution
+assert check.all_right("07")
