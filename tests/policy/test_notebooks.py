@@ -25,7 +25,6 @@ NAMED_CPU = re.compile(
 # Cells of which the CPU is the subject, or that are the document's own.
 ABOUT_THE_CPU = {
     ("00_setup", "backends"): "what runs on the CPU, by each backend",
-    ("03_collections", "collection"): "the document's collection, in one process",
     ("10_dmp", "document"): "the document's collection, before it is wrapped",
     ("09b_planner_at_work", "clock-cell"): "the processor is what is measured",
     ("10_dmp", "imports"): "memory of the CPU is measured",
