@@ -37,14 +37,19 @@ SHORTER = {
     "01_recommender.ipynb": {"store = shop()": "store = shop(rows=20_000, test_rows=4_000)"},
     "05_first_training.ipynb": {"rows=240_000": "rows=9_000", "compare(234": "compare(17"},
     "06_anatomy.ipynb": {"range(80)": "range(10)"},
+    "07_sharding.ipynb": {
+        "100_000, 256, 400": "10_000, 256, 40",
+        "100_000, 256, 1)": "10_000, 256, 1)",
+        "range(20)": "range(3)",
+        "take_turns(calls,": "take_turns(calls, rounds=2,",
+    },
     "09b_planner_at_work.ipynb": {"plan_many(100,": "plan_many(25,", "repeat=15": "repeat=2"},
     "10_dmp.ipynb": {
         "store = shop()": "store = shop(rows=24 * 256, test_rows=4_000)",
         "= 1_024, 200 ": "= 256, 24 ",
-        "1_250_000": "125_000",
-        "750_000}": "75_000}",
-        "100_000, 4, 300_000, 8": "10_000, 4, 30_000, 8",
-        "[100_000:400_000,": "[10_000:40_000,",
+        "ROWS = 1_000_000": "ROWS = 100_000",
+        "400_000, 4, 300_000, 8": "40_000, 4, 30_000, 8",
+        "[400_000:700_000,": "[40_000:70_000,",
     },
     "11_optimizers.ipynb": {"ROWS, COLUMNS = 200_000": "ROWS, COLUMNS = 20_000"},
     "13_quantization.ipynb": {
