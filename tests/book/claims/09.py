@@ -32,6 +32,7 @@ assert list(steps)[:2] == [("columns", "columns"), one_each]
 assert round(steps["columns", "columns"] - 0.08, 2) == 0.40
 assert round(steps["rows", "columns"] - 0.16, 2) == 0.42
 assert (latency(one_each), latency(("rows", "columns"))) == (0.08, 0.16)
+assert sum(busy(one_each, 0).values()) < sum(busy(one_each, 1).values())
 # after: agrees
 for choices in planner.plan(two, [sharder]).report.problem.choices:
     for choice in choices:
@@ -80,6 +81,7 @@ assert ms["with bags, slices of 32"] < ms["with bags"] < 0.5 * ms["in turn"]
 busiest = plans_of_dlrm["without bags"].explain()
 assert "t20" in str(busiest)
 assert plans_of_dlrm["with bags"].plan[""]["t20"].sharding_type == "row_wise"
-assert len(set(plans_of_dlrm["with bags, slices of 32"].plan[""]["t20"].ranks)) == 4
+narrow_20 = plans_of_dlrm["with bags, slices of 32"].plan[""]["t20"]
+assert narrow_20.sharding_type == "column_wise" and len(set(narrow_20.ranks)) == 4
 # after: ex3-solution
 assert check.all_right("09")
