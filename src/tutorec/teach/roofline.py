@@ -72,6 +72,7 @@ def roofline(
             )  # fmt: skip
         axes.set_xlabel("operations for each byte that is moved")
         axes.set_ylabel("billion operations a second")
+        axes.margins(y=0.15)  # room for a name below the lowest point
         axes.grid(True)
         default = (
             "{first}: {intensity:.2g} operations a byte, {of_peak:.1%} of what the machine "
