@@ -25,9 +25,7 @@ NAMED_CPU = re.compile(
 # Cells of which the CPU is the subject, or that are the document's own.
 ABOUT_THE_CPU = {
     ("00_setup", "backends"): "what runs on the CPU, by each backend",
-    ("10_dmp", "document"): "the document's collection, before it is wrapped",
     ("09b_planner_at_work", "clock-cell"): "the processor is what is measured",
-    ("10_dmp", "imports"): "memory of the CPU is measured",
     ("11_optimizers", "imports"): "memory of the CPU is measured",
     ("11_optimizers", "timeline"): "a step on the CPU is timed beside that memory",
     ("17_caches", "imports"): "tables in a file run on the CPU only",

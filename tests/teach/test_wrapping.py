@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import tutorec
 from tutorec.distributed.sharding_plan import (
@@ -13,10 +14,13 @@ from tutorec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
+from tutorec.distributed.types import ShardingPlan
 from tutorec.teach import draw
 
+MODEL = nn.ModuleDict({"tables": nn.Linear(3, 3), "dense": nn.Linear(9, 100)})
 
-def plan(how: Any, names: tuple[str, ...] = ("user", "item")) -> Any:
+
+def plan(how: Any, names: tuple[str, ...] = ("user", "item"), path: str = "tables") -> Any:
     """Tables of 8 rows and 16 columns, for two ranks."""
     tables = [
         tutorec.EmbeddingBagConfig(
@@ -25,11 +29,12 @@ def plan(how: Any, names: tuple[str, ...] = ("user", "item")) -> Any:
         for name in names
     ]
     module = tutorec.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    return construct_module_sharding_plan(module, {name: how for name in names}, world_size=2)
+    ways = {name: how for name in names}
+    return ShardingPlan({path: construct_module_sharding_plan(module, ways, world_size=2)})
 
 
 def test_each_rank_has_a_replica_and_its_rows() -> None:
-    chart = draw.wrapped(plan(row_wise()), 1000, claim="{dense} and {held}")
+    chart = draw.wrapped(MODEL, plan(row_wise()), claim="{dense} and {held}")
     assert chart.claim == "4 kB and 512 B"
     written = [text.get_text() for axes in chart.figure.axes for text in axes.texts]
     assert {"rank 0: user", "rank 1: item", "gradients: mean"} <= set(written)
@@ -42,4 +47,10 @@ def test_each_rank_has_a_replica_and_its_rows() -> None:
 )
 def test_other_plans_are_refused(tables: Any) -> None:
     with pytest.raises(ValueError, match="'user', 'item'"):
-        draw.wrapped(tables, 1000, claim="")
+        draw.wrapped(MODEL, tables, claim="")
+
+
+def test_a_plan_of_two_modules_is_refused() -> None:
+    two = ShardingPlan(plan(row_wise()).plan | plan(row_wise(), path="more").plan)
+    with pytest.raises(ValueError, match="'tables', 'more'"):
+        draw.wrapped(MODEL, two, claim="")

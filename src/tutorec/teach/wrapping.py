@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
+from torch import nn
+
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.teach.canvas import Chart
 from tutorec.teach.cuts import shard_boxes
 from tutorec.teach.diagram import Diagram
@@ -14,19 +15,23 @@ from tutorec.teach.units import decimal_size
 __all__ = ["wrapped"]
 
 
-def wrapped(tables: Mapping[str, Any], dense: int, *, claim: str) -> Chart:
+def wrapped(model: nn.Module, plan: ShardingPlan, *, claim: str) -> Chart:
     """A model after `DistributedModelParallel`: replicas of dense layers, and shards of tables.
 
     Args:
-        tables: The plan of one or two tables: name to an entry with `shards()`. Tables are cut by
-            rows, and each rank has a shard of each table.
-        dense: Numbers in the dense layers, in float32.
+        model: The unsharded model. Parameters outside of the plan's module are dense, in float32.
+        plan: Of one module with one or two tables; each rank has a shard of rows of each table.
         claim: The title; ``{dense}`` and ``{held}`` are the bytes that rank 0 has of dense layers
             and of tables.
 
     Raises:
-        ValueError: There are more than two tables, or ranks have none or several shards of one.
+        ValueError: The plan has several modules or more than two tables, or a rank has no shard of
+            a table or several.
     """
+    if len(plan.plan) != 1:
+        raise ValueError(f"wrapped draws the plan of one module, got {[*plan.plan]}")
+    [(path, tables)] = plan.plan.items()
+    dense = sum(p.numel() for n, p in model.named_parameters() if not n.startswith(f"{path}."))
     shards = {name: {box[0]: box for box in shard_boxes(entry)} for name, entry in tables.items()}
     ranks = sorted({rank for boxes in shards.values() for rank in boxes})
     whole = all(
@@ -38,7 +43,7 @@ def wrapped(tables: Mapping[str, Any], dense: int, *, claim: str) -> Chart:
     dense_bytes = decimal_size(4 * dense)
     diagram = Diagram(lines=5.6 * len(ranks) + 0.6)
     diagram.text(1, 0.6, "DistributedDataParallel", bold=True)
-    diagram.text(29, 0.6, "sharded modules", bold=True)
+    diagram.text(28, 0.6, "sharded modules", bold=True)
     replicas = []
     for rank in ranks:
         y = 1.6 + 5.6 * rank
@@ -48,7 +53,7 @@ def wrapped(tables: Mapping[str, Any], dense: int, *, claim: str) -> Chart:
             _, first, _, rows, columns = boxes[rank]
             size = decimal_size(4 * rows * columns)
             shard = f"rank {rank}: {name}\nrows {first:,} to {first + rows - 1:,}\n{size}"
-            diagram.box(29 + 25 * column, y, shard, rank=rank, width=24, lines=3.4)
+            diagram.box(28 + 25 * column, y, shard, rank=rank, width=24, lines=3.4)
     for upper, lower in pairwise(replicas):
         diagram.arrow(upper.bottom, lower.top)
         diagram.arrow(lower.top, upper.bottom)

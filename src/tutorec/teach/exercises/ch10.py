@@ -1,47 +1,207 @@
-"""Exercises of chapter 10: the overlap of two rectangles, how often to save."""
+"""Exercises of chapter 10: state out of stored shards, a cut without a disk, how often to save."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.errors import RankError
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
 
+Stored = list[tuple[int, int, int, Tensor]]
+
+_UNCUT: Stored = [(0, 0, 8, torch.tensor([1.0, 2.0, 3.0]))]
+_TWO_WIDTHS: Stored = [
+    (0, 0, 2, torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    (0, 2, 6, torch.tensor([5.0, 6.0, 7.0, 8.0])),
+]
+_IN_BOTH_DIRECTIONS: Stored = [
+    (0, 0, 4, torch.tensor([1.0, 2.0])),
+    (0, 4, 4, torch.tensor([3.0, 4.0])),
+    (2, 0, 4, torch.tensor([5.0, 6.0, 7.0])),
+    (2, 4, 4, torch.tensor([8.0, 9.0, 10.0])),
+]
+_CASES: tuple[tuple[Stored, int, int, int, int], ...] = (
+    (_UNCUT, 1, 4, 2, 4),
+    (_TWO_WIDTHS, 0, 0, 4, 8),
+    (_TWO_WIDTHS, 1, 0, 2, 4),
+    (_IN_BOTH_DIRECTIONS, 1, 2, 3, 4),
+)
+
+
+def _overlaps(
+    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
+) -> list[tuple[slice, Tensor, int]]:
+    """Of each stored shard: the wanted rows that it has, their numbers, the shared columns."""
+    found = []
+    for top, left, width, numbers in stored:
+        row_start = max(first_row, top)
+        row_end = min(first_row + rows, top + len(numbers))
+        shared = min(first_column + columns, left + width) - max(first_column, left)
+        if row_start < row_end and shared > 0:
+            target = slice(row_start - first_row, row_end - first_row)
+            found.append((target, numbers[row_start - top : row_end - top], shared))
+    return found
+
+
+def _read_state(
+    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
+) -> Tensor:
+    """The mean over the columns of the new shard."""
+    state = torch.zeros(rows)
+    overlaps = _overlaps(stored, first_row, first_column, rows, columns)
+    for target, numbers, shared in overlaps:
+        state[target] += numbers * shared / columns
+    return state
+
+
+def _overwritten(
+    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
+) -> Tensor:
+    """As weights are read: the last stored shard wins."""
+    state = torch.zeros(rows)
+    for target, numbers, _ in _overlaps(stored, first_row, first_column, rows, columns):
+        state[target] = numbers
+    return state
+
+
+def _unweighted(
+    stored: Stored, first_row: int, first_column: int, rows: int, columns: int
+) -> Tensor:
+    """The mean over stored shards, whatever their widths."""
+    state = torch.zeros(rows)
+    counts = torch.zeros(rows)
+    for target, numbers, _ in _overlaps(stored, first_row, first_column, rows, columns):
+        state[target] += numbers
+        counts[target] += 1
+    return state / counts
+
+
+def _summed(stored: Stored, first_row: int, first_column: int, rows: int, columns: int) -> Tensor:
+    """The sum over stored shards."""
+    state = torch.zeros(rows)
+    for target, numbers, _ in _overlaps(stored, first_row, first_column, rows, columns):
+        state[target] += numbers
+    return state
+
+
+_ROW_COUNTS = [3, 1]
+_COLUMNS = 4
+
+
+def _to_columns(shard: Tensor, row_counts: list[int]) -> Tensor:
+    """The rows of all ranks, of this rank's columns."""
+    world_size = dist.get_world_size()
+    outgoing = torch.cat(shard.chunk(world_size, dim=1))
+    incoming = outgoing.new_empty(sum(row_counts), outgoing.shape[1])
+    dist.all_to_all_single(incoming, outgoing, row_counts, [len(shard)] * world_size)
+    return incoming
+
+
+def _own_columns(shard: Tensor, row_counts: list[int]) -> Tensor:
+    """Columns of the own rows only."""
+    return shard.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+
+
+def _always_first(shard: Tensor, row_counts: list[int]) -> Tensor:
+    """Gathers the first columns on every rank."""
+    width = shard.shape[1] // dist.get_world_size()
+    outgoing = shard[:, :width].repeat(dist.get_world_size(), 1)
+    incoming = outgoing.new_empty(sum(row_counts), width)
+    sizes_out = [len(shard)] * dist.get_world_size()
+    dist.all_to_all_single(incoming, outgoing, row_counts, sizes_out)
+    return incoming
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """What a function returns on two ranks, for three rows of a table and for one.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def cut_again(rank: int) -> Any:
+        table = torch.arange(float(sum(_ROW_COUNTS) * _COLUMNS), device=device())
+        shards = table.view(-1, _COLUMNS).split(_ROW_COUNTS)
+        return function(shards[rank].clone(), list(_ROW_COUNTS))
+
+    try:
+        with Ranks(2, timeout=30) as world:
+            found = world.run(cut_again)
+    except RankError as error:
+        raise ValueError(f"On two ranks it ends with: {error}") from error
+    if found == [..., ...]:
+        return found
+    if not all(isinstance(rows, Tensor) for rows in found):
+        raise ValueError(f"It returns {type(found[0]).__name__}, not a tensor of rows.")
+    return found
+
+
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="10.1",
-        compared="the overlap of old rank 3's rows with new rank 1's columns: 250,000 x 32 numbers",
-        solution=250_000 * 32 * 4,
+        compared="each row has the mean of the stored numbers over the columns of the new shard",
+        solution=_read_state,
+        cases=_CASES,
         mistakes=(
             Mistake(
-                misconception="reads the whole file",
-                answer=250_000 * 64 * 4,
+                misconception="reads state like weights, the last shard wins",
+                answer=_overwritten,
                 hint=(
-                    "That is all that old rank 3 has written. Which of its columns does new rank "
-                    "1 hold?"
+                    "A row of the new shard can overlap with several stored shards, and each has "
+                    "a number for it. Does the last one replace the others?"
                 ),
             ),
             Mistake(
-                misconception="takes all that the new rank holds",
-                answer=1_000_000 * 32 * 4,
+                misconception="takes the mean over shards, not over columns",
+                answer=_unweighted,
                 hint=(
-                    "That is all that the new rank holds. Only some of its rows are in this file."
+                    "Two stored shards may share different numbers of columns with the new one. "
+                    "How much does each of them count?"
                 ),
             ),
             Mistake(
-                misconception="believes that ranks have to match",
-                answer=0,
-                hint="The numbers of ranks do not matter. Do the two rectangles overlap?",
-            ),
-            Mistake(
-                misconception="counts numbers, not bytes",
-                answer=250_000 * 32,
-                hint="Those are numbers; a float32 has more than one byte.",
+                misconception="adds the numbers of column shards",
+                answer=_summed,
+                hint=(
+                    "Each stored number is a mean over columns already. Is the mean over all "
+                    "columns the sum of these means?"
+                ),
             ),
         ),
-        shape="a number of bytes",
+        shape="a function that returns a tensor [rows]",
     ),
     Exercise(
         id="10.2",
+        compared="two ranks have all rows, of two columns each",
+        solution=_to_columns,
+        measure=_on_two_ranks,
+        mistakes=(
+            Mistake(
+                misconception="no row leaves its rank",
+                answer=_own_columns,
+                hint=(
+                    "Those are this rank's columns of its own rows. Where are the other rows of "
+                    "these columns?"
+                ),
+            ),
+            Mistake(
+                misconception="sends the same columns to every rank",
+                answer=_always_first,
+                hint=("Every rank now has columns 0 and 1. Which columns should rank 1 receive?"),
+            ),
+        ),
+        shape="a function that returns a tensor [rows of all ranks, columns of this rank]",
+    ),
+    Exercise(
+        id="10.3",
         compared="the interval at which saving costs as much as failures do",
         solution=600.0,
         mistakes=(
