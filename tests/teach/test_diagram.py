@@ -105,6 +105,18 @@ def test_a_dlrm_is_drawn_with_its_own_sizes():
     assert written <= set(texts(chart))
 
 
+def test_a_funnel_names_what_there_is_and_the_steps_between():
+    chart = draw.funnel({"all": 1_000, "page": 10}, ["ranking"])
+    drawn = texts(chart)
+    for words in ("all", "1,000", "page", "10", "ranking"):
+        assert words in drawn
+
+
+def test_collisions_count_the_products_that_share_a_row():
+    chart = draw.collisions([0, 1, 1, 2], rows=4)
+    assert chart.facts == {"rows": 4, "shared": 2, "products": 4}
+
+
 def test_ranks_are_drawn_with_their_processes_and_what_they_hold():
     chart = draw.ranks(11, [22, 33], puts_in=[1, 2], holds=[3.0, 3.0])
     drawn = " ".join(texts(chart))

@@ -12,7 +12,17 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.teach.canvas import ACCENT, Chart
 from tutorec.teach.diagram import WIDTH, Diagram
 
-__all__ = ["all_to_all", "byte_row", "dlrm", "lookup", "ranks", "towers", "training_step"]
+__all__ = [
+    "all_to_all",
+    "byte_row",
+    "collisions",
+    "dlrm",
+    "funnel",
+    "lookup",
+    "ranks",
+    "towers",
+    "training_step",
+]
 
 _CELL = 6.5
 
@@ -124,6 +134,53 @@ def ranks(
     diagram.text(39, 8.4, "process group:\nall-reduce", align="center")
     return diagram.chart(
         "the notebook gets what both return; the ranks exchange tensors without it"
+    )
+
+
+def funnel(counts: Mapping[str, int], steps: Sequence[str]) -> Chart:
+    """What a recommender narrows down, from all products to a page; a schema, not measured.
+
+    Args:
+        counts: What there is -> how many, from left to right.
+        steps: The names of the arrows between them.
+    """
+    diagram = Diagram(lines=4.4)
+    box = 11.5
+    gap = (WIDTH - 1 - box * len(counts)) / (len(counts) - 1)
+    nodes = [
+        diagram.box(0.5 + (box + gap) * place, 0.8, f"{name}\n{count:,}", width=box, lines=3.2)
+        for place, (name, count) in enumerate(counts.items())
+    ]
+    for left, right, step in zip(nodes, nodes[1:], steps, strict=False):
+        diagram.arrow(left.right, right.left)
+        middle = (left.right[0] + right.left[0]) / 2
+        diagram.text(middle, 1.4, step, align="center")
+    return diagram.chart("From all products to a page, in {steps} steps", steps=len(steps))
+
+
+def collisions(hashed_to: Sequence[int], rows: int) -> Chart:
+    """Products above, rows below, an arrow from each product to its row; shared rows are filled.
+
+    Args:
+        hashed_to: The row of product 0, 1, ...
+        rows: R, the number of rows.
+    """
+    diagram = Diagram(lines=6.6)
+    diagram.text(0, 1.2, "product")
+    diagram.text(0, 5.2, "row")
+    for row in range(rows):
+        rank = ACCENT if hashed_to.count(row) > 1 else None
+        diagram.strip(18 + 9 * row, 4.6, [row], rank=rank, cell=5)
+    for product, row in enumerate(hashed_to):
+        rank = ACCENT if hashed_to.count(row) > 1 else None
+        top = diagram.strip(10 + 6.8 * product, 0.6, [product], rank=rank, cell=5)
+        diagram.arrow(top.bottom, (20.5 + 9 * row, 4.6))
+    shared = sum(hashed_to.count(row) > 1 for row in hashed_to)
+    return diagram.chart(
+        "hashed into {rows} rows, {shared} of {products} products share their row",
+        rows=rows,
+        shared=shared,
+        products=len(hashed_to),
     )
 
 
