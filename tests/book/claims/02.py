@@ -2,6 +2,7 @@
 assert (users, store.table_rows["item"]) == (500, 200)
 assert int(lengths.sum()) == 41_674 and int(lengths.max()) == 3385
 assert int(lengths.median()) == 36 and 500 * 3385 == 1_692_500
+assert sorted_lengths[99] < 100
 assert round(1_692_500 / 41_674, 1) == 40.6 and round(41_674 / 500, 1) == 83.3
 # after: padding-times
 assert rows["one rectangle"][0] == 1_692_500
