@@ -45,7 +45,7 @@ SHORTER = {
     },
     "09b_planner_at_work.ipynb": {"plan_many(100,": "plan_many(25,", "repeat=15": "repeat=2"},
     "10_dmp.ipynb": {
-        "store = shop()": "store = shop(rows=24 * 256, test_rows=4_000)",
+        "store = shop()": "store = shop(rows=17 * 256, test_rows=4_000)",
         "= 1_024, 200 ": "= 256, 24 ",
         "ROWS = 1_000_000": "ROWS = 100_000",
         "400_000, 4, 300_000, 8": "40_000, 4, 30_000, 8",
