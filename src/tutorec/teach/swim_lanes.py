@@ -52,8 +52,7 @@ def swim_lanes(
     backward = "gradients" in sent
     diagram = Diagram(lines=25 if backward else 19)
     _titles(diagram, _STAGES if backward else _STAGES[:-1])
-    if "sizes" in sent:
-        diagram.text(0, 6.8, f"sizes: {sent['sizes'][0]} B")
+    _sizes(diagram, sent)
 
     def arrows(name: str, rank: int, starts: _Nodes, ends: _Points, colors: Sequence[int]) -> None:
         for r in (0, 1):
@@ -174,6 +173,12 @@ def _lists(batch: Any) -> dict[str, list[list[int]]]:
 def _titles(diagram: Diagram, stages: Sequence[tuple[str, float]]) -> None:
     for stage, y in stages:
         diagram.text(0, y, stage, bold=True)
+
+
+def _sizes(diagram: Diagram, sent: Mapping[str, Sequence[int]]) -> None:
+    """The bytes of the exchange before that of ids, where they were counted."""
+    if "sizes" in sent:
+        diagram.text(0, 6.8, f"sizes: {sent['sizes'][0]} B")
 
 
 def _updated(bags: Sequence[Sequence[int]], feature: str) -> str:

@@ -22,7 +22,7 @@ def _swap(messages: list[Tensor], rank: int) -> list[Tensor]:
             pending.append(dist.isend(messages[peer], dst=peer))
             pending.append(dist.irecv(arrived[peer], src=peer))
     for work in pending:
-        assert work is not None
+        assert work is not None, "this rank is in the group"
         work.wait()
     return arrived
 
