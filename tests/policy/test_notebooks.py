@@ -26,9 +26,8 @@ NAMED_CPU = re.compile(
 ABOUT_THE_CPU = {
     ("00_setup", "backends"): "what runs on the CPU, by each backend",
     ("09b_planner_at_work", "clock-cell"): "the processor is what is measured",
-    ("11_optimizers", "imports"): "memory of the CPU is measured",
-    ("11_optimizers", "timeline"): "a step on the CPU is timed beside that memory",
-    ("17_caches", "imports"): "tables in a file run on the CPU only",
+    ("17_caches", "build"): "tables in a file run on the CPU only",
+    ("17b_cache_or_file", "build"): "tables in a file run on the CPU only",
     ("14_serving", "document-shard"): "the document's inference, on the CPU",
     ("document_1_readers_notebook", "in-9"): "the document's collection, before it is sharded",
     ("document_2_introduction", "collection"): "the document's collection, before it is sharded",

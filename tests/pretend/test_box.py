@@ -67,10 +67,12 @@ SHORTER = {
         "24, (0, 1)": "24, (0,)",
     },
     "17_caches.ipynb": {
-        "48 * SAMPLES": "8 * SAMPLES",
-        "rounds=8": "rounds=1",
-        "2500 * IDS": "600 * IDS",
-        "settle=2000": "settle=300",
+        "rows=48 * 1024": "rows=4 * 1024",
+        "PERCENT = (2, 5, 10, 20)": "PERCENT = (10, 10, 10, 20)",
+    },
+    "17b_cache_or_file.ipynb": {
+        "ROWS, COLUMNS, IDS = 65_536": "ROWS, COLUMNS, IDS = 4_096",
+        **{f"rounds={rounds}": "rounds=1" for rounds in (4, 8, 12)},
     },
     "18_dynamic_vocabularies.ipynb": {"visits=20_000": "visits=4_000"},
     # a nested tensor's sizes belong to no pretended device: a TensorDict stays away from it

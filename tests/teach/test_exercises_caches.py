@@ -1,10 +1,10 @@
-"""The solutions of chapter 17's exercises, against the library that they are about."""
+"""The solutions of chapters 17 and 17b, against the library that they are about."""
 
 from __future__ import annotations
 
 import torch
 
-from tutorec.distributed.hit_rate import hit_rate
+from tutorec.distributed.cache import RowCache, hit_rate
 from tutorec.teach import check
 
 
@@ -19,7 +19,7 @@ def test_the_cache_with_the_states_of_adam_and_its_index_fits():
 
 
 def test_slots_are_shared_so_that_most_lookups_hit():
-    exercise = check.find("17.2")
+    exercise = check.find("17b.2")
     assert exercise.cases is not None
     for first, second, slots in exercise.cases:
         # lookups of both tables, with settled LFU caches
@@ -32,3 +32,19 @@ def test_slots_are_shared_so_that_most_lookups_hit():
 
         possible = range(max(0, slots - len(second)), min(slots, len(first)) + 1)
         assert max(possible, key=hits) == exercise.solution(first, second, slots)
+
+
+def test_the_hit_rate_of_lfu_is_the_one_that_a_replay_measures():
+    exercise = check.find("17.2")
+    assert exercise.cases is not None
+    p, slots, ids = exercise.cases[1]
+    source = torch.Generator().manual_seed(0)
+    batches = p.float().multinomial(3000 * ids, replacement=True, generator=source).split(ids)
+    measured = RowCache([len(p)], [slots], "lfu").replay(batches, settle=2000).hit_rate
+    assert abs(exercise.solution(p, slots, ids) - measured) < 0.02
+
+
+def test_popular_rows_take_fewer_bytes_in_slots_than_in_pages():
+    pages, cache = check.find("17b.1").solution
+    assert pages == 100_000 * 4096 == 409_600_000
+    assert cache == 100_000 * (16 * 4 + 4 + 24) + 8 * 10_000_000 == 89_200_000

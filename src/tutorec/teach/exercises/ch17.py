@@ -1,10 +1,13 @@
-"""Exercises of chapter 17: the cache that fits in memory, and slots that two tables share."""
+"""Exercises of chapter 17: the cache that fits in memory, and the hit rate of LFU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import floor
 
+import torch
+from torch import Tensor
+
+from tutorec.distributed.hit_rate import hit_rate
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
@@ -18,18 +21,31 @@ def _load_factor(slot: int, row: int = 8) -> float:
     return floor(1000 * (_BYTES - row * _ROWS) / (_ROWS * slot)) / 1000
 
 
-def _popular(first: Sequence[int], second: Sequence[int], slots: int) -> int:
-    """How many of the most popular rows of both tables are in the first one."""
-    rows = [(count, True) for count in first] + [(count, False) for count in second]
-    return sum(is_first for _, is_first in sorted(rows, reverse=True)[:slots])
+def _law(rows: int, exponent: float) -> Tensor:
+    """Probabilities of a power law, the most popular row last."""
+    law = torch.arange(rows, 0, -1, dtype=torch.float64) ** -exponent
+    return law / law.sum()
 
 
-def _by_rows(first: Sequence[int], second: Sequence[int], slots: int) -> int:
-    return round(slots * len(first) / (len(first) + len(second)))
+def _lfu_rate(p: Tensor, slots: int, ids: int) -> float:
+    return hit_rate(p, slots, "lfu", ids=ids)
 
 
-def _by_lookups(first: Sequence[int], second: Sequence[int], slots: int) -> int:
-    return round(slots * sum(first) / (sum(first) + sum(second)))
+def _without_repeats(p: Tensor, slots: int, ids: int) -> float:
+    """The share of the lookups that the popular rows get."""
+    return float(p.sort(descending=True).values[:slots].sum())
+
+
+def _in_the_order_given(p: Tensor, slots: int, ids: int) -> float:
+    """Slots for the first rows."""
+    used = -torch.expm1(-ids * p[slots:])
+    return 1 - float(used.sum()) / ids
+
+
+def _for_each_batch(p: Tensor, slots: int, ids: int) -> float:
+    """Rows that miss, not divided by the ids."""
+    used = -torch.expm1(-ids * p.sort(descending=True).values[slots:])
+    return 1 - float(used.sum())
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -74,29 +90,29 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="17.2",
-        compared="the slots of the first table, for three pairs of tables",
-        solution=_popular,
-        cases=(
-            ([9, 8, 7, 1], [6, 2], 3),
-            ([50, 3, 2, 1], [20, 19, 18, 17], 4),
-            ([5, 4], [30, 1, 2, 3, 29, 28], 4),
-        ),
+        compared="the hit rate, for three tables",
+        solution=_lfu_rate,
+        cases=((_law(4, 1.0), 2, 1), (_law(100, 1.05), 10, 32), (_law(1000, 0.6), 200, 256)),
         mistakes=(
             Mistake(
-                misconception="divides the slots in proportion to the rows",
-                answer=_by_rows,
-                hint="Both tables then have the same load factor. A slot is worth the lookups of "
-                "the row in it: which "
-                "rows have the most?",
+                misconception="takes the share of the lookups that popular rows get",
+                answer=_without_repeats,
+                hint="A row without a slot is read once for each batch that uses it. What happens "
+                "to an id that the batch repeats?",
             ),
             Mistake(
-                misconception="divides the slots in proportion to the lookups",
-                answer=_by_lookups,
-                hint=(
-                    "One row with 50 lookups needs one slot. Compare single rows, not whole tables."
-                ),
+                misconception="gives the slots to the first rows",
+                answer=_in_the_order_given,
+                hint="`p` is in any order. Which rows have the slots under LFU?",
+            ),
+            Mistake(
+                misconception="leaves out the division by the ids",
+                answer=_for_each_batch,
+                hint="The sum is the number of rows that a batch reads. How many lookups does a "
+                "batch have?",
             ),
         ),
-        shape="a function that returns a whole number from 0 to slots",
+        tolerance=1e-4,
+        shape="a function that returns a number from 0 to 1",
     ),
 )

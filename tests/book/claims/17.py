@@ -1,0 +1,46 @@
+# after: popularity
+lengths = [len(ids) for ids in per_batch]
+assert sum(lengths) // 48 == 3792
+repeats = 1 - sum(len(ids.unique()) for ids in per_batch) / sum(lengths)
+assert round(100 * repeats) == 51
+assert round(100 * (repeats + 0.05 * (1 - repeats))) == 54
+assert len(losses) == 48
+# after: limited
+assert abs(100 * counts.hit_rate - 74.2) < 0.1
+assert round((13_108 * 1052 + 8 * 262_144) / 1e6, 1) == 15.9
+# after: lru
+assert by_hand == 1269
+# after: picture
+assert small.counts.hits == 4 and small.counts.read == 5
+# after: equations
+for percent in (2, 5, 10, 20):
+    for q in (1, 1 / 32):
+        slots = ROWS * percent // 100
+        library_rate = caches.hit_rate(law, slots, "lru", ids=IDS, admitted=q)
+        assert abs(by_the_equations(slots, q) - library_rate) < 1e-3
+assert round(100 * caches.hit_rate(law, 0, ids=IDS)) == 42
+# after: measured
+for name in WAYS:
+    for one, other in zip(rates[f"{name}, predicted"], rates[f"{name}, measured"], strict=True):
+        assert abs(one - other) < 1
+assert round(rates["q-LRU, measured"][0] - 42) == 16
+assert round(rates["q-LRU, measured"][3] - rates["q-LRU, measured"][2]) == 7
+# after: size
+assert [round(row[0]) for row in sizes.values()] == [2, 6, 31]
+reached = [row[2] for row in sizes.values()]
+assert reached == sorted(reached) and abs(reached[-1] - 89) < 0.3
+# after: drift
+[still, _, fast] = zip(*drift.values(), strict=True)
+assert still[0] < still[1] < still[2] and fast[0] > fast[1] > fast[2]
+assert round(still[2] - fast[2]) == 26
+# after: noon
+lru = day["LRU"]
+q_lru = day["q-LRU"]
+lfu = day["LFU"]
+assert min(lru[6:]) > 70  # from 40 batches after noon on
+assert q_lru[14] < lru[14] + 1 and min(q_lru[20:]) > max(lfu[20:])
+assert q_lru[-1] > lru[-1] > lfu[-1]
+shop_law = caches.RowPopularity.power_law(PRODUCTS, 1.05, ids=3792)
+assert round(100 * shop_law.hit_rate(0.05)) == 81
+# after: ex-2-solution
+assert check.all_right("17")
