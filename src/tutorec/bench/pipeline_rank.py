@@ -209,7 +209,7 @@ def draw_batch(
 
 
 def steps_of(
-    pipeline: Pipeline, feed: Feed, steps: int, before: Callable[[], None] | None = None
+    pipeline: Pipeline, feed: Feed, steps: int, before: Callable[[], object] | None = None
 ) -> Callable[[int], Sample]:
     """What measures so many steps in a row, whose losses are read: seconds of one step.
 

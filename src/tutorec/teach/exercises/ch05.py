@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from tutorec.errors import RankError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.spmd.devices import device
-from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -89,19 +87,6 @@ def _other_rate(model: _TwoCollections) -> nn.Module:
     return _shard(model, ("shop", "search"), last=1, rate=0.01)
 
 
-@cache
-def _kept() -> list[Ranks]:
-    """The ranks of earlier answers, which have imported what they need."""
-    return []
-
-
-def _world() -> Ranks:
-    kept = _kept()
-    if not kept or kept[-1].closed:
-        kept.append(Ranks(2, timeout=60))
-    return kept[-1]
-
-
 def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
     """Tables that each of two ranks holds, and its scores before and after a step.
 
@@ -125,10 +110,7 @@ def _on_two_ranks(function: Callable[[_TwoCollections], Any]) -> Any:
         scores.square().mean().backward()
         return held, scores.tolist(), model(batch).tolist()
 
-    try:
-        found = _world().run(step)
-    except RankError as error:
-        raise ValueError(f"On two ranks it ends with: {error}") from error
+    found = on_ranks(2, step, timeout=60)
     if found == [..., ...]:
         return found
     if isinstance(found[0], str):

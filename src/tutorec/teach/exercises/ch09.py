@@ -15,13 +15,12 @@ from tutorec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from tutorec.errors import RankError
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.spmd.devices import device
 from tutorec.spmd.held import held_bytes
-from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
 from tutorec.teach.hand_plans import TABLES, collection, judge, sharder
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -146,11 +145,7 @@ def _check_words(tables: Sizes, words: Any) -> None:
 @functools.cache
 def _held_on_ranks(plans: tuple[tuple[tuple[str, Any], ...], ...]) -> list[list[int]]:
     """Bytes that each rank holds of each model, which has been trained for a step."""
-    try:
-        with Ranks(_RANKS, timeout=60) as world:
-            return world.run(_held, plans)
-    except RankError as error:
-        raise ValueError(f"On two ranks it ends with: {error}") from error
+    return on_ranks(_RANKS, _held, plans, timeout=60)
 
 
 def _held(rank: int, plans: Sequence[Sequence[tuple[str, Any]]]) -> list[int]:

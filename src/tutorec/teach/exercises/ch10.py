@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutorec.errors import RankError
 from tutorec.spmd.devices import device
-from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -132,11 +131,7 @@ def _on_two_ranks(function: Any) -> list[Any]:
         shards = table.view(-1, _COLUMNS).split(_ROW_COUNTS)
         return function(shards[rank].clone(), list(_ROW_COUNTS))
 
-    try:
-        with Ranks(2, timeout=30) as world:
-            found = world.run(cut_again)
-    except RankError as error:
-        raise ValueError(f"On two ranks it ends with: {error}") from error
+    found = on_ranks(2, cut_again)
     if found == [..., ...]:
         return found
     if not all(isinstance(rows, Tensor) for rows in found):

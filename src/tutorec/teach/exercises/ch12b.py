@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutorec.errors import RankError
 from tutorec.spmd.devices import device
-from tutorec.spmd.pool import Ranks
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -88,11 +87,7 @@ def _on_two_ranks(function: Any) -> list[Any]:
         finally:
             dist.all_to_all_single = exchange
 
-    try:
-        with Ranks(2, timeout=30) as world:
-            found = world.run(run)
-    except RankError as error:
-        raise ValueError(f"On two ranks it ends with: {error}") from error
+    found = on_ranks(2, run)
     if all(rows is ... for rows, _ in found):
         return [...]
     if not all(isinstance(rows, Tensor) for rows, _ in found):
