@@ -56,9 +56,9 @@ _WORKED = ([1.0, 6.0, 2.0], [4.0, 1.0, 2.0], [2.0, 2.0, 3.0])  # ms of three ran
 
 def _waited_for(mine: Tensor) -> tuple[float, list[int]]:
     """The length of the step, and the slowest rank of each phase."""
-    of_ranks = mine.new_empty(dist.get_world_size() * len(mine))
-    dist.all_gather_into_tensor(of_ranks, mine)
-    longest, ranks = of_ranks.view(-1, len(mine)).max(dim=0)
+    of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, mine)
+    longest, ranks = torch.stack(of_ranks).max(dim=0)
     return float(longest.sum()), ranks.tolist()
 
 
