@@ -1,54 +1,202 @@
-"""Exercises of chapter 11: the second step, and a row that comes late."""
+"""Exercises of chapter 11: partial row-wise Adam, copies of a table, and a row that comes late."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
-_RATE, _EPS = 0.02, 0.002
-_COUNTS = (2, 1, 1, 1, 1, 1, 1)  # how often each of the seven rows of the document's batch occurs
+_RATE, _EPS = 0.02, 1e-8
+_ROWS, _COLUMNS = 6, 4
+# Ids of each of two ranks: row 2 on both, row 4 twice on the first.
+_IDS = ([4, 2, 4], [2, 1])
 
 
-def _drop(root_of_one: float) -> float:
-    """How far the loss falls when the root of a row that occurs once has become this."""
-    return sum(64 * c * _RATE * c / (root_of_one * c + _EPS) for c in _COUNTS)
+def _partial_rowwise_adam(
+    weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor
+) -> Tensor:
+    """A step of the rows of the batch."""
+    m[rows] = 0.9 * m[rows] + 0.1 * sums
+    v[rows] = 0.999 * v[rows] + 0.001 * sums.square().mean(1, keepdim=True)
+    root = (v[rows] / (1 - 0.999**t)).sqrt() + _EPS
+    weight[rows] -= _RATE * m[rows] / (1 - 0.9**t) / root
+    return weight
+
+
+def _not_corrected(
+    weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor
+) -> Tensor:
+    """The averages as they are, although they started from zero."""
+    return _partial_rowwise_adam(weight, m, v, 10**6, rows, sums)
+
+
+def _all_rows(weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor) -> Tensor:
+    """A step of all rows, with a gradient of zero for those that are absent."""
+    every = torch.arange(len(weight), device=weight.device)
+    whole = torch.zeros_like(weight).index_copy_(0, rows, sums)
+    return _partial_rowwise_adam(weight, m, v, t, every, whole)
+
+
+def _square_of_mean(
+    weight: Tensor, m: Tensor, v: Tensor, t: int, rows: Tensor, sums: Tensor
+) -> Tensor:
+    """The square of the mean gradient where the mean of the squares belongs."""
+    m[rows] = 0.9 * m[rows] + 0.1 * sums
+    v[rows] = 0.999 * v[rows] + 0.001 * sums.mean(1, keepdim=True).square()
+    root = (v[rows] / (1 - 0.999**t)).sqrt() + _EPS
+    weight[rows] -= _RATE * m[rows] / (1 - 0.9**t) / root
+    return weight
+
+
+def _after_two_steps(function: Callable[..., Any]) -> Any:
+    """The weights after steps 3 and 4, in which different rows occur.
+
+    Raises:
+        ValueError: It does not return a tensor, or one of another shape.
+    """
+    random = torch.Generator().manual_seed(11)
+    weight = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
+    m = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
+    v = torch.rand(_ROWS, 1, generator=random).to(device()) / 1000  # as small as its changes
+    for t, rows in ((3, [0, 2, 5]), (4, [2, 3])):
+        sums = torch.randn(len(rows), _COLUMNS, generator=random).to(device())
+        weight = function(weight, m, v, t, torch.tensor(rows, device=device()), sums)
+        if weight is ...:
+            return weight
+        if not isinstance(weight, Tensor) or weight.shape != (_ROWS, _COLUMNS):
+            raise ValueError("It does not return the table, [R, D]: end with return weight.")
+    return weight
+
+
+def _move(weight: Tensor, state: Tensor, gradient: Tensor) -> Tensor:
+    """Row-wise Adagrad of a gradient as large as the table."""
+    state += gradient.square().mean(1, keepdim=True)
+    weight -= _RATE * gradient / (state.sqrt() + _EPS)
+    return weight
+
+
+def _own_gradient(weight: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
+    """The gradients of this rank, as a table."""
+    return torch.zeros_like(weight).index_add_(0, ids, gradients)
+
+
+def _step_of_copy(weight: Tensor, state: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
+    """One step by the mean over ranks."""
+    total = _own_gradient(weight, ids, gradients)
+    dist.all_reduce(total)
+    return _move(weight, state, total / dist.get_world_size())
+
+
+def _alone(weight: Tensor, state: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
+    """A step by the gradients of this rank."""
+    return _move(weight, state, _own_gradient(weight, ids, gradients))
+
+
+def _not_divided(weight: Tensor, state: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
+    """One step by the sum over ranks."""
+    total = _own_gradient(weight, ids, gradients)
+    dist.all_reduce(total)
+    return _move(weight, state, total)
+
+
+def _mean_of_weights(weight: Tensor, state: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
+    """A step of each rank, and the mean of the copies afterwards."""
+    moved = _alone(weight, state, ids, gradients)
+    dist.all_reduce(moved)
+    return moved / dist.get_world_size()
+
+
+def _on_two_ranks(function: Callable[..., Any]) -> list[Any]:
+    """The copies of two ranks after a step.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a table.
+    """
+
+    def step(rank: int) -> Any:
+        random = torch.Generator().manual_seed(11)
+        weight = torch.rand(_ROWS, _COLUMNS, generator=random).to(device())
+        state = torch.rand(_ROWS, 1, generator=random).to(device())
+        ids = torch.tensor(_IDS[rank], device=device())
+        gradients = torch.arange(1.0, 1 + len(ids) * _COLUMNS, device=device())
+        return function(weight, state, ids, gradients.view(len(ids), _COLUMNS) / 10)
+
+    found = on_ranks(2, step)
+    if found == [..., ...]:
+        return found
+    if not all(isinstance(copy, Tensor) for copy in found):
+        raise ValueError(f"It returns {type(found[0]).__name__}, not the table.")
+    return found
 
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="11.1",
-        compared="the drop of the second step is 7.2318",
-        solution=_drop(2**0.5),
-        tolerance=1e-4,
+        compared="the weights after two steps of partial row-wise Adam",
+        solution=_partial_rowwise_adam,
+        measure=_after_two_steps,
+        tolerance=1e-5,
         mistakes=(
             Mistake(
-                misconception="believes that every step is like the first",
-                answer=_drop(1.0),
-                hint="This is the first step again. What does row-wise Adagrad know before the "
-                "second step that it did "
-                "not know before the first?",
+                misconception="leaves out the corrections for the start from zero",
+                answer=_not_corrected,
+                hint="The averages started from zero and are still small in step 3. Which two "
+                "divisions by a function of t make up for that?",
             ),
             Mistake(
-                misconception="adds up roots instead of squares",
-                answer=_drop(2.0),
-                hint=(
-                    "In your answer the root grows from c to 2c. The optimizer adds up squares, "
-                    "and takes the root of their sum."
-                ),
+                misconception="moves the rows that are absent",
+                answer=_all_rows,
+                hint="Rows moved that are not in the batch. Whose m and v does a fused optimizer "
+                "change?",
             ),
             Mistake(
-                misconception="lets the state of all rows grow alike, however often they occur",
-                answer=sum(64 * c * _RATE * c / (2**0.5 + _EPS) for c in _COUNTS),
-                hint="Six of the seven rows are right. What does the row that occurs twice add to "
-                "its sum in each "
-                "step?",
+                misconception="takes the square of the mean for the mean of the squares",
+                answer=_square_of_mean,
+                hint="In v, gradients of +1 and -1 do not cancel. Which comes first, the square or "
+                "the mean?",
             ),
         ),
-        shape="a number, how far the loss falls",
+        shape="a function that moves the rows and returns weight, [R, D]",
     ),
     Exercise(
         id="11.2",
+        compared="two ranks end with equal copies, moved by the mean of their gradients",
+        solution=_step_of_copy,
+        measure=_on_two_ranks,
+        tolerance=1e-5,
+        mistakes=(
+            Mistake(
+                misconception="each rank moves its copy by its own gradients",
+                answer=_alone,
+                hint="After this step the two copies differ. What does a rank have to know before "
+                "it moves a row?",
+            ),
+            Mistake(
+                misconception="sums gradients over ranks and does not divide",
+                answer=_not_divided,
+                hint="The copies are equal, but the state and the step come from the sum over "
+                "ranks. What does the text divide it by?",
+            ),
+            Mistake(
+                misconception="averages the copies after each rank has moved its own",
+                answer=_mean_of_weights,
+                hint="The copies are equal, but each rank has divided its gradient by a state of "
+                "its own. Exchange gradients, and move once.",
+            ),
+        ),
+        shape="a function that returns weight, [R, D]",
+    ),
+    Exercise(
+        id="11.3",
         compared="a late row begins with a step of 0.1 / sqrt(0.001) rates",
         solution=0.1 / 0.001**0.5,
         tolerance=5e-3,
@@ -59,8 +207,8 @@ EXERCISES: tuple[Exercise, ...] = (
                 ),
                 answer=1.0,
                 hint="That is so in batch 1, where both averages are corrected for their start. In "
-                "batch one million "
-                "there is nothing left to correct, and the row's averages still start from zero.",
+                "batch one million there is nothing left to correct, and the row's averages still "
+                "start from zero.",
             ),
             Mistake(
                 misconception="forgets that the gradient is divided by its own size",
