@@ -71,7 +71,7 @@ SHORTER = {
         "PERCENT = (2, 5, 10, 20)": "PERCENT = (10, 10, 10, 20)",
     },
     "17b_cache_or_file.ipynb": {
-        "ROWS, COLUMNS, IDS = 65_536": "ROWS, COLUMNS, IDS = 4_096",
+        "ROWS = 65_536": "ROWS = 4_096",
         **{f"rounds={rounds}": "rounds=1" for rounds in (4, 8, 12)},
     },
     "18_dynamic_vocabularies.ipynb": {"visits=20_000": "visits=4_000"},

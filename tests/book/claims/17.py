@@ -19,6 +19,7 @@ for percent in (2, 5, 10, 20):
         library_rate = caches.hit_rate(law, slots, "lru", ids=IDS, admitted=q)
         assert abs(by_the_equations(slots, q) - library_rate) < 1e-3
 assert round(100 * caches.hit_rate(law, 0, ids=IDS)) == 42
+assert round(IDS * (1 - caches.hit_rate(law, 0, ids=IDS))) == 150 < ROWS * 2 // 100 == 163
 # after: measured
 for name in WAYS:
     for one, other in zip(rates[f"{name}, predicted"], rates[f"{name}, measured"], strict=True):

@@ -10,7 +10,7 @@ assert abs(skewed["cache of 5 %"].hit_rate - 0.77) < 0.015
 if even["cache of 5 %"].pages:
     for percent in (5, 20):
         own = even[f"cache of {percent} %"].pages
-        assert 0.95 < own / even[f"file, memory of {percent} %"].pages < 1.15
+        assert 0.99 < own / even[f"file, memory of {percent} %"].pages < 1.15
 # after: shares
 assert round(3350 / 64) == 52
 blind = shares["150 MiB, popularity not known"]
