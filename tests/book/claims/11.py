@@ -42,7 +42,7 @@ assert [group["lr"] for group in combined.param_groups] == [0.5, 0.01]
 # after: warm-up
 assert all(abs(rate - 0.5) < 1e-4 for rate in rates["schedule on the layers"])
 due = [0.5 * min(step / 8, 1) for step in range(1, 13)]
-assert all(abs(a - b) < 1e-4 for a, b in zip(rates["schedule on all"], due, strict=True))
+assert all(abs(a - b) < 1e-4 for a, b in zip(rates["schedule on combined"], due, strict=True))
 # after: clipping
 assert [round(moved, 3) for moved in rows["not clipped"]] == [1, 0.316, 1, 0.001]
 assert all(moved > 0.28 for moved in rows["clipped to 1"])
