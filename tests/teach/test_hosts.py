@@ -11,7 +11,7 @@ LESS = [[0, 8192, 1024, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 def test_title_says_what_crosses_and_facts_hold_it():
     chart = draw.hosts({"row-wise": SENT}, local_size=2)
-    assert chart.claim == "27 % of what row-wise sends crosses hosts, 3 KiB"
+    assert chart.claim == "27 % of what row-wise sends crosses hosts, 3.07 kB"
     assert chart.facts["crossing"] == {"row-wise": 3072}
     assert chart.facts["total"] == {"row-wise": 11264}
 
@@ -22,8 +22,11 @@ def test_panels_are_compared_and_say_what_crosses_in_each():
         local_size=2,
         claim="{most} {most_bytes}, {least} {least_bytes}, {ratio:.0f}",
     )
-    assert chart.claim == "a 3 KiB, b 1 KiB, 3"
-    assert [axes.get_title() for axes in chart.figure.axes] == ["a: 3 KiB cross", "b: 1 KiB cross"]
+    assert chart.claim == "a 3.07 kB, b 1.02 kB, 3"
+    assert [axes.get_title() for axes in chart.figure.axes] == [
+        "a: 3.07 kB cross",
+        "b: 1.02 kB cross",
+    ]
 
 
 def test_other_hosts_let_other_bytes_cross():

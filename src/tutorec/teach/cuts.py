@@ -18,6 +18,7 @@ _COPY = 1.06  # from a copy to the one beside it, in widths of the table
 _STEP = 0.1  # of a copy to the one behind it
 _ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
 _NAME = 0.55  # room for a name under its table, in units of the highest
+_LINES = 9  # of text that a whole table has room for
 
 
 def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) -> Chart:
@@ -103,14 +104,15 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
         grid = figure.subplots(lines, 2, squeeze=False, width_ratios=ratios).flatten()
         readers = {}
         for axes, (name, entry) in zip(grid, plans.items(), strict=False):
-            boxes, (_, columns) = shard_boxes(entry), entry.table_shape()
+            boxes = shard_boxes(entry)
+            rows, columns = entry.table_shape()
             held = [str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high]
             readers[name] = " and ".join(held)
             copies = not entry.shards()
             axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
             for place, box in enumerate(boxes):
-                gap = "\n" if box[4] < columns else " "  # narrow shards have narrow lines
-                _shard(axes, box, _COPY * columns * place if copies else 0, mark, gap)
+                text = _written(box, rows, columns)
+                _shard(axes, box, _COPY * columns * place if copies else 0, mark, text)
             ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
             axes.set_xticks(ticks if not copies else [])
             axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
@@ -130,8 +132,20 @@ def _width(entry: Any) -> float:
     return 1.0 if entry.shards() else 1 + _COPY * (len(entry.ranks) - 1)
 
 
+def _written(box: tuple[int, int, int, int, int], rows: int, columns: int) -> str:
+    """The rank of a shard, with its rows and columns where there is room for as many lines."""
+    rank, row, column, high, wide = box
+    gap = "\n" if wide < columns else " "  # narrow shards have narrow lines
+    text = (
+        f"rank {rank}\nrows{gap}{row:,} to {row + high - 1:,}\n"
+        f"columns{gap}{column} to {column + wide - 1}"
+    )
+    lines = text.count("\n") + 1
+    return text if high * _LINES >= lines * rows else f"rank {rank}"
+
+
 def _shard(
-    axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int, gap: str
+    axes: Any, box: tuple[int, int, int, int, int], shift: float, mark: int, text: str
 ) -> None:
     """A shard in the colour of its rank, what it holds written in it, and the line of a row."""
     rank, row, column, high, wide = box
@@ -140,10 +154,6 @@ def _shard(
         Rectangle(
             (left, row), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=2
         )
-    )
-    text = (
-        f"rank {rank}\nrows{gap}{row:,} to {row + high - 1:,}\n"
-        f"columns{gap}{column} to {column + wide - 1}"
     )
     axes.text(
         left + wide / 2, row + high / 2, text, color="white", fontsize=9, ha="center", va="center"

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
-from tutorec.teach.units import size
+from tutorec.teach.units import decimal_size, size
 
 __all__ = ["hosts", "traffic"]
 
@@ -37,7 +37,8 @@ def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Cha
         axes = figure.add_subplot()
         peak = counted.max() or 1.0
         for row, column in itertools.product(range(world), repeat=2):
-            _field(axes, row, column, counted[row, column], peak)
+            sent = float(counted[row, column])
+            _field(axes, row, column, sent, peak, written=size(sent))
         _name_ranks(axes, world, "rank ")
         return finish(
             figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts
@@ -79,8 +80,8 @@ def hosts(
         "total": totals,
         "most": most,
         "least": least,
-        "most_bytes": size(crossing[most]),
-        "least_bytes": size(crossing[least]),
+        "most_bytes": decimal_size(crossing[most]),
+        "least_bytes": decimal_size(crossing[least]),
         "most_share": crossing[most] / totals[most] if totals[most] else 0.0,
         "ratio": crossing[most] / crossing[least] if crossing[least] else float("inf"),
     }
@@ -94,7 +95,8 @@ def hosts(
             axes.axis("off")
         for axes, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
             _panel(axes, matrix, local_size, peak)
-            axes.set_title(f"{name}: {size(crossing[name])} cross" if len(matrices) > 1 else "")
+            title = f"{name}: {decimal_size(crossing[name])} cross"
+            axes.set_title(title if len(matrices) > 1 else "")
         return finish(
             figure,
             claim,
@@ -113,20 +115,23 @@ def _panel(axes: Any, matrix: Sequence[Sequence[int]], local_size: int, peak: in
     for row, column in itertools.product(range(world), repeat=2):
         if row == column:
             continue
-        _field(axes, row, column, matrix[row][column], peak, fontsize=9)
+        sent = matrix[row][column]
+        _field(axes, row, column, sent, peak, written=decimal_size(sent), fontsize=9)
     for wall in range(local_size, world, local_size):
         axes.axhline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
         axes.axvline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
     _name_ranks(axes, world)
 
 
-def _field(axes: Any, row: int, column: int, nbytes: float, peak: float, **text: Any) -> None:
+def _field(
+    axes: Any, row: int, column: int, nbytes: float, peak: float, *, written: str, **text: Any
+) -> None:
     """The bytes from one rank to another, and a bar in the sender's colour."""
     left, top = column - 0.45, row - 0.4
     axes.add_patch(Rectangle((left, top), 0.9, 0.8, facecolor="none", edgecolor=INK, alpha=0.4))
     width = 0.9 * nbytes / peak
     axes.add_patch(Rectangle((left, top + 0.58), width, 0.22, facecolor=rank_color(row)))
-    axes.text(column, row - 0.1, size(nbytes), ha="center", va="center", **text)
+    axes.text(column, row - 0.1, written, ha="center", va="center", **text)
 
 
 def _name_ranks(axes: Any, world: int, noun: str = "") -> None:

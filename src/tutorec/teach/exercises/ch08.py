@@ -1,98 +1,155 @@
-"""Exercises of chapter 08: traffic between hosts, a two-step reduction, a cut for each table."""
+"""Exercises of chapter 08: traffic between hosts, the way back of gradients, a type for a model."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
 
-
-def _way_home(source: int, home: int, local_size: int) -> list[int]:
-    """First to the neighbour that has the number of the sample's rank, then to that rank."""
-    between = source // local_size * local_size + home % local_size
-    return list(dict.fromkeys((source, between, home)))
+_HOSTS, _LOCAL = 2, 2
+_SAMPLES, _COLUMNS = 3, 2
 
 
-def _straight(source: int, home: int, local_size: int) -> list[int]:
-    return list(dict.fromkeys((source, home)))
+def _cross(my_gradients: Tensor, across: Any) -> Tensor:
+    """Gradients for my host's table, of each host's rank that has my local rank."""
+    arrived = torch.empty_like(my_gradients)
+    dist.all_to_all_single(arrived, my_gradients, group=across)
+    return arrived
 
 
-def _across_first(source: int, home: int, local_size: int) -> list[int]:
-    between = home // local_size * local_size + source % local_size
-    return list(dict.fromkeys((source, between, home)))
+def _copy(arrived: Tensor, inside: Any) -> list[Tensor]:
+    """What has arrived on each rank of my host."""
+    of_host = [torch.empty_like(arrived) for _ in range(dist.get_world_size(inside))]
+    dist.all_gather(of_host, arrived, group=inside)
+    return of_host
 
 
-def _by_first_rank(source: int, home: int, local_size: int) -> list[int]:
-    return list(dict.fromkeys((source, source // local_size * local_size, home)))
+def _cross_then_copy(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
+    of_host = _copy(_cross(my_gradients, across), inside)
+    return torch.stack(of_host, dim=1).flatten(0, 1)
+
+
+def _not_copied(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
+    return _cross(my_gradients, across)
+
+
+def _by_local_rank(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
+    return torch.cat(_copy(_cross(my_gradients, across), inside))
+
+
+def _added(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
+    return torch.stack(_copy(_cross(my_gradients, across), inside)).sum(dim=0)
+
+
+def _not_crossed(my_gradients: Tensor, inside: Any, across: Any) -> Tensor:
+    return torch.stack(_copy(my_gradients, inside), dim=1).flatten(0, 1)
+
+
+def _on_two_hosts(function: Any) -> list[Any]:
+    """What a function returns on two hosts of two ranks.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def backward(rank: int) -> Any:
+        inside = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        host, local_rank = divmod(rank, _LOCAL)
+        count = _HOSTS * _SAMPLES * _COLUMNS
+        gradients = torch.arange(float(count), device=device()) + 100 * rank
+        shaped = gradients.view(_HOSTS, _SAMPLES, _COLUMNS)
+        return function(shaped, inside[host], across[local_rank])
+
+    found = on_ranks(_HOSTS * _LOCAL, backward)
+    if all(value is ... for value in found):
+        return found
+    for value in found:
+        if not isinstance(value, Tensor):
+            raise ValueError(f"It returns {type(value).__name__}, not a tensor of gradients.")
+    return found
 
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="08.1",
-        compared="56 of the 63 other ranks",
-        solution=100 * 56 / 63,
+        compared="120 of the 127 other ranks",
+        solution=100 * 120 / 127,
         tolerance=1e-3,
         mistakes=(
             Mistake(
                 misconception="takes the share of hosts that are elsewhere",
-                answer=100 * 7 / 8,
+                answer=100 * 15 / 16,
                 hint=(
-                    "7 of 8 counts a rank among those that it sends to. What a rank keeps is not "
-                    "sent."
+                    "15 of 16 counts a rank among those that it sends to. What a rank keeps is "
+                    "not sent."
                 ),
             ),
             Mistake(
-                misconception="keeps the share of two hosts",
-                answer=100 * 2 / 3,
-                hint=(
-                    "That is the share of four ranks on two hosts. How many other ranks are there "
-                    "now, and where?"
-                ),
+                misconception="leaves the second half of the hosts out",
+                answer=100 * 56 / 63,
+                hint="That is the share of eight hosts. How many other ranks are there now?",
             ),
             Mistake(
                 misconception="gives what stays inside",
-                answer=100 * 7 / 63,
-                hint="Seven of the other ranks are neighbours: this is what does not cross.",
+                answer=100 * 7 / 127,
+                hint="Seven of the other ranks are on the same host: this share does not cross.",
             ),
         ),
         shape="a percentage between 0 and 100",
     ),
     Exercise(
         id="08.2",
-        compared="the ranks that a part of a bag's sum passes, on hosts of 2, 2, 2, 4 and 1",
-        solution=_way_home,
+        compared="four ranks get the gradients of all samples for the table of their host",
+        solution=_cross_then_copy,
+        measure=_on_two_hosts,
         mistakes=(
             Mistake(
-                misconception="sends parts straight home",
-                answer=_straight,
+                misconception="leaves each gradient on the rank where it arrived",
+                answer=_not_copied,
                 hint=(
-                    "That is row-wise: partial sums cross before anything was added. To which "
-                    "rank of its own host does a partial sum go first?"
+                    "Those are the samples of ranks with your local rank. Which other ranks of "
+                    "your host have rows of the same bags?"
                 ),
             ),
             Mistake(
-                misconception="crosses first and adds there",
-                answer=_across_first,
+                misconception="puts the ranks of one local rank together",
+                answer=_by_local_rank,
                 hint=(
-                    "Here every partial sum crosses to the other host before anything is added. "
-                    "Where would adding first save bytes?"
+                    "All gradients are there, in the order 0, 2, 1, 3. What is the first axis in "
+                    "rank order?"
                 ),
             ),
             Mistake(
-                misconception="lets one rank of each host do all the adding",
-                answer=_by_first_rank,
+                misconception="adds the gradients up as forward adds sums",
+                answer=_added,
                 hint=(
-                    "Then one rank of each host would add everything. The rank that adds has the "
-                    "same local rank as the rank of the sample."
+                    "Forward adds the parts of one bag. The gradients on two ranks of a host are "
+                    "of different bags."
+                ),
+            ),
+            Mistake(
+                misconception="never crosses",
+                answer=_not_crossed,
+                hint=(
+                    "Those are gradients of your own host's samples for all tables. Whose samples "
+                    "does your host's table serve?"
                 ),
             ),
         ),
-        cases=((0, 3, 2), (1, 3, 2), (0, 1, 2), (1, 6, 4), (0, 3, 1)),
-        shape="a function of (source, home, local_size) that returns a list of ranks",
+        shape="a function of (my_gradients, inside, across) that returns a tensor [W, B, D]",
     ),
     Exercise(
         id="08.3",
-        compared="what fits and takes the least time on the wires, for four tables",
+        compared="what fits and is estimated to be fastest, for four models",
         solution={
             "sellers": "table_wise",
             "visitors": "table_column_wise",
@@ -101,16 +158,17 @@ EXERCISES: tuple[Exercise, ...] = (
         },
         mistakes=(
             Mistake(
-                misconception="cuts the table that needs no cut",
+                misconception="cuts the tables that need no cut",
                 answer={
                     "sellers": "table_row_wise",
                     "visitors": "table_column_wise",
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint="Three are right. The sellers fit on one rank: what do their pooled rows cost "
-                "inside the "
-                "host when the table is cut, and when it is not?",
+                hint=(
+                    "Three are right. There is a table of sellers for each rank, and it fits. "
+                    "What would a cut gain?"
+                ),
             ),
             Mistake(
                 misconception="cuts by rows over all ranks what one host cannot hold",
@@ -120,21 +178,23 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_row_wise",
                     "pairs": "row_wise",
                 },
-                hint="Three are right. Row-wise holds the pairs, and sends 64 partial sums for "
-                "every row. Which cut "
-                "has the room of several hosts and still adds inside each of them?",
+                hint=(
+                    "Three are right. Row-wise holds the pairs, and sends 64 partial sums for "
+                    "every bag. Which type also uses several hosts, and adds inside each of them?"
+                ),
             ),
             Mistake(
-                misconception="splits rows whatever the bags hold",
+                misconception="cuts by rows whatever the bags hold",
                 answer={
                     "sellers": "table_wise",
                     "visitors": "table_row_wise",
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint="Three are right. A visitor's bag has one id. What does it cost to send that "
-                "id to eight slices, "
-                "and what to bring eight partial sums together?",
+                hint=(
+                    "Three are right. A visitor's bag has one id. What does it cost to send that "
+                    "id to eight slices, and what to bring eight partial sums together?"
+                ),
             ),
             Mistake(
                 misconception="forgets what a host can hold",
@@ -158,11 +218,11 @@ EXERCISES: tuple[Exercise, ...] = (
                     "pairs": "grid_shard",
                 },
                 hint=(
-                    "Three are right. Table-column-wise sends every id of a bag to each slice, "
+                    "Three are right. Table-column-wise sends every id of a bag to each slice: "
                     "500 ids to 8 slices."
                 ),
             ),
         ),
-        shape="a dict from table to the name of a sharding type, such as 'row_wise'",
+        shape="a dict from model to the name of a sharding type, such as 'row_wise'",
     ),
 )
