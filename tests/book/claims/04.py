@@ -13,7 +13,7 @@ assert traces.bytes_between(4, ["all-to-all"]) == [
 # after: swap
 assert before[1][2] == 12 == after[2][1]
 # after: lazy
-torch.testing.assert_close(ones.wait(), torch.ones(3, 2))
+torch.testing.assert_close(total.wait(), torch.ones(3, 2))
 # after: break-raises
 assert [error.rank for error in failures.values()] == [1, 1, 1]
 assert "table 'product' has 0 rows" in str(failures[raises])

@@ -23,11 +23,13 @@ assert not torch.equal(by_hand[1], ebc.embedding_bags["product_table"].weight)
 # after: swapped
 torch.testing.assert_close(by_name, rows_0[:, :64])
 assert not torch.allclose(swapped_rows[:, 64:], rows_0[:, :64])
+product_2 = ebc.embedding_bags["product_table"].weight[2]
+torch.testing.assert_close(swapped_rows[0, 64:], product_2)
 # after: missing
 assert "rank 1" in messages[0] and "product_table" in messages[0]
 assert "'product'" in messages[1]
 # after: record
-assert rows["stage: look up"] < rows["all stages, two ranks"]
+assert rows["look up"] < rows["all stages of the library"]
 # after: answer
 assert whole.facts["gradients"] == whole.facts["rows"] == 1024
 # after: ex-3-solution
