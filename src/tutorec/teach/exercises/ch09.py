@@ -74,13 +74,13 @@ def _largest_first(tables: Sizes) -> list[str]:
 
 
 def _by_bytes(tables: Sizes) -> Words:
-    """What is larger than the share of a rank is cut, the rest goes to the emptier rank."""
+    """What is larger than a rank may hold is cut, the rest goes to the emptier rank."""
     share = sum(map(_bytes, tables.values())) / _RANKS
     held = [0.0] * _RANKS
     plan: Words = {}
     for name in _largest_first(tables):
         size = _bytes(tables[name])
-        if size > share:
+        if size > _SLACK * share:
             plan[name] = "row_wise"
             held = [one + size / _RANKS for one in held]
         else:
@@ -123,7 +123,8 @@ def _run_plans(planner: Callable[[Sizes], Any]) -> Any:
             return _UNEVEN
         share = sum(map(_bytes, tables.values())) / _RANKS
         if any(
-            word == "row_wise" and _bytes(tables[name]) <= share for name, word in words.items()
+            word == "row_wise" and _bytes(tables[name]) <= _SLACK * share
+            for name, word in words.items()
         ):
             return _CUT
     return _EVEN
@@ -214,13 +215,13 @@ EXERCISES: tuple[Exercise, ...] = (
                 misconception="believes that longest first balances whatever there is",
                 answer=_all_whole,
                 hint="One rank holds much more than the other. Is there a table that is larger "
-                "than the share of a rank?",
+                "than a rank may hold?",
             ),
             Mistake(
                 misconception="cuts everything, to be even",
                 answer=_all_cut,
                 hint="Both ranks hold the same, but you cut tables that could stay whole. Which "
-                "of them are larger than the share of a rank?",
+                "of them are larger than a rank may hold?",
             ),
         ),
         shape="a function that returns the plan",
