@@ -19,19 +19,25 @@ _WAITING = "wait"  # the stage in which a rank only waits
 _TRAVELS = " on their way"  # how the name of a message under way ends
 _BAR = 0.56  # height, of a line for each batch
 _LETTER = 0.0145  # of the width, that a letter in a bar needs
-_SHADES = {"forward": 0.7, "backward": 1.0}
+_SHADES = {"forward": 0.7, "backward": 1.0}  # other stages are gray
+_GRAY = 0.6
 _DASHES = ("-", "--", ":")
 
 
-def gantt(records: Mapping[str, RecordedSteps], *, claim: str | None = None) -> Chart:
+def gantt(
+    records: Mapping[str, RecordedSteps], *, window: str | None = None, claim: str | None = None
+) -> Chart:
     """Two steps of each record in a panel of its own, on one scale of time; a line for each batch.
 
-    A bar is a stage of a batch, in the colour of the rank. "wait" is cut out of the bar that it
+    A bar is a stage of a batch: forward and backward in the colour of the rank, light and dark,
+    other stages in gray. "wait" is cut out of the bar that it
     interrupts and drawn hollow. A stage whose name ends in " on their way" is a line below the
     bars: a message that travels while the rank does something else.
 
     Args:
         records: Title -> the steps, of which ``intervals()`` are drawn.
+        window: A kind of message; an arrow goes from where the first one of a panel is sent to
+            where the rank asks for it, if the rank does something else between the two.
         claim: The title; may use {total} (ms shown) and {waited} (ms of all hollow bars) of the
             first panel, {total_2}, {waited_2}, ... of the others. By default it says both of each
             panel.
@@ -56,18 +62,23 @@ def gantt(records: Mapping[str, RecordedSteps], *, claim: str | None = None) -> 
         for axes, (title, intervals) in zip(grid[:, 0], panels.items(), strict=True):
             _panel(axes, intervals, longest, travels)
             axes.set_title(title, loc="left")
+            if window is not None:
+                _arrow(axes, intervals, records[title], window)
         grid[-1, 0].set_xlim(0, 1e3 * longest)
         grid[-1, 0].set_xlabel("ms")
 
+        color = rank_color(every[0].rank)
         keys: list[Any] = [
-            Patch(label="the rank works", facecolor=INK, alpha=0.6),
+            Patch(label="forward", facecolor=color, alpha=_SHADES["forward"], linewidth=0),
+            Patch(label="backward", facecolor=color, linewidth=0),
+            Patch(label="other stages", facecolor=INK, alpha=_GRAY, linewidth=0),
             Patch(label="the rank waits", facecolor="none", edgecolor=INK, linewidth=1.2),
         ]
         keys += [
             Line2D([], [], color=INK, linestyle=_DASHES[place % 3], linewidth=2, label=stage)
             for place, stage in enumerate(travels)
         ]
-        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+        figure.legend(handles=keys, loc="outside lower center", ncols=4)
         return finish(figure, claim, ", ".join(said), facts)
 
 
@@ -93,8 +104,9 @@ def _panel(
             look = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.0}
             _bar(axes, line, each.start - begin, each.end - begin, look)
         else:
-            shade = _SHADES.get(each.stage, 0.85)
-            look = {"facecolor": rank_color(each.rank), "alpha": shade, "linewidth": 0}
+            is_named = each.stage in _SHADES
+            color = rank_color(each.rank) if is_named else INK
+            look = {"facecolor": color, "alpha": _SHADES.get(each.stage, _GRAY), "linewidth": 0}
             parts = _without(each, waits)
             for start, end in parts:
                 _bar(axes, line, start - begin, end - begin, look)
@@ -104,6 +116,24 @@ def _panel(
                 axes.text(middle, line, each.stage, color="white", ha="center", va="center")
     axes.set_yticks(range(len(batches)), [f"batch {batch}" for batch in batches])
     axes.set_ylim(len(batches) - 0.4, -0.5)
+
+
+def _arrow(axes: Any, intervals: Sequence[Interval], record: RecordedSteps, window: str) -> None:
+    """From where a message of the kind is sent to where the rank asks for it."""
+    begin = min(each.start for each in intervals)
+    end = max(each.end for each in intervals)
+    batches = sorted({each.batch for each in intervals})
+    for message in record.messages:
+        is_shown = message.sent >= begin and message.asked <= end and message.number in batches
+        is_long = message.asked - message.sent > _LETTER * len("window") * (end - begin)
+        if message.stage == window and is_shown and is_long:
+            line = batches.index(message.number)
+            start = 1e3 * (message.sent - begin)
+            stop = 1e3 * (message.asked - begin)
+            arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (stop, line), (start, line), arrowprops=arrow)
+            axes.text((start + stop) / 2, line - 0.06, "window", ha="center", va="bottom")
+            return
 
 
 def _without(stage: Interval, waits: Sequence[Interval]) -> list[tuple[float, float]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from matplotlib.patches import Patch
+
 from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
 
 __all__ = ["HOST", "Operation", "place", "streams"]
@@ -12,6 +14,7 @@ __all__ = ["HOST", "Operation", "place", "streams"]
 #: The lane of the host thread.
 HOST = "host"
 _LAUNCH = 0.5  # what the host thread needs to put an operation into a stream
+_SHADES = (1.0, 0.7)  # of even and of odd batches
 _LETTER = 0.014  # of the width, that a letter in a bar needs
 
 
@@ -67,6 +70,7 @@ def place(operations: Sequence[Operation]) -> dict[str, tuple[float, float]]:
 def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
     """A lane for the host thread and for each stream, as `place` computes them.
 
+    The colour of an even batch is dark, that of an odd batch light.
     Short ticks on the host thread are launches; what it waits for is hollow.
 
     Args:
@@ -77,7 +81,7 @@ def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
     lanes = [HOST, *dict.fromkeys(each.stream for each in operations if each.stream != HOST)]
     end = max(stop for _, stop in times.values())
     with style():
-        figure = canvas(0.9 + 0.6 * len(lanes))
+        figure = canvas(1.2 + 0.6 * len(lanes))
         axes = figure.add_subplot()
         host = 0.0
         for each in operations:
@@ -88,7 +92,7 @@ def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
                 host = stop
             else:
                 axes.barh(0, 0.7 * _LAUNCH, left=host, height=0.7, color=INK)
-                shade = 0.7 if int(each.name[-1]) % 2 else 1.0
+                shade = _SHADES[int(each.name[-1]) % 2]
                 look = {"facecolor": rank_color(0), "edgecolor": "white", "alpha": shade}
                 axes.barh(lane, stop - start, left=start, height=0.7, **look)
                 host += _LAUNCH
@@ -103,4 +107,9 @@ def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
         axes.set_xlim(0, end)
         axes.set_xticks([])
         axes.set_xlabel("time (a schema, not measured)")
+        keys = [
+            Patch(label=label, facecolor=rank_color(0), alpha=shade, linewidth=0)
+            for label, shade in zip(("even batch", "odd batch"), _SHADES, strict=True)
+        ]
+        figure.legend(handles=keys, loc="outside lower center", ncols=2)
         return finish(figure, claim, claim, {"end": end, "placed": times})

@@ -10,8 +10,10 @@ assert [message.due > message.sent for message in plain.messages] == [
 ]
 drawn = [each for each in plain.intervals() if each.stage == "wait"]
 assert abs(sum(each.end - each.start for each in drawn) - plain.waiting_ms() / 500) < 1e-9
+# after: loops
+assert list(one_ahead(None, iter([]))) == []
 # after: by-hand-run
-assert one.ahead("input ids") == 0 and other.ahead("input ids") == 1
+assert in_turn.ahead("input ids") == 0 and early.ahead("input ids") == 1
 # after: sparse-dist
 assert piped.ahead("input ids") == 1 and piped.ahead("input sizes") == 1
 assert piped.ahead("output rows") == piped.ahead("output gradients") == 0
@@ -25,19 +27,24 @@ assert placed["read 1"][1] < placed["forward 0"][1]
 assert all(steps.losses == plain.losses for steps in base + sparse)
 assert window >= 30
 # after: six
-assert [row[:2] for row in rows.values()] == [[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 0]]
-assert [name for name in NAMES if not rows[name][4]] == ["TrainPipelineSemiSync"]
+assert [row[:2] for row in lines.values()] == [[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 0]]
+assert [name for name in NAMES if not lines[name][4]] == ["TrainPipelineSemiSync"]
 for name in NAMES:
     assert (late_rows[name].losses == plain.losses) == (name != "TrainPipelineSemiSync")
-# after: stale-table
-items = torch.cat([b.sparse_features["item"].values() for b in ordinary[0] + ordinary[1]])
-assert round((items.bincount().max() / len(items)).item(), 2) == 0.07
-clicks = torch.cat([b.labels for b in ordinary[0] + ordinary[1]]).float().mean().item()
-assert f"{clicks:.3f}" == "0.348"
-slope = 16 * clicks * (1 - clicks)
-assert f"{slope:.2f} {2 / slope:.2f} {1 / slope:.2f}" == "3.63 0.55 0.28"
-(_, _, *calm), (_, _, *slow), (_, _, *fast) = rows
-assert all(abs(late - now) < 0.005 for now, late in (calm, slow))
-assert fast[0] < 0.693 < 0.8 < fast[1], "far above the loss of an untrained model"
+# after: days
+assert f"{clicks:.3f} {share:.2f}" == "0.348 0.07"
+calm = lines["ordinary"][2:]
+apart = lines["sale"][2:]
+swings = curves["TrainPipelineSemiSync"]
+assert abs(calm[0] - calm[1]) < 0.005 and f"{calm[0]:.3f}" == "0.662"
+assert f"{swings[0]:.3f} {apart[1]:.2f}" == "0.706 1.16"
+assert f"{min(swings[-20:]):.2f} {max(swings):.1f}" == "0.63 1.9"
+constant = log_loss(torch.tensor(clicks).logit(), torch.tensor(clicks)).item()
+assert f"{constant:.3f}" == "0.646" and apart[0] < 0.65
+# after: limits
+assert f"{steepness:.2f} {2 / steepness:.2f} {1 / steepness:.2f}" == "3.63 0.55 0.28"
+assert round(1 / steepness / share) == 4
+for _, below, above, far in lines.values():
+    assert abs(below - constant) < 0.01 and below < above - 0.02 and far > 0.706 + 0.1
 # after: ex-2-solution
 assert check.all_right("15")

@@ -13,17 +13,19 @@ from tutorec.teach.grading import Exercise, Mistake
 __all__ = ["EXERCISES"]
 
 
-def _largest(window: float, rest: float, ids: float, rows: float) -> float:
-    """What runs at the same time takes as long as the longest of it."""
-    return rest + max(window, ids, rows)
+def _two_windows(backward: float, forward: float, rows: float, ids: float) -> float:
+    """Ids go on travelling while the rank waits for rows."""
+    forward_ends = max(backward, rows) + forward
+    return max(forward_ends, ids)
 
 
-def _one_after_the_other(window: float, rest: float, ids: float, rows: float) -> float:
-    return rest + max(window, ids + rows)
+def _one_window(backward: float, forward: float, rows: float, ids: float) -> float:
+    return forward + max(backward, rows, ids)
 
 
-def _nothing_hidden(window: float, rest: float, ids: float, rows: float) -> float:
-    return rest + window + max(ids, rows)
+def _both_waits(backward: float, forward: float, rows: float, ids: float) -> float:
+    waits = max(0.0, rows - backward) + max(0.0, ids - backward - forward)
+    return backward + forward + waits
 
 
 _Send = Callable[[Any], Any]
@@ -34,16 +36,19 @@ def _rows_ahead(
 ) -> Iterator[Any]:
     """Rows of the next batch and ids of the one after it travel while a batch is trained."""
     source = iter(batches)
-    flight = deque([batch, send(batch)] for batch in islice(source, 2))
-    if flight:
-        flight[0][1] = look_up(flight[0][1].wait())
-    while flight:
-        batch, rows = flight.popleft()
-        rows = rows.wait()
-        if flight:
-            flight[0][1] = look_up(flight[0][1].wait())
-        flight += ([following, send(following)] for following in islice(source, 1))
-        yield train(batch, rows)
+    batch = next(source, None)
+    following = next(source, None)
+    rows = look_up(send(batch).wait()) if batch is not None else None
+    ids = send(following) if following is not None else None
+
+    while batch is not None and rows is not None:
+        rows_here = rows.wait()
+        rows = look_up(ids.wait()) if ids is not None else None
+        last = next(source, None)
+        ids = send(last) if last is not None else None
+        yield train(batch, rows_here)
+        batch = following
+        following = last
 
 
 def _plain(
@@ -158,24 +163,29 @@ def _what_it_does(pipeline: Any) -> Any:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="15.1",
-        compared="the times of three steps",
-        solution=_largest,
-        cases=((8.0, 4.0, 5.0, 2.0), (8.0, 4.0, 5.0, 6.0), (8.0, 4.0, 20.0, 9.0)),
+        compared="the times of four steps",
+        solution=_two_windows,
+        cases=(
+            (30.0, 10.0, 20.0, 35.0),
+            (30.0, 10.0, 40.0, 20.0),
+            (30.0, 10.0, 40.0, 60.0),
+            (30.0, 10.0, 45.0, 50.0),
+        ),
         mistakes=(
             Mistake(
-                misconception="adds messages that travel at the same time",
-                answer=_one_after_the_other,
+                misconception="asks for both messages when the forward begins",
+                answer=_one_window,
                 hint=(
-                    "Both messages are sent before the backward, and neither waits for the other. "
-                    "How long until both have arrived?"
+                    "The rank asks for the ids after the forward. What hides them, besides the "
+                    "backward?"
                 ),
             ),
             Mistake(
-                misconception="adds the delay to the work that hides it",
-                answer=_nothing_hidden,
+                misconception="adds the two waits as if each stood alone",
+                answer=_both_waits,
                 hint=(
-                    "That is a loop that waits first and works then. What does the rank do while "
-                    "messages travel?"
+                    "The ids go on travelling while the rank waits for the rows. How much of "
+                    "their way is left when the forward ends?"
                 ),
             ),
         ),
