@@ -22,7 +22,6 @@ WORDS_IN_CODE = 40  # of English, in string literals of eight words or more
 BEFORE_THE_LIMITS = {
     "13",
     "14",
-    "16",
     "18",
     "19",
     "20",

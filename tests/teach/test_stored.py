@@ -1,10 +1,7 @@
-"""Figures of chapter 16: which stored rows a compressed table's rows are made of, and what is
-reached for the bytes.
-"""
+"""A figure of chapter 16: which stored rows a compressed table's rows are made of."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Rectangle
@@ -81,43 +78,3 @@ def test_an_id_without_a_row_in_a_part_is_not_drawn_there():
 def test_ids_that_cannot_be_drawn_are_refused(ids: list[int]):
     with pytest.raises(ValueError, match="up to 3 ids from 0 to 11 of table 'item'"):
         draw.stored(TABLE, QR(4), ids)
-
-
-def test_a_tradeoff_claims_the_best_and_the_worst_mean():
-    chart = draw.tradeoff(
-        {"hash": {1024: [0.6, 0.7], 4096: [0.7]}, "whole": {8192: [0.8]}},
-        quantity="AUC",
-        optimum=0.9,
-        labels={("whole", 8192): ("float32", "below"), ("hash", 1024): ("one hash", "left")},
-        second=["hash"],
-        budgets=[2048],
-    )
-    assert chart.claim == "whole reaches 0.800, hash 0.650"
-    assert chart.facts["at_least"] == "1 KiB"
-    axes = chart.figure.axes[0]
-    lines = {str(line.get_label()): float(np.asarray(line.get_ydata())[0]) for line in axes.lines}
-    assert [lines["hash"], lines["whole"], lines["best possible 0.900"]] == pytest.approx(
-        [0.65, 0.8, 0.9]
-    )
-    assert [text.get_text() for text in axes.texts] == [
-        "float32",
-        "one hash",
-        "best possible 0.900",
-    ]
-    assert not chart.figure.legends
-    drawn = {str(line.get_label()): line for line in axes.lines}
-    assert drawn["hash"].get_color() != drawn["whole"].get_color()
-    assert [2048, 2048] in [np.asarray(line.get_xdata()).tolist() for line in axes.lines]
-    ends = {
-        round(float(y), 9)
-        for line in axes.lines
-        if line.get_marker() == "_"
-        for y in np.asarray(line.get_ydata())
-    }
-    assert ends == {0.6, 0.7, 0.8}
-
-
-@pytest.mark.parametrize("methods", [{}, {"hash": {}}, {"hash": {1024: []}}])
-def test_a_tradeoff_without_values_is_refused(methods):
-    with pytest.raises(ValueError, match="at least one value"):
-        draw.tradeoff(methods, quantity="AUC")

@@ -37,7 +37,6 @@ from tutorec.teach.stored import stored
 from tutorec.teach.streams import Operation, streams
 from tutorec.teach.swim_lanes import partial_sums, swim_lanes
 from tutorec.teach.tiers import CachedBatch, tiers
-from tutorec.teach.tradeoff import tradeoff
 from tutorec.teach.wrapping import wrapped
 
 __all__ = [
@@ -89,7 +88,6 @@ __all__ = [
     "tiers",
     "timeline",
     "towers",
-    "tradeoff",
     "traffic",
     "training_step",
     "updates",

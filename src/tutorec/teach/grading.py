@@ -122,7 +122,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return list(value)
     if isinstance(value, (set, frozenset)):
-        return sorted(value, key=repr)
+        numbers = all(isinstance(one, (int, float)) for one in value)
+        return sorted(value) if numbers else sorted(value, key=repr)
     return value
 
 

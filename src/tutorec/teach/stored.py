@@ -190,7 +190,7 @@ def _lines(
         axes.text(left - 0.2, top + row + 0.5, label, ha="right", va="center", fontsize=10)
         for shade, _ in of:
             start = columns, ids[shade] + 0.5
-            end = left - 0.4 - 0.2 * len(label), top + row + 0.5
+            end = left - 0.35 - 0.175 * len(label), top + row + 0.5
             axes.plot([start[0], end[0]], [start[1], end[1]], color=_LOOKS[shade][0], linewidth=1.2)
     for one in ids:
         axes.text(-0.2, one + 0.5, str(one), ha="right", va="center", fontsize=10)

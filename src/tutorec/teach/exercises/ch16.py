@@ -1,9 +1,20 @@
-"""Exercises of chapter 16: rows of a quotient-remainder table, and two bags that look the same."""
+"""Exercises of chapter 16: rows of a quotient-remainder table, twins of a bag, a compression."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection
+from tutorec.modules.compressions import Compression, IdMap, Part
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.sparse.hashing import mixing_hash
+from tutorec.sparse.lists import kjt_from_lists
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
@@ -36,6 +47,20 @@ def _twin(first: int, second: int, buckets: int) -> list[int]:
     )
 
 
+def _unsorted_twin(first: int, second: int, buckets: int) -> list[int]:
+    """As `_twin`, in the order in which the ids are computed."""
+    return [
+        first // buckets * buckets + second % buckets,
+        second // buckets * buckets + first % buckets,
+    ]
+
+
+def _twin_of_distinct_pairs(first: int, second: int, buckets: int) -> list[int]:
+    """Swaps the ids' places in the bag where there is nothing to swap."""
+    twin = _twin(first, second, buckets)
+    return [second, first] if twin == sorted([first, second]) else twin
+
+
 def _same_bag(first: int, second: int, buckets: int) -> list[int]:
     return sorted([first, second])
 
@@ -46,6 +71,88 @@ def _quotient_times_one(first: int, second: int, buckets: int) -> list[int]:
 
 def _same_sum_of_ids(first: int, second: int, buckets: int) -> list[int]:
     return sorted([first + 1, second - 1])
+
+
+class _PartlyShared(Compression):
+    """Shared columns first, an id's own columns last."""
+
+    def __init__(self, rows: int, own: int) -> None:
+        self.rows = rows
+        self.own = own
+
+    def map_ids(self, ids: Tensor) -> Tensor:
+        """The shared row of each id."""
+        return mixing_hash(ids, self.rows)
+
+    def parts(self, table: EmbeddingBagConfig) -> list[Part]:
+        shared = replace(
+            table,
+            name=f"{table.name}_shared",
+            num_embeddings=self.rows,
+            embedding_dim=table.embedding_dim - self.own,
+        )
+        own = replace(table, name=f"{table.name}_own", embedding_dim=self.own)
+        return [Part(shared, (IdMap("#", self.map_ids),)), Part(own)]
+
+    def combine(self, results: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(results), dim=-1)
+
+
+class _OwnFirst(_PartlyShared):
+    """The own columns first."""
+
+    def combine(self, results: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(reversed(results)), dim=-1)
+
+
+class _Remainder(_PartlyShared):
+    """Takes the remainder of the id for its hash."""
+
+    def map_ids(self, ids: Tensor) -> Tensor:
+        return ids % self.rows
+
+
+class _WidthsSwapped(_PartlyShared):
+    """Shares `own` columns, and gives each id the others."""
+
+    def parts(self, table: EmbeddingBagConfig) -> list[Part]:
+        swapped = _PartlyShared(self.rows, table.embedding_dim - self.own)
+        return swapped.parts(table)
+
+
+_TABLE = EmbeddingBagConfig(10, 8, "item_table", feature_names=["item"])
+_SHARED_ROWS = 3
+_OWN_COLUMNS = 2
+# A bag for each id, and one of three ids.
+_BAGS = kjt_from_lists({"item": [*([one] for one in range(10)), [7, 2, 2]]})
+
+
+def _pooled(answer: Any) -> Any:
+    """The pooled rows of a compression with known weights.
+
+    Row r of a part with as many rows as the table holds 100 + r, row r of another holds r.
+
+    Raises:
+        ValueError: It cannot be made or looked up, or its results have another shape.
+    """
+    try:
+        how = answer(_SHARED_ROWS, _OWN_COLUMNS)
+        if how.parts(_TABLE) is ... or how.combine([torch.zeros(1, 6), torch.zeros(1, 2)]) is ...:
+            return ...
+        collection = CompressedEmbeddingBagCollection([_TABLE], {"item_table": how})
+        with torch.no_grad():
+            for weight in collection.parameters():
+                first = 100.0 if len(weight) == _TABLE.num_embeddings else 0.0
+                weight.copy_(torch.arange(first, first + len(weight))[:, None].expand_as(weight))
+            pooled = collection(_BAGS).values()
+    except Exception as error:
+        raise ValueError(f"It ends with {type(error).__name__}: {error}") from error
+    if pooled.shape != (_BAGS.stride(), _TABLE.embedding_dim):
+        raise ValueError(
+            f"Its rows for {_BAGS.stride()} bags have shape {list(pooled.shape)}, and the table "
+            f"has {_TABLE.embedding_dim} columns."
+        )
+    return pooled.tolist()
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -84,10 +191,26 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="16.2",
-        compared="the two other ids of three bags, in ascending order",
+        compared="the two ids of the twins of five bags, the smaller first",
         solution=_twin,
-        cases=((1, 6, 4), (7, 8, 4), (5, 1000, 32)),
+        cases=((1, 6, 4), (1, 2, 4), (5, 1, 4), (8, 7, 4), (5, 1000, 32)),
         mistakes=(
+            Mistake(
+                misconception="leaves the ids in the order in which it computes them",
+                answer=_unsorted_twin,
+                hint=(
+                    "The ids are right. For ids 1 and 2 with 4 buckets the larger one comes first: "
+                    "put them in order."
+                ),
+            ),
+            Mistake(
+                misconception="swaps the ids where they share a quotient or a remainder",
+                answer=_twin_of_distinct_pairs,
+                hint=(
+                    "Look at ids that share a quotient or a remainder, such as 1 and 2 with 4 "
+                    "buckets: in which order do you return them?"
+                ),
+            ),
             Mistake(
                 misconception="returns the bag itself",
                 answer=_same_bag,
@@ -112,6 +235,39 @@ EXERCISES: tuple[Exercise, ...] = (
                 "read, table by table?",
             ),
         ),
-        shape="a function that returns two ids, ascending",
+        shape="a function that returns a list of two ids, the smaller first",
+    ),
+    Exercise(
+        id="16.3",
+        compared="the rows of ten ids, and the sum of a bag of three",
+        solution=_PartlyShared,
+        measure=_pooled,
+        mistakes=(
+            Mistake(
+                misconception="puts the own columns first",
+                answer=_OwnFirst,
+                hint=(
+                    "Each row has the right numbers in another order of columns. Which part comes "
+                    "last?"
+                ),
+            ),
+            Mistake(
+                misconception="takes the remainder for a hash",
+                answer=_Remainder,
+                hint=(
+                    "The shared row is the remainder of the id here. Which function of the "
+                    "library chooses it?"
+                ),
+            ),
+            Mistake(
+                misconception="shares the columns that are an id's own",
+                answer=_WidthsSwapped,
+                hint=(
+                    "`own` columns are shared here, and the others are not. How wide is each of "
+                    "the two parts?"
+                ),
+            ),
+        ),
+        shape="a class with `parts` and `combine`",
     ),
 )
