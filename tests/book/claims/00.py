@@ -1,6 +1,7 @@
 # after: pairs-reveal
 import ast
 import importlib.util
+import platform
 
 spec = importlib.util.find_spec("fbgemm_gpu")
 if spec is not None and spec.origin:
@@ -18,8 +19,6 @@ if spec is not None and spec.origin:
 assert [c.name == "fbgemm" for c in choices.values()] == [True, False, False, False, True]
 assert "overwrite" in choices["both wheels, to be safe"].reason
 # after: gpu-machines
-import platform
-
 if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
     assert [choice.remedy for choice in GPU_MACHINES.values()] == [
         'pip install "fbgemm-gpu==1.8.*"',
