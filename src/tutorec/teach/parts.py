@@ -15,9 +15,10 @@ from tutorec.teach.units import number
 
 __all__ = ["parts"]
 
-# Parts are not ranks, so they do not use rank colours: two tones and patterns tell them apart,
-# neighbours by the tone.
-_LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "///"), (INK, "..."), (ACCENT, "\\\\\\"), (INK, "xx"))
+# Parts are not ranks, so they do not use rank colours. The two tones are of about the same
+# brightness, so neighbours differ by a pattern, too.
+_LOOKS = ((ACCENT, ""), (INK, "///"), (ACCENT, "..."), (INK, "xx"), (ACCENT, "\\\\\\"), (INK, "oo"))
+_LEGEND_LINE = 64  # characters of a line of the legend; a key takes as much as six of them
 
 
 def parts(
@@ -104,7 +105,11 @@ def _add_legend(
     ]
     for name in marked:
         keys.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.5, label=name))
-    figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)))
+    # A legend of several lines is filled column by column, so all keys stand on a line if they fit.
+    names = [*looks, *marked]
+    fits = sum(len(name) + 6 for name in names) <= _LEGEND_LINE
+    columns = len(keys) if fits else min(4, len(keys))
+    figure.legend(handles=keys, loc="outside lower center", ncols=columns)
 
 
 def _facts(panel: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -63,6 +63,10 @@ def roofline(
         where = np.geomspace(left, right, 200)
         axes.loglog(where, np.minimum(peak, bandwidth * where) / 1e9, color=INK)
         axes.axvline(ridge, color=INK, linestyle=":", linewidth=1.2)
+        axes.annotate(
+            f"{ridge:.2g}", (ridge, 0.03), (6, 0), xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+        )  # fmt: skip
         for name, (x, y) in at.items():
             axes.loglog([x], [y / 1e9], "o", color=ACCENT, markersize=8)
             on_left = x < np.sqrt(left * right)
