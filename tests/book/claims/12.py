@@ -21,9 +21,11 @@ assert abs(totals["longest first"] - 7.75) < 0.005
 waits = by_simulation(in_log_order, 8)
 assert abs(1 - waits.rank_ms.mean() / waits.step_ms - 0.51) < 0.005
 by_order = steps["order of the log"]
-assert by_order["lookup"] + by_order["update"] > 0.7 * totals["order of the log"]
+memory_ms = by_order["lookup"] + by_order["update"]
+assert round(100 * memory_ms / totals["order of the log"]) == 71
 assert loads_of(longest_first, 8)[1] == [156] * 8
 even = steps["longest first"]
+assert round(totals["longest first"] + even["lookup"] + even["update"], 1) == 11.1
 assert even["rows"] + even["gradients"] > 0.5 * totals["longest first"]
 on_two_hosts = by_hand(deal(sorted(bags, key=bags.get, reverse=True), 16), 16)
 assert abs(sum(on_two_hosts.values()) - 12.8) < 0.01
@@ -31,6 +33,8 @@ assert [round(even[phase], 1) for phase in ("rows", "gradients")] == [2.1, 2.1]
 assert [round(on_two_hosts[phase], 1) for phase in ("rows", "gradients")] == [5.4, 5.4]
 assert [round(phases["ids"], 2) for phases in (even, on_two_hosts)] == [0.15, 0.33]
 assert abs(2 * on_two_hosts["lookup"] / even["lookup"] - 1) < 1e-9
+# after: summary
+assert "ranks wait 51 % of the step" in str(waits) and "71 % memory" in str(waits)
 # after: roofline
 assert 20 * COLUMNS == 1280 and 5500 < moved / samples < 5600
 assert 0.2 < operations / moved < 0.25 and 67e12 / 3.35e12 == 20
