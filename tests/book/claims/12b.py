@@ -55,7 +55,7 @@ for row in rows.values():
     assert [cell.partition(",")[0] for cell in row[:3]] == ["table_wise", "2 slices", "2 slices"]
 fastest_on_4096 = [row[3].partition(",")[0] for row in rows.values()]
 assert fastest_on_4096 == ["grid", "grid", "grid", "8 slices", "grid"]
-assert rows["20 µs + 0.1 µs a peer"][2:] == ["2 slices, 1.25", "grid, 1.25"]
+assert rows["20 us + 0.1 us a peer"][2:] == ["2 slices, 1.25", "grid, 1.25"]
 # after: peers
 with_peers = [with_latency(steps["table_wise"][place], 0.02, 0.0001) for place in (2, 3)]
 assert [round(ms, 2) for ms in with_peers] == [1.38, 2.82]
