@@ -219,6 +219,9 @@ def measure_steps(
         before: Is called before each step, as what a model computes beside its tables.
         ahead: Names of ways that read the rows of the batch from the disk while ``before`` runs.
 
+    Returns:
+        Name -> times of a way, which print as a table.
+
     Raises:
         ValueError: There are no ways, their tables differ, a number is out of range, or a name is
             not that of a way.
@@ -226,12 +229,10 @@ def measure_steps(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> narrow, wide = (
-        ...     EmbeddingBagCollection(
-        ...         [EmbeddingBagConfig(1000, columns, "item", feature_names=["item"])]
-        ...     )
-        ...     for columns in (4, 64)
-        ... )
+        >>> config = EmbeddingBagConfig(1000, 4, "item", feature_names=["item"])
+        >>> narrow = EmbeddingBagCollection([config])
+        >>> config = EmbeddingBagConfig(1000, 64, "item", feature_names=["item"])
+        >>> wide = EmbeddingBagCollection([config])
         >>> measure_steps({"narrow": narrow, "wide": wide}, ids=64, rounds=2)
         table   ms a step  ratio
         ------  ---------  -----
