@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,20 @@ def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path: Path) 
     numbers.fill_(3.0)
     assert drop_pages(str(tmp_path))
     assert torch.equal(numbers, torch.full_like(numbers, 3.0))
+
+
+@linux
+def test_dropping_pages_leaves_what_only_this_process_has_changed(tmp_path: Path) -> None:
+    """A library that was loaded from below the folder keeps its data."""
+    from tutorec._kernels.pages import drop_pages
+
+    path = tmp_path / "library.so"
+    path.write_bytes(bytes(8192))
+    with path.open("r+b") as file:
+        private = mmap.mmap(file.fileno(), 8192, access=mmap.ACCESS_COPY)
+    private[0] = 7
+    assert drop_pages(str(tmp_path))
+    assert private[0] == 7
 
 
 @pytest.mark.parametrize(

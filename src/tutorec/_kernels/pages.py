@@ -149,9 +149,13 @@ def drop_pages(folder: str) -> bool:
 
 
 def _mapped_files(folder: str) -> Iterator[tuple[int, int]]:
-    """Start and size of each mapping of a folder's files, without memory over parts of it."""
+    """Start and size of each shared mapping of a folder's files.
+
+    What a process has changed in a private mapping, as in the data of a library that it has loaded,
+    is nowhere else: dropped, it is lost.
+    """
     for line in _MAPS.read_text(encoding="utf-8").splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(folder):
+        if len(fields) == 6 and fields[1].endswith("s") and fields[5].startswith(folder):
             start, stop = (int(number, 16) for number in fields[0].split("-"))
             yield start, stop - start
