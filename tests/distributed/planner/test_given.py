@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from tutorec.distributed.sharding_plan import (
@@ -54,6 +55,34 @@ def test_other_facts_make_it_slower_and_a_new_plan_is_at_least_as_fast():
     assert fresh.report is not None
     assert later.report.cost > plan.report.cost
     assert fresh.report.cost <= later.report.cost
+
+
+def test_a_cache_is_estimated_with_the_slots_of_the_plan():
+    def with_caches(mib: int, **load_factors: float) -> EmbeddingShardingPlanner:
+        told = {
+            name: ParameterConstraints(
+                sharding_types=["row_wise"],
+                compute_kernels=["fused_uvm_caching"],
+                cache_params=CacheParams(load_factor=load_factors.get(name)),
+            )
+            for name in ("item", "user")
+        }
+        machine = Topology(2, "cpu", ddr_cap=mib * 2**20)
+        return EmbeddingShardingPlanner(machine, 512, constraints=told)
+
+    for mib in (600, 1200):
+        plan = with_caches(mib).plan(MODEL)
+        factors = plan.load_factors()
+        again = with_caches(mib).estimate(plan, MODEL)
+        pinned = with_caches(mib, item=factors["item"], user=factors["user"]).plan(MODEL)
+        assert plan.report is not None
+        assert again.report is not None
+        assert pinned.report is not None
+        assert again.report.cost == plan.report.cost == pinned.report.cost
+
+    small = with_caches(1200, item=0.05, user=0.05).plan(MODEL)
+    with pytest.raises(PlannerError, match=r"'item'.*5 % of its rows in slots"):
+        with_caches(1200, item=0.1, user=0.1).estimate(small, MODEL)
 
 
 def test_a_plan_written_by_hand_has_an_estimate_for_each_way_to_cut():

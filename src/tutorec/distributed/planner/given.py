@@ -45,6 +45,7 @@ def _placed(
     options: Sequence[ShardingOption], entry: ParameterSharding, world_size: int
 ) -> ShardingOption:
     """The option of a table that an entry describes, on the ranks that it names."""
+    load_factor = getattr(entry.cache_params, "load_factor", None)
     ranks = np.arange(world_size)
     sizes = None  # a copy is the whole table
     if entry.sharding_type != ShardingType.DATA_PARALLEL.value:
@@ -54,23 +55,20 @@ def _placed(
 
     for option in options:
         pieces = option.pieces()
-        same_way = (option.sharding_type, option.compute_kernel) == (
+        same_way = (option.sharding_type, option.compute_kernel, option.cache_load_factor) == (
             entry.sharding_type,
             entry.compute_kernel,
+            load_factor,
         )
-        same_cache = _load_factor(option) == _load_factor(entry)
-        if same_way and same_cache and (sizes is None or pieces.sizes.tolist() == sizes):
+        if same_way and (sizes is None or pieces.sizes.tolist() == sizes):
             return option.with_pieces(replace(pieces, ranks=ranks))
 
     name = options[0].name
     known = sorted({(option.sharding_type, option.compute_kernel) for option in options})
+    cached = "" if load_factor is None else f" and {100 * load_factor:g} % of its rows in slots"
     raise PlannerError(
-        f"table {name!r} is {entry.sharding_type} with kernel {entry.compute_kernel} and shards "
-        f"{sizes or 'on every rank'} in the plan, which is none of the options of this planner "
-        f"({', '.join(' '.join(way) for way in known)}): give it the constraints and the number of "
-        "ranks that the plan was made with"
+        f"table {name!r} is {entry.sharding_type} with kernel {entry.compute_kernel}{cached} and "
+        f"shards {sizes or 'on every rank'} in the plan, which is none of the options of this "
+        f"planner ({', '.join(' '.join(way) for way in known)}): give it the constraints and the "
+        "number of ranks that the plan was made with"
     )
-
-
-def _load_factor(sharding: ShardingOption | ParameterSharding) -> float | None:
-    return getattr(sharding.cache_params, "load_factor", None)

@@ -491,4 +491,9 @@ def placement_of(
 
 def _sharding(option: ShardingOption) -> tuple[Any, ...]:
     """What tells the options of a table apart."""
-    return option.sharding_type, option.compute_kernel, option.pieces().sizes.tolist()
+    return (
+        option.sharding_type,
+        option.compute_kernel,
+        option.cache_load_factor,
+        option.pieces().sizes.tolist(),
+    )
