@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from tutorec.errors import RankError
 from tutorec.spmd.pool import Ranks
+from tutorec.teach.grading import is_untouched
 
-__all__ = ["on_ranks"]
+__all__ = ["on_ranks", "tensors_on_ranks"]
 
 
 def on_ranks(size: int, function: Callable[..., Any], *args: Any, timeout: float = 30) -> list[Any]:
@@ -32,3 +35,29 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, timeout: float
             return world.run(function, *args)
     except RankError as error:
         raise ValueError(f"On {size} ranks it ends with: {error}") from error
+
+
+def tensors_on_ranks(size: int, function: Callable[..., Any], what: str) -> list[Any]:
+    """As `on_ranks`, of a function that returns a tensor; of a stub that returns `...`, these.
+
+    Args:
+        size: W, the number of ranks.
+        function: Called on each rank.
+        what: What is in the tensor, for the message: "rows".
+
+    Raises:
+        ValueError: It fails on a rank, or returns something else on one.
+
+    Example:
+        >>> import torch
+        >>> tensors_on_ranks(2, lambda rank: torch.tensor(rank), "ranks")
+        [tensor(0), tensor(1)]
+    """
+    found = on_ranks(size, function)
+    if is_untouched(found):
+        return found
+    for rank, value in enumerate(found):
+        if not isinstance(value, Tensor):
+            given = type(value).__name__
+            raise ValueError(f"On rank {rank} it returns {given}, not a tensor of {what}.")
+    return found

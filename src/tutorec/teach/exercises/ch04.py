@@ -53,7 +53,8 @@ def _on_four_ranks(function: Any) -> list[Any]:
 
     def reduce(rank: int, world_size: int) -> Any:
         sent = []
-        send, isend = dist.send, dist.isend
+        send = dist.send
+        isend = dist.isend
 
         def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             sent.append(tensor.nbytes)
@@ -63,12 +64,14 @@ def _on_four_ranks(function: Any) -> list[Any]:
             sent.append(tensor.nbytes)
             return isend(tensor, *args, **kwargs)
 
-        dist.send, dist.isend = counted, counted_later
+        dist.send = counted
+        dist.isend = counted_later
         try:
             mine = torch.arange(16.0, device=device()) * (rank + 1)
             result = function(mine, rank, world_size)
         finally:
-            dist.send, dist.isend = send, isend
+            dist.send = send
+            dist.isend = isend
         return result, sum(sent)
 
     found = on_ranks(4, reduce)

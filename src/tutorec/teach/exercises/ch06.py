@@ -12,7 +12,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -67,12 +67,7 @@ def _on_two_ranks(function: Any) -> list[Any]:
         weight = torch.arange(16.0, device=device()).view(8, 2) + 100 * rank
         return function(batch, weight)
 
-    found = on_ranks(2, forward)
-    if found == [..., ...]:
-        return found
-    if not all(isinstance(rows, Tensor) for rows in found):
-        raise ValueError(f"It returns {type(found[0]).__name__}, not a tensor of rows.")
-    return found
+    return tensors_on_ranks(2, forward, "rows")
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding_bag
 
 from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -94,12 +94,7 @@ def _on_two_ranks(function: Any) -> list[Any]:
         numbers = torch.arange(float(_ROWS * _COLUMNS), device=device())
         return function(numbers.view(_ROWS, _COLUMNS) + 100 * rank, ids, lengths)
 
-    found = on_ranks(2, forward)
-    if found == [..., ...]:
-        return found
-    if not all(isinstance(sums, Tensor) for sums in found):
-        raise ValueError(f"It returns {type(found[0]).__name__}, not a tensor of sums.")
-    return found
+    return tensors_on_ranks(2, forward, "sums")
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -69,13 +69,7 @@ def _on_two_hosts(function: Any) -> list[Any]:
         shaped = gradients.view(_HOSTS, _SAMPLES, _COLUMNS)
         return function(shaped, inside[host], across[local_rank])
 
-    found = on_ranks(_HOSTS * _LOCAL, backward)
-    if all(value is ... for value in found):
-        return found
-    for value in found:
-        if not isinstance(value, Tensor):
-            raise ValueError(f"It returns {type(value).__name__}, not a tensor of gradients.")
-    return found
+    return tensors_on_ranks(_HOSTS * _LOCAL, backward, "gradients")
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -131,12 +131,7 @@ def _on_two_ranks(function: Any) -> list[Any]:
         shards = table.view(-1, _COLUMNS).split(_ROW_COUNTS)
         return function(shards[rank].clone(), list(_ROW_COUNTS))
 
-    found = on_ranks(2, cut_again)
-    if found == [..., ...]:
-        return found
-    if not all(isinstance(rows, Tensor) for rows in found):
-        raise ValueError(f"It returns {type(found[0]).__name__}, not a tensor of rows.")
-    return found
+    return tensors_on_ranks(2, cut_again, "rows")
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
-from tutorec.teach.on_ranks import on_ranks
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -130,12 +130,7 @@ def _on_two_ranks(function: Callable[..., Any]) -> list[Any]:
         gradients = torch.arange(1.0, 1 + len(ids) * _COLUMNS, device=device())
         return function(weight, state, ids, gradients.view(len(ids), _COLUMNS) / 10)
 
-    found = on_ranks(2, step)
-    if found == [..., ...]:
-        return found
-    if not all(isinstance(copy, Tensor) for copy in found):
-        raise ValueError(f"It returns {type(found[0]).__name__}, not the table.")
-    return found
+    return tensors_on_ranks(2, step, "the rows of the table")
 
 
 EXERCISES: tuple[Exercise, ...] = (
