@@ -139,6 +139,7 @@ def drop_pages(folder: str) -> bool:
     advise = madvise()
     if advise is None or not _MAPS.exists():
         return False
+    folder = os.path.join(folder, "")  # "/a/b" is not the beginning of "/a/bc/file"
     for start, length in _mapped_files(folder):
         advise(start, length, mmap.MADV_DONTNEED)
     for link in _DESCRIPTORS.iterdir():

@@ -416,9 +416,9 @@ class _Batches:
     def draw(self, number: int) -> KeyedJaggedTensor:
         """The batch of this number."""
         source = torch.Generator().manual_seed(number)
-        ids, exponent = self._workload.ids, self._workload.exponent
+        ids = self._workload.ids
         drawn = [
-            self._row_of_rank[rows][power_law_ids(ids, rows, exponent, source)]
+            self._row_of_rank[rows][power_law_ids(ids, rows, self._workload.exponent, source)]
             for rows in self._rows.values()
         ]
         return KeyedJaggedTensor([*self._rows], torch.cat(drawn), lengths=self._lengths)
