@@ -226,6 +226,8 @@ def test_dropping_pages_leaves_what_only_this_process_has_changed(tmp_path: Path
         ({"rounds": 0}, "rounds"),
         ({"ahead": ["cache"]}, r"'cache' is not one of the ways \['memory'\]"),
         ({"page_memory": {"file": 8}}, "'file' is not one of the ways"),
+        ({"ahead": ["memory"]}, "'memory' cannot read rows ahead.*fused_uvm_caching"),
+        ({"cold": "/no/such/folder"}, "cold='/no/such/folder' is not a folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(change: dict[str, Any], message: str) -> None:

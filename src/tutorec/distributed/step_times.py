@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -223,8 +224,8 @@ def measure_steps(
         Name -> times of a way, which print as a table.
 
     Raises:
-        ValueError: There are no ways, their tables differ, a number is out of range, or a name is
-            not that of a way.
+        ValueError: There are no ways, their tables differ, a number is out of range, a name is not
+            that of a way, one that should read ahead cannot, or ``cold`` is not a folder.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -268,12 +269,20 @@ def measure_workload(
         ahead: Names of ways that read the rows of the batch while ``before`` runs.
 
     Raises:
-        ValueError: There are no ways, their tables differ, or a name is not that of a way.
+        ValueError: There are no ways, their tables differ, a name is not that of a way, one that
+            should read ahead cannot, or ``cold`` is not a folder.
     """
     page_memory = page_memory or {}
     for name in (*page_memory, *ahead):
         if name not in ways:
             raise ValueError(f"{name!r} is not one of the ways {[*ways]}")
+    for name in ahead:
+        if not hasattr(ways[name], "prefetch"):
+            raise ValueError(
+                f"{name!r} cannot read rows ahead: shard it with the kernel 'fused_uvm_caching'"
+            )
+    if cold and not Path(cold).is_dir():
+        raise ValueError(f"cold={cold!r} is not a folder: pass the one in which the tables are")
     batches = _Batches(ways, workload)
     steps = workload.steps
 

@@ -9,6 +9,7 @@ import pytest
 from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, report_of
 
 from tutorec.distributed.core.cache_params import CacheParams
+from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import ParameterConstraints, PlanComparison, Topology, compare
 from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.errors import PlannerError
@@ -84,6 +85,9 @@ def test_only_some_of_many_copies_are_named(compared):
 
 def test_plan_without_report_or_tables_is_named():
     plan = plan_of()
+    by_hand = ShardingPlan(plan.plan)
+    with pytest.raises(PlannerError, match=r"plan 'by hand' has no report.*estimate"):
+        compare({"by hand": by_hand})  # pyright: ignore[reportArgumentType]
     with pytest.raises(PlannerError, match="plan 'loaded' has no report"):
         compare({"made": plan, "loaded": PlannedSharding(plan.plan)})
     with pytest.raises(PlannerError, match="plan 'empty' has no table"):

@@ -127,11 +127,12 @@ def compare(plans: Mapping[str, PlannedSharding]) -> PlanComparison:
     if not plans:
         raise ValueError("there is nothing to compare: pass at least one plan, as {name: plan}")
     for name, plan in plans.items():
-        if plan.report is None or not plan.plan:
-            lacks = "has no report of its planner" if plan.plan else "has no table"
+        if not plan.plan:
+            raise PlannerError(f"plan {name!r} has no table: leave it out")
+        if getattr(plan, "report", None) is None:  # a ShardingPlan, written by hand or loaded
             raise PlannerError(
-                f"plan {name!r} {lacks}: compare what EmbeddingShardingPlanner.plan returned for "
-                "a model with tables"
+                f"plan {name!r} has no report of a planner: EmbeddingShardingPlanner(...).estimate("
+                "plan, model) gives it one"
             )
     best = min(plan.report.cost for plan in plans.values() if plan.report is not None)
     return PlanComparison({name: _compared(plan, best) for name, plan in plans.items()})
