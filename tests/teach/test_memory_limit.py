@@ -35,6 +35,12 @@ def test_what_fits_is_returned_and_what_does_not_gives_the_error() -> None:
 
 
 @linux
+def test_a_rank_that_had_too_little_memory_ends_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "memory" in under_limit(2**20, total, 10**8)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@linux
 def test_what_is_called_first_has_no_limit() -> None:
     assert under_limit(64 * 2**20, total, 1000, first=lambda: torch.ones(2**26).sum()) == 1000.0
 

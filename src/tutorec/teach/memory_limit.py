@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,9 @@ def _limited(
     torch.ones(1, requires_grad=True).sum().backward()  # has autograd start its threads
     if first is not None:
         first()
-    _limit_memory(nbytes)
     try:
-        result = function(*args)
+        with _limited_memory(nbytes):
+            result = function(*args)
     except (MemoryError, RuntimeError, OSError) as error:
         if not _lacks_memory(error):
             raise
@@ -92,16 +92,22 @@ def _limited(
     return repr(result) if isinstance(result, nn.Module) else result
 
 
-def _limit_memory(nbytes: int) -> None:
-    """Let this process allocate so many bytes more, where the system can."""
+@contextmanager
+def _limited_memory(nbytes: int) -> Iterator[None]:
+    """This process may allocate so many bytes more, where the system can limit it."""
     if not _STATUS.exists():
+        yield
         return
     import resource
 
     held = re.search(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    if held is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(held[1]) + nbytes, hard))
+    assert held is not None, "Linux says how much data a process has"
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(held[1]) + nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)  # the process needs memory to end
 
 
 def _lacks_memory(error: Exception) -> bool:
