@@ -72,10 +72,10 @@ doctest: venv ## the examples in docstrings
 	@echo "== examples in docstrings"
 	@$(PYTEST) src --doctest-modules --timeout=900
 
-# Both backends must run every chapter. nbmake stops a cell that hangs.
+# Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what the first run executed.
 notebooks: venv ## execute every notebook
 	@echo "== notebooks"
-	@$(PYTEST) --nbmake --nbmake-timeout=120 notebooks
+	@KEEP_FOR_BOOK=1 $(PYTEST) --nbmake --nbmake-timeout=120 notebooks
 
 notebooks-torch: venv ## execute every notebook on the plain-torch backend
 	@echo "== notebooks, TUTOREC_BACKEND=torch"
@@ -84,7 +84,7 @@ notebooks-torch: venv ## execute every notebook on the plain-torch backend
 nb: venv ## one chapter or page: make nb NB=05, make nb NB=page_two_tower
 	@test -n "$(NB)" || { echo "which chapter? make nb NB=05, or a page: make nb NB=page_two_tower" >&2; exit 2; }
 	@test -n "$(BOOKS)" || { echo "no notebooks/$(NAME)_*.ipynb and no notebooks/$(NAME).ipynb; there are: $$(ls notebooks)" >&2; exit 2; }
-	@$(PYTEST) --nbmake --nbmake-timeout=120 $(BOOKS)
+	@KEEP_FOR_BOOK=1 $(PYTEST) --nbmake --nbmake-timeout=120 $(BOOKS)
 
 html: venv ## check the built book: no network, alt text, links
 	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }

@@ -3,7 +3,7 @@
 jupyter-cache executes a notebook again when the notebook changes, and only then. A chapter's output
 depends as much on the library, on the installed versions and on the backend, so this script keys
 the cache on those too and removes it when they change. When nothing at all changed since the last
-success it builds nothing.
+success it builds nothing. `make notebooks` and `make nb` fill the same cache.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "_build"
@@ -122,6 +126,36 @@ def report_failures() -> None:
         )
 
 
+def drop_stale_executions() -> None:
+    """Remove executed notebooks whose output may differ by now."""
+    BUILD.mkdir(exist_ok=True)
+    key = execution_key()
+    if stored(".execution_key") != key:
+        for stale in ("html", ".doctrees", ".jupyter_cache"):
+            shutil.rmtree(BUILD / stale, ignore_errors=True)
+        (BUILD / ".execution_key").write_text(key)
+
+
+def keep_executed(notebook: NotebookNode, path: Path, seconds: float) -> None:
+    """Put an executed notebook into the cache of the book, which then does not execute it again.
+
+    Args:
+        notebook: With outputs, and with its claims, as the book would execute it. Its cells lose
+            the times at which they ran: a notebook is found by its code and metadata.
+        path: Its file.
+        seconds: How long it took: the page of execution times shows it.
+    """
+    from jupyter_cache import get_cache
+    from jupyter_cache.base import CacheBundleIn
+
+    drop_stale_executions()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
+    cache = get_cache(BUILD / ".jupyter_cache")
+    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+
+
 def main() -> int:
     subprocess.run([sys.executable, str(ROOT / "book/_ext/sources_page.py")], check=True)
     index = BUILD / "html" / "index.html"
@@ -129,12 +163,8 @@ def main() -> int:
     if index.exists() and stored(".book_key") == wanted:
         print("The book is current: nothing to build.")
         return 0
-    BUILD.mkdir(exist_ok=True)
+    drop_stale_executions()
     (BUILD / ".book_key").unlink(missing_ok=True)
-    if stored(".execution_key") != execution_key():
-        for stale in ("html", ".doctrees", ".jupyter_cache"):
-            shutil.rmtree(BUILD / stale, ignore_errors=True)
-        (BUILD / ".execution_key").write_text(execution_key())
     shutil.rmtree(BUILD / "html" / "reports", ignore_errors=True)
     # What the theme leaves behind when a notebook failed: its logo, under the folder's name.
     if (BUILD / "html/_static").is_file():

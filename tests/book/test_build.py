@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
 import pytest
 from docutils import nodes
 from docutils.utils import new_document
+from jupyter_cache import get_cache
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from policy.tree import ROOT
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
@@ -47,6 +50,25 @@ def test_notebooks_are_executed_again_on_the_other_backend(tree, monkeypatch):
     before = build_book.execution_key()
     monkeypatch.setenv("TUTOREC_BACKEND", "torch")
     assert build_book.execution_key() != before
+
+
+def test_the_book_takes_a_notebook_that_was_executed_by_nbmake(tree, monkeypatch):
+    monkeypatch.setattr(build_book, "BUILD", tree / "_build")
+    cells = [new_markdown_cell("One and one"), new_code_cell("1 + 1")]
+    executed = new_notebook(cells=copy.deepcopy(cells))
+    executed.cells[1].metadata["execution"] = {"shell.execute_reply": "2026-01-01T00:00:00Z"}
+    executed.cells[1].outputs = [new_output("stream", text="2")]
+    build_book.keep_executed(executed, tree / "notebooks/00_a.ipynb", seconds=3.0)
+
+    cache = get_cache(tree / "_build/.jupyter_cache")
+    record = cache.match_cache_notebook(new_notebook(cells=cells))
+    assert record.data == {"execution_seconds": 3.0}
+    _, merged = cache.merge_match_into_notebook(new_notebook(cells=cells))
+    assert merged.cells[1].outputs[0].text == "2"
+
+    (tree / "src/tutorec/a.py").write_text("changed", encoding="utf-8")
+    build_book.drop_stale_executions()
+    assert not (tree / "_build/.jupyter_cache").exists()
 
 
 def test_a_notebook_that_failed_is_executed_by_the_next_build(tmp_path, monkeypatch, capsys):
