@@ -19,7 +19,6 @@ for percent in (2, 5, 10, 20):
         library_rate = caches.hit_rate(law, slots, "lru", ids=IDS, admitted=q)
         assert abs(by_the_equations(slots, q) - library_rate) < 1e-3
 assert round(100 * caches.hit_rate(law, 0, ids=IDS)) == 42
-assert round(IDS * (1 - caches.hit_rate(law, 0, ids=IDS))) == 150 < ROWS * 2 // 100 == 163
 # after: measured
 for name in WAYS:
     for one, other in zip(rates[f"{name}, predicted"], rates[f"{name}, measured"], strict=True):
@@ -31,7 +30,8 @@ assert [round(row[0]) for row in sizes.values()] == [2, 6, 31]
 reached = [row[2] for row in sizes.values()]
 assert reached == sorted(reached) and abs(reached[-1] - 89) < 0.3
 # after: drift
-[still, _, fast] = zip(*drift.values(), strict=True)
+[still, slow, fast] = zip(*drift.values(), strict=True)
+assert slow[1] == max(slow)  # q-LRU is best when 8 products move
 assert still[0] < still[1] < still[2] and fast[0] > fast[1] > fast[2]
 assert round(still[2] - fast[2]) == 26
 # after: noon
