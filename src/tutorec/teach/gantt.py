@@ -78,7 +78,7 @@ def gantt(
             Line2D([], [], color=INK, linestyle=_DASHES[place % 3], linewidth=2, label=stage)
             for place, stage in enumerate(travels)
         ]
-        figure.legend(handles=keys, loc="outside lower center", ncols=4)
+        figure.legend(handles=keys, loc="outside lower center", ncols=3)
         return finish(figure, claim, ", ".join(said), facts)
 
 
