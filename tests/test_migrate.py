@@ -77,7 +77,7 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
         (37, "torchrec.no_such_module"),
     ]
     problems = [problem for _, _, problem in found]
-    assert problems[0].startswith("there is no metrics in tutorec: use torchmetrics")
+    assert problems[0].startswith("there is no NEMetric in tutorec.metrics.ne: use the computation")
     assert "call the interaction" in problems[1]
     assert problems[3].startswith(
         "there is no argument torchrec; it takes model, optimizer, device, "
@@ -88,7 +88,7 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
     assert problems[5].startswith("there is no argument is_waited; it takes tables, is_weighted")
     assert problems[6] == "there is no no_such_module in tutorec"
     assert (report.files, report.using, len(report.missing), report.written) == (1, 1, 4, [])
-    assert f"{tmp_path}/train.py:5: torchrec.metrics.ne.NEMetric: there is no metrics" in str(
+    assert f"{tmp_path}/train.py:5: torchrec.metrics.ne.NEMetric: there is no NEMetric" in str(
         report
     )
     assert str(report).endswith("7 places to change by hand\nnothing was changed; --write renames")
@@ -218,7 +218,7 @@ def test_nothing_but_the_names_changes_in_a_notebook(
 def test_notebooks_are_renamed_cell_by_cell(tmp_path: Path, form: dict[str, object]):
     first = ["!pip install torchrec\n", "import torchrec\n", "%matplotlib inline"]
     second = (
-        "from torchrec.metrics import auc\nif True:\n    !ls torchrec\n    "
+        "from torchrec.metrics import ctr\nif True:\n    !ls torchrec\n    "
         "print(torchrec.PoolingType)"
     )
     text = (
@@ -231,7 +231,7 @@ def test_notebooks_are_renamed_cell_by_cell(tmp_path: Path, form: dict[str, obje
     report = migrate(file, write=True)
     (finding,) = report.findings
     assert (finding.cell, finding.line) == (3, 1)
-    assert f"{file}: cell 3, line 1: torchrec.metrics.auc" in str(report)
+    assert f"{file}: cell 3, line 1: torchrec.metrics.ctr" in str(report)
     after = text
     for before in (
         '"import torchrec\\n"',
@@ -446,13 +446,13 @@ def test_the_command_reports_as_json_and_by_its_status(
         == 0
     )
     assert "1 of 1 file use torchrec: 1 name, 1 of them in tutorec" in capsys.readouterr().out
-    bad = write(tmp_path / "bad.py", "from torchrec.metrics import auc\n")
+    bad = write(tmp_path / "bad.py", "from torchrec.metrics import ctr\n")
     assert cli.main(["migrate", str(tmp_path), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["findings"][0]["file"] == str(bad)
     assert (report["using"], report["missing"], report["complete"]) == (
         2,
-        ["torchrec.metrics.auc"],
+        ["torchrec.metrics.ctr"],
         False,
     )
     for path in (tmp_path / "nothing", write(tmp_path / "a.txt", "import torchrec")):

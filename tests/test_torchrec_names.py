@@ -56,11 +56,11 @@ def test_from_import_is_known_behind_256_other_names():
     ("statement", "start"),
     [
         ("import tutorec.modules.itep_modules", "No module named 'tutorec.modules.itep_modules'. "),
-        ("import tutorec.metrics.ne", "No module named 'tutorec.metrics'. "),
-        ("from tutorec.metrics.ne import NEMetric", "No module named 'tutorec.metrics'. "),
+        ("import tutorec.pt2.checks", "No module named 'tutorec.pt2'. "),
+        ("from tutorec.pt2.checks import is_pt2_compiling", "No module named 'tutorec.pt2'. "),
         (
-            "import importlib; importlib.import_module('tutorec.metrics')",
-            "No module named 'tutorec.metrics'. ",
+            "import importlib; importlib.import_module('tutorec.metrics.throughput')",
+            "No module named 'tutorec.metrics.throughput'. ",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_import_of_a_missing_module_says_what_to_use(statement: str, start: str)
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [("tutorec", "metrics"), ("tutorec.modules", "itep_modules")]
+    ("package", "name"), [("tutorec", "pt2"), ("tutorec.modules", "itep_modules")]
 )
 def test_from_import_of_a_missing_module_says_what_to_use(package: str, name: str):
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_from_import_of_a_missing_module_says_what_to_use(package: str, name: st
 
 
 def test_attributes_say_what_to_use_and_hasattr_answers():
-    for module, name in [("tutorec", "metrics"), ("tutorec.optim.optimizers", "LAMB")]:
+    for module, name in [("tutorec", "pt2"), ("tutorec.optim.optimizers", "LAMB")]:
         holder = importlib.import_module(module)
         assert not hasattr(holder, name)
         assert getattr(holder, name, None) is None
@@ -150,7 +150,7 @@ def test_modules_are_inspected_copied_and_reloaded_as_before():
         is module.in_backward_optimizer_filter
     )
     assert importlib.util.find_spec("tutorec.optim.nothing") is None
-    assert importlib.util.find_spec("tutorec.metrics") is None
+    assert importlib.util.find_spec("tutorec.pt2") is None
     assert importlib.util.find_spec("tutorec.cli") is not None
     version = importlib.import_module("tutorec._validation")
     for _ in range(3):
@@ -239,8 +239,8 @@ def test_the_module_of_a_name_has_it():
 
 
 def test_an_entry_for_a_module_stands_for_all_inside():
-    assert instead_of("metrics.ne.NEMetric") == absent_names()["metrics"]
-    assert instead_of("metricss") is None
+    assert instead_of("metrics.ctr.CTRMetric") == absent_names()["metrics.ctr"]
+    assert instead_of("metrics.ctrs") is None
     assert instead_of("distributed.planner.types.Shard") is None
 
 

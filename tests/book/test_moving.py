@@ -56,7 +56,7 @@ def test_programs_run_after_the_renaming(tmp_path: Path, name: str, printed: str
 def test_the_report_of_the_page_is_what_the_command_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    cell = "%matplotlib inline\nfrom torchrec.metrics.ne import NEMetric"
+    cell = "%matplotlib inline\nfrom torchrec.metrics.ctr import CTRMetric"
     notebook = {"cells": [{"cell_type": "code", "source": cell}], "metadata": {}, "nbformat": 4}
     files = {
         "eval.ipynb": json.dumps(notebook),
@@ -82,7 +82,7 @@ def test_the_report_of_the_page_is_what_the_command_prints(
 
 def test_the_tables_have_every_name_once():
     rows = tables.used_rows(
-        "# a comment\n 3  2 torchrec.DataType\n 2  1 torchrec.metrics.ne.NE\n 1  1 "
+        "# a comment\n 3  2 torchrec.DataType\n 2  1 torchrec.metrics.ctr.CTR\n 1  1 "
         "torchrec.fx.Tracer\n"
     )
     assert rows == [

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import jagged_cases  # noqa: F401  its cases enter the registry
+import metric_cases  # noqa: F401
 import model_cases  # noqa: F401
 import module_cases  # noqa: F401
 import optimizer_cases  # noqa: F401

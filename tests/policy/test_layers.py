@@ -83,6 +83,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         (
             (
                 "inference",
+                "metrics",
                 "models",
                 "datasets",
                 "nano",

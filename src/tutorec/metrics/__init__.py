@@ -1,0 +1,7 @@
+"""What a model is judged by while it trains: metrics over batches, windows and ranks.
+
+Each module has one metric, under TorchRec's name. For labels and scores that are all here,
+`tutorec.models.metrics` has AUC and normalized entropy as functions.
+"""
+
+__all__: list[str] = []
