@@ -305,6 +305,15 @@ class LoadBalanceManager:
         """The rows on the rank at which its features begin, ``[len(group)]``."""
         return self.offsets[rank]
 
+    def get_owned_rows(self, rank: int) -> list[OwnedRows]:
+        """The rows of each feature that a rank owns; in ``compat`` with the document's offsets.
+
+        Example:
+            >>> LoadBalanceManager([5, 26, 1], num_groups=3).get_owned_rows(rank=1)
+            [OwnedRows(feature=1, first=5, rows=11, offset=0)]
+        """
+        return list(self._owned[rank])
+
     def get_block_dim(self, rank: int) -> int:
         """D of a rank's rows: ``base_emb_dim``, halved for each doubling of total over own rows."""
         rows = self.get_num_embeddings_on_rank(rank)

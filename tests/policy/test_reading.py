@@ -23,7 +23,6 @@ BEFORE_THE_LIMITS = {
     "13",
     "14",
     "18",
-    "19",
     "20",
 }
 # A promise of minutes: reading 200 words or 15 lines, a figure, an exercise.

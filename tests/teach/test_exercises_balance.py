@@ -31,10 +31,10 @@ def test_a_place_by_hand_is_that_of_the_library():
             assert found == [place(rows, bounds, feature, identifier)]
 
 
-def test_whole_features_by_size_are_placed_as_by_the_library():
+def test_a_bag_over_ranges_of_rows_has_the_sums_of_one_process():
     exercise = check.find("19.2")
-    assert exercise.cases is not None
-    for rows, ranks in exercise.cases:
-        manager = LoadBalanceManager(rows, ranks, do_fair=False, disable_random_behavior=True)
-        loads = sorted(manager.get_num_embeddings_on_rank(rank) for rank in range(ranks))
-        assert loads == exercise.solution(rows, ranks)
+    assert exercise.measure is not None
+    # Row r holds 10 to the power r, so a sum shows its rows. Features begin at rows 0, 2 and 7.
+    expected = [[[10_000_000 + 1_000_000 + 1], [10_000_000 + 10_000 + 10]],
+                [[10_000_000 + 100 + 10], [10_000_000 + 1_000 + 10]]]  # fmt: skip
+    assert [sums.tolist() for sums in exercise.measure(exercise.solution)] == expected

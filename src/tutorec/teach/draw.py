@@ -9,6 +9,7 @@ from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_
 from tutorec.teach.charts import bars, curves, rank_frequency, timeline
 from tutorec.teach.cuts import cuts, one_table
 from tutorec.teach.diagram import Diagram
+from tutorec.teach.divisions import divisions
 from tutorec.teach.dots import dots
 from tutorec.teach.gantt import gantt
 from tutorec.teach.host_sums import host_sums
@@ -56,6 +57,7 @@ __all__ = [
     "collisions",
     "curves",
     "cuts",
+    "divisions",
     "dlrm",
     "dots",
     "funnel",

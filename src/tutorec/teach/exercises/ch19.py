@@ -1,15 +1,21 @@
-"""Exercises of chapter 19: whose row an id is, and whole features by size."""
+"""Exercises of chapter 19: whose row an id is, and a bag over ranges of rows."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
-
-_Loads = Callable[[Sequence[int], int], list[int]]
 
 
 def _place(rows: Sequence[int], bounds: Sequence[int], feature: int, identifier: int) -> list[int]:
@@ -39,20 +45,65 @@ def _bound_belongs_below(
     return [rank, row - bounds[rank]]
 
 
-def _by_load(order: Callable[[Sequence[int]], Iterable[int]]) -> _Loads:
-    """Each feature goes to the rank with the fewest rows, in this order."""
-
-    def loads(rows: Sequence[int], ranks: int) -> list[int]:
-        held = [0] * ranks
-        for count in order(rows):
-            held[held.index(min(held))] += count
-        return sorted(held)
-
-    return loads
+# The rows of three features on two ranks, and the ids of each rank's two samples.
+_ROWS = (2, 5, 1)
+_BOUNDS = (0, 4, 8)
+_IDS = ([[0, 4, 0], [1, 2, 0]], [[1, 0, 0], [1, 1, 0]])
 
 
-def _descending(rows: Sequence[int]) -> list[int]:
-    return sorted(rows, reverse=True)
+def _partial_sums(
+    ids: Tensor, my_rows: Tensor, bounds: Sequence[int], starts: Tensor, *, clamp: bool = False
+) -> Tensor:
+    """For the samples of all ranks the sums over the rows of this rank, [W, B, D]."""
+    arrived = [torch.empty_like(ids) for _ in range(dist.get_world_size())]
+    dist.all_gather(arrived, ids)
+    rows = torch.stack(arrived) + starts - bounds[dist.get_rank()]
+    mine = (rows >= 0) & (rows < len(my_rows))
+    found = my_rows[rows.clamp(0, len(my_rows) - 1)]
+    if not clamp:
+        found = found * mine.unsqueeze(-1)
+    return found.sum(dim=2)
+
+
+def _sums_of_my_samples(partial: Tensor) -> Tensor:
+    dist.all_reduce(partial)
+    return partial[dist.get_rank()]
+
+
+def _bag(ids: Tensor, my_rows: Tensor, bounds: Sequence[int], starts: Tensor) -> Tensor:
+    """Partial sums of all samples, added up over the ranks; each rank keeps its samples."""
+    return _sums_of_my_samples(_partial_sums(ids, my_rows, bounds, starts))
+
+
+def _clamped(ids: Tensor, my_rows: Tensor, bounds: Sequence[int], starts: Tensor) -> Tensor:
+    return _sums_of_my_samples(_partial_sums(ids, my_rows, bounds, starts, clamp=True))
+
+
+def _own_rows_only(ids: Tensor, my_rows: Tensor, bounds: Sequence[int], starts: Tensor) -> Tensor:
+    return _partial_sums(ids, my_rows, bounds, starts)[dist.get_rank()]
+
+
+def _samples_mixed(ids: Tensor, my_rows: Tensor, bounds: Sequence[int], starts: Tensor) -> Tensor:
+    mixed = _own_rows_only(ids, my_rows, bounds, starts)
+    dist.all_reduce(mixed)
+    return mixed
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """The sums that a function returns on each of two ranks.
+
+    Raises:
+        ValueError: It fails on a rank, or returns something that is not a tensor.
+    """
+
+    def forward(rank: int) -> Any:
+        weights = 10.0 ** torch.arange(sum(_ROWS), device=device()).reshape(-1, 1)
+        starts = torch.tensor([0, *accumulate(_ROWS[:-1])], device=device())
+        ids = torch.tensor(_IDS[rank], device=device())
+        my_rows = weights[_BOUNDS[rank] : _BOUNDS[rank + 1]]
+        return function(ids, my_rows, list(_BOUNDS), starts)
+
+    return tensors_on_ranks(2, forward, "sums")
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -100,31 +151,35 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="19.2",
-        compared="the rows of each rank, in ascending order, for three lists of features",
-        solution=_by_load(_descending),
-        cases=(
-            ([5, 12, 4, 10], 2),
-            ([3, 3, 2, 2, 2], 2),
-            ([100, 2020, 3203, 3434, 3023, 4545, 123, 4566], 4),
-        ),
+        compared="the sums of two samples on each of two ranks",
+        solution=_bag,
+        measure=_on_two_ranks,
         mistakes=(
             Mistake(
-                misconception="takes the features as they come",
-                answer=_by_load(list),
+                misconception="adds a row for an id that it does not own",
+                answer=_clamped,
                 hint=(
-                    "Your rule is right, and the order is not: a large feature that comes last "
-                    "overfills its rank. Which features should come first?"
+                    "Each sum has a row too many, or several. What does a rank add for an id whose "
+                    "row it does not own?"
                 ),
             ),
             Mistake(
-                misconception="takes the smallest first, which is to deal them out in turn",
-                answer=_by_load(sorted),
+                misconception="sums only the rows that are on the rank of the sample",
+                answer=_own_rows_only,
                 hint=(
-                    "Every rank gets equally many features that way, and the largest comes last. "
-                    "Which features are left then to even the ranks out?"
+                    "The rows of your own rank are in the sums, and no others. Which ranks have "
+                    "the rest, and do they know your ids?"
+                ),
+            ),
+            Mistake(
+                misconception="adds the samples of one rank to those of the other",
+                answer=_samples_mixed,
+                hint=(
+                    "Both ranks have the same sums. Sample 0 of rank 0 and sample 0 of rank 1 are "
+                    "different samples: which partial sums belong together?"
                 ),
             ),
         ),
-        shape="a function that returns one number of rows for each rank, ascending",
+        shape="a function that returns a tensor [samples, columns]",
     ),
 )
