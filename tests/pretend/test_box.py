@@ -54,7 +54,7 @@ SHORTER = {
     "11_optimizers.ipynb": {"ROWS, COLUMNS = 200_000": "ROWS, COLUMNS = 20_000"},
     "13_quantization.ipynb": {
         "store = shop()": "store = shop(rows=8_000, test_rows=2_000)",
-        "26, 20_000, 512, 10, 8": "26, 2_000, 64, 10, 1",
+        "26, 20_000, 512, 10, 16": "26, 2_000, 64, 10, 1",
     },
     "14_serving.ipynb": {
         "store = shop()": "store = shop(rows=8_000)",

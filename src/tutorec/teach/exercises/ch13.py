@@ -1,10 +1,19 @@
-"""Exercises of chapter 13: what a row takes, and two numbers in a byte."""
+"""Exercises of chapter 13: two codes in a byte, and rows packed for other ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.quant.packing import pack_rows, unpack_rows
+from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import on_ranks
+from tutorec.types import DataType
 
 __all__ = ["EXERCISES"]
 
@@ -48,36 +57,87 @@ def _bias_in_steps(code: int, scale: float, bias: float) -> float:
     return (code + bias) * scale
 
 
+def _swap(messages: Tensor) -> Tensor:
+    """Message r of every rank, on rank r."""
+    arrived = torch.empty_like(messages)
+    dist.all_to_all_single(arrived, messages)
+    return arrived
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """Rows in int8, without padding."""
+    return pack_rows(rows, DataType.INT8, alignment=4)
+
+
+def _read(packed: Tensor) -> Tensor:
+    return unpack_rows(packed, packed.shape[1] - 4, DataType.INT8)
+
+
+def _exchange(rows: Tensor) -> Tensor:
+    """The grid of a row travels with its codes."""
+    return _read(_swap(_packed(rows)))
+
+
+def _as_floats(rows: Tensor) -> Tensor:
+    """Nothing is packed."""
+    return _swap(rows)
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    """Packed and read on the sender, which sends floats."""
+    return _swap(_read(_packed(rows)))
+
+
+def _own_grid(rows: Tensor) -> Tensor:
+    """Codes travel alone, and are read on the grid of the row that this rank sent."""
+    packed = _packed(rows)
+    codes = _swap(packed[:, 4:].contiguous())
+    return _read(torch.cat([packed[:, :4], codes], dim=1))
+
+
+def _codes_only(rows: Tensor) -> Tensor:
+    """The codes are taken for the weights."""
+    return _swap(_packed(rows))[:, 4:].float()
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """The rows that two ranks get from a reader's function, and the bytes that each of them sends.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return float32 of the right shape.
+    """
+
+    def send(rank: int) -> Any:
+        sent = []
+        exchange = dist.all_to_all_single
+
+        def counted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+            sent.append(input.nbytes)
+            return exchange(output, input, *args, **kwargs)
+
+        dist.all_to_all_single = counted
+        try:
+            steps = torch.arange(64.0, device=device())
+            rows = torch.stack([steps.sin() + rank, (2 + rank) * steps.cos()])
+            return function(rows), sum(sent)
+        finally:
+            dist.all_to_all_single = exchange
+
+    found = on_ranks(2, send)
+    rows = [row for row, _ in found]
+    if rows == [..., ...]:
+        return rows
+    for row in rows:
+        if not isinstance(row, Tensor) or row.shape != (2, 64) or row.dtype != torch.float32:
+            is_tensor = isinstance(row, Tensor)
+            given = f"{row.dtype} {list(row.shape)}" if is_tensor else type(row).__name__
+            raise ValueError(f"It returns {given}, not float32 [2, 64].")
+    return found
+
+
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="13.1",
-        compared="64, 64, 32 and 80 bytes: 52, 52 and 28 are padded, and fp16 needs no padding",
-        solution=[64, 64, 32, 80],
-        mistakes=(
-            Mistake(
-                misconception="forgets that a row carries its own scale and bias",
-                answer=[48, 48, 24, 80],
-                hint="By what is a code multiplied when it is read, and where does that number "
-                "come from? It has to "
-                "be stored somewhere.",
-            ),
-            Mistake(
-                misconception="forgets the padding",
-                answer=[52, 52, 28, 80],
-                hint=("That is what a row holds. To which multiple of bytes is it padded here?"),
-            ),
-            Mistake(
-                misconception="gives fp16 rows a scale and a bias, too",
-                answer=[64, 64, 32, 96],
-                hint="Three of four are right. A number in half precision has an exponent of its "
-                "own; what would it "
-                "need a scale for?",
-            ),
-        ),
-        shape="a list of four numbers of bytes",
-    ),
-    Exercise(
-        id="13.2",
         compared="the numbers of the row, for every payload that was tried",
         solution=_unpack_with(_low_first, _number),
         cases=(
@@ -108,5 +168,44 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
         ),
         shape="a function that returns a list of numbers, two for each byte",
+    ),
+    Exercise(
+        id="13.2",
+        compared="the rows that arrive on two ranks, and the 136 bytes that each of them sends",
+        solution=_exchange,
+        measure=_on_two_ranks,
+        tolerance=1e-5,
+        mistakes=(
+            Mistake(
+                misconception="sends the rows as floats",
+                answer=_as_floats,
+                hint=(
+                    "The rows arrive without any rounding, and each rank sends 512 bytes. Where "
+                    "are they packed?"
+                ),
+            ),
+            Mistake(
+                misconception="rounds the rows and sends floats",
+                answer=_rounded,
+                hint=(
+                    "The right rows arrive, but each rank sends 512 bytes. What has to be sent, "
+                    "the packed row or the weights that it represents?"
+                ),
+            ),
+            Mistake(
+                misconception="reads the codes on the grid of its own rows",
+                answer=_own_grid,
+                hint=(
+                    "The codes arrive. With which row's scale and bias do you read them, and who "
+                    "knows these two?"
+                ),
+            ),
+            Mistake(
+                misconception="takes codes for weights",
+                answer=_codes_only,
+                hint="These are the codes, 0 to 255. Which function makes weights of them?",
+            ),
+        ),
+        shape="a function that returns the rows that arrived, float32 [2, 64]",
     ),
 )
