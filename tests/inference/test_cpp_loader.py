@@ -3,6 +3,7 @@ a message.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -402,3 +403,16 @@ def test_the_cache_is_where_the_user_says(
     assert folder.parent == tmp_path / below
     monkeypatch.setattr(cpp_loader.torch, "__version__", "0.0")
     assert cpp_loader._default_folder() != folder
+
+
+def test_the_program_that_chapter_14_shows_is_the_loader():
+    root = Path(__file__).parents[2]
+    cells = json.loads((root / "notebooks/14_serving.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    [shown] = [text for text in texts if "```cpp\n" in text]
+    lines = shown.split("```cpp\n")[1].split("\n```")[0].splitlines()
+    source = (cpp_loader.SOURCE / "loader.cpp").read_text(encoding="utf-8")
+    # in the order of the file
+    places = [source.find(line.strip().rstrip(";}")) for line in lines]
+    assert len(lines) == 12 and -1 not in places
+    assert [place for place in places if place] == sorted(place for place in places if place)

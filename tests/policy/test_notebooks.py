@@ -28,7 +28,6 @@ ABOUT_THE_CPU = {
     ("09b_planner_at_work", "clock-cell"): "the processor is what is measured",
     ("17_caches", "build"): "tables in a file run on the CPU only",
     ("17b_cache_or_file", "build"): "tables in a file run on the CPU only",
-    ("14_serving", "document-shard"): "the document's inference, on the CPU",
     ("document_1_readers_notebook", "in-9"): "the document's collection, before it is sharded",
     ("document_2_introduction", "collection"): "the document's collection, before it is sharded",
     ("document_2_introduction", "shard-quantized"): "the document's inference, on the CPU",

@@ -57,8 +57,9 @@ SHORTER = {
         "26, 20_000, 512, 10, 16": "26, 2_000, 64, 10, 1",
     },
     "14_serving.ipynb": {
-        "store = shop()": "store = shop(rows=8_000)",
-        "repeat=40, rounds=15": "repeat=2, rounds=2",
+        "rows=30_000": "rows=8_000",
+        "rounds=80": "rounds=2",
+        "rounds=10": "rounds=1",
     },
     "15_train_pipelines.ipynb": {"(20)": "(8)", "draw_visits(10)": "draw_visits(8)"},
     "16_compressed_tables.ipynb": {

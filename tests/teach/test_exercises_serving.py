@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from tutorec.distributed.plan.plan import ShardingPlan
-from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
-from tutorec.distributed.sharding_plan import (
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
 from tutorec.fx.tracer import symbolic_trace
-from tutorec.inference.modules import shard_quant_model
 from tutorec.inference.serving import request_of, with_tensor_inputs
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.quant.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.packing import pack_rows
 from tutorec.sparse.lists import kjt_from_lists
 from tutorec.teach import check
 from tutorec.types import DataType
@@ -59,18 +48,11 @@ def test_a_traced_counter_stands_still():
     assert [traced(10) for _ in range(3)] == check.find("14.2").solution
 
 
-@pytest.mark.parametrize(
-    ("place", "cut"),
-    [(0, table_wise(rank=2)), (1, row_wise()), (2, column_wise(ranks=[0, 1, 2, 3]))],
-)
-def test_bytes_of_layouts_are_those_of_the_sharded_pieces(place, cut):
-    ebc = collection("product", rows=1000)
-    sharder = QuantEmbeddingBagCollectionSharder()
-    plan = construct_module_sharding_plan(ebc, {"product_table": cut}, sharder, 4, 4, "cpu")
-    shard_quant_model(ebc, world_size=4, sharding_plan=ShardingPlan({"": plan}))
-    pieces = [piece.shard_sizes for piece in plan["product_table"].sharding_spec.shards]
-    held = sum(
-        rows * pack_rows(torch.zeros(1, columns), DataType.INT8, alignment=4).shape[1]
-        for rows, columns in pieces
-    )
-    assert held == check.find("14.3").solution[place]
+def test_a_table_on_two_ranks_pools_as_one_process_does():
+    whole = torch.cat([torch.arange(first, first + 8.0).view(4, 2) for first in (0, 100)])
+    ids = torch.tensor([7, 1, 5, 5, 0, 3])
+    pooled = nn.functional.embedding_bag(ids, whole, torch.tensor([0, 4, 4]), mode="sum")
+    exercise = check.find("14.3")
+    assert exercise.measure is not None
+    for of_rank in exercise.measure(exercise.solution):
+        assert torch.equal(of_rank.cpu(), pooled)

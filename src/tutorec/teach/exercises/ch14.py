@@ -1,11 +1,19 @@
-"""Exercises of chapter 14: a request in flat lists, a traced counter, bytes of three layouts."""
+"""Exercises of chapter 14: a request in flat lists, a traced counter, a table on two machines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -55,6 +63,63 @@ def _length_of_feature(batch: _Batch, features: list[str]) -> _Request:
     """One length for each feature."""
     values, _ = _request_of(_feature_by_feature)(batch, features)
     return values, [sum(map(len, batch[feature])) for feature in features]
+
+
+_ROWS_OF_A_RANK = 4
+_IDS = (7, 1, 5, 5, 0, 3)  # of rows 0 to 7; the second bag is empty
+_STARTS = (0, 4, 4)
+
+
+def _sums(rows: Tensor, mine: Tensor, counted: Tensor, starts: Tensor) -> Tensor:
+    """The pooled rows of one rank, each as often as it counts."""
+    weights = counted.to(rows.dtype)
+    return embedding_bag(mine, rows, starts, mode="sum", per_sample_weights=weights)
+
+
+def _own_sums(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
+    """The sums of the rows of this rank alone."""
+    mine = ids - rank * len(rows)
+    here = (mine >= 0) & (mine < len(rows))
+    return _sums(rows, torch.where(here, mine, 0), here, starts)
+
+
+def _serve(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
+    """The sums of both ranks."""
+    sums = _own_sums(rank, rows, ids, starts)
+    dist.all_reduce(sums)
+    return sums
+
+
+def _stand_ins_counted(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
+    """Ids of the other rank read the nearest row of this one."""
+    mine = (ids - rank * len(rows)).clamp(0, len(rows) - 1)
+    sums = _sums(rows, mine, torch.ones_like(mine), starts)
+    dist.all_reduce(sums)
+    return sums
+
+
+def _ids_not_moved(rank: int, rows: Tensor, ids: Tensor, starts: Tensor) -> Tensor:
+    """Each rank looks up the ids that are smaller than the number of its rows."""
+    here = ids < len(rows)
+    sums = _sums(rows, torch.where(here, ids, 0), here, starts)
+    dist.all_reduce(sums)
+    return sums
+
+
+def _on_two_ranks(function: Any) -> list[Any]:
+    """The pooled rows that a function returns on two ranks, for the same request.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def serve(rank: int) -> Any:
+        first = 100.0 * rank
+        rows = torch.arange(first, first + 2 * _ROWS_OF_A_RANK, device=device()).view(-1, 2)
+        ids = torch.tensor(_IDS, device=device())
+        return function(rank, rows, ids, torch.tensor(_STARTS, device=device()))
+
+    return tensors_on_ranks(2, serve, "pooled rows")
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -160,31 +225,36 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="14.3",
-        compared="68 bytes a row twice, and four parts of 20 bytes",
-        solution=[68_000, 68_000, 80_000],
+        compared="the pooled rows of three bags, bit for bit the same on both ranks",
+        solution=_serve,
+        measure=_on_two_ranks,
+        tolerance=0.0,
         mistakes=(
             Mistake(
-                misconception="believes that columns are cut without a cost",
-                answer=[68_000, 68_000, 68_000],
+                misconception="returns the sums of its own rows",
+                answer=_own_sums,
                 hint=(
-                    "Two of three are right. What does each part of a row have to store besides "
-                    "its codes?"
+                    "The rows of this rank are in the sums. Who adds the rows that the other rank "
+                    "has?"
                 ),
             ),
             Mistake(
-                misconception="leaves scale and bias behind when columns are cut",
-                answer=[68_000, 68_000, 4 * 16 * 1000],
+                misconception="counts the row that stands in for a row of the other rank",
+                answer=_stand_ins_counted,
                 hint=(
-                    "16 codes take 16 bytes. What else does a device need to turn its codes into "
-                    "numbers?"
+                    "Both ranks add something for every id, so each id is counted twice. What "
+                    "must a rank add for an id whose row it does not have?"
                 ),
             ),
             Mistake(
-                misconception="believes that every device has a copy",
-                answer=[68_000, 272_000, 272_000],
-                hint="That would be data-parallel. Each row, or each column, is in one place only.",
+                misconception="looks up ids of the whole table in its own half",
+                answer=_ids_not_moved,
+                hint=(
+                    "Rank 0 is right. The first row of rank 1 is row 4 of the table: which id "
+                    "does your rank 1 look up there?"
+                ),
             ),
         ),
-        shape="a list of three numbers of bytes",
+        shape="a function that returns a tensor [bags, columns] on each rank",
     ),
 )
