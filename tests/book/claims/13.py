@@ -23,6 +23,9 @@ for columns in (48, 64, 96):
         assert shortest.shape[1] == 4 + columns * bits // 8
 # after: row-bytes
 assert padded == 32
+for name, whole in (("64 columns", 80), ("16 columns", 32)):
+    parts = panels[name]["int8"]
+    assert sum(parts.values()) == whole and whole - parts["weights"] == 16
 row_bytes = [[sum(parts.values()) for parts in panel.values()] for panel in panels.values()]
 assert row_bytes == [[256, 128, 80, 48, 32], [64, 32, 32, 16, 16]]
 # after: error
