@@ -1,11 +1,18 @@
-"""Exercises of chapter 18: rows at equal bytes, and the interval in which a new id gets a row."""
+"""Exercises of chapter 18: rows at equal bytes, when a new id gets a row, rows from owners."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.spmd.devices import device
 from tutorec.teach.grading import Exercise, Mistake
+from tutorec.teach.on_ranks import tensors_on_ranks
 
 __all__ = ["EXERCISES"]
 
@@ -19,7 +26,7 @@ def _remapped_rows(of_mapping: int) -> int:
 
 
 def _first_above(least: int, seen: Sequence[int]) -> int:
-    return next((interval for interval, count in enumerate(seen) if count > least), -1)
+    return next((batch for batch, count in enumerate(seen) if count > least), -1)
 
 
 def _first_sum_above(least: int, seen: Sequence[int]) -> int:
@@ -30,11 +37,86 @@ def _first_equal(least: int, seen: Sequence[int]) -> int:
     return _first_above(least - 1, seen)
 
 
+_LIMIT, _TABLE_ROWS = 100, 16
+_IDS = [7, 61, 7, 40], [99, 40, 50, 12, 88]  # raw ids of each rank; both have 40
+
+
+def _by_owner(
+    ids: Tensor, world_size: int, limit: int
+) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """The order of the owners; the ids that I own; how many came from each rank and went to it."""
+    owner = ids // (limit // world_size)
+    order = owner.argsort(stable=True)
+    ids_for = owner.bincount(minlength=world_size)
+    ids_from = torch.empty_like(ids_for)
+    dist.all_to_all_single(ids_from, ids_for)
+    sizes = ids_from.tolist(), ids_for.tolist()
+    arrived = ids.new_empty(sum(sizes[0]))
+    dist.all_to_all_single(arrived, ids[order].contiguous(), *sizes)
+    return order, arrived, *sizes
+
+
+def _returned(rows: Tensor, came: list[int], went: list[int]) -> Tensor:
+    """Rows for my ids, in the order of their owners."""
+    returned = rows.new_empty(sum(went))
+    dist.all_to_all_single(returned, rows.contiguous(), went, came)
+    return returned
+
+
+def _rows_of(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
+    """The row of each id [N], from its owner."""
+    order, arrived, came, went = _by_owner(ids, world_size, limit)
+    place = arrived.unique(return_inverse=True)[1]
+    result = torch.empty_like(ids)
+    result[order] = _returned(place + rank * (rows // world_size), came, went)
+    return result
+
+
+def _own_rows(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
+    """Each rank gives its ids its own rows, and sends nothing."""
+    return ids.unique(return_inverse=True)[1] + rank * (rows // world_size)
+
+
+def _in_owners_order(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
+    """Rows in the order in which the ids were sent."""
+    _, arrived, came, went = _by_owner(ids, world_size, limit)
+    place = arrived.unique(return_inverse=True)[1]
+    return _returned(place + rank * (rows // world_size), came, went)
+
+
+def _from_zero(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
+    """Rows counted from 0 on every owner."""
+    return _rows_of(ids, 0, world_size, limit, rows)
+
+
+def _a_row_for_each_copy(ids: Tensor, rank: int, world_size: int, limit: int, rows: int) -> Tensor:
+    """Copies of an id get a row each."""
+    order, arrived, came, went = _by_owner(ids, world_size, limit)
+    place = arrived.argsort(stable=True).argsort()
+    result = torch.empty_like(ids)
+    result[order] = _returned(place + rank * (rows // world_size), came, went)
+    return result
+
+
+def _on_two_ranks(answer: Any) -> list[Any]:
+    """The rows that a function gives the ids of two ranks.
+
+    Raises:
+        ValueError: It fails on a rank, or does not return a tensor.
+    """
+
+    def remap(rank: int, world_size: int) -> Any:
+        ids = torch.tensor(_IDS[rank], device=device())
+        return answer(ids, rank, world_size, _LIMIT, _TABLE_ROWS)
+
+    return tensors_on_ranks(2, remap, "rows")
+
+
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="18.1",
         compared="the rows of the remapping table",
-        solution=_remapped_rows(32),
+        solution=_remapped_rows(68),
         mistakes=(
             Mistake(
                 misconception="leaves out the mapping",
@@ -46,7 +128,7 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 misconception="counts the raw ids and nothing else of the mapping",
-                answer=_remapped_rows(8),
+                answer=_remapped_rows(8 + 36),
                 hint=(
                     "The raw id is one of the mapping's numbers. It also holds the row, and what "
                     "the policy needs."
@@ -54,15 +136,20 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 misconception="counts the metadata of LRU",
-                answer=_remapped_rows(24),
+                answer=_remapped_rows(24 + 36),
                 hint=(
                     "That is right for LRU or LFU, with one number of metadata. Which two numbers "
                     "does DistanceLFU divide?"
                 ),
             ),
             Mistake(
+                misconception="leaves out the index",
+                answer=_remapped_rows(32),
+                hint="That is right on a GPU, which needs no index. How large is it on a CPU?",
+            ),
+            Mistake(
                 misconception="forgets the state of the optimizer",
-                answer=_ROWS * (_ROW - 4) // (_ROW - 4 + 32),
+                answer=_ROWS * (_ROW - 4) // (_ROW - 4 + 68),
                 hint="Row-wise Adagrad keeps a number for each row, in both tables.",
             ),
         ),
@@ -70,7 +157,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="18.2",
-        compared="the intervals of six new ids",
+        compared="the batches of six new ids",
         solution=_first_above,
         cases=(
             (3, [1, 2]),
@@ -82,11 +169,12 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         mistakes=(
             Mistake(
-                misconception="adds up the counts of earlier intervals",
+                misconception="adds up the counts of earlier batches",
                 answer=_first_sum_above,
-                hint="Ids that lose the competition are forgotten, with their counts. From what "
-                "does the next interval "
-                "count?",
+                hint=(
+                    "Ids that lose the competition are forgotten, with their counts. From what "
+                    "does the next batch count?"
+                ),
             ),
             Mistake(
                 misconception="lets a new id win at equal counts",
@@ -94,6 +182,39 @@ EXERCISES: tuple[Exercise, ...] = (
                 hint="Who keeps the row at equal scores?",
             ),
         ),
-        shape="a function that returns the number of an interval, from 0, or -1",
+        shape="a function that returns the number of a batch, from 0, or -1",
+    ),
+    Exercise(
+        id="18.3",
+        compared="two ranks get a row for each of their ids, from the owner of the id",
+        solution=_rows_of,
+        measure=_on_two_ranks,
+        mistakes=(
+            Mistake(
+                misconception="gives its own ids rows of its own",
+                answer=_own_rows,
+                hint=(
+                    "Both ranks have id 40, and it gets two rows. Which rank may decide about it?"
+                ),
+            ),
+            Mistake(
+                misconception="leaves the rows in the order in which the ids were sent",
+                answer=_in_owners_order,
+                hint=("These rows return in the order of the owners. In which order were the ids?"),
+            ),
+            Mistake(
+                misconception="counts the rows of every owner from 0",
+                answer=_from_zero,
+                hint=(
+                    "Two ids of different owners have one row. Which is the first row of rank 1?"
+                ),
+            ),
+            Mistake(
+                misconception="gives each copy of an id a row",
+                answer=_a_row_for_each_copy,
+                hint="Id 7 occurs twice on rank 0. How many rows has it?",
+            ),
+        ),
+        shape="a function that returns a tensor [ids]",
     ),
 )
