@@ -30,13 +30,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tutorec._check import warn_caller
+from tutorec._check import require_int, warn_caller
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
 from tutorec.distributed.core import messages
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.distributed.train_pipeline.streams import to_device
 from tutorec.models.metrics import auc, base_entropy
+from tutorec.models.step_reports import (
+    OnStep,
+    StepReports,
+    gathered,
+    over_ranks,
+    refuse_not_finite,
+)
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 
@@ -165,6 +172,8 @@ def train(
     first_step: int = 0,
     progress: bool = True,
     after_step: Callable[[int], None] | None = None,
+    on_step: OnStep | None = None,
+    report_every: int = 10,
     group: dist.ProcessGroup | None = None,
 ) -> Trained:
     """Train until the batches end, or for some steps.
@@ -178,6 +187,10 @@ def train(
         progress: show a bar on rank 0, on standard error.
         after_step: called after each step with its number, the first is 1: to save, to evaluate. Up
             to two batches more have been taken from ``batches`` then.
+        on_step: called on every rank with a `StepReport` of the last steps: to log the loss, or to
+            stop early. The run ends on all ranks when it returns True on one.
+        report_every: steps in a report. Each report waits for the device, and sends 32 bytes to
+            each other rank.
         group: the ranks; by default all of the default process group, or this process alone where
             there is none.
 
@@ -191,8 +204,9 @@ def train(
         UserWarning: no optimizer trains a parameter, before the first step.
 
     Raises:
-        FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on
-            every rank: a rank that stopped alone would leave the others waiting.
+        FloatingPointError: the loss of a step was NaN or infinite. It names the tables that hold
+            NaN. It is raised on every rank, at the next report or at the end: a rank that stopped
+            alone would leave the others waiting.
         ValueError: a rank is given fewer batches than another, or ``steps`` is negative. Batches
             that do not say how many they are cannot be counted before: the others then wait until
             the group's timeout. Two optimizers train a parameter.
@@ -223,7 +237,13 @@ def train(
     group = group or comm.default_group()
     _check_each_is_trained("train", model, optimizer)
     _agree_on_steps("train", batches, steps, group)
-    began, losses, sizes = time.perf_counter(), [], []
+    reports = None
+    if on_step is not None:
+        require_int("train: report_every", report_every, 1)
+        reports = StepReports(model, optimizer, on_step, report_every, group)
+    began = time.perf_counter()
+    losses: list[Tensor] = []
+    sizes: list[int] = []
     model.train()
     total = steps if steps is not None else length_hint(batches) or None
     with _bar(progress, total, group) as show:
@@ -235,23 +255,11 @@ def train(
             show(detached)
             if after_step is not None:
                 after_step(step)
-    local = (
-        torch.stack(losses).double()
-        if losses
-        else torch.zeros(0, dtype=torch.float64, device=_device_of(model))
-    )
-    weights = torch.tensor(sizes, dtype=torch.float64, device=local.device)
-    # A mean over no samples may be no number; it counts for nothing.
-    products = torch.where(weights > 0, local * weights, 0.0)
-    of_ranks = _gathered(torch.stack([products, weights], 1).view(-1), group)
-    counts = [len(of_rank) // 2 for of_rank in of_ranks]
-    if len(set(counts)) > 1:
-        raise ValueError(
-            f"ranks made different numbers of steps: {counts}; give every rank as many batches"
-        )
-    total, weight = torch.stack(of_ranks).sum(0).cpu().view(-1, 2).unbind(1)
+            if reports is not None and reports.add(step, detached, len(labels)):
+                break
+    total, weight = over_ranks(losses, sizes, _device_of(model), group).unbind(1)
     mean = total / weight.clamp(min=1)
-    _check_finite(mean, first_step)
+    refuse_not_finite(mean, first_step + 1, model, group)
     return Trained(mean, int(weight.sum()), time.perf_counter() - began)
 
 
@@ -330,7 +338,7 @@ def evaluate(
     finally:
         model.train(was_training)
     local = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=device)
-    of_ranks = _gathered(local.t().reshape(-1), group)
+    of_ranks = gathered(local.t().reshape(-1), group)
     logits, labels = torch.cat(of_ranks).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
@@ -395,26 +403,6 @@ def _agree_on_steps(
         raise ValueError(
             f"{caller}: ranks have different numbers of batches: {numbers}; give the others "
             "empty batches"
-        )
-
-
-def _gathered(local: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """Flat tensors of all ranks, rank 0's first."""
-    if group is None or group.size() == 1:
-        return [local]
-    counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
-    return [*comm.all_gather(local.contiguous(), counts, group, _STAGE).wait().split(counts)]
-
-
-def _check_finite(losses: Tensor, first_step: int) -> None:
-    """Losses over all ranks [steps] are the same on every rank, and so is what this raises."""
-    bad = (~losses.isfinite()).nonzero()
-    if len(bad):
-        step = int(bad[0])
-        where = f"the loss of step {first_step + step + 1} is {float(losses[step])}"
-        count = f"{len(bad)} of {len(losses)} are not finite"
-        raise FloatingPointError(
-            f"{where}, and {count}: lower the learning rate, or look for NaN in the dense columns"
         )
 
 

@@ -1,0 +1,224 @@
+"""What a person logs while a model trains, the same numbers on every rank."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tutorec.distributed import comm
+from tutorec.distributed.core import messages
+from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.gradient_norm import NormOverRanks
+
+_STAGE = "metrics"
+_SHOWN = 5  # names in an error
+_TABLE = re.compile(r"\.(embedding_bags|embeddings)\.[^.]+\.weight$")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Some steps of `train`, over the samples of all ranks.
+
+    Attributes:
+        step: number of the last one; the first step of a run is 1.
+        loss: mean over the samples since the report before.
+        samples: how many these are.
+        samples_per_second: how many a second, in wall time.
+        learning_rates: those of the optimizer's parameter groups, each once, the largest first.
+        gradient_norm: 2-norm of the gradients of the last step, as ``optimizer.step()`` saw them;
+            None where backward updates all parameters, and keeps no gradient.
+    """
+
+    step: int
+    loss: float
+    samples: int
+    samples_per_second: float
+    learning_rates: tuple[float, ...]
+    gradient_norm: float | None
+
+
+OnStep = Callable[[StepReport], bool | None]
+
+
+class StepReports:
+    """Collects steps, and reports every so many of them. Every rank adds the same steps.
+
+    Args:
+        model: the model, sharded or not.
+        optimizer: its learning rates are reported.
+        on_step: called on every rank with a report; True of any rank ends the run on all.
+        every: steps in a report.
+        group: the ranks; None is this process alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        on_step: OnStep,
+        every: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._on_step = on_step
+        self._every = every
+        self._group = group
+        alone = ShardingEnv.from_local(1, 0)
+        env = alone if group is None else ShardingEnv.from_process_group(group)
+        self._norm = NormOverRanks(model, env)
+        self._begin_report()
+
+    def _begin_report(self) -> None:
+        self._losses: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._began = time.perf_counter()
+
+    def add(self, step: int, loss: Tensor, samples: int) -> bool:
+        """Add a step; True when the run is to end.
+
+        Args:
+            step: its number.
+            loss: [], mean over this rank's samples.
+            samples: how many these are.
+
+        Raises:
+            FloatingPointError: the loss is NaN or infinite; on every rank.
+        """
+        self._losses.append(loss)
+        self._sizes.append(samples)
+        if len(self._losses) < self._every:
+            return False
+
+        of_steps = over_ranks(self._losses, self._sizes, loss.device, self._group)
+        total, count = of_steps.sum(dim=0).tolist()
+        seconds = time.perf_counter() - self._began
+        report = StepReport(
+            step=step,
+            loss=total / max(count, 1.0),
+            samples=int(count),
+            samples_per_second=count / max(seconds, 1e-9),
+            learning_rates=self._learning_rates(),
+            gradient_norm=self._gradient_norm(),
+        )
+        refuse_not_finite(torch.tensor([report.loss]), step, self._model, self._group)
+        ends = bool(self._on_step(report))
+        if self._group is not None:
+            ends = any(any(each) for each in messages.all_gather_ints([ends], self._group, _STAGE))
+        self._begin_report()
+        return ends
+
+    def _learning_rates(self) -> tuple[float, ...]:
+        mine = {float(group["lr"]) for group in self._optimizer.param_groups}
+        if self._group is not None:  # a rank without tables has fewer groups
+            mine = set().union(*messages.all_gather_objects(mine, self._group, _STAGE))
+        return tuple(sorted(mine, reverse=True))
+
+    def _gradient_norm(self) -> float | None:
+        own = torch.zeros((), dtype=torch.float64)
+        sharded = torch.zeros((), dtype=torch.float64)
+        found = False
+        for parameter in self._model.parameters():
+            if parameter.grad is None:
+                continue
+            found = True
+            square = parameter.grad.detach().double().square().sum().cpu()
+            if self._norm.is_sharded(parameter):
+                sharded += square
+            else:
+                own += square
+        of_ranks = self._norm(sharded, largest=False).cpu()
+        if not found:
+            return None
+        return float((own + of_ranks).sqrt())
+
+
+def over_ranks(
+    losses: list[Tensor],
+    sizes: list[int],
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    """Loss times samples, and samples, of each step over all ranks, ``[steps, 2]`` in float64.
+
+    Args:
+        losses: mean loss of each step on this rank, [].
+        sizes: this rank's samples in each step.
+        device: that of the losses.
+        group: the ranks; None is this process alone.
+
+    Raises:
+        ValueError: ranks made different numbers of steps.
+    """
+    none = torch.zeros(0, dtype=torch.float64, device=device)
+    local = torch.stack(losses).double() if losses else none
+    weights = torch.tensor(sizes, dtype=torch.float64, device=device)
+    # A mean over no samples may be NaN; it counts for nothing.
+    products = torch.where(weights > 0, local * weights, 0.0)
+    of_ranks = gathered(torch.stack([products, weights], dim=1).view(-1), group)
+    counts = [len(of_rank) // 2 for of_rank in of_ranks]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"ranks made different numbers of steps: {counts}; give every rank as many batches"
+        )
+    return torch.stack(of_ranks).sum(dim=0).cpu().view(-1, 2)
+
+
+def gathered(local: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Flat tensors of all ranks, rank 0's first."""
+    if group is None or group.size() == 1:
+        return [local]
+    counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
+    return [*comm.all_gather(local.contiguous(), counts, group, _STAGE).wait().split(counts)]
+
+
+def refuse_not_finite(
+    losses: Tensor, first_step: int, model: nn.Module, group: dist.ProcessGroup | None
+) -> None:
+    """Raise on every rank where a loss is not finite. Losses [steps] are those of all ranks.
+
+    Args:
+        losses: of the steps from ``first_step`` on.
+        first_step: the number of the first of them.
+        model: its tables with rows that are not finite are named.
+        group: the ranks.
+
+    Raises:
+        FloatingPointError: a loss is NaN or infinite.
+    """
+    bad = (~losses.isfinite()).nonzero()
+    if not len(bad):
+        return
+    step = int(bad[0])
+    what = f"the loss of step {first_step + step} is {float(losses[step])}"
+    if len(losses) > 1:
+        what += f", and {len(bad)} of {len(losses)} are not finite"
+    what += ": lower the learning rate, or look for NaN in the dense columns"
+    names = _not_finite(model, group)
+    tables = [name.split(".")[-2] for name in names if _TABLE.search(name)]
+    if tables:
+        shown = ", ".join(map(repr, tables[:_SHOWN]))
+        more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+        what += f"; NaN or infinite is in rows of {shown}{more}"
+    if len(names) > len(tables):
+        what += f"; {len(names) - len(tables)} dense parameters are not finite"
+    raise FloatingPointError(what)
+
+
+def _not_finite(model: nn.Module, group: dist.ProcessGroup | None) -> list[str]:
+    """Names of parameters that hold NaN or infinity on any rank."""
+    mine = [
+        name
+        for name, parameter in model.named_parameters()
+        if not bool(parameter.detach().sum(dtype=torch.float64).isfinite())
+    ]
+    if group is None:
+        return mine
+    of_ranks = messages.all_gather_objects(mine, group, _STAGE)
+    return list(dict.fromkeys(name for names in of_ranks for name in names))
