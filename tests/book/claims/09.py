@@ -1,3 +1,5 @@
+# after: plan
+assert str(plan).split("\n\n")[1].count("| fused ") == 8
 # after: hurt
 assert "table 'visitors' needs 72.7 GiB of HBM" in refused
 assert "62.7 GiB for tables" in refused
