@@ -15,8 +15,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 import cases  # noqa: E402  found through the line above
 from parity.compare import CASES, RANK_CASES, differences, distance, run  # noqa: E402
-from parity.moved_script import digest, losses, scripts  # noqa: E402
+from parity.moved_script import SCRIPTS, digest, printed, project  # noqa: E402
 from parity.names import used_names  # noqa: E402
+
+from tutorec._calibration import processor_name  # noqa: E402
 
 # The script that runs the cases -> what torchrec returned.
 GOLDEN = {CASES: HERE / "golden/cases.json", RANK_CASES: HERE / "golden/ranks.json"}
@@ -28,6 +30,7 @@ GROUPS = {
     "jagged_cases": "jagged batches",
     "module_cases": "unsharded collections",
     "model_cases": "models",
+    "metric_cases": "metrics",
     "optimizer_cases": "optimizers",
     "quant_cases": "quantized collections",
     "sharded_cases": "plans and steps, one rank",
@@ -68,6 +71,14 @@ def compared(script: Path, theirs: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def runs(date: str) -> dict[str, Any]:
+    """What the scripts of chapter 20 print in each library, and on which day and processor."""
+    lines = {root: printed(root) for root in LIBRARIES}
+    by_script = {name: {root: lines[root][name] for root in LIBRARIES} for name in SCRIPTS}
+    cpu = processor_name()
+    return {"sha256": digest(project()), "date": date, "cpu": cpu, "printed": by_script}
+
+
 def main() -> None:
     packages = (*LIBRARIES, "torch", "fbgemm-gpu-cpu")
     versions = {name: importlib.metadata.version(name) for name in packages}
@@ -84,16 +95,12 @@ def main() -> None:
     of_cases = {}
     for script in GOLDEN:
         of_cases |= compared(script, theirs[script])
-    printed = {root: losses(root) for root in LIBRARIES}
     answered = {root: run(root, ANSWERS) for root in LIBRARIES}
     summary = {
         "versions": versions,
         "date": date,
         "cases": of_cases,
-        "runs": {
-            name: {"sha256": digest(text)} | {root: printed[root][name] for root in LIBRARIES}
-            for name, text in scripts().items()
-        },
+        "runs": runs(date),
         "answers": {
             question: {root: answered[root][question] for root in LIBRARIES}
             for question in answered["torchrec"]

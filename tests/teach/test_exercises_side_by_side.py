@@ -1,17 +1,29 @@
-"""The solutions of chapter 20, against stored results and the harness of the benchmarks."""
+"""The solutions of chapter 20, against the harness of the benchmarks and with broken answers."""
 
 from __future__ import annotations
 
 import pytest
 
 from tutorec.bench.harness import paired_ratio
-from tutorec.teach import check, side_by_side
+from tutorec.teach import check
+from tutorec.teach.grading import grade
+
+LOADING = check.find("20.1")
 
 
-def test_rows_survive_where_the_stored_losses_say_so():
-    runs = side_by_side.stored("parity")["runs"].values()
-    assert [run["torchrec"] == run["tutorec"] for run in runs] == [True, False, True]
-    assert check.find("20.1").solution == [True, False, True]
+@pytest.mark.parametrize("answer", [LOADING.solution, *(one.answer for one in LOADING.mistakes)])
+def test_rows_are_loaded_where_the_solution_loads_them(answer):
+    expected = "right" if answer is LOADING.solution else "hint"
+    assert grade(LOADING, answer).status == expected
+
+
+def test_a_stub_is_not_attempted():
+    assert grade(LOADING, lambda model, saved: ...).status == "not attempted"
+
+
+def test_an_answer_that_fails_on_a_rank_is_told_why():
+    verdict = grade(LOADING, lambda model, saved: saved["user"])
+    assert verdict.status == "wrong" and "KeyError: 'user'" in verdict.text
 
 
 def test_the_ratio_of_the_solution_is_that_of_the_harness():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity.moved_script import digest, scripts
+from parity.moved_script import digest, project
 from parity.names import used_names
 from parity.write_ratios import RUNS
 
@@ -27,10 +27,15 @@ def test_a_refusal_is_an_answer():
     assert side_by_side._asked(lambda root: root[99], "tutorec") == "IndexError"
 
 
-def test_stored_losses_are_of_the_scripts_in_the_chapter():
-    assert {name: run["sha256"] for name, run in PARITY["runs"].items()} == {
-        name: digest(text) for name, text in scripts().items()
-    }
+def test_stored_lines_are_of_the_project_in_the_chapter():
+    assert PARITY["runs"]["sha256"] == digest(project())
+
+
+def test_a_script_that_fails_says_what_it_wrote(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("print('begun')\nraise KeyError('user')\n")
+    with pytest.raises(RuntimeError, match=r"(?s)broken\.py ended with 1:.*KeyError: 'user'"):
+        side_by_side.launch(script, ranks=1)
 
 
 def test_stored_names_are_those_of_today():

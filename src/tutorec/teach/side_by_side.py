@@ -1,14 +1,17 @@
-"""tutorec beside TorchRec: stored results, and questions that both libraries answer.
+"""tutorec beside TorchRec: stored results, scripts, and questions that both libraries answer.
 
-A question is a function that takes a library's root name and returns a short answer. The library is
-found by its name when the question is asked, so that nothing here imports TorchRec. The questions
-need a process group of one rank.
+A script runs under torchrun. A question is a function that takes a library's root name and returns
+a short answer. The library is found by its name when the question is asked, so that nothing here
+imports TorchRec. The questions need a process group of one rank.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -20,11 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["PEER", "answers", "is_peer_here", "questions", "stored"]
+__all__ = ["PEER", "answers", "is_peer_here", "launch", "questions", "stored"]
 
 PEER = "torchrec"
 _CPU = torch.device("cpu")
 _ROWS, _COLUMNS = 10, 4
+# The stored output is that of a CPU, so a script sees no GPU.
+_LAUNCHED = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+_OF_GLOO = "[Gloo]"  # torch up to 2.10 prints such lines to the standard output
 
 
 def stored(name: str) -> dict[str, Any]:
@@ -42,6 +48,42 @@ def stored(name: str) -> dict[str, Any]:
 def is_peer_here() -> bool:
     """Whether TorchRec is installed, so that its side can be run and need not be read from a file."""  # noqa: E501
     return find_spec(PEER) is not None
+
+
+def launch(script: str | Path, *, ranks: int = 2) -> list[str]:
+    """What a script prints when torchrun starts it, on the CPU and with one thread for each rank.
+
+    Args:
+        script: Its path; it runs in its own folder.
+        ranks: W, the number of its processes.
+
+    Returns:
+        The printed lines, those of all ranks.
+
+    Raises:
+        RuntimeError: It fails; the message has the end of what it wrote to the standard error.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = Path(folder, "size.py")
+        ...     _ = script.write_text("import os; print(os.environ['WORLD_SIZE'])")
+        ...     launch(script, ranks=1)
+        ['1']
+    """
+    path = Path(script).resolve()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, path.name],
+        cwd=path.parent,
+        env=os.environ | _LAUNCHED,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{path.name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return [line for line in done.stdout.splitlines() if not line.startswith(_OF_GLOO)]
 
 
 def answers(root: str) -> dict[str, str]:

@@ -1,13 +1,119 @@
-"""Exercises of chapter 20: which way of loading survives in TorchRec, and a paired ratio."""
+"""Exercises of chapter 20: rows copied into the shards of any plan, and a paired ratio."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
+from typing import Any
 
-from tutorec.teach.grading import Exercise, Mistake
+import torch
+from torch import Tensor, nn
+
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.plan.plan import ShardingPlan
+from tutorec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+)
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.spmd.devices import device
+from tutorec.teach.grading import Exercise, Mistake, is_untouched
+from tutorec.teach.on_ranks import on_ranks
 
 __all__ = ["EXERCISES"]
+
+_ROWS, _COLUMNS = 4, 8
+_TABLES: tuple[str, ...] = ("by_rows", "by_columns", "replicated")
+
+
+def _load_rows(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Each shard gets its rectangle of the table, a replica the whole table."""
+    for name, value in model.state_dict().items():
+        if not hasattr(value, "local_shards"):
+            value.copy_(saved[name])
+            continue
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            rows, columns = shard.metadata.shard_sizes
+            part = saved[name][row : row + rows, column : column + columns]
+            shard.tensor.copy_(part)
+
+
+def _from_the_first_row(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """As `_load_rows`, with the sizes of a shard and without its offsets."""
+    for name, value in model.state_dict().items():
+        if not hasattr(value, "local_shards"):
+            value.copy_(saved[name])
+            continue
+        for shard in value.local_shards():
+            rows, columns = shard.metadata.shard_sizes
+            shard.tensor.copy_(saved[name][:rows, :columns])
+
+
+def _from_the_first_column(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """As `_load_rows`, without the offset of the columns."""
+    for name, value in model.state_dict().items():
+        if not hasattr(value, "local_shards"):
+            value.copy_(saved[name])
+            continue
+        for shard in value.local_shards():
+            row = shard.metadata.shard_offsets[0]
+            rows, columns = shard.metadata.shard_sizes
+            shard.tensor.copy_(saved[name][row : row + rows, :columns])
+
+
+def _shards_only(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """As `_load_rows`, without the replicas."""
+    for name, value in model.state_dict().items():
+        if not hasattr(value, "local_shards"):
+            continue
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            rows, columns = shard.metadata.shard_sizes
+            part = saved[name][row : row + rows, column : column + columns]
+            shard.tensor.copy_(part)
+
+
+def _loaded(answer: Callable[..., Any]) -> Any:
+    """The rows that two ranks hold after the answer has loaded three tables.
+
+    Number n of a saved table is n + 1, and every row is zero before.
+
+    Raises:
+        ValueError: It fails on a rank.
+    """
+
+    def load() -> Any:
+        tables = [
+            EmbeddingBagConfig(_ROWS, _COLUMNS, name, feature_names=[name]) for name in _TABLES
+        ]
+        collection = EmbeddingBagCollection(tables, device=device())
+        for weight in collection.parameters():
+            nn.init.zeros_(weight)
+        ways = dict(
+            zip(_TABLES, (row_wise(), column_wise(ranks=[0, 1]), data_parallel()), strict=True)
+        )
+        plan = ShardingPlan({"": construct_module_sharding_plan(collection, ways, world_size=2)})
+        sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1})
+        model = DistributedModelParallel(collection, plan=plan, sharders=[sharder])
+        whole = torch.arange(1.0, _ROWS * _COLUMNS + 1).view(_ROWS, _COLUMNS)
+        with torch.no_grad():
+            result = answer(model, {name: whole.clone() for name in model.state_dict()})
+        return ... if result is ... else [_held(value) for value in model.state_dict().values()]
+
+    found = on_ranks(2, load)
+    return ... if is_untouched(found) else found
+
+
+def _held(value: Any) -> list[Any]:
+    """The numbers of a table that this rank holds."""
+    if not hasattr(value, "local_shards"):
+        return value.tolist()
+    return [shard.tensor.tolist() for shard in value.local_shards()]
 
 
 def _paired(theirs: Sequence[float], ours: Sequence[float]) -> float:
@@ -33,34 +139,36 @@ def _inverse(theirs: Sequence[float], ours: Sequence[float]) -> float:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="20.1",
-        compared="where the rows survive, as the stored losses show it",
-        solution=[True, False, True],
+        compared="the rows of three tables on two ranks: by rows, by columns, replicated",
+        solution=_load_rows,
+        measure=_loaded,
         mistakes=(
             Mistake(
-                misconception="expects of TorchRec what tutorec does",
-                answer=[True, True, True],
+                misconception="takes every shard to begin at the table's first row and column",
+                answer=_from_the_first_row,
                 hint=(
-                    "That is right for tutorec. Which of the three runs began at 0.694 in TorchRec?"
+                    "The second rank gets the numbers of the first. What does `shard_offsets` "
+                    "of its shards say?"
                 ),
             ),
             Mistake(
-                misconception="believes that init_fn fills the unsharded tables only",
-                answer=[False, False, True],
+                misconception="takes every shard to begin at the table's first column",
+                answer=_from_the_first_column,
                 hint=(
-                    "On which tables does TorchRec call init_fn when it draws rows again? "
-                    "The first 20 losses of the script were equal in both libraries."
+                    "The table that is cut by rows is right. Where do the columns of the second "
+                    "rank begin in the table that is cut by columns?"
                 ),
             ),
             Mistake(
-                misconception="believes that wrapped models keep what they were given",
-                answer=[False, True, False],
+                misconception="takes every table to have shards",
+                answer=_shards_only,
                 hint=(
-                    "Loading before the model is wrapped writes into tables. Are these "
-                    "tables the ones that train?"
+                    "The two tables with shards are right. Every rank has all rows of a "
+                    "replicated table, as a plain tensor: who fills it?"
                 ),
             ),
         ),
-        shape="a list of three values, True or False",
+        shape="a function that fills the model and returns nothing",
     ),
     Exercise(
         id="20.2",
