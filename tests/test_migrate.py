@@ -86,8 +86,10 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
         "there is no argument rows; it takes num_embeddings, embedding_dim"
     )
     assert problems[5].startswith("there is no argument is_waited; it takes tables, is_weighted")
-    assert problems[6] == "there is no no_such_module in tutorec"
-    assert (report.files, report.using, len(report.missing), report.written) == (1, 1, 4, [])
+    assert problems[6].startswith("there is no no_such_module in tutorec: TorchRec 1.8.0 has no")
+    assert (report.files, report.using, len(report.missing), report.written) == (1, 1, 3, [])
+    assert report.unknown == {"torchrec.no_such_module"}
+    assert "1 not in TorchRec 1.8.0 either" in str(report)
     assert f"{tmp_path}/train.py:5: torchrec.metrics.ne.NEMetric: there is no NEMetric" in str(
         report
     )
@@ -100,6 +102,30 @@ def test_a_name_from_another_module_than_its_own_is_named_with_its_module(tmp_pa
     assert found.problem == (
         "there is no JaggedTensor in tutorec.distributed.comm: import it from tutorec."
     )
+
+
+def test_places_with_one_remedy_stand_below_it(tmp_path: Path):
+    for name in ("a", "b"):
+        code = "from torchrec.modules.embedding_tower import EmbeddingTower\n"
+        write(tmp_path / f"{name}.py", f"{code}import torchrec.metrics.ctr\n")
+    write(tmp_path / "c.py", "import torchrec.metrics.ndcg\n")
+    lines = str(migrate(tmp_path)).splitlines()
+    assert lines[0].startswith("2 places: call the interaction")
+    assert lines[1:3] == [
+        f"  {tmp_path}/{name}.py:1: torchrec.modules.embedding_tower.EmbeddingTower"
+        for name in ("a", "b")
+    ]
+    assert lines[3].startswith("3 places: use torchmetrics")
+    assert lines[6] == f"  {tmp_path}/c.py:1: torchrec.metrics.ndcg"
+    assert "5 places to change by hand" in lines[7]
+
+
+def test_a_file_that_is_not_python_is_a_place_to_change_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write(tmp_path / "a.py", "import torchrec\nimport (dl\n")
+    assert cli.main(["migrate", str(tmp_path)]) == 1
+    assert "1 place to change by hand" in capsys.readouterr().out
 
 
 def test_a_call_with_too_many_arguments_is_named(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import doctest
 import importlib
@@ -242,6 +243,36 @@ def test_an_entry_for_a_module_stands_for_all_inside():
     assert instead_of("metrics.ctr.CTRMetric") == absent_names()["metrics.ctr"]
     assert instead_of("metrics.ctrs") is None
     assert instead_of("distributed.planner.types.Shard") is None
+
+
+def public_names(root: Path) -> list[str]:
+    """Modules of a package, and the classes and functions that they define, below the root."""
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        module = ".".join(parts).removesuffix("__init__").removesuffix(".")
+        if {"tests", "github", "fb"} & set(parts) or not module:
+            continue
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        found += [module, *(f"{module}.{name}" for name in defined if not name.startswith("_"))]
+    return found
+
+
+@pytest.mark.live
+def test_every_public_name_of_torchrec_is_here_or_has_a_sentence():
+    """`tutorec migrate` says of any other name that TorchRec lacks it, too."""
+    spec = importlib.util.find_spec("torchrec")
+    if spec is None or spec.origin is None:
+        pytest.skip("torchrec is installed by `make parity` only")
+    names = public_names(Path(spec.origin).parent)
+    assert len(names) > 1500
+    neither = [
+        name
+        for name in names
+        if not there(name, "tutorec") and not instead_of(name) and not elsewhere(name)
+    ]
+    assert not neither, f"a sentence in _torchrec_names.toml: {neither}"
 
 
 @pytest.mark.live

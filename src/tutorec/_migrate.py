@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, without_magics, word_places
 from tutorec._migrate_files import SourceText, read_source, source_paths
@@ -21,6 +22,11 @@ from tutorec._torchrec_names import elsewhere, instead_of
 __all__ = ["Finding", "Migration", "migrate"]
 
 _PACKAGES = ("torchrec", "tutorec")
+TORCHREC = "1.8.0"
+_UNKNOWN = (
+    f"TorchRec {TORCHREC} has no such public name either: it is newer, older or private, and you "
+    "have to replace it"
+)
 
 
 @dataclass(frozen=True)
@@ -32,22 +38,26 @@ class Finding:
     line: int
     name: str
     problem: str
+    remedy: str = ""  # the end of the problem, which may be that of other places, too
+
+    @property
+    def place(self) -> str:
+        """File and line."""
+        if self.cell:
+            return f"{self.file}: cell {self.cell}, line {self.line}"
+        return f"{self.file}:{self.line}"
 
     def __str__(self) -> str:
-        place = (
-            f"{self.file}:{self.line}"
-            if not self.cell
-            else f"{self.file}: cell {self.cell}, line {self.line}"
-        )
-        return f"{place}: {self.name}: {self.problem}"
+        return f"{self.place}: {self.name}: {self.problem}"
 
 
 @dataclass
 class Migration:
     """What was found in a project, and which of its files were renamed.
 
-    ``findings`` are names and calls that the other package does not have as they are; ``skipped``
-    are files that were not read or not written, each with the reason.
+    ``findings`` are names and calls that the other package does not have as they are; ``missing``
+    are the names among them, and ``unknown`` those that TorchRec 1.8.0 lacks, too. ``skipped`` are
+    files that were not read or not written, each with the reason: places to change by hand as well.
     """
 
     package: str
@@ -57,6 +67,7 @@ class Migration:
     using: int = 0
     names: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
     calls: int = 0
     findings: list[Finding] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -72,29 +83,46 @@ class Migration:
         lists = {
             "names": sorted(self.names),
             "missing": sorted(self.missing),
+            "unknown": sorted(self.unknown),
             "complete": self.complete,
         }
         return json.dumps({**asdict(self), **lists}, indent=2)
 
     def __str__(self) -> str:
-        lines = [visible(str(finding)) for finding in self.findings]
+        lines = [visible(line) for line in _by_remedy(self.findings)]
         lines += [visible(f"{file}: {why}") for file, why in self.skipped.items()]
         using = f"{self.using} of {several(self.files, 'file')} use {self.package}"
         if self.checked:
-            resolved = len(self.names) - len(self.missing)
-            calls = (
-                f"{several(self.calls, 'call')} compared, {several(len(self.findings), 'place')} "
-                "to change by hand"
-            )
+            resolved = len(self.names) - len(self.missing) - len(self.unknown)
+            places = len(self.findings) + len(self.skipped)
+            names = f"{several(len(self.names), 'name')}, {resolved} of them in {self.to}"
+            if self.unknown:
+                names += f" and {len(self.unknown)} not in TorchRec {TORCHREC} either"
             lines.append(
-                f"{using}: {several(len(self.names), 'name')}, {resolved} of them in {self.to}; "
-                f"{calls}"
+                f"{using}: {names}; {several(self.calls, 'call')} compared, "
+                f"{several(places, 'place')} to change by hand"
             )
         else:
             lines.append(f"{using}; names were not compared, for {self.to} cannot be imported here")
         if self.written:
             return "\n".join([*lines, f"renamed in {several(len(self.written), 'file')}"])
         return "\n".join([*lines, "nothing was changed; --write renames"] if self.using else lines)
+
+
+def _by_remedy(findings: list[Finding]) -> list[str]:
+    """A line for each finding; those with the same remedy below one line that says it."""
+    together: dict[str, list[Finding]] = {}
+    for finding in findings:
+        together.setdefault(finding.remedy or str(finding), []).append(finding)
+
+    lines = []
+    for remedy, found in together.items():
+        if len(found) == 1:
+            lines.append(str(found[0]))
+            continue
+        lines.append(f"{len(found)} places: {remedy}")
+        lines += [f"  {each.place}: {each.name}" for each in found]
+    return lines
 
 
 def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migration:
@@ -167,12 +195,9 @@ def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
             continue
         other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
         if report.checked:
-            findings = set(
-                _findings(report, piece, [use for use in piece.uses if use not in other])
-            )
-            report.findings += [
-                Finding(str(source.path), number, *place) for place in sorted(findings)
-            ]
+            uses = [use for use in piece.uses if use not in other]
+            findings = sorted(set(_findings(report, piece, uses)))
+            report.findings += [Finding(str(source.path), number, *found) for found in findings]
         count += sum(use not in other for _, _, use in piece.words)
         places[number] = word_places(text, piece, other)
     report.using += count > 0
@@ -195,34 +220,49 @@ def _python(text: str, source: SourceText) -> str:
 
 def _findings(
     report: Migration, piece: PieceOfCode, uses: list[Use]
-) -> Iterator[tuple[int, str, str]]:
-    """Names that the other package lacks, and calls that it refuses: line, name, remedy."""
+) -> Iterator[tuple[int, str, str, str]]:
+    """Names that the other package lacks, and calls that it refuses, as a `Finding` has them."""
     for use in uses:
         if use.base and _missing(use.base, report):
             continue  # the import says it
         report.names.add(use.path)
-        if problem := _missing(use.path, report):
-            report.missing.add(use.path)
-            yield use.line, use.path, problem
+        if lack := _missing(use.path, report):
+            of_both = lack.remedy == _UNKNOWN
+            (report.unknown if of_both else report.missing).add(use.path)
+            yield use.line, use.path, lack.problem, lack.remedy
     for call in piece.calls:
         if not _missing(call.path, report):
             report.calls += 1
             if problem := _misfit(_resolved(_in(call.path, report)), call):
-                yield call.line, f"{call.path}()", problem
+                yield call.line, f"{call.path}()", problem, ""
 
 
 def _in(path: str, report: Migration) -> str:
     return report.to + path[len(report.package) :]
 
 
-def _missing(path: str, report: Migration) -> str | None:
-    """What to do about a name that the other package does not have; None for one that it has."""
+class Lack(NamedTuple):
+    """A name that the other package does not have, and what to do about it."""
+
+    problem: str
+    remedy: str
+
+
+def _missing(path: str, report: Migration) -> Lack | None:
+    """What the other package lacks of a name; None for one that it has.
+
+    The table of absent names has every public name of TorchRec that is not here, so what is in
+    neither is not in TorchRec.
+    """
     try:
         _resolved(_in(path, report))
     except LookupError as error:
-        below = path.partition(".")[2] if report.to == "tutorec" else ""
-        instead = below and (instead_of(below) or elsewhere(below))
-        return f"{error.args[0]}: {instead}" if instead else str(error.args[0])
+        problem = str(error.args[0])
+        if report.to != "tutorec":
+            return Lack(problem, "")
+        below = path.partition(".")[2]
+        remedy = instead_of(below) or elsewhere(below) or _UNKNOWN
+        return Lack(f"{problem}: {remedy}", remedy)
     return None
 
 

@@ -35,7 +35,7 @@ def instead_of(name: str) -> str | None:
     """What to use instead of a name of TorchRec, given below the root, or None if not in the table.
 
     Example:
-        >>> instead_of("metrics.ne.NEMetric") == instead_of("metrics")
+        >>> instead_of("pt2.checks.is_pt2_compiling") == instead_of("pt2")
         True
         >>> instead_of("modules.no_such_module") is None
         True
