@@ -156,7 +156,7 @@ def test_partial_sums_divide_the_ids_of_bags_and_write_both_parts_of_each_sum():
     bags = [[[7, 2, 6], [1]], [[5], [3, 4]]]
     partial = [[[20.0, 10.0], [0.0, 30.0]], [[130.0, 0.0], [50.0, 40.0]]]
     chart = draw.partial_sums(
-        bags, 4, partial, [[150.0, 10.0], [50.0, 70.0]], mark=7, claim="{split} of {bags}"
+        bags, 8, partial, [[150.0, 10.0], [50.0, 70.0]], mark=7, claim="{split} of {bags}"
     )
     assert chart.claim == "2 of 4"
     written = texts(chart)
@@ -169,6 +169,8 @@ def test_partial_sums_divide_the_ids_of_bags_and_write_both_parts_of_each_sum():
         1,
     ]
     assert {"rank 0: rows 0 to 3", "rank 1: rows 4 to 7"} <= set(written)
+    odd = draw.partial_sums(bags, 7, partial, [[150.0], [50.0]], mark=7, claim="")
+    assert "rank 1: rows 4 to 6" in texts(odd)
 
 
 def test_a_training_step_writes_what_each_rank_sends():

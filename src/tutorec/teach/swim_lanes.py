@@ -19,7 +19,7 @@ _STAGES = (
     ("backward", 20.2),
 )
 _THERE = "{ids} bytes of lengths and ids cross, and {rows:,} bytes of pooled rows come back"
-_THERE_AND_BACK = "Gradients go the way of the rows: {gradients:,} bytes, and no ids"
+_THERE_AND_BACK = "Gradients go back to the tables: {gradients:,} bytes, and no ids"
 _Nodes = Sequence[Node]
 _Points = Sequence[tuple[float, float]]
 
@@ -100,7 +100,7 @@ def swim_lanes(
 
 def partial_sums(
     bags: Sequence[Sequence[Sequence[int]]],
-    height: int,
+    rows: int,
     partial: Sequence[Sequence[Sequence[float]]],
     sums: Sequence[Sequence[float]],
     *,
@@ -111,7 +111,7 @@ def partial_sums(
 
     Args:
         bags: For each rank the ids of its bags, two or three.
-        height: Rows of a rank.
+        rows: Rows of the table; rank 0 has half of them, rounded up.
         partial: For each rank its partial sums, for the bags of rank 0 and for those of rank 1.
         sums: For each rank the sums of its bags.
         mark: An id whose cells get a thick frame.
@@ -128,11 +128,13 @@ def partial_sums(
             ("scatter", 16.3),
         ),
     )
+    height = -(-rows // 2)
     split = sum(len({one // height for one in bag}) > 1 for own in bags for bag in own)
     every = [bag for own in bags for bag in own]
     for rank, x in enumerate(_LANES):
         first = rank * height
-        diagram.text(x, 0.4, f"rank {rank}: rows {first} to {first + height - 1}", bold=True)
+        last = min(first + height, rows) - 1
+        diagram.text(x, 0.4, f"rank {rank}: rows {first} to {last}", bold=True)
         owners = [[one // height for one in bag] for bag in bags[rank]]
         start = _bags(diagram, x, 1.9, bags[rank], owners, mark)
         mine = [[one for one in bag if one // height == rank] for bag in every]

@@ -64,6 +64,8 @@ assert {name: (round(mb, 2), count) for name, (mb, count) in prices.items()} == 
     "data-parallel": (2.28, 5),
     "mixed": (2.28, 11),
 }, prices
+of_mixed = Traffic.merge(each["mixed"] for each in counted).issues
+assert sum(of_mixed[stage] for stage in ("gradient sizes", "gradient sums")) == 3 == 11 - 2 * 4
 assert round(100 * (1 - prices["mixed"][0] / prices["column-wise"][0])) == 22
 for name in ("table-wise", "row-wise", "column-wise"):
     issues = Traffic.merge(each[name] for each in counted).issues
