@@ -59,6 +59,7 @@ assert f"{medians['training step, table_wise']:.2f}" == "1.11"
 assert round(medians["training step, data_parallel"]) == 12
 for kind in ("table_wise", "row_wise", "column_wise"):
     assert 1.05 < medians[f"training step, {kind}"] < 1.25
+assert 1.25 < medians["training step of a DLRM"] < 1.3
 for what in ("split", "permuted", "to_dict"):
     assert 2 < medians[f"a jagged batch, {what}"] < 4
 assert round(26 * 30_000 * 64 * 4 / 1e6) == 200
