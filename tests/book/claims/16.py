@@ -24,6 +24,7 @@ assert max(abs(auc_of[f"whole, {kind}"] - auc_of["whole"]) for kind in ("int8", 
 assert max(areas_of["whole"]) - min(areas_of["whole"]) > 1e-3
 assert abs(auc_of["QR added"] - auc_of["hash"]) < 0.02
 assert auc_of["QR added"] + 0.02 < auc_of["QR"]
+assert auc_of["block of 16"] > auc_of["whole"]
 # after: squares
 assert rows == {"added": 2, "multiplied": 32}
 # after: rank
