@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import ast
 import json
-import pathlib
 import pickle
 import subprocess
 import sys
@@ -437,13 +437,24 @@ def test_a_name_that_two_columns_have_is_refused(tmp_path: Path) -> None:
     assert batch.sparse_features.values().tolist() == [2]
 
 
-def test_a_pattern_or_a_folder_instead_of_files_says_what_to_give(tmp_path: Path) -> None:
+def test_a_pattern_stands_for_its_files_in_order(tmp_path: Path) -> None:
+    files = _write(tmp_path)
+    by_pattern = ParquetDataset(f"{tmp_path}/*.parquet", 4, ["user"])
+    expected = [batch.sparse_features.values() for batch in ParquetDataset(files, 4, ["user"])]
+    found = [batch.sparse_features.values() for batch in by_pattern]
+    assert len(found) == len(expected) == 10
+    assert all(map(torch.equal, found, expected))
+    assert len(ParquetDataset([files[0], f"{tmp_path}/**/*.parquet"], 4, ["user"])) > 10
+
+
+def test_a_pattern_without_files_and_a_folder_are_named(tmp_path: Path) -> None:
     _write(tmp_path)
-    for path, error in ((f"{tmp_path}/*.parquet", FileNotFoundError), (tmp_path, ValueError)):
-        with pytest.raises(error, match=r"give its files, (.*)") as refused:
-            ParquetDataset(path, 4, ["user"])
-        files = eval(str(refused.value).split("give its files, ")[1], {"pathlib": pathlib})
-        assert len(ParquetDataset(files, 4, ["user"])) == 10
+    with pytest.raises(FileNotFoundError, match=r"no file fits the pattern '.*none_\*\.parquet'"):
+        ParquetDataset(tmp_path / "none_*.parquet", 4, ["user"])
+    with pytest.raises(ValueError, match="is a folder: give its files") as refused:
+        ParquetDataset(tmp_path, 4, ["user"])
+    pattern = ast.literal_eval(str(refused.value).split("give its files, ")[1])
+    assert len(ParquetDataset(pattern, 4, ["user"])) == 10
     with pytest.raises(ValueError, match="no Parquet file given: paths is empty"):
         ParquetDataset([], 4, ["user"])
 

@@ -42,7 +42,8 @@ class ParquetDataset(IterableDataset[Batch]):
     pass, and give :meth:`state_dict` the number of batches.
 
     Args:
-        paths: one file or several.
+        paths: one file or several, or patterns such as ``"logs/day_*.parquet"``, whose files are
+            read in the order of their names.
         batch_size: B, rows per batch on this rank.
         sparse: columns that are features: lists of integers, or integers for bags of one id; a null
             is an empty bag.
@@ -104,9 +105,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self._numbers = [*self.dense, *([] if label is None else [label])]
         self._rounded: set[str] = set()  # columns that a warning was given for
         self._groups: list[tuple[Path, int, int]] = []  # file, row group, rows
-        files = [*map(Path, [paths] if isinstance(paths, str | Path) else paths)]
-        if not files:
-            raise ValueError("no Parquet file given: paths is empty")
+        files = _files([paths] if isinstance(paths, str | Path) else paths)
         for path in files:
             with _opened(path) as file:
                 _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
@@ -297,19 +296,12 @@ def _opened(path: Path) -> Iterator[Any]:
             "reading Parquet needs pyarrow: pip install 'tutorec[parquet]'"
         ) from error
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: {_give_all(path, '*.parquet')}")
+        raise ValueError(f"{path} is a folder: give its files, {str(path / '*.parquet')!r}")
     try:
         # Not mapped: where a mapped file becomes shorter, reading it ends the process.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
-    except FileNotFoundError as error:
-        if glob.has_magic(str(path)):
-            remedy = _give_all(path.parent, path.name)
-            raise FileNotFoundError(
-                f"there is no file {path}, and a pattern is not looked up: {remedy}"
-            ) from error
-        raise
-    except PermissionError:
+    except (FileNotFoundError, PermissionError):
         raise
     except MemoryError as error:
         raise MemoryError(
@@ -322,8 +314,25 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _give_all(folder: Path, pattern: str) -> str:
-    return f"give its files, sorted(pathlib.Path({str(folder)!r}).glob({pattern!r}))"
+def _files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files of paths and patterns, in order.
+
+    Raises:
+        FileNotFoundError: No file fits a pattern.
+        ValueError: There are no paths.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not glob.has_magic(str(path)) or Path(path).exists():
+            files.append(Path(path))
+            continue
+        found = sorted(glob.glob(str(path), recursive=True))
+        if not found:
+            raise FileNotFoundError(f"no file fits the pattern {str(path)!r}")
+        files += map(Path, found)
+    if not files:
+        raise ValueError("no Parquet file given: paths is empty")
+    return files
 
 
 def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str]) -> None:

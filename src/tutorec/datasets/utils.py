@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial, partialmethod
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from tutorec._check import require_int, require_one_of
+from tutorec.datasets.columns import Columns, dense_ids_labels
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # The name under which programs of TorchRec register their file systems with iopath.
@@ -53,6 +54,51 @@ class Batch:
     dense_features: Tensor
     sparse_features: KeyedJaggedTensor
     labels: Tensor
+
+    @classmethod
+    def from_columns(
+        cls,
+        columns: Columns,
+        sparse: Sequence[str],
+        dense: Sequence[str] = (),
+        label: str | None = None,
+        hash_to: Mapping[str, int] | None = None,
+    ) -> Batch:
+        """A batch of all rows of a table in memory: pandas, polars, Arrow, Hugging Face, a dict.
+
+        Args:
+            columns: ``columns[name]`` is a column of B rows: of pandas, polars, Arrow or NumPy, a
+                tensor, or a list.
+            sparse: columns that are features: whole numbers or strings for bags of one id, lists of
+                them for bags of several. A missing value is an empty bag.
+            dense: columns of numbers that are dense features, in this order.
+            label: the column of labels; without it they are 0.
+            hash_to: features whose ids are hashed, and to how many rows. Strings have to be.
+
+        Returns:
+            Dense [B, D] float32, the ids int64, labels [B] float32.
+
+        Raises:
+            ValueError: a column is missing, has another number of rows than the others, strings
+                that are not hashed, or something that is neither a number nor a string; a dense
+                number or a label is missing.
+
+        Example:
+            >>> from tutorec.datasets.utils import Batch
+            >>> log = {
+            ...     "user": [7, 8],
+            ...     "viewed": [["red shoe", "hat"], []],
+            ...     "hour": [13, 20],
+            ...     "click": [1, 0],
+            ... }
+            >>> batch = Batch.from_columns(
+            ...     log, ["user", "viewed"], ["hour"], "click", hash_to={"viewed": 100}
+            ... )
+            >>> batch.sparse_features.lengths().view(2, 2), batch.labels
+            (tensor([[1, 1],
+                    [2, 0]], dtype=torch.int32), tensor([1., 0.]))
+        """
+        return cls(*dense_ids_labels(columns, sparse, dense, label, hash_to))
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""

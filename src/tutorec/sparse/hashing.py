@@ -1,9 +1,11 @@
 """Hashing ids to rows: from names and numbers without end to a table that has an end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -98,6 +100,62 @@ def mixing_hash(ids: Tensor, rows: int, seed: int = 0) -> Tensor:
     bits = (bits ^ _shift(bits, 30)) * _FIRST
     bits = (bits ^ _shift(bits, 27)) * _SECOND
     return (bits ^ _shift(bits, 31)).remainder(rows)
+
+
+# The constants of FNV-1a with 64 bits.
+_FNV_BASIS = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
+
+
+def hash_strings(strings: Sequence[str] | NDArray[np.str_]) -> Tensor:
+    """A 64-bit id of each string, the same in every process and on every machine.
+
+    All strings are hashed together, byte by byte: a million of 10 bytes take about a second on one
+    core. `mixing_hash` then gives the rows of a table.
+
+    Args:
+        strings: N strings.
+
+    Returns:
+        [N] int64; negative where the highest bit is set.
+
+    Raises:
+        ValueError: one is not a string.
+
+    Source:
+        FNV-1a with 64 bits (Fowler, Noll and Vo, 1991) of the UTF-8 bytes.
+
+    Example:
+        >>> ids = hash_strings(["red shoe", "blue shoe", "red shoe"])
+        >>> bool(ids[0] == ids[2]), bool(ids[0] == ids[1])
+        (True, False)
+        >>> mixing_hash(ids, 100)
+        tensor([74, 11, 74])
+    """
+    encoded = []
+    for place, string in enumerate(strings):
+        if not isinstance(string, str):
+            raise ValueError(f"hash_strings: number {place} is {string!r}, not a string")
+        encoded.append(string.encode("utf-8", "surrogatepass"))
+    data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    return torch.from_numpy(_fnv(data, lengths).view(np.int64))
+
+
+def _fnv(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """FNV-1a of consecutive byte strings with these lengths."""
+    longest_first = np.argsort(-lengths, kind="stable")
+    starts = (np.cumsum(lengths) - lengths)[longest_first]
+    ascending = np.sort(lengths)
+    hashes = np.full(len(lengths), _FNV_BASIS)
+    for place in range(int(ascending[-1]) if len(ascending) else 0):
+        # Strings with a byte at this place are the first ones.
+        count = len(lengths) - int(np.searchsorted(ascending, place, side="right"))
+        at_place = data[starts[:count] + place]
+        hashes[:count] = (hashes[:count] ^ at_place) * _FNV_PRIME
+    found = np.empty_like(hashes)
+    found[longest_first] = hashes
+    return found
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
