@@ -18,8 +18,6 @@ SMALLEST_SHOWN = 0.7  # of them, in cells that nothing folds
 LONGEST_CELL = 30
 LONGEST_IMPORTS = 15
 WORDS_IN_CODE = 40  # of English, in string literals of eight words or more
-# Chapters that were written before these limits; one that keeps them leaves the list.
-BEFORE_THE_LIMITS: set[str] = set()
 # A promise of minutes: reading 200 words or 15 lines, a figure, an exercise.
 WORDS_A_MINUTE = 200
 LINES_A_MINUTE = 15
@@ -140,32 +138,25 @@ def time_violations(chapter: Chapter) -> list[str]:
     return [f"{chapter.name}: promises {promised} minutes; it takes about {taken}"]
 
 
-def keeps_limits(chapter: Chapter) -> bool:
-    """Whether the limits for chapters hold for this notebook."""
-    short = chapter.name.split("_")[0] if chapter.name[0].isdigit() else chapter.name
-    taught = chapter.name[0].isdigit() or chapter.name.startswith("page_")
-    return taught and short not in BEFORE_THE_LIMITS
+def taught(chapter: Chapter) -> bool:
+    """Whether this is a chapter or a page, and not a document or nano."""
+    return chapter.name[0].isdigit() or chapter.name.startswith("page_")
 
 
 def test_chapters_are_in_sight():
-    assert_none([v for c in chapters() if keeps_limits(c) for v in reading_violations(c)])
+    assert_none([v for c in chapters() if taught(c) for v in reading_violations(c)])
 
 
 def test_chapters_promise_the_time_that_they_take():
-    timed = [c for c in chapters() if keeps_limits(c) and c.name[0].isdigit()]
-    assert_none([v for c in timed for v in time_violations(c)])
+    assert_none([v for c in chapters() if c.name[0].isdigit() for v in time_violations(c)])
 
 
-def test_no_chapter_is_excused_that_keeps_the_limits():
-    numbered = {c.name.split("_")[0]: c for c in chapters() if c.name[0].isdigit()}
-    named = {c.name: c for c in chapters()} | numbered
-    assert_none(
-        [
-            f"{name} keeps the limits: take it out of BEFORE_THE_LIMITS"
-            for name in BEFORE_THE_LIMITS
-            if name not in named or not reading_violations(named[name])
-        ]
-    )
+def test_the_book_has_few_words_in_code():
+    """A reader of code reads code: the sentences are in Markdown, and not too many of them."""
+    in_code = sum(words_in_code(cell.text) for c in chapters() for cell in c.code)
+    in_markdown = sum(len(cell.text.split()) for c in chapters() for cell in c.prose)
+    assert in_code <= 1000, f"{in_code} words of English in the notebooks' code"
+    assert in_markdown <= 60_000, f"{in_markdown} words of Markdown"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,14 @@ def dense_ids_labels(
     label: str | None,
     hash_to: Mapping[str, int] | None,
 ) -> tuple[Tensor, KeyedJaggedTensor, Tensor]:
-    """The three parts of a batch; see `tutorec.datasets.utils.Batch.from_columns`.
+    """The three parts of a batch, for `tutorec.datasets.utils.Batch.from_columns`.
+
+    Args:
+        columns: as there.
+        sparse: as there.
+        dense: as there.
+        label: as there.
+        hash_to: as there.
 
     Raises:
         ValueError: the columns make no batch.
