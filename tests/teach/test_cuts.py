@@ -13,6 +13,7 @@ from tutorec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
     data_parallel,
+    grid_shard,
     row_wise,
     table_wise,
 )
@@ -22,8 +23,8 @@ from tutorec.teach import draw
 from tutorec.teach.canvas import RANK_COLORS
 
 
-def plan(word: ParameterShardingGenerator) -> EmbeddingModuleShardingPlan:
-    """A table of 8 x 4 and one of 2 x 4, 128 and 32 bytes, on two ranks."""
+def plan(word: ParameterShardingGenerator, hosts: int = 1) -> EmbeddingModuleShardingPlan:
+    """A table of 8 x 4 and one of 2 x 4, 128 and 32 bytes, on two ranks a host."""
     tables = [
         EmbeddingBagConfig(
             num_embeddings=rows, embedding_dim=4, name=f"t{rows}", feature_names=[f"f{rows}"]
@@ -32,7 +33,7 @@ def plan(word: ParameterShardingGenerator) -> EmbeddingModuleShardingPlan:
     ]
     ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
     return construct_module_sharding_plan(
-        ebc, apply_to_all(ebc, word), world_size=2, device_type="cpu"
+        ebc, apply_to_all(ebc, word), world_size=2 * hosts, local_size=2, device_type="cpu"
     )
 
 
@@ -129,5 +130,25 @@ def test_one_table_has_a_panel_for_each_plan_and_copies_stand_apart():
         [(0, 0, 4, 8), (4.24, 0, 4, 8)],
     ]
     assert [len(axes.lines) for axes in chart.figure.axes] == [1, 2, 2]
-    (_, copies), (left, right) = (axes.get_xlim() for axes in chart.figure.axes[1:])
-    assert copies == 4 and (left, right) == (0, 8.24)  # the first column has two copies
+    ends = [axes.get_xlim() for axes in chart.figure.axes]
+    assert ends == [(0, 4), (0, 4), (0, 8.24)]  # two copies are wider than a table
+    written = [[text.get_text() for text in axes.texts] for axes in chart.figure.axes]
+    assert written == [
+        ["rank 0\nrows 0 to 3", "rank 1\nrows 4 to 7"],
+        ["rank 0\ncolumns\n0 to 1", "rank 1\ncolumns\n2 to 3"],
+        ["rank 0\nwhole", "rank 1\nwhole"],
+    ]
+
+
+def test_panels_of_one_table_have_one_scale_and_a_quarter_has_room_for_its_rank():
+    words = {"whole": table_wise(0), "copies": data_parallel(), "more": row_wise()}
+    words["beneath"] = table_wise(1)
+    entries = {name: plan(word)["t8"] for name, word in words.items()}
+    entries["grid"] = plan(grid_shard([0, 1]), hosts=2)["t8"]
+    chart = draw.one_table(entries, mark=3, claim="whole: {whole}")
+    whole, copies, _, beneath, grid = chart.figure.axes
+    chart.figure.draw_without_rendering()
+    wide, narrow = (axes.get_position().width for axes in (copies, beneath))
+    assert narrow / wide == pytest.approx(1 / 2.06, rel=0.15)
+    assert whole.texts[0].get_text() == "rank 0\nwhole"
+    assert [text.get_text() for text in grid.texts] == ["rank 0", "rank 1", "rank 2", "rank 3"]

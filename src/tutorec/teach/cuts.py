@@ -87,7 +87,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
 def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
     """One table under several plans, a large panel for each: rows down, columns across, and the row of an id.
 
-    Copies stand side by side, each as large as the whole table.
+    A shard has its rank and, where there is room, what is cut. Copies stand side by side, each as large as the whole table.
 
     Args:
         plans: Name of a plan to its entry for the table, with `shards()`, `table_shape()` and
@@ -101,9 +101,10 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
         figure = canvas(2.5 * lines)
         across = [_width(entry) for entry in plans.values()]
         ratios = [max(across[side::2], default=1.0) for side in (0, 1)]
-        grid = figure.subplots(lines, 2, squeeze=False, width_ratios=ratios).flatten()
+        grid = figure.add_gridspec(lines, 2, width_ratios=ratios)
         readers = {}
-        for axes, (name, entry) in zip(grid, plans.items(), strict=False):
+        for number, (name, entry) in enumerate(plans.items()):
+            axes = _panel(figure, grid[divmod(number, 2)], across[number] / ratios[number % 2])
             boxes = shard_boxes(entry)
             rows, columns = entry.table_shape()
             held = [str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high]
@@ -120,11 +121,16 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
             axes.set_ylabel("row")
             axes.yaxis.set_major_formatter("{x:,.0f}")
             axes.autoscale_view()
-            axes.set_xlim(0, columns * ratios[list(plans).index(name) % 2])
+            axes.set_xlim(0, columns * across[number])
             axes.invert_yaxis()
-        for axes in grid[len(plans) :]:
-            axes.remove()
         return finish(figure, claim, "", readers)
+
+
+def _panel(figure: Any, place: Any, share: float) -> Any:
+    """Axes at the left of a place, as wide as a share of it."""
+    if share == 1:
+        return figure.add_subplot(place)
+    return figure.add_subplot(place.subgridspec(1, 2, width_ratios=[share, 1 - share])[0])
 
 
 def _width(entry: Any) -> float:
@@ -133,13 +139,12 @@ def _width(entry: Any) -> float:
 
 
 def _written(box: tuple[int, int, int, int, int], rows: int, columns: int) -> str:
-    """The rank of a shard, with its rows and columns where there is room for as many lines."""
+    """The rank of a shard, and what is cut where there is room: its rows, its columns, or both."""
     rank, row, column, high, wide = box
     gap = "\n" if wide < columns else " "  # narrow shards have narrow lines
-    text = (
-        f"rank {rank}\nrows{gap}{row:,} to {row + high - 1:,}\n"
-        f"columns{gap}{column} to {column + wide - 1}"
-    )
+    of_rows = f"\nrows{gap}{row:,} to {row + high - 1:,}" if high < rows else ""
+    of_columns = f"\ncolumns{gap}{column} to {column + wide - 1}" if wide < columns else ""
+    text = f"rank {rank}" + (of_rows + of_columns or "\nwhole")
     lines = text.count("\n") + 1
     return text if high * _LINES >= lines * rows else f"rank {rank}"
 
@@ -156,7 +161,7 @@ def _shard(
         )
     )
     axes.text(
-        left + wide / 2, row + high / 2, text, color="white", fontsize=9, ha="center", va="center"
+        left + wide / 2, row + high / 2, text, color="white", fontsize=8.5, ha="center", va="center"
     )
     if row <= mark < row + high:
         axes.plot([left, left + wide], [mark, mark], color=INK, linewidth=5, solid_capstyle="butt")
