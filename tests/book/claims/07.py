@@ -41,8 +41,21 @@ def without_sizes(plan):
 for plan in ("table-wise", "column-wise", "data-parallel"):
     assert without_sizes(plan) == computed(plan)
 assert abs(without_sizes("row-wise") / computed("row-wise") - 1) < 1e-3
-assert round(computed("row-wise", 4) / computed("table-wise", 4), 1) == 3.5
-assert round(computed("row-wise", 8) / computed("table-wise", 8), 1) == 6.9
+in_table = {
+    "table-wise": (2.5, 17.6),
+    "column-wise": (2.9, 38.0),
+    "row-wise": (4.6, 120.6),
+    "data-parallel": (2.3, 55.3),
+}
+for plan, mb in in_table.items():
+    assert tuple(round(computed(plan, W) / 1e6, 1) for W in (2, 8)) == mb
+for W, by_samples, by_rows_mb in ((2, 2.9, 410), (8, 82.1, 2870)):
+    parts_of = [
+        (4 * W * 256 * (1 + ids) + 4 * W * 256 * 256, 8 * R * 256) for R, _, ids in TABLES.values()
+    ]
+    summed = [(W - 1) * sum(one) / 1e6 for one in zip(*parts_of, strict=True)]
+    assert (round(summed[0], 1), round(summed[1])) == (by_samples, by_rows_mb)
+    assert [rows < samples for samples, rows in parts_of] == [False, False, True, True]
 assert by_formula("data-parallel", 2, 100, 256) == 204_800
 assert by_formula("table-wise", 2, 100, 256) == 526_336
 in_all = {name: round(sum(parts.values()), 2) for name, parts in bars.items()}
@@ -64,6 +77,13 @@ assert {name: (round(mb, 2), count) for name, (mb, count) in prices.items()} == 
     "data-parallel": (2.28, 5),
     "mixed": (2.28, 11),
 }, prices
+of_copies = Traffic.merge(each["data-parallel"] for each in counted).issues
+assert of_copies == {
+    "gradient sizes": 1,
+    "gradient ids": 1,
+    "gradient rows": 1,
+    "gradient sums": 2,
+}
 of_mixed = Traffic.merge(each["mixed"] for each in counted).issues
 assert sum(of_mixed[stage] for stage in ("gradient sizes", "gradient sums")) == 3 == 11 - 2 * 4
 assert round(100 * (1 - prices["mixed"][0] / prices["column-wise"][0])) == 22

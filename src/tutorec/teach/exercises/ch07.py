@@ -101,21 +101,26 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="07.1",
         compared="the bag length at which the two formulas are equal",
-        solution=2 * 256,
+        solution=192 / 2,
         mistakes=(
             Mistake(
                 misconception="counts the pooled rows and not the gradients",
-                answer=256,
+                answer=192 / 4,
                 hint="That counts pooled rows only. Their gradients are sent, too.",
             ),
             Mistake(
-                misconception="takes the chapter's width",
-                answer=128,
-                hint="128 is right for the chapter's tables of 64 columns. How wide is this one?",
+                misconception="takes the chapter's limit of 2 D",
+                answer=2 * 192,
+                hint="2 D holds for ids and floats of 4 bytes. How many bytes do they take here?",
+            ),
+            Mistake(
+                misconception="changes the bytes of an id and not those of a float",
+                answer=192,
+                hint="Ids take 8 bytes, as you say. How many does a float16 take?",
             ),
             Mistake(
                 misconception="lets the break-even grow with the ranks",
-                answer=2 * 256 * 8,
+                answer=192 / 2 * 8,
                 hint=(
                     "Write both byte formulas with W = 8, set them equal and cancel what they "
                     "share. Is W still there?"
