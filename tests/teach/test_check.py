@@ -82,6 +82,19 @@ def test_function_answers_are_compared_by_their_results():
     assert "3 becomes 6" in grade(double, lambda x: x**2).text
     assert "(2)" in grade(double, lambda x: 3 * x).text
     assert grade(double, lambda x: None).status == "not attempted"
+    assert "gives None" in grade(double, lambda x: 2 * x if isinstance(x, int) else None).text
+
+
+def test_none_is_an_answer_where_it_is_right_on_some_cases():
+    root = Exercise(
+        id="99.4",
+        compared="two squares",
+        solution=lambda x: x**0.5 if x >= 0 else None,
+        mistakes=(Mistake("a", lambda x: x, "A."), Mistake("b", lambda x: -x, "B.")),
+        cases=((-4,), (9,)),
+    )
+    assert grade(root, {9: 3}.get).status == "right"
+    assert grade(root, lambda x: None).status == "not attempted"
     assert "ZeroDivisionError" in grade(double, lambda x: x / 0).text
     assert "must be a function" in grade(double, 4).text
 

@@ -204,21 +204,21 @@ def _observe(exercise: Exercise, answer: Any) -> Any:
         return observed
     if exercise.cases is None:
         return answer
-    return [_call(answer, case) for case in exercise.cases]
+    results = [_call(answer, case) for case in exercise.cases]
+    if all(result is None or result is Ellipsis for result in results):
+        raise _CaseError("nothing returned", untouched=True)
+    return results
 
 
 def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
     """Call a function on a copy of the case, so that it cannot change the next call's input."""
     try:
-        result = function(*copy.deepcopy(case))
+        return function(*copy.deepcopy(case))
     except Exception as error:
         shown = ", ".join(_short(argument) for argument in case)
         raise _CaseError(
             f"On ({shown}) your function raised {type(error).__name__}: {error}"
         ) from error
-    if result is None or result is Ellipsis:
-        raise _CaseError("nothing returned", untouched=True)
-    return result
 
 
 def _locate(exercise: Exercise, observed: Any, right: Any) -> str:
