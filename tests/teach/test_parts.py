@@ -40,6 +40,15 @@ def test_a_bound_is_a_line_across_the_bars_of_every_panel():
         draw.parts({"a": SHARED}, unit="ms", marked={"x": 1.0, "y": 2.0})
 
 
+def test_exchanges_have_one_colour_and_other_parts_another():
+    bars = {"8 ranks": {"ids": 1.0, "lookup": 4.0, "update": 2.0, "rows": 3.0}}
+    chart = draw.parts({"a": bars}, unit="ms", exchanges=("ids", "rows"))
+    ids, lookup, update, rows = (p.get_facecolor() for p in chart.figure.axes[0].patches)
+    assert ids == rows != lookup == update
+    with pytest.raises(ValueError, match="parts has no"):
+        draw.parts({"a": bars}, unit="ms", exchanges=("gradients",))
+
+
 @pytest.mark.parametrize(
     "panels", [{}, {"a": {}}, {"a": {"x": {"lookup": 1.0}, "y": {"latency": 1.0}}}]
 )

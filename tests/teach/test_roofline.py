@@ -24,6 +24,13 @@ def test_points_lie_where_they_were_measured():
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in points] == [(0.25, 2.0)]
 
 
+def test_each_side_of_the_ridge_says_what_limits_there():
+    axes = draw.roofline({"lookup": (1e9, 4e9, 0.5)}, **MACHINE).figure.axes[0]
+    sides = {text.get_text(): text.get_horizontalalignment() for text in axes.texts}
+    assert sides["memory is the limit"] == "right"  # ends at the ridge
+    assert sides["arithmetic is the limit"] == "left"
+
+
 @pytest.mark.parametrize("work", [{}, {"lookup": (1.0, 0.0, 1.0)}])
 def test_work_without_numbers_is_refused(work):
     with pytest.raises(ValueError, match="positive numbers"):

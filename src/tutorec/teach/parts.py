@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from tutorec._style import EXCHANGE
 from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
 from tutorec.teach.units import number
 
@@ -26,6 +27,7 @@ def parts(
     *,
     unit: str,
     marked: Mapping[str, float] | None = None,
+    exchanges: Collection[str] = (),
     claim: str | None = None,
 ) -> Chart:
     """One stacked horizontal bar for each entry, with its sum; panels share one scale.
@@ -35,13 +37,16 @@ def parts(
             same parts.
         unit: Of the numbers.
         marked: Name -> number of a line across all bars, such as a bound; one at most.
+        exchanges: Names of the parts that are exchanges between ranks: these have one colour, and
+            all other parts another. Without them, colours alternate.
         claim: Title; may use, of the first panel, {first} and {last} (sums of its first and last
             bar), {ratio} (the last sum by the first), {largest} (the largest part of the last bar),
             {share} (its share of that bar), {least} and {best} (the smallest sum, and whose it is);
             with two panels {first_2}, ... of the second.
 
     Raises:
-        ValueError: There is nothing to draw, bars have different parts, or two lines are marked.
+        ValueError: There is nothing to draw, bars have different parts, two lines are marked, or
+            an exchange is not a part.
     """
     if len(marked or {}) > 1:
         raise ValueError(f"parts marks one line, got {list(marked or {})}")
@@ -49,11 +54,18 @@ def parts(
     names = {tuple(bar) for bar in bars}
     if len(names) != 1 or not all(panels.values()):
         raise ValueError(f"parts needs bars that all have the same parts, got {sorted(names)}")
+    if not set(exchanges) <= set(bars[0]):
+        raise ValueError(f"parts has no {sorted(set(exchanges) - set(bars[0]))}: {list(bars[0])}")
     facts: dict[str, Any] = {}
     for place, panel in enumerate(panels.values()):
         suffix = f"_{place + 1}" if place else ""
         facts |= {f"{key}{suffix}": value for key, value in _facts(panel).items()}
     looks = dict(zip(names.pop(), _LOOKS, strict=False))
+    if exchanges:
+        looks = {
+            name: (EXCHANGE if name in exchanges else ACCENT, hatch)
+            for name, (_, hatch) in looks.items()
+        }
     longest = max(sum(bar.values()) for bar in bars)
     heights = [len(panel) for panel in panels.values()]
     with style():

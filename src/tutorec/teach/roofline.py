@@ -1,4 +1,4 @@
-"""The roofline: the highest speed of a computation, given its arithmetic for each byte."""
+"""The roofline: the highest speed of a computation, given its arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def roofline(
     with style():
         figure = canvas(3.6)
         axes = figure.add_subplot()
-        left = min(ridge, *(one[0] for one in at.values())) / 3
-        right = max(ridge, *(one[0] for one in at.values())) * 3
+        # Ten on each side of the ridge, for what is written there.
+        left = min(ridge / 10, *(one[0] / 3 for one in at.values()))
+        right = max(ridge * 10, *(one[0] * 3 for one in at.values()))
         where = np.geomspace(left, right, 200)
         axes.loglog(where, np.minimum(peak, bandwidth * where) / 1e9, color=INK)
         axes.axvline(ridge, color=INK, linestyle=":", linewidth=1.2)
@@ -67,16 +68,21 @@ def roofline(
             f"{ridge:.2g}", (ridge, 0.03), (6, 0), xycoords=("data", "axes fraction"),
             textcoords="offset points",
         )  # fmt: skip
+        for limit, offset, side in (("memory", -6, "right"), ("arithmetic", 6, "left")):
+            axes.annotate(
+                f"{limit} is the limit", (ridge, 0.985), (offset, 0), va="top", ha=side,
+                xycoords=("data", "axes fraction"), textcoords="offset points",
+            )  # fmt: skip
         for name, (x, y) in at.items():
             axes.loglog([x], [y / 1e9], "o", color=ACCENT, markersize=8)
-            on_left = x < np.sqrt(left * right)
+            fits = x < left * (right / left) ** 0.75  # a name on the right of its point
             axes.annotate(
-                name, (x, y / 1e9), (9 if on_left else -9, -14), textcoords="offset points",
-                ha="left" if on_left else "right",
+                name, (x, y / 1e9), (9 if fits else -9, -14), textcoords="offset points",
+                ha="left" if fits else "right",
             )  # fmt: skip
-        axes.set_xlabel("operations for each byte that is moved")
+        axes.set_xlabel("arithmetic intensity: operations for each byte that is moved")
         axes.set_ylabel("billion operations a second")
-        axes.margins(y=0.15)  # room for a name below the lowest point
+        axes.margins(y=0.15)  # room for a name below the lowest point, and limits above the roof
         axes.grid(True)
         default = (
             "{first}: {intensity:.2g} operations a byte, {of_peak:.1%} of what the machine "
