@@ -34,10 +34,16 @@ assert [round(on_two_hosts[phase], 1) for phase in ("rows", "gradients")] == [5.
 assert [round(phases["ids"], 2) for phases in (even, on_two_hosts)] == [0.15, 0.33]
 assert abs(2 * on_two_hosts["lookup"] / even["lookup"] - 1) < 1e-9
 # after: summary
-assert "ranks wait 51 % of the step" in str(waits) and "71 % memory" in str(waits)
+assert list(rows) == [*waits.phases, "sum"]
+assert abs(rows["sum"][0] - 7.79) < 0.005 and abs(rows["sum"][1] - 16.0) < 0.01
+assert abs(1 - rows["sum"][0] / rows["sum"][1] - 0.51) < 0.005
+of_memory = rows["lookup"][1] + rows["update"][1]
+assert round(100 * of_memory / rows["sum"][1]) == 71
 # after: roofline
 assert 20 * COLUMNS == 1280 and 5500 < moved / samples < 5600
 assert 0.2 < operations / moved < 0.25 and 67e12 / 3.35e12 == 20
 assert peak / bandwidth > 2 * operations / moved
+one, sixteen = work["1 row"], work["16 rows"]
+assert abs(one[0] / one[1] - 0.5) < 0.001 and abs(sixteen[0] / sixteen[1] - 8) < 0.1
 # after: ex-2-solution
 assert check.all_right("12")

@@ -1,7 +1,8 @@
-"""Exercises of chapter 12: a step from its bytes, the ranks that the others wait for."""
+"""Exercises of chapter 12: when arithmetic is the limit, the ranks that the others wait for."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,40 +16,38 @@ from tutorec.teach.on_ranks import on_ranks
 __all__ = ["EXERCISES"]
 
 
-# Of an H100: bytes in a millisecond on a wire inside a host and in memory, and milliseconds of an
-# exchange.
-_INSIDE, _MEMORY, _LATENCY = 450e6, 3.35e9, 0.02
-_Phases = list[list[float]]
+def _least(per_row: float, matrix: float) -> int | None:
+    """The least B of which B * per_row is at least `matrix`."""
+    return math.ceil(matrix / per_row) if per_row > 0 else None
 
 
-def _times(sent: _Phases, moved: _Phases) -> _Phases:
-    """Milliseconds of each rank in each phase."""
-    wires = [[_LATENCY + nbytes / _INSIDE for nbytes in ranks] for ranks in sent]
-    return wires + [[nbytes / _MEMORY for nbytes in ranks] for ranks in moved]
+def _rows_needed(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
+    """The least B at which arithmetic takes as long as memory."""
+    ridge = peak / bandwidth
+    return _least(2 * i * o - ridge * size * (i + o), ridge * size * i * o)
 
 
-def _sum_of_waited_for(sent: _Phases, moved: _Phases) -> float:
-    return sum(max(ranks) for ranks in _times(sent, moved))
+def _no_results(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
+    ridge = peak / bandwidth
+    return _least(2 * i * o - ridge * size * i, ridge * size * i * o)
 
 
-def _busiest_rank(sent: _Phases, moved: _Phases) -> float:
-    return max(sum(of) for of in zip(*_times(sent, moved), strict=True))
+def _one_operation(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
+    return _rows_needed(i, o, size, 2 * peak, bandwidth)
 
 
-def _mean_rank(sent: _Phases, moved: _Phases) -> float:
-    return sum(sum(ranks) / len(ranks) for ranks in _times(sent, moved))
+def _matrix_only(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
+    ridge = peak / bandwidth
+    return _least(2 * i * o, ridge * size * i * o)
 
 
-def _one_latency(sent: _Phases, moved: _Phases) -> float:
-    return _sum_of_waited_for(sent, moved) - (len(sent) - 1) * _LATENCY
+def _numbers(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
+    return _rows_needed(i, o, 1, peak, bandwidth)
 
 
-def _nothing_is_free(sent: _Phases, moved: _Phases) -> float:
-    return _sum_of_waited_for([ranks for ranks in sent if any(ranks)], moved)
-
-
-def _one_wire(sent: _Phases, moved: _Phases) -> float:
-    return _sum_of_waited_for([[sum(ranks)] for ranks in sent], [[sum(ranks)] for ranks in moved])
+def _rounded_down(i: int, o: int, size: int, peak: float, bandwidth: float) -> int | None:
+    least = _rows_needed(i, o, size, peak, bandwidth)
+    return least and least - 1
 
 
 _WORKED = ([1.0, 6.0, 2.0], [4.0, 1.0, 2.0], [2.0, 2.0, 3.0])  # ms of three ranks in three phases
@@ -101,61 +100,53 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="12.1",
         compared=(
-            "three steps of one host: all ranks alike, another rank slowest in each phase, "
-            "one idle exchange"
+            "five products of an H100, in float32 and in bfloat16, for two of which no B is enough"
         ),
-        solution=_sum_of_waited_for,
+        solution=_rows_needed,
         mistakes=(
             Mistake(
-                misconception="takes the rank that does most in the whole step",
-                answer=_busiest_rank,
+                misconception="forgets that results are written",
+                answer=_no_results,
                 hint=(
-                    "That is the longest time of any one rank. In each phase, who is it that the "
-                    "others wait for?"
+                    "The bytes of inputs and matrix are right. Where do the B * O results go, and "
+                    "does memory take no time for them?"
                 ),
             ),
             Mistake(
-                misconception="takes the mean of the ranks",
-                answer=_mean_rank,
+                misconception="counts one operation for each number of the matrix and row",
+                answer=_one_operation,
                 hint=(
-                    "A rank with few bytes is done early. Can it begin the next phase before the "
-                    "others are done?"
+                    "That is one operation where a number of the input meets a number of the "
+                    "matrix. What happens to their product?"
                 ),
             ),
             Mistake(
-                misconception="pays the latency once for a step",
-                answer=_one_latency,
+                misconception="ignores inputs and outputs",
+                answer=_matrix_only,
                 hint=(
-                    "The bytes are right. Latency is paid for each exchange, whatever it carries. "
-                    "How many exchanges are there?"
+                    "The bytes of the matrix are right. Each of the B rows brings bytes of its "
+                    "own, too: for some matrices so many that no B is enough."
                 ),
             ),
             Mistake(
-                misconception="takes an exchange of nothing to be free",
-                answer=_nothing_is_free,
-                hint=(
-                    "All ranks enter every exchange. What is left of latency + bytes / bandwidth "
-                    "where there are no bytes?"
-                ),
+                misconception="counts numbers as bytes",
+                answer=_numbers,
+                hint="The numbers that are moved are right. How many bytes has each of them?",
             ),
             Mistake(
-                misconception="lets all ranks share one wire and one memory",
-                answer=_one_wire,
-                hint=(
-                    "Each rank has a wire and a memory of its own. Do they work one after the "
-                    "other?"
-                ),
+                misconception="rounds down",
+                answer=_rounded_down,
+                hint="At this B, memory still takes longer. B is a whole number: which is next?",
             ),
         ),
         cases=(
-            ([[9e6, 9e6]], [[33.5e6, 33.5e6]]),
-            (
-                [[18e6, 0.0, 4.5e6, 0.0], [0.0, 27e6, 9e6, 0.0]],
-                [[6.7e6, 33.5e6, 0.0, 0.0], [0.0, 0.0, 67e6, 13.4e6]],
-            ),
-            ([[0.0, 0.0], [9e6, 0.0]], []),
+            (128, 128, 4, 67e12, 3.35e12),
+            (64, 64, 4, 67e12, 3.35e12),
+            (4096, 1, 4, 67e12, 3.35e12),
+            (4096, 1024, 2, 989e12, 3.35e12),
+            (4096, 4096, 4, 67e12, 3.35e12),
         ),
-        shape="a function of (sent, moved) that returns milliseconds",
+        shape="a function of (i, o, size, peak, bandwidth) that returns a number of rows, or None",
     ),
     Exercise(
         id="12.2",
