@@ -72,14 +72,15 @@ doctest: venv ## the examples in docstrings
 	@echo "== examples in docstrings"
 	@$(PYTEST) src --doctest-modules --timeout=900
 
-# Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what the first run executed.
+# Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what the first run executed, one notebook
+# at a time, so that the times that pages show are those of a quiet machine.
 notebooks: venv ## execute every notebook
 	@echo "== notebooks"
 	@KEEP_FOR_BOOK=1 $(PYTEST) --nbmake --nbmake-timeout=120 notebooks
 
 notebooks-torch: venv ## execute every notebook on the plain-torch backend
 	@echo "== notebooks, TUTOREC_BACKEND=torch"
-	@TUTOREC_BACKEND=torch $(PYTEST) --nbmake --nbmake-timeout=120 notebooks
+	@TUTOREC_BACKEND=torch $(PYTEST) -n $(JOBS) --nbmake --nbmake-timeout=240 notebooks
 
 nb: venv ## one chapter or page: make nb NB=05, make nb NB=page_two_tower
 	@test -n "$(NB)" || { echo "which chapter? make nb NB=05, or a page: make nb NB=page_two_tower" >&2; exit 2; }
