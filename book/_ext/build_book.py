@@ -141,17 +141,21 @@ def keep_executed(notebook: NotebookNode, path: Path, seconds: float) -> None:
 
     Args:
         notebook: With outputs, and with its claims, as the book would execute it. Its cells lose
-            the times at which they ran: a notebook is found by its code and metadata.
+            the times at which they ran, and get the prompts of the page: a notebook is found by
+            its code and metadata.
         path: Its file.
         seconds: How long it took: the page of execution times shows it.
     """
     from jupyter_cache import get_cache
     from jupyter_cache.base import CacheBundleIn
+    from nbformat import from_dict
+    from prompts import named
 
     drop_stale_executions()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-    bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
+    as_read = from_dict(named(notebook))
+    bundle = CacheBundleIn(as_read, str(path), data={"execution_seconds": seconds})
     cache = get_cache(BUILD / ".jupyter_cache")
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 

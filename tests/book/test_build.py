@@ -6,6 +6,7 @@ import copy
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from docutils import nodes
 from docutils.utils import new_document
@@ -17,6 +18,7 @@ from policy.tree import ROOT
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import build_book
 import outputs
+import prompts
 import sources_page
 
 
@@ -54,16 +56,20 @@ def test_notebooks_are_executed_again_on_the_other_backend(tree, monkeypatch):
 
 def test_the_book_takes_a_notebook_that_was_executed_by_nbmake(tree, monkeypatch):
     monkeypatch.setattr(build_book, "BUILD", tree / "_build")
-    cells = [new_markdown_cell("One and one"), new_code_cell("1 + 1")]
+    solution = new_code_cell("# @title Solution\n2", metadata={"tags": ["hide-cell"]})
+    cells = [new_markdown_cell("One and one"), new_code_cell("1 + 1"), solution]
     executed = new_notebook(cells=copy.deepcopy(cells))
     executed.cells[1].metadata["execution"] = {"shell.execute_reply": "2026-01-01T00:00:00Z"}
     executed.cells[1].outputs = [new_output("stream", text="2")]
     build_book.keep_executed(executed, tree / "notebooks/00_a.ipynb", seconds=3.0)
 
+    source = [nbformat.writes(new_notebook(cells=cells))]
+    prompts.read(None, "notebooks/00_a", source)  # what the build does with a page
+    as_read = nbformat.reads(source[0], as_version=4)
     cache = get_cache(tree / "_build/.jupyter_cache")
-    record = cache.match_cache_notebook(new_notebook(cells=cells))
+    record = cache.match_cache_notebook(as_read)
     assert record.data == {"execution_seconds": 3.0}
-    _, merged = cache.merge_match_into_notebook(new_notebook(cells=cells))
+    _, merged = cache.merge_match_into_notebook(as_read)
     assert merged.cells[1].outputs[0].text == "2"
 
     (tree / "src/tutorec/a.py").write_text("changed", encoding="utf-8")
