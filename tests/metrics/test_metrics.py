@@ -221,6 +221,18 @@ def test_reset_forgets_and_computing_twice_changes_nothing(kind):
         assert_close(forgotten[name], at_first[name], equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", METRICS)
+def test_all_of_a_metric_moves_with_it(kind):
+    metric = make(kind)
+    metric.update(**batch_of(0))
+    metric.to("meta")
+    lists = [part for name in ("predictions", "labels") for part in getattr(metric, name, [])]
+    batches = [added for window in metric._windows.values() for added, _ in window.batches]
+    assert all(tensor.is_meta for tensor in [*metric.buffers(), *lists, *batches])
+    metric.reset()
+    assert all(part.is_meta for part in getattr(metric, "predictions", []))
+
+
 def test_a_lifetime_is_saved_and_a_window_is_not():
     metric = make(NEMetricComputation)
     metric.update(**batch_of(0))

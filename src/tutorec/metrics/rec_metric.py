@@ -170,8 +170,8 @@ class RecMetricComputation(nn.Module, ABC):
             setattr(self, name, list(default))
             return
 
-        reduction = _REDUCTIONS[dist_reduce_fx] if isinstance(dist_reduce_fx, str) else None
-        self._reductions[name] = reduction or dist_reduce_fx  # type: ignore[assignment]
+        named = isinstance(dist_reduce_fx, str)
+        self._reductions[name] = _REDUCTIONS[dist_reduce_fx] if named else dist_reduce_fx
         self.register_buffer(name, default.clone(), persistent=persistent)
         if add_window_state:
             window = self.get_window_state_name(name)
@@ -230,6 +230,17 @@ class RecMetricComputation(nn.Module, ABC):
         for name in self._windows:
             self._windows[name] = WindowBuffer(self._window_size, MAX_BUFFER_COUNT)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RecMetricComputation:
+        """Move what is no buffer, too: lists of tensors, and the batches of windows."""
+        super()._apply(fn, recurse)
+        for name, default in self._defaults.items():
+            if isinstance(default, list):
+                self._defaults[name] = [fn(part) for part in default]
+                setattr(self, name, [fn(part) for part in getattr(self, name)])
+        for window in self._windows.values():
+            window.batches = deque((fn(added), size) for added, size in window.batches)
+        return self
+
     def _of_all_ranks(self, name: str, state: Any, group: ProcessGroup) -> Any:
         if isinstance(state, list):
             joined = torch.cat(state, dim=-1)
@@ -262,15 +273,15 @@ class SumsOfSamples(RecMetricComputation):
             zeros = torch.zeros(self._n_tasks, dtype=torch.double)
             self._add_state(name, zeros, add_window_state=True, persistent=True)
 
+    @abstractmethod
     def sums(
         self, predictions: Tensor, labels: Tensor, weights: Tensor, **kwargs: Any
     ) -> dict[str, Tensor]:
         """Each sum over one batch, ``[n_tasks]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def values(self, sums: Mapping[str, Tensor]) -> dict[MetricNameBase, Tensor]:
         """What is reported, from the sums over samples, ``[n_tasks]`` each."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def update(
