@@ -96,7 +96,19 @@ class StepReports:
         if len(self._losses) < self._every:
             return False
 
-        of_steps = over_ranks(self._losses, self._sizes, loss.device, self._group)
+        return self._report(step)
+
+    def finish(self, step: int) -> None:
+        """Report the steps after the last report, where there are any."""
+        if self._losses:
+            self._report(step)
+
+    def _report(self, step: int) -> bool:
+        device = self._losses[0].device
+        of_steps = over_ranks(self._losses, self._sizes, device, self._group)
+        means = of_steps[:, 0] / of_steps[:, 1].clamp(min=1)
+        refuse_not_finite(means, step - len(means) + 1, self._model, self._group)
+
         total, count = of_steps.sum(dim=0).tolist()
         seconds = time.perf_counter() - self._began
         report = StepReport(
@@ -107,7 +119,6 @@ class StepReports:
             learning_rates=self._learning_rates(),
             gradient_norm=self._gradient_norm(),
         )
-        refuse_not_finite(torch.tensor([report.loss]), step, self._model, self._group)
         ends = bool(self._on_step(report))
         if self._group is not None:
             ends = any(any(each) for each in messages.all_gather_ints([ends], self._group, _STAGE))
@@ -121,22 +132,21 @@ class StepReports:
         return tuple(sorted(mine, reverse=True))
 
     def _gradient_norm(self) -> float | None:
-        own = torch.zeros((), dtype=torch.float64)
-        sharded = torch.zeros((), dtype=torch.float64)
-        found = False
+        own: list[Tensor] = []
+        sharded: list[Tensor] = []
         for parameter in self._model.parameters():
-            if parameter.grad is None:
+            grad = parameter.grad
+            if grad is None:
                 continue
-            found = True
-            square = parameter.grad.detach().double().square().sum().cpu()
-            if self._norm.is_sharded(parameter):
-                sharded += square
-            else:
-                own += square
-        of_ranks = self._norm(sharded, largest=False).cpu()
-        if not found:
-            return None
-        return float((own + of_ranks).sqrt())
+            values = grad.coalesce().values() if grad.is_sparse else grad
+            of_ranks = sharded if self._norm.is_sharded(parameter) else own
+            of_ranks.append(values.detach().double().square().sum())
+
+        zero = torch.zeros((), dtype=torch.float64)
+        whole = self._norm(torch.stack(sharded).sum() if sharded else zero, largest=False).cpu()
+        if own:
+            whole = whole + torch.stack(own).sum().cpu()
+        return float(whole.sqrt()) if own or sharded else None
 
 
 def over_ranks(

@@ -189,8 +189,8 @@ def train(
             to two batches more have been taken from ``batches`` then.
         on_step: called on every rank with a `StepReport` of the last steps: to log the loss, or to
             stop early. The run ends on all ranks when it returns True on one.
-        report_every: steps in a report. Each report waits for the device, and sends 32 bytes to
-            each other rank.
+        report_every: steps in a report; the last one may have fewer. A report waits for the device
+            and for the other ranks.
         group: the ranks; by default all of the default process group, or this process alone where
             there is none.
 
@@ -260,6 +260,8 @@ def train(
     total, weight = over_ranks(losses, sizes, _device_of(model), group).unbind(1)
     mean = total / weight.clamp(min=1)
     refuse_not_finite(mean, first_step + 1, model, group)
+    if reports is not None:
+        reports.finish(first_step + len(losses))
     return Trained(mean, int(weight.sum()), time.perf_counter() - began)
 
 
