@@ -31,8 +31,13 @@ class Series:
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
+        self.hasnans = any(type(value).__name__ in {"NAType", "NoneType"} for value in values)
+
+    def to_list(self) -> list[Any]:
+        return self.values
 
     def to_numpy(self) -> Any:
+        assert not self.hasnans, "whole numbers would be floats"
         array = np.empty(len(self.values), dtype=object)
         array[:] = self.values
         numbers = all(isinstance(value, int | float) for value in self.values)
@@ -95,6 +100,19 @@ def test_a_batch_does_not_share_memory_with_its_columns():
     assert batch.sparse_features.values().tolist() == [1, 2]
 
 
+def test_a_whole_number_that_float32_rounds_is_named():
+    with pytest.warns(UserWarning, match=r"'when': row 1 holds 16777217, .* rounds to 16777216"):
+        Batch.from_columns({"user": [1, 2], "when": [1, 2**24 + 1]}, ["user"], ["when"])
+
+
+def test_pandas_missing_whole_number_is_an_empty_bag():
+    class NAType:
+        pass
+
+    ids = Batch.from_columns({"user": Series([2**60, NAType()])}, ["user"]).sparse_features
+    assert (ids.values().tolist(), ids.lengths().tolist()) == ([2**60], [1, 0])
+
+
 def test_ids_beyond_an_int64_can_be_hashed():
     ids = np.array([2**63 + 1, 5], dtype=np.uint64)
     with pytest.raises(ValueError, match=r"9223372036854775809.*hash"):
@@ -111,6 +129,15 @@ def test_ids_beyond_an_int64_can_be_hashed():
         ({"a": [1], "b": [1, 2]}, r"\{'a': 1, 'b': 2\}", {"sparse": ["a", "b"]}),
         ({"a": [[[1]], [[2]]]}, r"'a' holds \[1\]", {}),
         ({"a": [1.5, 2.0]}, r"'a' holds 1\.5", {}),
+        ({"a": [2.0**53 + 2, 1.0]}, r"'a' holds 9007199254740994.*lost digits", {}),
+        ({"a": [float("inf")]}, "'a' holds inf", {}),
+        ({"a": np.array(["2026-01-01"], dtype="M8[s]")}, r"'a' holds datetime64\[s\]", {}),
+        (
+            {"a": [1], "b": np.array(["2026-01-01"], dtype="M8[s]")},
+            "'b' holds datetime64",
+            {"dense": ["b"]},
+        ),
+        ({"a": [1], "b": [1e39]}, r"'b': row 0 holds 1e\+39.*3\.4e38", {"dense": ["b"]}),
         ({"a": [1, "x"]}, "'a' holds 1, and ids are strings or numbers", {"hash_to": {"a": 3}}),
         ({"a": [1]}, r"hash_to names \['b'\]", {"hash_to": {"b": 3}}),
         ({"a": [1]}, "sparse='a'", {"sparse": "a"}),

@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tutorec._check import warn_caller
 from tutorec.sparse.hashing import hash_strings, mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _LARGEST_ID = 2**63 - 1
+_LARGEST_IN_FLOAT = 2**53  # above it, float64 does not have every whole number
 
 
 class Columns(Protocol):
@@ -91,10 +93,10 @@ def _column(columns: Columns, name: str) -> Any:
 
 
 def _bags(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Values of all rows in a row, and how many each row has."""
+    """Values of all rows, concatenated, and how many each row has."""
     if hasattr(column, "combine_chunks"):  # Arrow's chunked array
         column = column.combine_chunks()
-    if hasattr(column, "value_lengths"):  # Arrow's lists, which stand one behind the other
+    if hasattr(column, "value_lengths"):  # Arrow's lists, concatenated
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         return _as_numpy(column.flatten()), lengths.astype(np.int32)
 
@@ -117,14 +119,21 @@ def _as_numpy(column: Any) -> NDArray[Any]:
         return column
     if hasattr(column, "combine_chunks"):  # Arrow's chunked array
         column = column.combine_chunks()
-    if hasattr(column, "to_pylist") and getattr(column, "null_count", 0):
-        return _array(column.to_pylist())
+    if _has_missing(column):  # as an array, whole numbers would be floats
+        in_a_list = column.to_pylist if hasattr(column, "to_pylist") else column.to_list
+        return _array(in_a_list())
     if hasattr(column, "to_numpy"):
         try:
             return np.asarray(column.to_numpy(zero_copy_only=False))  # Arrow
         except TypeError:
             return np.asarray(column.to_numpy())  # pandas, polars
     return _array(list(column))
+
+
+def _has_missing(column: Any) -> bool:
+    """Whether a column of Arrow, polars or pandas says that values are missing."""
+    count = getattr(column, "null_count", 0)  # a property of Arrow's, a method of polars'
+    return bool(count() if callable(count) else count) or bool(getattr(column, "hasnans", False))
 
 
 def _array(values: list[Any]) -> NDArray[Any]:
@@ -146,7 +155,8 @@ def _without_missing(array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int3
 
 def _bag(value: Any) -> Any:
     """The values of one row: none, one or several."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    missing = isinstance(value, float) and math.isnan(value)
+    if value is None or missing or type(value).__name__ == "NAType":  # pandas' NA
         return ()
     if isinstance(value, list | tuple | np.ndarray):
         return value
@@ -167,11 +177,17 @@ def _ids(values: NDArray[Any], name: str, rows: int | None) -> Tensor:
             )
         return mixing_hash(hash_strings(strings), rows or 1)
     if values.dtype.kind == "f":
-        whole = values.astype(np.int64)
-        bad = np.flatnonzero(whole != values)
+        exact = (np.abs(values) <= _LARGEST_IN_FLOAT) & (np.trunc(values) == values)
+        bad = np.flatnonzero(~exact)
         if len(bad):
-            raise ValueError(f"column {name!r} holds {values[bad[0]]}, and ids are whole numbers")
-        values = whole
+            raise ValueError(
+                f"column {name!r} holds {values[bad[0]]} as a float, and ids are whole numbers; "
+                "beyond 2**53 a float has lost digits: keep ids as integers, with pandas as Int64 "
+                "where some are missing"
+            )
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "biu":
+        raise ValueError(f"column {name!r} holds {values.dtype}, and ids are strings or numbers")
     if values.dtype == np.uint64:
         if rows is None and len(values) and values.max() > _LARGEST_ID:
             raise ValueError(
@@ -187,9 +203,14 @@ def _numbers(column: Any, name: str) -> NDArray[np.float32]:
     """A column of numbers [B] as float32."""
     array = _as_numpy(column)
     try:
-        numbers = array.astype(np.float32)
+        if array.dtype.kind not in "biufO":
+            raise TypeError("convert it")
+        numbers = array.astype(np.float64) if array.dtype == object else array
     except (TypeError, ValueError) as error:
         raise ValueError(f"column {name!r} holds {array.dtype}, not numbers: {error}") from error
+    numbers, remark = as_float32(numbers, f"column {name!r}")
+    if remark is not None:
+        warn_caller(remark)
     if numbers.ndim != 1:
         raise ValueError(
             f"column {name!r} has shape {list(numbers.shape)}, not a number for each row"
@@ -201,6 +222,39 @@ def _numbers(column: Any, name: str) -> NDArray[np.float32]:
             f"row {missing[0]}: fill them"
         )
     return numbers
+
+
+def as_float32(numbers: NDArray[Any], where: str) -> tuple[NDArray[np.float32], str | None]:
+    """Numbers [B] as float32, and what is to be said of a whole number that it rounds.
+
+    Args:
+        numbers: of any type.
+        where: begins what is said.
+
+    Raises:
+        ValueError: a number is too large for float32.
+    """
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(np.float32)
+    if numbers.dtype == np.float64:
+        too_large = np.isinf(rounded) & np.isfinite(numbers)
+        if too_large.any():
+            row = int(np.flatnonzero(too_large)[0])
+            raise ValueError(
+                f"{where}: row {row} holds {numbers.reshape(-1)[row]}, and float32 holds at most "
+                "3.4e38: write it scaled, or as its logarithm"
+            )
+    elif numbers.dtype.kind in "iu" and numbers.itemsize >= 4:
+        with np.errstate(invalid="ignore"):  # what is rounded up may be too large for the type
+            changed = rounded.astype(numbers.dtype) != numbers
+        if changed.any():
+            row = int(np.flatnonzero(changed)[0])
+            return rounded, (
+                f"{where}: row {row} holds {numbers.reshape(-1)[row]}, which float32 rounds to "
+                f"{int(rounded.reshape(-1)[row])}; float32 holds every whole number only up to "
+                "2**24 = 16,777,216: if this matters, subtract or divide first"
+            )
+    return rounded, None
 
 
 class IdMap(nn.Module):

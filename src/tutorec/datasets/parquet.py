@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from tutorec._check import require_int, warn_caller
+from tutorec.datasets.columns import as_float32
 from tutorec.datasets.utils import Batch, own_worker, rank_slices, split_evenly
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -233,27 +234,10 @@ class ParquetDataset(IterableDataset[Batch]):
 
     def _as_float32(self, numbers: NDArray[Any], where: str, name: str) -> NDArray[np.float32]:
         """A column [B]; what float32 cannot hold is refused, and a rounded integer warned of."""
-        with np.errstate(over="ignore"):
-            rounded = numbers.astype(np.float32, copy=False)
-        if numbers.dtype == np.float64:
-            too_large = np.isinf(rounded) & np.isfinite(numbers)
-            if too_large.any():
-                row = int(too_large.argmax())
-                raise ValueError(
-                    f"{where}: row {row} holds {numbers[row]}, and float32 holds at most 3.4e38: "
-                    "write it scaled, or as its logarithm"
-                )
-        elif numbers.dtype.kind in "iu" and numbers.itemsize >= 4 and name not in self._rounded:
-            with np.errstate(invalid="ignore"):  # what is rounded up may be too large for the type
-                changed = rounded.astype(numbers.dtype) != numbers
-            if changed.any():
-                self._rounded.add(name)
-                row = int(changed.argmax())
-                warn_caller(
-                    f"{where}: row {row} holds {numbers[row]}, which float32 rounds to "
-                    f"{int(rounded[row])}; float32 holds every whole number only up to 2**24 = "
-                    "16,777,216: if this matters, subtract or divide before you write the file"
-                )
+        rounded, remark = as_float32(numbers, where)
+        if remark is not None and name not in self._rounded:
+            self._rounded.add(name)
+            warn_caller(remark)
         return rounded
 
     def _to_batch(self, parts: list[_Rows]) -> Batch:
