@@ -30,52 +30,45 @@ _ROWS, _COLUMNS = 4, 8
 _TABLES: tuple[str, ...] = ("by_rows", "by_columns", "replicated")
 
 
+def _write(
+    model: nn.Module,
+    saved: Mapping[str, Tensor],
+    part: Callable[[Tensor, Sequence[int], Sequence[int]], Tensor],
+    replicas: bool = True,
+) -> None:
+    """Each shard gets a part of its table, found by its offsets and sizes."""
+    for name, value in model.state_dict().items():
+        if hasattr(value, "local_shards"):
+            for shard in value.local_shards():
+                place = shard.metadata
+                shard.tensor.copy_(part(saved[name], place.shard_offsets, place.shard_sizes))
+        elif replicas:
+            value.copy_(saved[name])
+
+
+def _rectangle(table: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    (row, column), (rows, columns) = offsets, sizes
+    return table[row : row + rows, column : column + columns]
+
+
 def _load_rows(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Each shard gets its rectangle of the table, a replica the whole table."""
-    for name, value in model.state_dict().items():
-        if not hasattr(value, "local_shards"):
-            value.copy_(saved[name])
-            continue
-        for shard in value.local_shards():
-            row, column = shard.metadata.shard_offsets
-            rows, columns = shard.metadata.shard_sizes
-            part = saved[name][row : row + rows, column : column + columns]
-            shard.tensor.copy_(part)
+    _write(model, saved, _rectangle)
 
 
 def _from_the_first_row(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """As `_load_rows`, with the sizes of a shard and without its offsets."""
-    for name, value in model.state_dict().items():
-        if not hasattr(value, "local_shards"):
-            value.copy_(saved[name])
-            continue
-        for shard in value.local_shards():
-            rows, columns = shard.metadata.shard_sizes
-            shard.tensor.copy_(saved[name][:rows, :columns])
+    _write(model, saved, lambda table, _, sizes: _rectangle(table, (0, 0), sizes))
 
 
 def _from_the_first_column(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """As `_load_rows`, without the offset of the columns."""
-    for name, value in model.state_dict().items():
-        if not hasattr(value, "local_shards"):
-            value.copy_(saved[name])
-            continue
-        for shard in value.local_shards():
-            row = shard.metadata.shard_offsets[0]
-            rows, columns = shard.metadata.shard_sizes
-            shard.tensor.copy_(saved[name][row : row + rows, :columns])
+    _write(model, saved, lambda table, at, sizes: _rectangle(table, (at[0], 0), sizes))
 
 
 def _shards_only(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """As `_load_rows`, without the replicas."""
-    for name, value in model.state_dict().items():
-        if not hasattr(value, "local_shards"):
-            continue
-        for shard in value.local_shards():
-            row, column = shard.metadata.shard_offsets
-            rows, columns = shard.metadata.shard_sizes
-            part = saved[name][row : row + rows, column : column + columns]
-            shard.tensor.copy_(part)
+    _write(model, saved, _rectangle, replicas=False)
 
 
 def _loaded(answer: Callable[..., Any]) -> Any:
