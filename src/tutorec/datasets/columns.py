@@ -202,9 +202,9 @@ def _ids(values: NDArray[Any], name: str, rows: int | None) -> Tensor:
 def _numbers(column: Any, name: str) -> NDArray[np.float32]:
     """A column of numbers [B] as float32."""
     array = _as_numpy(column)
+    if array.dtype.kind not in "biufO":
+        raise ValueError(f"column {name!r} holds {array.dtype}, not numbers")
     try:
-        if array.dtype.kind not in "biufO":
-            raise TypeError("convert it")
         numbers = array.astype(np.float64) if array.dtype == object else array
     except (TypeError, ValueError) as error:
         raise ValueError(f"column {name!r} holds {array.dtype}, not numbers: {error}") from error
