@@ -87,7 +87,8 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
 def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
     """One table under several plans, a large panel for each: rows down, columns across, and the row of an id.
 
-    A shard has its rank and, where there is room, what is cut. Copies stand side by side, each as large as the whole table.
+    A shard has its rank and, where there is room, what is cut. Copies are next to each other, each
+    as large as the whole table.
 
     Args:
         plans: Name of a plan to its entry for the table, with `shards()`, `table_shape()` and
