@@ -83,6 +83,17 @@ SHORTER = {
         "RUNS = 4": "RUNS = 2",
     },
     "page_equivalence.ipynb": {'("sum", "mean", "none")': '("mean", "none")'},
+    "page_server.ipynb": {
+        "1_000": "100",
+        "10 * bodies": "bodies",
+        "10 * right": "right",
+        "[500]": "[52]",
+    },
+    "page_own_data.ipynb": {
+        "1_200": "240",
+        "BATCH, EPOCHS = 512, 6": "BATCH, EPOCHS = 512, 1",
+        "1.5 * by_popular": "0",
+    },
     "page_two_tower.ipynb": {"store = shop()": "store = shop(rows=30_000, test_rows=4_000)"},
 }
 
@@ -132,6 +143,13 @@ def test_ranks_of_a_program_are_forks_of_the_box():
     look = "from tutorec.spmd import Ranks\nwith Ranks(2) as world:\n    print(world.run(look))"
     code = f"def look():\n    return 'box_server' in open('/proc/self/cmdline').read()\n{look}"
     assert on_box(2, ["-c", code]) == "[True, True]\n"
+
+
+@pytest.mark.slow
+def test_ranks_share_the_only_gpu():
+    """The recipe of the page on training, on one rank and on two."""
+    printed = pytest_on_box(1, "tests/book/test_recipes.py", "-k", "share_a_gpu")
+    assert "2 passed" in printed
 
 
 @pytest.mark.slow
