@@ -196,6 +196,11 @@ def test_a_map_numbers_its_values_from_1_in_their_order(values):
     assert colours.rows == len(values) + 1
 
 
+def test_a_map_numbers_unsigned_ids_beyond_an_int64():
+    ids = IdMap(np.array([2**63, 7, 2**64 - 1], dtype=np.uint64))
+    assert ids(np.array([2**64 - 1, 2**63, 7, 9], dtype=np.uint64)).tolist() == [3, 1, 2, 0]
+
+
 def test_a_map_is_saved_with_its_model():
     model = torch.nn.Sequential(IdMap(["red", "green"]))
     loaded = torch.nn.Sequential(IdMap(2))

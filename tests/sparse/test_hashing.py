@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.sparse.hashing import collision_meter, mixing_hash, modulo_hash
+from tutorec.sparse.hashing import collision_meter, hash_strings, mixing_hash, modulo_hash
 
 
 def splitmix64(number: int, seed: int) -> int:
@@ -22,6 +22,34 @@ def splitmix64(number: int, seed: int) -> int:
 def test_mixing_hash_is_splitmix64(ids: list[int], rows: int, seed: int) -> None:
     hashed = mixing_hash(torch.tensor(ids, dtype=torch.int64), rows, seed)
     assert hashed.tolist() == [splitmix64(number, seed) % rows for number in ids]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)), st.integers(1, 10_000))
+def test_mixing_hash_of_unsigned_ids_is_splitmix64(ids: list[int], rows: int) -> None:
+    hashed = mixing_hash(torch.tensor(ids, dtype=torch.uint64), rows)
+    assert hashed.tolist() == [splitmix64(number, 0) % rows for number in ids]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.uint64]
+)
+def test_a_number_has_one_row_whatever_its_type(dtype: torch.dtype) -> None:
+    ids = torch.arange(200)
+    assert torch.equal(mixing_hash(ids.to(dtype), 1000), mixing_hash(ids, 1000))
+
+
+def test_hashes_are_those_of_every_process_and_version() -> None:
+    # splitmix64 by its published constants, and the published FNV-1a of "foobar"
+    assert mixing_hash(torch.tensor([0, 1, -1]), 2**63 - 1).tolist() == [
+        splitmix64(number, 0) % (2**63 - 1) for number in (0, 1, -1)
+    ]
+    assert splitmix64(0, 0) == 0xE220A8397B1DCDAF - 2**64
+    assert hash_strings(["foobar"]).item() == 0x85944171F73967E8 - 2**64
+
+
+def test_numbers_are_sent_from_the_hash_of_strings_to_that_of_numbers() -> None:
+    with pytest.raises(ValueError, match=r"number 1 is 7, not a string: numbers go to mixing_hash"):
+        hash_strings(["a", 7])  # type: ignore[list-item]
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.integers(1, 10_000))

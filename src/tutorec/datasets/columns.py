@@ -315,4 +315,4 @@ def _hashes(values: Any) -> Tensor:
     array = _as_numpy(values)
     if array.dtype.kind in "OUT":
         return hash_strings(array.tolist())
-    return _ids(array, "values", None)
+    return _ids(array.view(np.int64) if array.dtype == np.uint64 else array, "values", None)

@@ -77,7 +77,8 @@ def mixing_hash(ids: Tensor, rows: int, seed: int = 0) -> Tensor:
     """Row of each id after its bits are mixed, so that no pattern of the ids is left in the rows.
 
     Args:
-        ids: Any int64 ids, any shape.
+        ids: Any ids of up to 64 bits, any shape. A number has one row, whatever its type; uint64
+            from 2**63 on has that of the int64 with the same bits.
         rows: R, rows of the table.
         seed: Another seed is another hash.
 
@@ -135,7 +136,10 @@ def hash_strings(strings: Sequence[str] | NDArray[np.str_]) -> Tensor:
     encoded = []
     for place, string in enumerate(strings):
         if not isinstance(string, str):
-            raise ValueError(f"hash_strings: number {place} is {string!r}, not a string")
+            raise ValueError(
+                f"hash_strings: number {place} is {string!r}, not a string: numbers go to "
+                "mixing_hash as they are"
+            )
         encoded.append(string.encode("utf-8", "surrogatepass"))
     data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
