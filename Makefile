@@ -104,7 +104,7 @@ bench: venv ## the benchmarks, as JSON under _build/bench
 	@for name in import backends validation kjt ebc quant; do $(PY) -m tutorec bench $$name --json _build/bench/$$name.json || exit 1; done
 	@for w in 1 2 4; do $(PY) -m tutorec bench sharded --world $$w --json _build/bench/sharded-$$w.json || exit 1; done
 
-parity: venv ## run against torchrec 1.8.0 in .venv-parity and write golden results and chapter 20's data
+parity: venv ## run against torchrec 1.8.0 and 1.9.2 in .venv-parity, write golden results of 1.8.0 and chapter 20's data
 	@.ci/parity
 
 ratios: venv ## benchmarks beside torchrec 1.8.0 for chapter 20, about 6 minutes on an idle machine

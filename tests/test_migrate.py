@@ -104,6 +104,28 @@ def test_a_name_from_another_module_than_its_own_is_named_with_its_module(tmp_pa
     )
 
 
+def test_names_that_are_newer_than_the_reference_are_not_counted_as_missing(tmp_path: Path):
+    imports = (
+        "import torchrec.distributed.maglev.stage\n"
+        "from torchrec.modules.sorted_index_select import maybe_sorted_index_select\n"
+        "from torchrec.distributed.comm_ops import set_use_triton_permute_2d\n"
+        "from torchrec.modules.embedding_tower import EmbeddingTower\n"
+    )
+    report = migrate(write(tmp_path / "train.py", imports))
+    assert report.unknown == {
+        "torchrec.distributed.maglev.stage",
+        "torchrec.distributed.comm_ops.set_use_triton_permute_2d",
+    }
+    assert report.missing == {"torchrec.modules.embedding_tower.EmbeddingTower"}
+    problems = [finding.problem for finding in report.findings]
+    assert ["it is new in TorchRec 1.9.2; " in problem for problem in problems] == [
+        True,
+        True,
+        False,
+    ]
+    assert "4 names, 1 of them in tutorec and 2 not in TorchRec 1.8.0 either" in str(report)
+
+
 def test_places_with_one_remedy_stand_below_it(tmp_path: Path):
     for name in ("a", "b"):
         code = "from torchrec.modules.embedding_tower import EmbeddingTower\n"

@@ -3,10 +3,12 @@ from __future__ import annotations
 import random
 import socket
 import unittest
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tutorec import test_utils
 
@@ -58,3 +60,14 @@ def test_a_seeded_function_says_its_seed_and_draws_from_it(
     random.seed(seed)
     np.random.seed(seed)
     assert drawn == draw(7)
+
+
+def test_a_group_of_one_process_needs_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    test_utils.init_process_group_single_rank(timeout=timedelta(seconds=30))
+    try:
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        assert (dist.get_world_size(), one.item()) == (1, 1.0)
+    finally:
+        dist.destroy_process_group()

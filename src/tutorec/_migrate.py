@@ -23,9 +23,10 @@ __all__ = ["Finding", "Migration", "migrate"]
 
 _PACKAGES = ("torchrec", "tutorec")
 TORCHREC = "1.8.0"
+_NEW = "it is new in TorchRec "  # so the table's sentences begin for names that 1.8.0 lacks
 _UNKNOWN = (
-    f"TorchRec {TORCHREC} has no such public name either: it is newer, older or private, and you "
-    "have to replace it"
+    f"TorchRec {TORCHREC} has no such public name either, nor has 1.9.2: it is newer, older or "
+    "private, and you have to replace it"
 )
 
 
@@ -227,7 +228,7 @@ def _findings(
             continue  # the import says it
         report.names.add(use.path)
         if lack := _missing(use.path, report):
-            of_both = lack.remedy == _UNKNOWN
+            of_both = lack.remedy.startswith((_UNKNOWN, _NEW))
             (report.unknown if of_both else report.missing).add(use.path)
             yield use.line, use.path, lack.problem, lack.remedy
     for call in piece.calls:

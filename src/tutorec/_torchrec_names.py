@@ -1,4 +1,4 @@
-"""What TorchRec 1.8.0 has and tutorec does not: an import error says what to use instead.
+"""What TorchRec has and tutorec does not: an import error says what to use instead.
 
 The table is ``_torchrec_names.toml``; this module is loaded with ``tutorec``, the table when
 something is missing. A finder in front of Python's sees every module of the library as it is

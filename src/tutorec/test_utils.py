@@ -113,3 +113,15 @@ def init_distributed_single_host(
     dist.init_process_group(backend, rank=rank, world_size=world_size)
     group: Any = dist.group.WORLD
     return group
+
+
+def init_process_group_single_rank(backend: str = "gloo", **kwargs: Any) -> None:
+    """The default process group of this process alone, without a port that others could take.
+
+    Args:
+        backend: As in `init_distributed_single_host`.
+        **kwargs: Of ``torch.distributed.init_process_group``, such as ``timeout``.
+    """
+    from torch._C._distributed_c10d import HashStore
+
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, **kwargs)

@@ -276,6 +276,9 @@ def test_accessors_say_what_was_asked_for() -> None:
         {"row_wise": False},
     )
     assert [config.name for config in ec.embedding_configs()] == ["t1", "t2"]
+    assert not ec.use_sorted_select()
+    ec.set_use_sorted_select(True)
+    assert ec.use_sorted_select()
 
 
 # --- bad input

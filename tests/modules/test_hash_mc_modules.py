@@ -179,6 +179,7 @@ def test_an_id_leaves_its_row_when_its_features_time_to_live_is_over():
 
 def test_a_feature_with_the_read_only_suffix_changes_nothing():
     module = mapping(8, evicts="first")
+    assert module.read_only_suffix == module.readable_suffix == "_readonly"
     assert rows_of(module, [1, 2], "f_readonly") == rows_of(module, [1, 2], "F_READONLY")
     assert int(module.open_slots()) == 8
     known = rows_of(module, [1, 2])

@@ -525,7 +525,7 @@ def _remapped_table(
         mapping.table.name: jagged_from_parts(batch.values(), counts, batch.lengths(), None)
     }
     if module._enable_per_feature_lookups and any(
-        key.endswith(module.readable_suffix) for key in batch.keys()
+        key.endswith(module.read_only_suffix) for key in batch.keys()
     ):
         features = batch.to_dict()
     found = module.remap(module.profile(features)).values()

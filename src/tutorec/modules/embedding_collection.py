@@ -115,6 +115,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         self._need_indices = need_indices
         self._use_gather_select = use_gather_select
         self._use_gather_select_per_sharding = use_gather_select_per_sharding
+        self._use_sorted_select = False
         self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embeddings = nn.ModuleDict({table.name: self._build(table) for table in tables})
         self._feature_names = [table.feature_names for table in tables]
@@ -196,6 +197,14 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
     def use_gather_select_per_sharding(self) -> dict[str, bool] | None:
         """As given; has no effect."""
         return self._use_gather_select_per_sharding
+
+    def use_sorted_select(self) -> bool:
+        """As set; has no effect."""
+        return self._use_sorted_select
+
+    def set_use_sorted_select(self, use_sorted_select: bool) -> None:
+        """TorchRec's; has no effect."""
+        self._use_sorted_select = use_sorted_select
 
     @property
     def device(self) -> torch.device:

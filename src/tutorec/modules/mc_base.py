@@ -106,8 +106,13 @@ class ManagedCollisionModule(nn.Module):
         return True
 
     @property
-    def readable_suffix(self) -> str:
+    def read_only_suffix(self) -> str:
         """End of the names of features that are remapped and not observed."""
+        return self._read_only_suffix
+
+    @property
+    def readable_suffix(self) -> str:
+        """The same; its name before TorchRec 1.9."""
         return self._read_only_suffix
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
