@@ -217,6 +217,31 @@ def test_names_that_three_families_of_projects_import_are_here():
     assert not [name for name in often if not there(name, "tutorec")]
 
 
+# What generative-recommenders takes of TorchRec, dlrm_v3 among it (commit db1bf8f), below the root.
+GENERATIVE_RECOMMENDERS = """
+EmbeddingCollection KeyedJaggedTensor
+distributed.model_parallel.DistributedModelParallel distributed.planner.EmbeddingShardingPlanner
+distributed.planner.Topology distributed.quant_embedding.QuantEmbeddingCollection
+distributed.sharding_plan.get_default_sharders distributed.types.ShardedTensor
+distributed.types.ShardingEnv
+metrics.accuracy.AccuracyMetricComputation metrics.gauc.GAUCMetricComputation
+metrics.mae.MAEMetricComputation metrics.mse.MSEMetricComputation
+metrics.ne.NEMetricComputation metrics.rec_metric.RecMetricComputation
+modules.embedding_configs.DataType modules.embedding_configs.EmbeddingConfig
+modules.embedding_configs.QuantConfig modules.embedding_modules.EmbeddingBagCollection
+modules.embedding_modules.EmbeddingCollection
+modules.sorted_index_select.maybe_sorted_index_select
+optim.RowWiseAdagrad optim.SGD optim.keyed.CombinedOptimizer optim.keyed.KeyedOptimizerWrapper
+optim.optimizers.in_backward_optimizer_filter
+sparse.jagged_tensor.JaggedTensor sparse.jagged_tensor.KeyedJaggedTensor
+sparse.tensor_dict.maybe_td_to_kjt test_utils.get_free_port
+"""
+
+
+def test_a_whole_project_for_a_newer_release_imports():
+    assert not [name for name in GENERATIVE_RECOMMENDERS.split() if not there(name, "tutorec")]
+
+
 def test_nine_in_ten_uses_are_here():
     uses = sum(projects for projects, _, _ in used_names())
     here = sum(projects for projects, _, name in used_names() if there(name, "tutorec"))
