@@ -262,6 +262,14 @@ def test_nothing_but_the_names_changes_in_a_notebook(
     assert migrate(file, write=True).using == 0
 
 
+def test_a_notebook_with_a_byte_order_mark_keeps_it(tmp_path: Path):
+    text = "\ufeff" + notebook("import torchrec; x = '\u00e9'", ensure_ascii=False)
+    file = write(tmp_path / "a.ipynb", text)
+    assert migrate(file, write=True).complete
+    before, after = text.rsplit("import torchrec", 1)
+    assert file.read_bytes().decode() == f"{before}import tutorec{after}"
+
+
 @pytest.mark.parametrize("form", [{"indent": 1, "ensure_ascii": False}, {"indent": 2}, {}])
 def test_notebooks_are_renamed_cell_by_cell(tmp_path: Path, form: dict[str, object]):
     first = ["!pip install torchrec\n", "import torchrec\n", "%matplotlib inline"]
@@ -345,6 +353,14 @@ ODD = {
     "calls.py": ("import torchrec\nf" + "()" * 50_000, "nested too deeply"),
     "dots.ipynb": ('{"cells": "torchrec", "x": ' + "[" * 100_000, "not a notebook of format 4"),
     "number.ipynb": ('{"cells": "torchrec", "x": ' + "1" * 5000 + "}", "not a notebook"),
+    "null.ipynb": ('{"cells": null, "x": "torchrec"}', "not a notebook of format 4"),
+    "mixed.ipynb": ('{"cells": [null, 3, "torchrec"]}', "not a notebook of format 4"),
+    "bare.ipynb": ('{"cells": [{"cell_type": "code"}, "torchrec"]}', "not a notebook of format 4"),
+    "old.ipynb": ('{"worksheets": [{"cells": "torchrec"}]}', "not a notebook of format 4"),
+    "source.ipynb": (notebook(["import torchrec", 4]), "not a notebook of format 4"),  # type: ignore[list-item]
+    "cut.ipynb": (notebook("import torchrec")[:-20], "not a notebook of format 4"),
+    "tabs.py": ("if 1:\n\timport torchrec\n        x = 1\n", "inconsistent use of tabs"),
+    "binary.py": (lambda path: path.write_bytes(b"torchrec" + bytes(range(256))), "not UTF-8"),
     "twice.ipynb": (
         '{"cells": [{"cell_type": "code", "source": "import torchrec", "source": "1"}]}',
         "cell 1 has two sources",

@@ -160,11 +160,7 @@ def read_source(path: Path, package: str) -> SourceText | None:
     if package.encode() not in raw:
         return None
     try:
-        encoding = (
-            tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
-            if path.suffix != ".ipynb"
-            else "utf-8"
-        )
+        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
         text = raw.decode(encoding)
         if text.encode(encoding) != raw:
             raise LookupError(f"{encoding} writes other bytes than it reads")
