@@ -156,7 +156,7 @@ def test_the_book_has_few_words_in_code():
     in_code = sum(words_in_code(cell.text) for c in chapters() for cell in c.code)
     in_markdown = sum(len(cell.text.split()) for c in chapters() for cell in c.prose)
     assert in_code <= 1000, f"{in_code} words of English in the notebooks' code"
-    assert in_markdown <= 60_000, f"{in_markdown} words of Markdown"
+    assert in_markdown <= 62_000, f"{in_markdown} words of Markdown"
 
 
 @pytest.mark.parametrize(
