@@ -41,7 +41,7 @@ def made(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ("page_two_tower", ["page_two_tower"]),
         ("page_two_tower.ipynb", ["page_two_tower"]),
         ("notebooks/11_optimizers.ipynb", ["11_optimizers"]),
-        ("page", ["page_equivalence", "page_own_data", "page_two_tower"]),
+        ("page", ["page_equivalence", "page_own_data", "page_server", "page_two_tower"]),
     ],
 )
 def test_a_notebook_may_be_named_by_number_or_by_name(name: str, notebooks: list[str]) -> None:

@@ -65,6 +65,13 @@ BAD = {
         None,
         r"feature 'a', sample 1, is \['x'\] and .* that torch.int64 holds",
     ),
+    "bool": (
+        {"a": [[1], [2, True]]},
+        None,
+        r"feature 'a', sample 1, is \[2, True\] .*: ids are whole numbers",
+    ),
+    "list of lists": ({"a": [[1], [[2]]]}, None, r"feature 'a', sample 1, is \[\[2\]\] and should"),
+    "lists of lists": ({"a": [[[1]], [[2]]]}, None, r"feature 'a', sample 0, is \[\[1\]\]"),
     "nothing": ({"a": [[1], [None]]}, None, r"feature 'a', sample 1, is \[None\] and should be"),
     "text weight": (
         {"a": [[1, 2]]},

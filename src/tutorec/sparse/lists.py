@@ -152,9 +152,12 @@ def _flat(
 
 
 def _tensor(numbers: list[Any], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """The numbers as a tensor, without torch's silent conversion of 3.5 to 3."""
+    """The numbers as a tensor, without torch's silent conversion of 3.5 to 3 and of True to 1."""
     if not dtype.is_floating_point and any(
-        issubclass(kind, float) for kind in set(map(type, numbers))
+        issubclass(kind, float | bool) for kind in set(map(type, numbers))
     ):
         raise TypeError("ids are whole numbers: use int(id)")
-    return torch.tensor(numbers, dtype=dtype, device=device)
+    flat = torch.tensor(numbers, dtype=dtype, device=device)
+    if flat.dim() != 1:
+        raise TypeError(f"a sample is a flat list, and its shape is {list(flat.shape)}")
+    return flat
