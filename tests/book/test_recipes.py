@@ -105,6 +105,25 @@ def test_recipes_are_short():
     assert len(re.sub(r"```.*?```", "", PAGE, flags=re.S).split()) <= MOST_WORDS
 
 
+def _of_16_bits() -> tuple[list[Any], Tensor, Tensor]:
+    wide, names = started(), started()
+    follow("Tables of 16 bits", names)
+    facts: list[Any] = [each.dtype for each in of_tables(weights_of(names)).values()]
+    for states in names["model"].fused_optimizer.state.values():
+        facts += [state.dtype for state in states.values()]
+    names["model"].load_state_dict(wide["model"].state_dict())
+    losses = [
+        train(each["model"], each["batches"](), each["optimizer"]).losses for each in (wide, names)
+    ]
+    return facts, *losses
+
+
+def test_tables_of_16_bits_train_like_those_of_32(on_page: OnPage):
+    for facts, wide, half in on_page(_of_16_bits):
+        assert set(facts) == {torch.bfloat16, torch.float32}
+        assert 0 < float((half - wide).abs().max()) < 0.01
+
+
 def _mixed() -> tuple[str, tuple[float, ...]]:
     names = started()
     printed = follow("One optimizer for the tables, another for the rest", names)

@@ -232,6 +232,7 @@ class Reference:
     # [R, D], and [slices, R] of what is kept for a row
     states: dict[str, States] = field(default_factory=dict)
     steps: int = 0
+    weights_rtol: float = 1e-5
 
     def weights(self) -> dict[str, Tensor]:
         return {name: bag.get_parameter("weight") for name, bag in self.ebc.embedding_bags.items()}
@@ -307,7 +308,7 @@ class Reference:
         assert_close(
             rows,
             self.weights()[name].detach()[part],
-            rtol=1e-5,
+            rtol=self.weights_rtol,
             atol=1e-6,
             msg=f"weights of {name} {where}",
         )

@@ -25,7 +25,6 @@ from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwar
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
-from tutorec.types import DataType
 
 ALONE = ShardingEnv.from_local(1, 0)
 CPU = torch.device("cpu")
@@ -122,13 +121,6 @@ def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
 def test_plan_that_cannot_be_carried_out_is_refused(bad, kind, words):
     with pytest.raises(kind, match=words):
         EmbeddingBagCollectionSharder().shard(one_table(), bad, ALONE)
-
-
-def test_tables_that_cannot_be_trained_here_are_refused():
-    with pytest.raises(
-        ValueError, match=r"table 'products' holds FP16, and sharded tables are trained in FP32"
-    ):
-        sharded(one_table(data_type=DataType.FP16))
 
 
 def test_several_ranks_without_a_process_group_are_refused():

@@ -198,7 +198,7 @@ def test_restored_pages_are_those_of_popular_rows_and_keep_their_numbers(tmp_pat
 def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path: Path) -> None:
     from tutorec._kernels.pages import drop_pages
 
-    numbers = zeros_in_file(100_000, str(tmp_path))
+    numbers = zeros_in_file(100_000, folder=str(tmp_path))
     numbers.fill_(3.0)
     assert drop_pages(str(tmp_path))
     assert torch.equal(numbers, torch.full_like(numbers, 3.0))

@@ -544,9 +544,27 @@ def test_another_dtype_is_refused_with_the_names(name: str):
         op.half()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["torch", pytest.param("fbgemm", marks=needs_fbgemm)])
+@pytest.mark.parametrize("rule", [OptimizerSpec("sgd", 1.0), OptimizerSpec("adagrad", 1.0, eps=0)])
+def test_half_rows_are_rounded_once_after_gradients_are_summed(
+    name: str, rule: OptimizerSpec, dtype: torch.dtype
+) -> None:
+    with implementation(name):
+        spec = GroupSpec((TableSpec("item", 1, 4, dtype),), feature_tables=(0,))
+        op = build_table_batch(spec, optimizer=rule, device=CPU, weights=[torch.ones(1, 4)])
+    distance = torch.finfo(dtype).eps / 2  # from 1 to the next smaller number
+    if rule.kind == "adagrad":  # then the step is the gradient over its root of 1
+        op.optimizer_state()[0]["momentum1"].fill_(1 - distance**2)
+    pooled = op(torch.zeros(4, dtype=torch.long), torch.arange(5))
+    pooled.backward(torch.full((4, 4), distance / 4))
+    assert op.table_weights()[0].dtype == dtype
+    assert torch.equal(op.table_weights()[0].float(), torch.full((1, 4), 1 - distance))
+
+
 def test_bad_specs_are_refused_with_names_and_numbers():
-    with pytest.raises(ValueError, match=r"'item' has dtype torch.float16"):
-        TableSpec("item", 5, 4, torch.float16)
+    with pytest.raises(ValueError, match=r"'item' has dtype torch.float64.*torch.bfloat16"):
+        TableSpec("item", 5, 4, torch.float64)
     with pytest.raises(ValueError, match=r"'lamb' has no fused kernel"):
         OptimizerSpec("lamb")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"beta2=1.0 must be at least 0 and less than 1"):

@@ -492,11 +492,11 @@ def test_a_missing_folder_and_a_full_disk_are_named(tmp_path):
     with pytest.raises(
         OSError, match=r"tables 'item' need 40 bytes in a folder that does not exist"
     ):
-        zeros_in_file(10, str(tmp_path / "nowhere"), "tables 'item'")
+        zeros_in_file(10, folder=str(tmp_path / "nowhere"), what="tables 'item'")
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         patch("os.posix_fallocate", side_effect=full),
         pytest.raises(OSError, match=r"need 40 bytes in a folder whose disk has"),
     ):
-        zeros_in_file(10, str(tmp_path), "tables 'item'")
+        zeros_in_file(10, folder=str(tmp_path), what="tables 'item'")
     assert not list(tmp_path.iterdir())

@@ -217,7 +217,8 @@ def test_fbgemm_is_told_of_places_and_cache(kind):
 
 
 @pytest.mark.parametrize(
-    ("wheel", "columns", "reason"), [(False, 8, r"fbgemm"), (True, 4096, r"rows of these widths")]
+    ("wheel", "columns", "reason"),
+    [(False, 8, r"fbgemm"), (True, 4096, r"none for sgd on such rows")],
 )
 def test_without_the_kernels_slower_memory_of_cuda_is_refused(wheel, columns, reason):
     spec = GroupSpec((TableSpec("item", 10, columns),), (0,))

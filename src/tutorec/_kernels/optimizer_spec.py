@@ -104,6 +104,9 @@ class OptimizerSpec:
         beta2: How much of the mean squared gradient is kept; of the Adams.
         max_gradient: Each number of the gradient of the pooled rows is cut to within plus and minus
             this; None leaves it as it is.
+        stochastic_rounding: Whether an updated row of 16 bits becomes one of its two neighbours at
+            random, the nearer the likelier, so that small updates are not lost on average. False
+            rounds to the nearest.
 
     Raises:
         ValueError: An unknown kind, or a number that is negative, not finite, out of range, or
@@ -123,6 +126,7 @@ class OptimizerSpec:
     beta1: float = 0.9
     beta2: float = 0.999
     max_gradient: float | None = None
+    stochastic_rounding: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(OptimizerKind):
@@ -160,6 +164,11 @@ class OptimizerSpec:
         return any(state.rowwise for state in self.states)
 
     @property
+    def rounds_once(self) -> bool:
+        """Whether fbgemm's kernel for the CPU rounds an updated row of 16 bits once, to nearest."""
+        return self.kind == "rowwise_adagrad" and not self.stochastic_rounding
+
+    @property
     def moves_without_gradient(self) -> bool:
         """Whether a row of the batch moves where its gradient is 0, too: on, along its mean."""
         return self.kind in _ADAMS
@@ -178,8 +187,10 @@ class UpdateStep(NamedTuple):
         rule: The optimizer.
         rate: Its learning rate.
         number: The number t of this step, from 1; 0 for rules that do not count.
+        seed: Of the random numbers of stochastic rounding.
     """
 
     rule: OptimizerSpec
     rate: float
     number: float = 0.0
+    seed: int = 0

@@ -69,14 +69,20 @@ class CacheSpec:
     prefetch_pipeline: bool = False
 
 
-def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables") -> Tensor:
-    """Zeros ``[elements]`` of float32 in a file, which the system reads and writes page by page.
+def zeros_in_file(
+    elements: int,
+    dtype: torch.dtype = torch.float32,
+    folder: str | None = None,
+    what: str = "tables",
+) -> Tensor:
+    """Zeros ``[elements]`` in a file, which the system reads and writes page by page.
 
     The file has no name, so that nobody truncates it, and its space is free when the process ends,
     however it ends. Its space is reserved here: writing to the tensor cannot run out of disk.
 
     Args:
         elements: How many numbers.
+        dtype: Their data type.
         folder: A folder on the disk to use; the system's folder for temporary files by default.
         what: Whose numbers, for messages.
 
@@ -88,8 +94,8 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
         [0.0, 0.0, 0.0]
     """
     if elements == 0:
-        return torch.zeros(0, dtype=torch.float32)
-    folder, size = folder or tempfile.gettempdir(), 4 * elements
+        return torch.zeros(0, dtype=dtype)
+    folder, size = folder or tempfile.gettempdir(), dtype.itemsize * elements
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
@@ -105,7 +111,7 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
         ) from None
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)  # read the page of a row, not the 30 behind it
-    zeros = torch.frombuffer(mapped, dtype=torch.float32)
+    zeros = torch.frombuffer(mapped, dtype=dtype)
     mapped.start, mapped.what = zeros.data_ptr(), what
     mapped.in_file = [(mapped.start, mapped.start + size)]
     _mapped.add(mapped)

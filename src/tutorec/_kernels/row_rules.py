@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tutorec._kernels.optimizer_spec import UpdateStep
 
 __all__ = ["move_rows"]
+
+_LACKING_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of the 23 in float32's mantissa
 
 
 def move_rows(
@@ -30,8 +33,8 @@ def move_rows(
     """Move different rows, each once.
 
     Args:
-        matrix: Rows [R, D], changed in place.
-        states: As ``step.rule.states`` says, [R] or [R, D] each, changed in place.
+        matrix: Rows [R, D], changed in place. Rows of 16 bits are updated in float32 and rounded.
+        states: As ``step.rule.states`` says, float32 [R] or [R, D] each, changed in place.
         rows: Which ones [U].
         sums: Their gradients [U, D]; used up.
         step: The rule, its rate, and which step it is.
@@ -60,7 +63,34 @@ def move_rows(
         sums.div_(own.sqrt_().add_(eps)).mul_(-step.rate)
     else:
         sums = _adam(matrix, states, rows, sums, step)
-    matrix.index_add_(0, rows, sums)
+
+    if matrix.dtype == torch.float32:
+        matrix.index_add_(0, rows, sums)
+        return
+
+    updated = matrix.index_select(0, rows).float().add_(sums)
+    if step.rule.stochastic_rounding:
+        _round_at_random(updated, matrix.dtype, step.seed)
+    matrix.index_copy_(0, rows, updated.to(matrix.dtype))
+
+
+def _round_at_random(numbers: Tensor, dtype: torch.dtype, seed: int) -> None:
+    """Round float32 numbers, in place, to one of their two neighbours in ``dtype``.
+
+    A random number is added to the bits that ``dtype`` lacks, and these are then cut off: the
+    nearer neighbour is the likelier, and a number is kept on average. Numbers below 6e-5, whose
+    neighbours in float16 are all 6e-8 apart, are left to rounding to nearest.
+    """
+    lacking = _LACKING_BITS[dtype]
+    generator = torch.Generator(numbers.device).manual_seed(seed)
+    noise = torch.randint(
+        1 << lacking,
+        numbers.shape,
+        generator=generator,
+        dtype=torch.int32,
+        device=numbers.device,
+    )
+    numbers.view(torch.int32).add_(noise).bitwise_and_(-1 << lacking)
 
 
 def _adam(

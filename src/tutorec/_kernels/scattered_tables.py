@@ -132,10 +132,10 @@ class ScatteredTables:
             step: The optimizer, its rate and its number.
 
         Returns:
-            Whether it was done: not for other rules, nor for rows that are too wide.
+            Whether it was done: not for other rules, nor for rows that are too wide or of 16 bits.
         """
         geometry, rate = self.geometry, torch.tensor(step.rate)
-        if not geometry.grouped:
+        if not geometry.grouped or self.first.dtype != torch.float32:
             return False
         mode = _MEAN if batch.mean else _SUM
         ids, weights = self._ids_of(batch), _weights_of(batch)

@@ -14,6 +14,7 @@ from tutorec._kernels.pooling import PoolingKind
 
 __all__ = ["FirstRows", "GroupSpec", "TableSpec", "memory_of_tables"]
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they
 # exist once.
 FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
@@ -24,7 +25,7 @@ class TableSpec:
     """One table: its name, R rows and D columns.
 
     Raises:
-        ValueError: A negative number of rows, no columns, or a dtype that the kernels do not train.
+        ValueError: The kernels do not train rows of this dtype.
 
     Example:
         >>> from tutorec._kernels.table_specs import TableSpec
@@ -38,9 +39,9 @@ class TableSpec:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.dtype != torch.float32:
+        if self.dtype not in _DTYPES:
             raise ValueError(
-                f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32"
+                f"table {self.name!r} has dtype {self.dtype}: trained tables are one of {_DTYPES}"
             )
 
 
@@ -49,7 +50,7 @@ class GroupSpec:
     """Tables that are looked up in one call, and which feature reads which table.
 
     Args:
-        tables: The tables of the group.
+        tables: The tables of the group, all of one dtype.
         feature_tables: For each input feature, in input order, the index of its table; a table may
             serve several.
         pooling: ``"sum"``, ``"mean"`` or ``"sqrtn"`` (see ``pooling.py``) of a bag's rows, or
@@ -74,6 +75,11 @@ class GroupSpec:
     def feature_columns(self) -> tuple[int, ...]:
         """Width D of each input feature's table, in input order."""
         return tuple(self.tables[table].columns for table in self.feature_tables)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the rows."""
+        return self.tables[0].dtype
 
     @property
     def names(self) -> list[str]:

@@ -126,7 +126,7 @@ def step_tables(
     """Update every row of a batch once with the sum of its gradients, as a fused backward does.
 
     Args:
-        tables: [R, D] in float32, changed in place.
+        tables: [R, D], changed in place.
         states: What the rule keeps of each table, [R] or [R, D] each, changed in place; nothing for
             sgd.
         batch: What was looked up.

@@ -74,7 +74,7 @@ class TableBatch(nn.Module, ABC):
         spec: GroupSpec,
         optimizer: OptimizerSpec | None,
         device: torch.device,
-        zeros: Callable[[int], Tensor] | None = None,
+        zeros: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -82,6 +82,7 @@ class TableBatch(nn.Module, ABC):
         # What the kernel is asked for: sqrtn and the mean of weighted rows reach it as a sum.
         self._pooling: PoolingKind = kernel_pooling(spec.pooling, spec.weighted)
         self.gradient_listener: GradientListener | None = None
+        self._rounding_seed = 0
         self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
         elements, rows = self._place()
         # A fused op's buffer requires grad only so that autograd records the lookup; it never gets
@@ -102,20 +103,27 @@ class TableBatch(nn.Module, ABC):
         """Lay out the buffer: set ``_table_places``; return its numbers of elements and rows."""
 
     def _allocate(
-        self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
+        self,
+        elements: int,
+        rows: int,
+        device: torch.device,
+        zeros: Callable[..., Tensor] | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Zeros for all tables and each state, one number for each element or for each row."""
         states = () if self.optimizer is None else self.optimizer.states
-        zeros = zeros or partial(torch.zeros, dtype=torch.float32, device=device)
-        of_rows = sum(state.rowwise for state in states)
-        of_elements = 1 + len(states) - of_rows  # the weights too
+        zeros = zeros or partial(torch.zeros, device=device)
+        row_states = sum(state.rowwise for state in states)
+        element_bytes = self.spec.dtype.itemsize + 4 * (len(states) - row_states)
         needed = [
-            (table.name, table.rows, table.columns, 4 * (of_elements * stride + of_rows))
+            (table.name, table.rows, table.columns, element_bytes * stride + 4 * row_states)
             for table, (_, _, stride) in zip(self.spec.tables, self._table_places, strict=True)
         ]
         with memory_of_tables(needed, _TOO_LARGE):
-            kept = [zeros(rows if state.rowwise else elements) for state in states]
-            return zeros(elements), kept
+            # In float32 whatever the rows are: a sum in 16 bits soon stops to grow.
+            kept = [
+                zeros(rows if state.rowwise else elements, dtype=torch.float32) for state in states
+            ]
+            return zeros(elements, dtype=self.spec.dtype), kept
 
     def _bind_kernel(self) -> None:
         """Prepare what ``_lookup`` needs from the buffers; called again when they move."""
@@ -193,15 +201,16 @@ class TableBatch(nn.Module, ABC):
     @torch.no_grad()
     def next_steps(self) -> list[UpdateStep]:
         """The update settings of each table for a batch looked up now; counts the batch."""
-        rule, rate = self.optimizer, self._learning_rate
+        rule = self.optimizer
         if rule is None:
             return []
+        # Replicas of a table take the same steps, and so round their rows alike.
+        self._rounding_seed += rule.stochastic_rounding
+        step = UpdateStep(rule, self._learning_rate, seed=self._rounding_seed)
         if not rule.counts_steps:
-            return [UpdateStep(rule, rate)] * len(self._tables)
+            return [step] * len(self._tables)
         self._counts += 1
-        numbers = self._counts.tolist()
-        steps = {number: UpdateStep(rule, rate, number) for number in set(numbers)}
-        return [steps[number] for number in numbers]
+        return [step._replace(number=number) for number in self._counts.tolist()]
 
     @property
     def learning_rate(self) -> float:
@@ -253,8 +262,8 @@ class TableBatch(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableBatch:
         """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
         flat = fn(self._flat.detach())
-        if flat.dtype != torch.float32:
-            raise ValueError(f"tables {self.spec.names} cannot become {flat.dtype}: use float32")
+        if flat.dtype != self.spec.dtype:
+            raise ValueError(f"tables {self.spec.names} cannot become {flat.dtype}: build others")
         self._flat, before = flat, self._kept
         self._kept = [fn(kept) for kept in before]
         for old, new in zip(before, self._kept, strict=True):

@@ -91,22 +91,31 @@ def build_table_batch(
 
 
 def runs_in_fbgemm(
-    optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str
+    optimizer: OptimizerSpec | None,
+    columns: Iterable[int],
+    device_type: str,
+    dtype: torch.dtype = torch.float32,
 ) -> bool:
     """Whether fbgemm runs a group of tables, which stores widths as multiples of 4.
 
-    Rows that are too wide for its kernels are looked up in torch.
+    Rows that are too wide for its kernels are looked up in torch. So are rows of 16 bits, but for
+    fused lookups of float16 on the CPU. Where fbgemm's update would round sums to 16 bits, such
+    rows are then updated in torch.
 
     Args:
         optimizer: Applied in the backward; None for dense gradients.
         columns: D of each table.
         device_type: Where they live, ``"cpu"``, ``"cuda"`` or another.
+        dtype: Data type of the rows.
 
     Example:
         >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")  # fbgemm has Adam for CUDA only
         False
     """
     if optimizer is not None and optimizer.kind not in FBGEMM_KINDS.get(device_type, ()):
+        return False
+    updated_in_torch = dtype == torch.float16 and device_type == "cpu" and optimizer is not None
+    if dtype != torch.float32 and not updated_in_torch:
         return False
     columns = list(columns)
     widest = max(columns)
@@ -118,9 +127,12 @@ def runs_in_fbgemm(
         and widest > fbgemm_cpu_columns(optimizer.kind)
     ):
         return False
-    # Padding is exact but for rules that would average the squares of a row over its padded width.
+    # Padding is exact but for rules that would average the squares of a row over its padded width,
+    # and for updates in torch, which take rows as wide as they are.
     averages = optimizer is not None and optimizer.averages_squares
-    return not (averages and any(width % 4 for width in columns)) and backend().serves(device_type)
+    if (averages or updated_in_torch) and any(width % 4 for width in columns):
+        return False
+    return backend().serves(device_type)
 
 
 def _in_slower_memory(
@@ -134,10 +146,10 @@ def _in_slower_memory(
             remedy = "put them on the CPU, or give them the compute kernel 'fused'"
         raise ValueError(f"tables {spec.names} cannot be stored in slower memory {why}: {remedy}")
     if device.type == "cuda":
-        if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
+        if not _in_fbgemm(spec, optimizer, device):
             reason = backend().reason
             if backend().serves(device.type):
-                reason = f"it has none for {optimizer.kind} on rows of these widths"
+                reason = f"it has none for {optimizer.kind} on such rows"
             raise ValueError(
                 f"tables {spec.names} cannot be stored in slower memory on {device}: only the "
                 f"kernels of fbgemm's CUDA wheel, fbgemm-gpu, read rows there ({reason}); put the "
@@ -161,12 +173,17 @@ def _in_slower_memory(
     return CachedTableBatch(spec, optimizer, cache, implementation, zeros)
 
 
+def _in_fbgemm(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> bool:
+    columns = [table.columns for table in spec.tables]
+    return runs_in_fbgemm(optimizer, columns, device.type, spec.dtype)
+
+
 def _implementation(
     spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device
 ) -> type[TableBatch]:
     """The class that runs a group: fbgemm's if chosen and it has the kernel, else torch's."""
     # Imported here: all three modules subclass TableBatch, and a process needs one or two of them.
-    if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
+    if not _in_fbgemm(spec, optimizer, device):
         from tutorec._kernels import tbe_torch
 
         return tbe_torch.TorchTableBatchedEmbeddingBags

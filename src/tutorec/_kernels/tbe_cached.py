@@ -58,12 +58,12 @@ class CachedTableBatch(TableBatch):
         optimizer: OptimizerSpec,
         cache: CacheSpec,
         implementation: type[TableBatch],
-        zeros: Callable[[int], Tensor],
+        zeros: Callable[..., Tensor],
     ) -> None:
         rows = [table.rows for table in spec.tables]
         slots = [max(1, min(wanted, own)) for wanted, own in zip(cache.rows, rows, strict=True)]
         tables = [
-            TableSpec(t.name, t.rows + more, t.columns)
+            TableSpec(t.name, t.rows + more, t.columns, t.dtype)
             for t, more in zip(spec.tables, slots, strict=True)
         ]
         with_slots = GroupSpec(tuple(tables), spec.feature_tables, spec.pooling, spec.weighted)
@@ -93,7 +93,11 @@ class CachedTableBatch(TableBatch):
         return 0, 0
 
     def _allocate(
-        self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
+        self,
+        elements: int,
+        rows: int,
+        device: torch.device,
+        zeros: Callable[..., Tensor] | None,
     ) -> tuple[Tensor, list[Tensor]]:
         return self._operators[0]._flat, self._operators[0]._kept
 
@@ -323,7 +327,8 @@ class _Lookup(torch.autograd.Function):
 
 def _fingerprint(tensor: Tensor, rows: Tensor) -> Tensor:
     """32 bits of each row ``[N]`` of weights or states, which tell one content from another."""
-    bits = tensor.index_select(0, rows).view(torch.int32)
+    bits = tensor.index_select(0, rows)
+    bits = bits.view(torch.int32 if bits.itemsize == 4 else torch.int16)
     if bits.dim() == 1:
         return bits
     # The upper half of the sums: in the lower one, changes of sign of two columns cancel out.

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,10 +42,8 @@ def _stride(columns: int) -> int:
 
 def _feature_order(spec: GroupSpec) -> list[int]:
     """Features grouped by table in order of first use: the backward needs them side by side."""
-    first = {table: index for index, table in reversed(list(enumerate(spec.feature_tables)))}
-    return sorted(
-        range(len(spec.feature_tables)), key=lambda feature: first[spec.feature_tables[feature]]
-    )
+    tables = spec.feature_tables
+    return sorted(range(len(tables)), key=lambda feature: tables.index(tables[feature]))
 
 
 class FbgemmTableBatch(TableBatch):
@@ -165,6 +163,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
+        if self._flat.dtype != torch.float32 and not self.optimizer.rounds_once:
+            return self._updated_in_torch(self._batch(values, offsets, weights))
         limit = self.optimizer.max_gradient
         head = (
             self._flat,
@@ -192,13 +192,19 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
             )
         batch = self._batch(values, offsets, weights)
         if self._flat.is_cpu and updates_in_torch(self.optimizer.kind, batch):
-            return cast(Tensor, _UpdatedInTorch.apply(self._flat, self, batch, self.next_steps()))
+            return self._updated_in_torch(batch)
         state = (self._kept[0], self._placements, self._row_offsets)
         # All arguments are passed: one of the operator's default values has the wrong type. After
         # the rate: weight decay and its mode (both ignored on the CPU), maximum norm, output type.
         return ops.split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(
             *head, *state, self.optimizer.eps, rate, 0.0, 0, 0.0, _FP32_OUTPUT
         )
+
+    def _updated_in_torch(self, batch: PooledBatch) -> Tensor:
+        # Without gradients there is no backward, and the batch is not to be counted.
+        steps = self.next_steps() if torch.is_grad_enabled() else []
+        pooled: Tensor = _UpdatedInTorch.apply(self._flat, self, batch, steps)
+        return pooled
 
     def _batch(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> PooledBatch:
         """A batch in the buffer's order; unpooled rows are bags of one table of all rows."""

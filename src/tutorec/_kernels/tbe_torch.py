@@ -207,6 +207,10 @@ def _pool(
     matrix: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, mode: str
 ) -> Tensor:
     """Rows of one matrix pooled over bags [F*B, D], or looked up one by one [N, D]."""
+    if matrix.dtype != torch.float32:
+        # 16-bit rows are summed in float32: each id becomes a row of its own.
+        matrix = F.embedding(ids, matrix).float()
+        ids = torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device)
     if mode == "none":
         return F.embedding(ids, matrix)
     return F.embedding_bag(

@@ -29,10 +29,10 @@ _KINDS: dict[str, OptimizerKind] = {
     "partial_row_wise_adam": "partial_rowwise_adam",
 }
 _NUMBERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient")
-_KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], "gradient_clipping")
-# TorchRec's keys without effect here: pipelines call prefetch themselves, and values are rounded to
-# nearest.
-_WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding", "bounds_check_mode", "enforce_hbm")
+_SWITCHES = ("gradient_clipping", "stochastic_rounding")
+_KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], *_SWITCHES)
+# TorchRec's keys without effect here: pipelines call prefetch themselves.
+_WITHOUT_EFFECT = ("prefetch_pipeline", "bounds_check_mode", "enforce_hbm")
 _ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _ADAGRAD_NEUTRAL = {
@@ -85,10 +85,12 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         fused_params: Keys are ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as
             text), ``learning_rate`` or ``lr``, ``eps``, for Adam variants ``beta1``, ``beta2`` and
             ``weight_decay``, and ``gradient_clipping=True`` with ``max_gradient`` (1.0 by default),
-            which clips each element of the gradient of pooled rows. `cache_params` reads the keys
-            in `CACHE_KEYS`. ``prefetch_pipeline``, ``stochastic_rounding``, ``bounds_check_mode``
-            and ``enforce_hbm`` have no effect: pipelines prefetch by themselves, rows are rounded
-            to nearest, and an invalid id is an error. ``output_dtype`` must be FP32.
+            which clips each element of the gradient of pooled rows. ``stochastic_rounding=True``
+            rounds updated FP16 and BF16 rows up or down at random, the nearer the likelier; by
+            default they are rounded to nearest. `cache_params` reads the keys in `CACHE_KEYS`.
+            ``prefetch_pipeline``, ``bounds_check_mode`` and ``enforce_hbm`` have no effect:
+            pipelines prefetch by themselves, and an invalid id is an error. ``output_dtype`` must
+            be FP32.
 
     Raises:
         TypeError: A value that must be a number is not.
@@ -132,12 +134,14 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
             f"fused_params: max_gradient={given['max_gradient']} has no effect without "
             "gradient_clipping=True"
         )
+    rounding = bool(given.pop("stochastic_rounding", False))
     for name, number in given.items():
         if not isinstance(number, int | float):
             raise TypeError(
                 f"fused_params: {name}={number!r} is a {type(number).__name__}, not a number"
             )
-    return OptimizerSpec(kind, **{name: float(number) for name, number in given.items()})
+    numbers = {name: float(number) for name, number in given.items()}
+    return OptimizerSpec(kind, **numbers, stochastic_rounding=rounding)
 
 
 def names_optimizer(fused_params: Mapping[str, Any] | None) -> bool:

@@ -54,21 +54,29 @@ def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | N
         for start in range(0, piece.rows, step):
             rows = min(step, piece.rows - start)
             block = local[piece][start : start + rows] if piece in local else None
-            arrived = (
-                block if piece.rank == 0 or group is None else _sent(block, piece, rows, group)
-            )
+            arrived = block
+            if piece.rank != 0 and group is not None:
+                arrived = _sent(block, piece, rows, group, table.dtype)
             if whole is not None and arrived is not None:
                 piece.of(whole)[start : start + rows] = arrived.view(rows, -1)
     return whole
 
 
 def _sent(
-    block: torch.Tensor | None, piece: ShardPiece, rows: int, group: dist.ProcessGroup
+    block: torch.Tensor | None,
+    piece: ShardPiece,
+    rows: int,
+    group: dist.ProcessGroup,
+    dtype: torch.dtype,
 ) -> torch.Tensor | None:
     """Send a block from its rank to rank 0; None on other ranks."""
     numbers, ranks = rows * piece.columns, group.size()
     device = messages.message_device(group)
-    send = block.reshape(-1).to(device) if block is not None else torch.empty(0, device=device)
+    send = (
+        block.reshape(-1).to(device)
+        if block is not None
+        else torch.empty(0, dtype=dtype, device=device)
+    )
     out, into = [0] * ranks, [0] * ranks
     if group.rank() == piece.rank:
         out[0] = numbers

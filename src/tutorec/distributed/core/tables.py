@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -258,12 +258,6 @@ def _placed(
         config.name,
         "compute kernel",
     )
-    dtype = data_type_to_dtype(config.data_type)
-    if dtype != torch.float32:
-        raise ValueError(
-            f"table {config.name!r} holds {config.data_type}, and sharded tables are trained in "
-            "FP32: give it data_type=DataType.FP32, or leave its collection unsharded"
-        )
     if not is_fp32(sharding.output_dtype):
         raise ValueError(
             f"the plan gives table {config.name!r} output_dtype={sharding.output_dtype}, and rows "
@@ -280,14 +274,15 @@ def _placed(
     )
     optimizer = None
     if kernel is not EmbeddingComputeKernel.DENSE:
-        optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(
-            rules.fused_params
-        )
+        optimizer = optimizer_spec(rules.fused_params)
+        own = optimizer_spec_of_parameter(config.name, weight)
+        if own is not None:
+            optimizer = replace(own, stochastic_rounding=optimizer.stochastic_rounding)
     return PlacedTable(
         name=config.name,
         rows=rows,
         columns=columns,
-        dtype=dtype,
+        dtype=data_type_to_dtype(config.data_type),
         pooling=_POOLINGS[config.pooling] if isinstance(config, EmbeddingBagConfig) else "none",
         weighted=rules.weighted,
         features=tuple(config.feature_names),

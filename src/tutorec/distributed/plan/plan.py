@@ -117,7 +117,7 @@ class ParameterSharding:
             ``"rank:0/cpu"``. None for ``data_parallel``.
         cache_params: The cache, for the kernel ``"fused_uvm_caching"``.
         enforce_hbm: TorchRec's; has no effect.
-        stochastic_rounding: TorchRec's; has no effect, since rows are float32 and not rounded.
+        stochastic_rounding: TorchRec's; has no effect: ``fused_params`` of the sharder have it.
         bounds_check_mode: Has no effect, see `BoundsCheckMode`.
         output_dtype: ``DataType.FP32``; the sharder refuses others.
         key_value_params: For kernels that are not implemented.

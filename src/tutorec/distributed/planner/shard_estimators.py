@@ -230,7 +230,9 @@ def _stored(
     """
     work = work_of(kernel, sharding_type)(facts, size, topology)
     optimizer = facts.optimizer if kernel.updates and not kernel.serves else None
-    rows, columns = size if kernel.serves else _as_stored(size, optimizer, topology)
+    # Of trained rows only those in float32 are padded.
+    padded = not kernel.serves and facts.element_bytes == _FLOAT
+    rows, columns = _as_stored(size, optimizer, topology) if padded else size
     # this rank's gradient of the table, and the sum over ranks
     summed = 2 * _FLOAT * int(work.table)
     own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
