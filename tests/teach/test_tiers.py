@@ -56,9 +56,10 @@ def test_a_figure_of_no_batch_or_of_two_tables_is_refused() -> None:
         draw.tiers(RowCache([10, 10], [2, 2], "lru"), [[1]])
 
 
-def test_the_chapters_second_batch_writes_back_the_row_that_it_does_not_use() -> None:
+def test_the_chapters_second_batch_evicts_the_row_that_was_unused_for_longest() -> None:
     cache = RowCache([16], [4], "lru", admitted=1)
-    one, two = (CachedBatch.of(cache, ids) for ids in ([7, 2, 7, 11], [7, 2, 5, 7, 3]))
+    cache.replay([[11]])
+    one, two = (CachedBatch.of(cache, ids) for ids in ([7, 2, 7, 9], [7, 2, 5, 7]))
     assert (one.hits, len(one.read), len(one.written)) == (1, 3, 0)
-    assert (two.hits, len(two.read), len(two.written)) == (3, 2, 1)
+    assert (two.hits, len(two.read), len(two.written)) == (3, 1, 1)
     assert {*two.written.values()} == {11}
