@@ -4,7 +4,7 @@ assert [list(bags.values()).count(length) for length in (20, 5, 1)] == [32, 32, 
 # after: step
 h100 = Topology.preset("8xH100x1")
 assert (h100.hbm_mem_bw, h100.intra_host_bw, h100.inter_host_bw) == (3350e6, 450e6, 50e6)
-assert h100.latency_ms == 0.02
+assert h100.latency_ms == 0.02 and round(h100.latency_ms * h100.inter_host_bw) == 1_000_000
 # after: ranks
 told = {8: 7.75, 16: 12.8, 40: 8.02, 48: 7.12, 64: 5.48, 512: 1.17, 4096: 1.19}
 for ranks, ms in told.items():
