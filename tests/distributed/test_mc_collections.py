@@ -13,7 +13,7 @@ from distributed.cases import group
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.distributed.checkpoint import full_state_dict, load_checkpoint, save_checkpoint
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
@@ -29,6 +29,7 @@ from tutorec.distributed.sharding_plan import (
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.distributed.traffic import count_traffic
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tutorec.errors import RankError
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -461,6 +462,17 @@ def test_an_unsharded_module_loads_the_checkpoint_of_sharded_ones(ranks, tmp_pat
     for table in ROWS:
         assert had[table].keys() <= has[table].keys()
         assert all(torch.equal(has[table][raw], row) for raw, row in had[table].items())
+
+
+def gathered(rank: int, world_size: int) -> dict[str, Tensor]:
+    return full_state_dict(sharded(True, "table_wise"))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_managed_collisions_are_not_gathered_and_the_error_names_the_way(ranks, world_size):
+    message = r"depends on the ranks that hold table 't0'.*load_checkpoint\(path, unsharded"
+    with pytest.raises(RankError, match=message):
+        ranks(world_size).run(gathered)
 
 
 def shard_trained(kind: str) -> bool:

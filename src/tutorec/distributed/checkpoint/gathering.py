@@ -24,6 +24,10 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     blocks of at most 4 MiB, so the other ranks need little extra memory; rank 0 needs memory for
     the whole state.
 
+    Raises:
+        ValueError: A table has managed collisions: which row an id has depends on the ranks.
+            ``load_checkpoint`` converts that.
+
     Example:
         >>> sorted(full_state_dict(torch.nn.Linear(2, 1)))
         ['bias', 'weight']
@@ -35,8 +39,14 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, entry in contents.model.items():
         if entry.form is Form.WHOLE or entry.table is None:
             whole = entry.parts[0].tensor.detach().cpu().clone() if first else None
-        else:
+        elif entry.form is Form.TABLE:
             whole = _gathered(entry, group)
+        else:
+            raise ValueError(
+                f"full_state_dict: {name!r} depends on the ranks that hold table "
+                f"{entry.table.name!r}: call save_checkpoint(path, model) here, and "
+                "load_checkpoint(path, unsharded, optimizer_state=False) on the unsharded model"
+            )
         if whole is not None:
             state[name] = whole
     return state
