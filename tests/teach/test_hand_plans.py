@@ -3,9 +3,9 @@ import pytest
 from tutorec.distributed.planner import OptimalPlanner
 from tutorec.errors import PlannerError
 from tutorec.spmd import device, held_bytes
-from tutorec.teach import hand_plans
 from tutorec.teach.exercises.ch09 import EXERCISES
 from tutorec.teach.hand_plans import (
+    BUSY_VISITORS,
     DOES_NOT_FIT,
     GOOD,
     TABLES,
@@ -38,8 +38,13 @@ def test_each_misconception_is_seen_by_its_kind():
     assert judge(SOLUTION) == GOOD
 
 
+def test_the_plan_that_the_chapter_prints_is_no_answer():
+    printed = SOLUTION | {"visitors": ("column_wise", 2, 3), "products": ("column_wise", 0, 1)}
+    assert judge(printed) == UNEVEN
+
+
 def test_plan_that_is_judged_good_is_near_the_optimum():
-    optimum = hand_plans.shop_plan(planner=OptimalPlanner, time_limit=20).report
+    optimum = shop_plan(bags=BUSY_VISITORS, planner=OptimalPlanner, time_limit=20).report
     mine = hand_plan(SOLUTION).report
     assert optimum is not None
     assert mine is not None

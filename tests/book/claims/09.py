@@ -1,8 +1,10 @@
 # after: plan
 assert str(plan).split("\n\n")[1].count("| fused ") == 8
+assert plan.plan[""]["queries"].ranks == [2, 2, 3, 3]
 # after: hurt
 assert "table 'visitors' needs 72.7 GiB of HBM" in refused
 assert "62.7 GiB for tables" in refused
+assert refused.count("\n") > 2  # what is needed for what, and changes that would help
 assert abs(by_person.report.cost - 2.846) < 0.005
 assert abs(plan.report.cost - 1.378) < 0.005
 assert 2 * plan.report.cost < by_person.report.cost
@@ -22,8 +24,7 @@ def places(choice):
 options = plan.report.problem.choices
 counted = [sum(map(places, of_table)) for of_table in options]
 assert plans == math.prod(counted) == 178_233_209_088
-offered = [len(choice.time) for of_table in options for choice in of_table]
-assert (len(offered), sum(offered)) == (32, 89)
+assert sum(map(len, options)) == 32
 # after: shard
 of_visitors = options[0]
 assert needed == of_visitors[0].memory[0, 0]
@@ -85,7 +86,7 @@ moved = sorted(
 )
 assert moved[:2] == [(15, "d"), (15, "e")] and moved[2][0] > 15
 # after: ruin
-assert max(loads(best)) == 13 and rounds > 1
+assert max(loads(best)) == 13 < max(loads(before)) and rounds > 1
 # after: bound
 problem = plan.report.problem
 
@@ -129,7 +130,14 @@ of_weekdays = {
     choice.options[0].sharding_type: choice.time for choice in optimum.problem.choices[-1]
 }
 assert round(of_weekdays["data_parallel"].max(), 3) == 0.015
-assert round(of_weekdays["column_wise"].max(), 3) == 0.089
+assert round(of_weekdays["column_wise"].sum() / GPUS, 3) == 0.044
+assert made["greedy"].plan[""]["products"].sharding_type == "row_wise"
+of_products = {
+    choice.options[0].sharding_type: choice.time.sum() / GPUS
+    for choice in optimum.problem.choices[1]
+}
+by_rows_longer = of_products["row_wise"] - of_products["column_wise"]
+assert by_rows_longer > 0.6 * (found["greedy"].ms - optimum.cost)
 saved = (of_weekdays["column_wise"].sum() - of_weekdays["data_parallel"].sum()) / GPUS
 assert round(saved, 2) == 0.03
 # after: dlrm-table
@@ -152,7 +160,10 @@ assert narrow_20.sharding_type == "column_wise" and len(set(narrow_20.ranks)) ==
 
 with_bags, sliced = (plans_of_dlrm[name].report for name in list(plans_of_dlrm)[2:])
 assert round(with_bags.cost / with_bags.bound.ms - 1, 2) == 0.15
-assert round(100 * (sliced.cost / sliced.bound.ms - 1), 2) == 0.02
+assert sliced.cost < 1.001 * sliced.bound.ms
+in_turn = plans_of_dlrm["in turn"].report
+whole_20 = max(one.longest for one in in_turn.problem.choices[20])
+assert math.isclose(whole_20 + 4 * LATENCY, in_turn.bound.ms, rel_tol=1e-6)
 longest = {
     (one.options[0].name, one.options[0].sharding_type): one.longest
     for of_table in with_bags.problem.choices
@@ -160,6 +171,17 @@ longest = {
 }
 on_one = [longest["t21", "table_wise"], longest["t20", "row_wise"]]
 assert [round(each, 2) for each in on_one] == [1.00, 0.55]
-assert round(sum(on_one) + 8 * LATENCY, 2) == 1.71
+assert abs(sum(on_one) + 11 * LATENCY - with_bags.cost) < 0.02
+work_of_21 = {one.options[0].sharding_type: one.time.sum() for one in with_bags.problem.choices[21]}
+assert 2 < work_of_21["row_wise"] / work_of_21["table_wise"] < 2.3
+kinds = [entry.sharding_type for entry in plans_of_dlrm["with bags"].plan[""].values()]
+assert {*kinds} == {"table_wise", "row_wise", "data_parallel"}
+kinds = [each.sharding_type for each in plans_of_dlrm["with bags, slices of 32"].plan[""].values()]
+assert kinds.count("data_parallel") == 11 and {*kinds} == {"data_parallel", "column_wise"}
+not_copied = planner_for(min_partition=32, sharding_types=[*TYPES[:3]])
+assert not_copied.plan(dlrm, [sharder]).report.cost > sliced.cost + 0.05
 # after: ex3-solution
+from tutorec.teach.hand_plans import BUSY_VISITORS  # noqa: E402
+
+assert bags == BUSY_VISITORS
 assert check.all_right("09")

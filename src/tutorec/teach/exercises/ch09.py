@@ -26,13 +26,13 @@ __all__ = ["EXERCISES"]
 
 _GOOD = {
     "visitors": ("column_wise", 0, 1),
-    "products": ("column_wise", 0, 1),
+    "products": ("column_wise", 2, 3),
     "queries": ("column_wise", 2, 3),
     "sellers": ("column_wise", 0, 1),
     "brands": ("column_wise", 2, 3),
     "pages": "row_wise",
     "cities": ("column_wise", 0, 1),
-    "weekdays": ("column_wise", 2, 3),
+    "weekdays": ("column_wise", 0, 1),
 }
 _LARGEST_FIRST_IN_TURN = {
     "visitors": "row_wise",
@@ -241,9 +241,11 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="balances bytes instead of milliseconds",
                 answer=_LARGEST_FIRST_IN_TURN,
-                hint="It fits, but one rank is busy for much longer than the others. Compare "
-                "milliseconds and not "
-                "gigabytes: which tables make that rank slow, and can they be cut?",
+                hint=(
+                    "It fits, but one rank is busy for much longer than the others, with these "
+                    "bags. Compare milliseconds and not gigabytes: which tables make that rank "
+                    "slow? Can they be cut, or move?"
+                ),
             ),
             Mistake(
                 misconception="gives each table the type that is cheapest for it alone",
