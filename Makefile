@@ -14,6 +14,11 @@ TESTS ?=
 NAME  = $(patsubst %.ipynb,%,$(notdir $(NB)))
 BOOKS = $(wildcard notebooks/$(NAME).ipynb notebooks/$(NAME)_*.ipynb)
 
+# Notebooks that take times, by what they call.
+CLOCKS := fastest\(|take_turns|measure_steps|perf_counter|process_time|monotonic|[Tt]race[^db]
+TIMED   = $(shell grep -lE '$(CLOCKS)' notebooks/*.ipynb)
+UNTIMED = $(filter-out $(TIMED),$(wildcard notebooks/*.ipynb))
+
 # One thread a process: tests and notebooks start processes of their own, and two cores are what is promised.
 export OMP_NUM_THREADS ?= 1
 # Every process of a test would compile the library, and every pytest the tests, where the environment has this.
@@ -72,11 +77,13 @@ doctest: venv ## the examples in docstrings
 	@echo "== examples in docstrings"
 	@$(PYTEST) src --doctest-modules --timeout=900
 
-# Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what the first run executed, one notebook
-# at a time, so that the times that pages show are those of a quiet machine.
+# Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what this run executed. Notebooks that take
+# times run one by one, so that pages show those of a quiet machine.
 notebooks: venv ## execute every notebook
-	@echo "== notebooks"
-	@KEEP_FOR_BOOK=1 $(PYTEST) --nbmake --nbmake-timeout=120 notebooks
+	@echo "== notebooks that take times"
+	@KEEP_FOR_BOOK=1 $(PYTEST) --nbmake --nbmake-timeout=120 $(TIMED)
+	@echo "== the other notebooks"
+	@KEEP_FOR_BOOK=1 $(PYTEST) -n $(JOBS) --nbmake --nbmake-timeout=240 $(UNTIMED)
 
 notebooks-torch: venv ## execute every notebook on the plain-torch backend
 	@echo "== notebooks, TUTOREC_BACKEND=torch"

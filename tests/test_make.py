@@ -50,6 +50,17 @@ def test_a_notebook_may_be_named_by_number_or_by_name(name: str, notebooks: list
     assert paths == [f"notebooks/{each}.ipynb" for each in notebooks]
 
 
+def test_each_notebook_runs_once_and_those_that_take_times_run_alone() -> None:
+    commands = [line for line in made("-n", "notebooks").stdout.splitlines() if "--nbmake" in line]
+    alone, together = [
+        [Path(word).stem for word in line.split() if word.endswith(".ipynb")] for line in commands
+    ]
+    assert "-n" in commands[1].split()
+    assert "-n" not in commands[0].split()
+    assert sorted(alone + together) == sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
+    assert {"06_anatomy", "17b_cache_or_file", "page_server"} <= set(alone)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
