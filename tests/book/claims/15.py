@@ -32,19 +32,17 @@ assert [name for name in NAMES if not lines[name][4]] == ["TrainPipelineSemiSync
 for name in NAMES:
     assert (late_rows[name].losses == plain.losses) == (name != "TrainPipelineSemiSync")
 # after: days
-assert f"{clicks:.3f} {share:.2f}" == "0.348 0.07"
-calm = lines["ordinary"][2:]
-apart = lines["sale"][2:]
+calm, apart = (row[3:] for row in lines.values())
+assert lines["ordinary"][1] == q and lines["sale"][1] == 1
+assert max(calm[1:]) < calm[0] - 0.002 and abs(calm[1] - calm[2]) < 0.001
 swings = curves["TrainPipelineSemiSync"]
-assert abs(calm[0] - calm[1]) < 0.005 and f"{calm[0]:.3f}" == "0.662"
-assert f"{swings[0]:.3f} {apart[1]:.2f}" == "0.706 1.16"
-assert f"{min(swings[-20:]):.2f} {max(swings):.1f}" == "0.63 1.9"
-constant = log_loss(torch.tensor(clicks).logit(), torch.tensor(clicks)).item()
-assert f"{constant:.3f}" == "0.646" and apart[0] < 0.65
+assert apart[1] < 0.65 and apart[2] > swings[0] + 0.3
+assert f"{min(swings[:40]):.1f} {max(swings[:40]):.1f}" == "0.6 1.9"
 # after: limits
-assert f"{steepness:.2f} {2 / steepness:.2f} {1 / steepness:.2f}" == "3.63 0.55 0.28"
-assert round(1 / steepness / share) == 4
+assert f"{steepness:.2f} {2 / steepness:.2f} {1 / steepness:.2f}" == "3.61 0.55 0.28"
+assert f"{1 / steepness / q:.1f}" == "4.3"
+assert 1 / steepness < 0.45 < 2 / steepness and 1 / steepness / q > 2
 for _, below, above, far in lines.values():
-    assert abs(below - constant) < 0.01 and below < above - 0.02 and far > 0.706 + 0.1
+    assert abs(below - always) < 0.01 and below < above - 0.02 and far > swings[0] + 0.1
 # after: ex-2-solution
 assert check.all_right("15")
