@@ -26,6 +26,7 @@ memory_ms = by_order["lookup"] + by_order["update"]
 assert round(100 * memory_ms / totals["order of the log"]) == 71
 assert loads_of(longest_first, 8) == ([64] * 8, [156] * 8)
 assert round(totals["longest first"] + even["lookup"] + even["update"], 1) == 11.1
+assert round(2 * (even["lookup"] + even["update"]), 1) == 6.8
 assert even["rows"] + even["gradients"] > 0.5 * totals["longest first"]
 on_two_hosts = by_hand(deal(sorted(bags, key=bags.get, reverse=True), 16), 16)
 assert abs(sum(on_two_hosts.values()) - 12.8) < 0.01
@@ -34,6 +35,7 @@ assert [round(on_two_hosts[phase], 1) for phase in ("rows", "gradients")] == [5.
 # after: threshold
 assert round(2 * 7 / 8 / 450 * 3350 / 3 - 1, 1) == 3.3
 assert round(2 * 8 / 16 / 50 * 3350 / 3 - 1) == 21
+assert [round(ns * 3350 / 2 / 3 - 1) for ns in (2 * 7 / 8 / 450, 1 / 50)] == [1, 10]
 assert memory[2] < wires["wires, one host"] < memory[3]
 assert memory[20] < wires["wires, two hosts"] < memory[21]
 assert (round(memory[0], 1), round(memory[-1], 1)) == (0.5, 7.1)
