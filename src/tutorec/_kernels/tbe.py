@@ -263,7 +263,9 @@ class TableBatch(nn.Module, ABC):
         """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
         flat = fn(self._flat.detach())
         if flat.dtype != self.spec.dtype:
-            raise ValueError(f"tables {self.spec.names} cannot become {flat.dtype}: build others")
+            raise ValueError(
+                f"tables {self.spec.names} cannot become {flat.dtype}: use {self.spec.dtype}"
+            )
         self._flat, before = flat, self._kept
         self._kept = [fn(kept) for kept in before]
         for old, new in zip(before, self._kept, strict=True):
