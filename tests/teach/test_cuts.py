@@ -152,3 +152,22 @@ def test_panels_of_one_table_have_one_scale_and_a_quarter_has_room_for_its_rank(
     assert narrow / wide == pytest.approx(1 / 2.06, rel=0.15)
     assert whole.texts[0].get_text() == "rank 0\nwhole"
     assert [text.get_text() for text in grid.texts] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def test_one_bag_writes_the_bytes_of_every_message_and_what_each_rank_adds_up():
+    words = {"whole": table_wise(1), "rows": row_wise(), "columns": column_wise([0, 1])}
+    words["copies"] = data_parallel()
+    entries = {name: plan(word)["t8"] for name, word in words.items()}
+    weight = torch.tensor([[100.0 * row, 10 * row, row, 0] for row in range(8)])
+    chart = draw.one_bag(entries, weight, [7, 2, 6])
+    # ids and their length, and twice four columns: to one rank, or in part to both
+    assert chart.facts["sent"] == {
+        "whole": 16 + 32,
+        "rows": 8 + 12 + 64,
+        "columns": 32 + 32,
+        "copies": 2 * (16 + 16),
+    }
+    (axes,) = chart.figure.axes
+    written = [text.get_text() for text in axes.texts]
+    assert [written.count(text) for text in ("1500", "1300", "200", "g")] == [7, 1, 1, 24]
+    assert written.count("12 B") == 1 and "rows: 84 bytes" in written

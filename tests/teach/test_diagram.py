@@ -60,6 +60,7 @@ def test_swim_lanes_write_the_ids_of_both_ranks_twice_and_the_bytes_that_cross()
     assert sorted(ids) == sorted(2 * ["2", "7", "7", "2", "2", "3", "4", "1", "1", "2", "1", "5"])
     assert [written.count(text) for text in ("20 B", "24 B", "512 B")] == [1, 1, 2]
     assert "backward" not in written
+    assert "24 B, then 20 B" in texts(lanes(sizes=[24, 24]))
 
 
 def test_swim_lanes_end_with_the_rows_that_backward_updates():
@@ -171,6 +172,18 @@ def test_partial_sums_divide_the_ids_of_bags_and_write_both_parts_of_each_sum():
     assert {"rank 0: rows 0 to 3", "rank 1: rows 4 to 7"} <= set(written)
     odd = draw.partial_sums(bags, 7, partial, [[150.0], [50.0]], mark=7, claim="")
     assert "rank 1: rows 4 to 6" in texts(odd)
+
+
+def test_the_cells_of_stages_have_the_rank_of_the_sample_or_of_the_feature():
+    from matplotlib.colors import to_hex
+
+    chart = draw.stages({"user": 1, "product": 0}, 1, claim="{ranks}, {samples}, {features}")
+    assert chart.claim == "2, 2, 2"
+    (axes,) = chart.figure.axes
+    colors = [RANK_COLORS.index(to_hex(cell.get_facecolor())) for cell in axes.patches]
+    samples, features = [0, 0, 1, 1], [1, 0, 1, 0]
+    assert colors == [*samples, *features, *features, *samples]
+    assert [texts(chart).count(text) for text in ("ids", "row")] == [8, 8]
 
 
 def test_a_training_step_writes_what_each_rank_sends():

@@ -165,7 +165,14 @@ def _shard(
         left + wide / 2, row + high / 2, text, color="white", fontsize=8.5, ha="center", va="center"
     )
     if row <= mark < row + high:
-        axes.plot([left, left + wide], [mark, mark], color=INK, linewidth=5, solid_capstyle="butt")
+        inset = 0.02 * wide  # the row of a shard ends with the shard
+        axes.plot(
+            [left + inset, left + wide - inset],
+            [mark, mark],
+            color=INK,
+            linewidth=5,
+            solid_capstyle="butt",
+        )
 
 
 def shard_boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:

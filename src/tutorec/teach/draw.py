@@ -28,6 +28,7 @@ from tutorec.teach.mechanisms import (
     towers,
     training_step,
 )
+from tutorec.teach.one_bag import one_bag
 from tutorec.teach.parts import parts
 from tutorec.teach.placing import placing
 from tutorec.teach.ratios import ratios
@@ -36,7 +37,7 @@ from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
 from tutorec.teach.streams import Operation, streams
-from tutorec.teach.swim_lanes import partial_sums, swim_lanes
+from tutorec.teach.swim_lanes import partial_sums, stages, swim_lanes
 from tutorec.teach.tiers import CachedBatch, tiers
 from tutorec.teach.wrapping import wrapped
 
@@ -70,6 +71,7 @@ __all__ = [
     "life",
     "lines",
     "lookup",
+    "one_bag",
     "one_table",
     "partial_sums",
     "parts",
@@ -82,6 +84,7 @@ __all__ = [
     "resharding",
     "roofline",
     "show",
+    "stages",
     "stored",
     "streams",
     "style",

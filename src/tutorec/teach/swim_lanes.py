@@ -8,7 +8,7 @@ from typing import Any
 from tutorec.teach.canvas import Chart
 from tutorec.teach.diagram import Diagram, Node
 
-__all__ = ["partial_sums", "swim_lanes"]
+__all__ = ["partial_sums", "stages", "swim_lanes"]
 
 _LANES, _RIGHT, _CELL = (13, 47), 17, 2.5
 _STAGES = (
@@ -52,11 +52,11 @@ def swim_lanes(
     backward = "gradients" in sent
     diagram = Diagram(lines=25 if backward else 19)
     _titles(diagram, _STAGES if backward else _STAGES[:-1])
-    _sizes(diagram, sent)
+    _notes(diagram, sent, [samples, dim])
 
     def arrows(name: str, rank: int, starts: _Nodes, ends: _Points, colors: Sequence[int]) -> None:
         for r in (0, 1):
-            text = f"{sent[name][rank]:,} B" if r != rank else ""
+            text = _crossing(sent, name, rank) if r != rank else ""
             diagram.arrow(starts[r].bottom, ends[r], text, rank=colors[r], right=rank == 0)
 
     every = [
@@ -76,8 +76,7 @@ def swim_lanes(
             for r in (0, 1)
         ]
         pooled = [
-            _pooled(diagram, x, 12, half, samples, rank, f"[{samples}, {dim}] for rank {half}")
-            for half in (0, 1)
+            _pooled(diagram, x, 12, half, samples, rank, f"for rank {half}") for half in (0, 1)
         ]
         arrows("ids", rank, senders, [_from_rank(node, rank) for node in every], (0, 1))
         diagram.arrow(
@@ -91,11 +90,10 @@ def swim_lanes(
             (rank, rank),
         )
         if backward:
-            updated = _updated(of_table[rank], feature[rank])
-            diagram.box(x, 22.2, updated, rank=rank, width=26, lines=2.4)
+            _update(diagram, rank, of_table[rank], feature[rank])
             arrows("gradients", rank, output[rank], _boxes(rank), (0, 1))
-    claim = claim or (_THERE_AND_BACK if backward else _THERE)
-    return diagram.chart(claim, **{name: sum(counts) for name, counts in sent.items()})
+    title = claim or (_THERE_AND_BACK if backward else _THERE)
+    return diagram.chart(title, **{name: sum(counts) for name, counts in sent.items()})
 
 
 def partial_sums(
@@ -114,7 +112,7 @@ def partial_sums(
         rows: Rows of the table; rank 0 has half of them, rounded up.
         partial: For each rank its partial sums, for the bags of rank 0 and for those of rank 1.
         sums: For each rank the sums of its bags.
-        mark: An id whose cells get a thick frame.
+        mark: An id whose cells get a thick frame, as do the sums of its bags.
         claim: The title; ``{split}`` counts the bags with ids on both ranks, ``{bags}`` all bags.
     """  # noqa: E501
     diagram = Diagram(lines=23.2)
@@ -131,38 +129,68 @@ def partial_sums(
     height = -(-rows // 2)
     split = sum(len({one // height for one in bag}) > 1 for own in bags for bag in own)
     every = [bag for own in bags for bag in own]
+    followed = [[place for place, bag in enumerate(own) if mark in bag] for own in bags]
+    arrived = []
+    for rank, x in enumerate(_LANES):
+        mine = [[one for one in bag if one // height == rank] for bag in every]
+        arrived.append(_bags(diagram, x, 7.9, mine, rank, mark, "its ids of all bags"))
     for rank, x in enumerate(_LANES):
         first = rank * height
         last = min(first + height, rows) - 1
         diagram.text(x, 0.4, f"rank {rank}: rows {first} to {last}", bold=True)
         owners = [[one // height for one in bag] for bag in bags[rank]]
         start = _bags(diagram, x, 1.9, bags[rank], owners, mark)
-        mine = [[one for one in bag if one // height == rank] for bag in every]
-        here = _bags(diagram, x, 7.9, mine, rank, mark, "its ids of all bags")
-        diagram.arrow((x + 3, start.bottom[1]), (x + 3, 6.7))
-        diagram.arrow(
-            (start.right[0] - 3, start.bottom[1]),
-            (_LANES[1 - rank] + (10 if rank == 0 else 14), 6.7),
-        )
-        diagram.arrow(here.bottom, (here.bottom[0], 11.6), rank=rank)
+        for owner, node in enumerate(arrived):
+            diagram.arrow(start.bottom, _from_rank(node, rank), rank=owner)
+        here = arrived[rank].bottom
+        diagram.arrow(here, (here[0], 11.6), rank=rank)
         for half in (0, 1):
-            left = x + 15 * half
-            cells = [f"{one:g}" for one in partial[rank][half]]
-            node = diagram.strip(left, 12.8, cells, rank=rank, title=f"for rank {half}", cell=5)
-            end = node.bottom[0] if half == rank else _LANES[half] + (5 if rank == 0 else 9)
-            diagram.arrow(node.bottom, (end, 17.4), rank=rank)
-        for source in (0, 1):
-            diagram.strip(
-                x,
-                17.6 + 1.3 * source,
-                [f"{one:g}" for one in partial[source][rank]],
-                rank=source,
+            cells = _texts(partial[rank][half])
+            node = diagram.strip(
+                x + 15 * half,
+                12.8,
+                cells,
+                rank=rank,
+                title=f"for rank {half}",
                 cell=5,
+                marked=followed[half],
             )
-            diagram.text(x + 5 * len(sums[rank]) + 1, 18.2 + 1.3 * source, f"from rank {source}")
-        diagram.strip(x, 20.8, [f"{one:g}" for one in sums[rank]], cell=5)
+            diagram.arrow(node.bottom, (_LANES[half] + (2.5, 7.5)[rank], 17.4), rank=rank)
+        for source in (0, 1):
+            cells = _texts(partial[source][rank])
+            y = 17.6 + 1.3 * source
+            diagram.strip(x, y, cells, rank=source, cell=5, marked=followed[rank])
+            diagram.text(x + 5 * len(sums[rank]) + 1, y + 0.6, f"from rank {source}")
+        diagram.strip(x, 20.8, _texts(sums[rank]), cell=5, marked=followed[rank])
         diagram.text(x + 5 * len(sums[rank]) + 1, 21.4, "sums of its bags")
     return diagram.chart(claim, split=split, bags=len(every))
+
+
+def stages(features: Mapping[str, int], samples: int, *, claim: str) -> Chart:
+    """Which rank has which sample of which feature before and after the stages of a forward.
+
+    Args:
+        features: Feature -> the rank that holds its table; each rank holds one at least.
+        samples: On each rank.
+        claim: The title; ``{ranks}``, ``{samples}`` of all ranks and ``{features}`` are counted.
+    """
+    owners = list(features.values())
+    ranks = len(set(owners))
+    lines = [rank for rank in range(ranks) for _ in range(samples)]
+    diagram = Diagram(lines=3.4 + 1.2 * len(lines))
+    states = (("batch", "ids"), ("input_dist", "ids"), ("compute", "row"), ("output_dist", "row"))
+    for number, (stage, cell) in enumerate(states):
+        x = 7 + number * (4 + 3.6 * len(owners))
+        mine = number in (0, 3)
+        diagram.text(x, 0.5, f"after {stage}" if number else stage, bold=True)
+        diagram.text(x, 1.6, "my samples" if mine else "my features")
+        for line, rank in enumerate(lines):
+            colors = [rank] * len(owners) if mine else owners
+            diagram.strip(x, 2.4 + 1.2 * line, [cell] * len(owners), rank=colors, cell=3.6)
+    diagram.text(0, 1.6, "sample")
+    for line in range(len(lines)):
+        diagram.text(2, 3 + 1.2 * line, f"{line}")
+    return diagram.chart(claim, ranks=ranks, samples=len(lines), features=len(owners))
 
 
 def _lists(batch: Any) -> dict[str, list[list[int]]]:
@@ -177,16 +205,28 @@ def _titles(diagram: Diagram, stages: Sequence[tuple[str, float]]) -> None:
         diagram.text(0, y, stage, bold=True)
 
 
-def _sizes(diagram: Diagram, sent: Mapping[str, Sequence[int]]) -> None:
-    """The bytes of the exchange before that of ids, where they were counted."""
+def _notes(diagram: Diagram, sent: Mapping[str, Sequence[int]], pooled: list[int]) -> None:
+    """Below their stages: the exchange before that of ids, where it was counted, and a shape."""
     if "sizes" in sent:
-        diagram.text(0, 6.8, f"sizes: {sent['sizes'][0]} B")
+        diagram.text(0, 6.8, "sizes, then ids")
+    diagram.text(0, 15.5, f"{pooled} each")
 
 
-def _updated(bags: Sequence[Sequence[int]], feature: str) -> str:
-    """The rows that some bags read, each once, as text."""
+def _crossing(sent: Mapping[str, Sequence[int]], name: str, rank: int) -> str:
+    """The bytes on an arrow that leaves a rank; those of sizes come before those of ids."""
+    text = f"{sent[name][rank]:,} B"
+    return f"{sent['sizes'][rank]} B, then {text}" if name == "ids" and "sizes" in sent else text
+
+
+def _texts(numbers: Sequence[float]) -> list[str]:
+    return [f"{number:g}" for number in numbers]
+
+
+def _update(diagram: Diagram, rank: int, bags: Sequence[Sequence[int]], feature: str) -> None:
+    """A box with the rows that some bags read, each once."""
     rows = ", ".join(str(row) for row in sorted({row for bag in bags for row in bag}))
-    return f"update rows {rows}\nof {feature}_table"
+    text = f"update rows {rows}\nof {feature}_table"
+    diagram.box(_LANES[rank], 22.2, text, rank=rank, width=26, lines=2.4)
 
 
 def _bags(
