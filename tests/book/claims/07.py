@@ -7,13 +7,6 @@ assert abs(popular - 0.5) < 0.01
 # after: plans
 assert of_products["row-wise"].shards()[1].shard_offsets == [50_000, 0]
 assert of_products["row-wise"].shards()[1].shard_sizes == [50_000, 256]
-# after: same
-if device().type == "cpu":  # a GPU may add up a bag in another order
-    assert [name for name, equal in bits.items() if not equal] == ["row-wise"]
-apart = {name: [float(one.split()[0]) for one in of_plan] for name, of_plan in same.items()}
-assert apart["column-wise"][1] > 1
-assert max(plain for plain, _ in apart.values()) < 0.1
-assert max(rowwise for name, (_, rowwise) in apart.items() if name != "column-wise") < 0.1
 # after: worked
 assert sums == ([150, 10], [50, 120])
 assert partial == ([[20, 10], [0, 40]], [[130, 0], [50, 80]])
@@ -45,7 +38,6 @@ in_table = {
     "table-wise": (2.5, 17.6),
     "column-wise": (2.9, 38.0),
     "row-wise": (4.6, 120.6),
-    "data-parallel": (2.3, 55.3),
 }
 for plan, mb in in_table.items():
     assert tuple(round(computed(plan, W) / 1e6, 1) for W in (2, 8)) == mb
@@ -56,8 +48,8 @@ for W, by_samples, by_rows_mb in ((2, 2.9, 410), (8, 82.1, 2870)):
     summed = [(W - 1) * sum(one) / 1e6 for one in zip(*parts_of, strict=True)]
     assert (round(summed[0], 1), round(summed[1])) == (by_samples, by_rows_mb)
     assert [rows < samples for samples, rows in parts_of] == [False, False, True, True]
-assert by_formula("data-parallel", 2, 100, 256) == 204_800
-assert by_formula("table-wise", 2, 100, 256) == 526_336
+for W, mb in ((2, 2.3), (8, 55.3)):
+    assert round(computed("data-parallel", W) / 1e6, 1) == mb
 in_all = {name: round(sum(parts.values()), 2) for name, parts in bars.items()}
 assert in_all == {
     "table-wise": 2.51,
@@ -69,38 +61,40 @@ assert in_all == {
 assert round(share["table-wise"][0]) == 99 and round(share["row-wise"][0]) == 79
 assert share["column-wise"] == share["data-parallel"] == [50, 50]
 assert abs(share["row-wise"][1] - 50) < 3
-# after: prices
-assert {name: (round(mb, 2), count) for name, (mb, count) in prices.items()} == {
-    "table-wise": (2.51, 4),
-    "row-wise": (4.61, 4),
-    "column-wise": (2.93, 4),
-    "data-parallel": (2.28, 5),
-    "mixed": (2.28, 11),
-}, prices
-of_copies = Traffic.merge(each["data-parallel"] for each in counted).issues
-assert of_copies == {
-    "gradient sizes": 1,
-    "gradient ids": 1,
-    "gradient rows": 1,
-    "gradient sums": 2,
-}
-of_mixed = Traffic.merge(each["mixed"] for each in counted).issues
-assert sum(of_mixed[stage] for stage in ("gradient sizes", "gradient sums")) == 3 == 11 - 2 * 4
-assert round(100 * (1 - prices["mixed"][0] / prices["column-wise"][0])) == 22
+of_shuffled = world.run(count, models, shuffled)
+moved = Traffic.merge(each["row-wise"] for each in of_shuffled).total() / 1e6
+assert round(moved / in_all["column-wise"], 1) == 1.6
+# after: same
+if device().type == "cpu":  # a GPU may add up a bag in another order
+    assert [name for name, equal in bits.items() if not equal] == ["row-wise"]
+apart = {name: [float(one.split()[0]) for one in of_plan] for name, of_plan in same.items()}
+assert apart["column-wise"][1] > 1
+assert max(plain for plain, _ in apart.values()) < 0.1
+assert max(rowwise for name, (_, rowwise) in apart.items() if name != "column-wise") < 0.1
 for name in ("table-wise", "row-wise", "column-wise"):
     issues = Traffic.merge(each[name] for each in counted).issues
     assert [*issues] == ["input sizes", "input ids", "output rows", "output gradients"]
-of_shuffled = world.run(count, models, shuffled)
-moved = Traffic.merge(each["row-wise"] for each in of_shuffled).total() / 1e6
-assert round(moved / prices["column-wise"][0], 1) == 1.6
+    assert set(issues.values()) == {1}
+mixed = dict.fromkeys(TABLES, sharding_plan.data_parallel())
+mixed["products"] = sharding_plan.column_wise([0, 1])
+mixed["visitors"] = sharding_plan.table_wise(rank=1)
+mixed_models = world.run(start, {"mixed": mixed}, TABLES)[0]
+of_mixed = Traffic.merge(each["mixed"] for each in world.run(count, mixed_models, batches))
+assert sum(of_mixed.issues.values()) == 11
+assert round(100 * (1 - of_mixed.total() / 1e6 / in_all["column-wise"])) == 22
 whole_sent = Traffic.merge(each["table-wise"] for each in counted).total()
 assert round(204_800 * 256 * 4 / 1e6, 1) == 209.7 and round(whole_sent / 1e6, 3) == 2.514
 assert round(204_800 * 256 * 4 / whole_sent) == 83
+# after: one-bag
+assert paths.facts["sent"] == {
+    plan: by_formula(plan, W=2, R=9, N=3, B=1, D=2)
+    for plan in ("table-wise", "row-wise", "column-wise", "data-parallel")
+}
 # after: race
 if device().type == "cpu":
-    assert turns[0]["table-wise"].busy > 1.5 * turns[1]["table-wise"].busy
+    assert busy[0]["table-wise"] > 1.5 * busy[1]["table-wise"]
 # after: small
-assert round(100 * 20 / 23) == 87 and round(20 / 3, 1) == 6.7
+assert round(100 * 20 / 23) == 87
 # 4 bytes for an id and a length; of each table one rank sends ids, and one sends rows.
 small_bytes = sum(4 * 2048 * (1 + ids) + 8 * 2048 * 64 for _, _, ids in SMALL.values())
 read_here = 20 * 2 * 2048 * 64 * 4
