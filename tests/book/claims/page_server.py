@@ -20,7 +20,7 @@ assert {status for status, _ in said.values()} == {400}
 assert "'item', sample 0, holds id 200" in said["id outside its table"][1]
 assert "'clicked', sample 0, is [58, 1.5]" in said["id not whole"][1]
 assert "'item'" in said["feature missing"][1]
-assert "'clicked': 2" in said["lists that do not add up"][1]
+assert "'clicked': 2" in said["lists of different lengths"][1]
 assert "'dense', sample 0" in said["dense not a number"][1]
 
 hostile = {
