@@ -18,14 +18,17 @@ _STAGE = "full state dict"
 
 @torch.no_grad()
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Gather every tensor of a model to the CPU of rank 0; returns ``{}`` on the other ranks.
+    """Gather every tensor of a model to the CPU of rank 0.
 
     The result fits ``load_state_dict`` of the unsharded model. A collective. Shards are sent in
     blocks of at most 4 MiB, so the other ranks need little extra memory; rank 0 needs memory for
     the whole state.
 
+    Returns:
+        The state on rank 0; ``{}`` on the other ranks.
+
     Raises:
-        ValueError: A table has managed collisions: which row an id has depends on the ranks.
+        ValueError: A table has managed collisions. Which row an id has depends on the ranks, and
             ``load_checkpoint`` converts that.
 
     Example:
