@@ -24,6 +24,7 @@ from tutorec.distributed.sharding_plan import data_parallel, row_wise, table_wis
 from tutorec.inference.modules import quantize_embeddings
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tutorec.optim import apply_optimizer_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks, device
 from tutorec.types import DataType, data_type_to_dtype
@@ -274,3 +275,39 @@ def test_half_tables_are_quantized(data_type: DataType) -> None:
     before = model(ids).values()
     quantized = quantize_embeddings(model, torch.int8, inplace=False)
     assert_close(quantized(ids).values(), before, rtol=0, atol=0.02)
+
+
+def rounded_for_a_named_optimizer(rank: int, world_size: int) -> Tensor:
+    collection = one_table(DataType.BF16)
+    rate = ulp(DataType.BF16) / 2 / 8
+    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": rate})
+    sharder = EmbeddingBagCollectionSharder({"stochastic_rounding": True})
+    sharded = shard(collection, {"item": table_wise(0)}, sharder=sharder)
+    ids = KeyedJaggedTensor(["item"], torch.arange(64), lengths=torch.ones(64, dtype=torch.long))
+    for _ in range(8):
+        sharded(ids.to(device())).wait().values().sum().backward()
+    return next(sharded.parameters()).detach().float().cpu()
+
+
+def test_stochastic_rounding_serves_a_table_whose_optimizer_was_named(
+    ranks: Callable[..., Ranks],
+) -> None:
+    [rows] = ranks(1).run(rounded_for_a_named_optimizer)
+    assert rows.min() < 1
+
+
+def converted(rank: int, world_size: int, folder: str, saved: DataType, wanted: DataType) -> Tensor:
+    first = shard(one_table(saved, value=1 / 3), {"item": row_wise()})
+    save_checkpoint(folder, first)
+    second = shard(one_table(wanted, value=0.0), {"item": row_wise()})
+    load_checkpoint(folder, second)
+    return next(second.parameters()).detach().float().cpu()
+
+
+@pytest.mark.parametrize("types", [(DataType.FP32, DataType.BF16), (DataType.BF16, DataType.FP32)])
+def test_a_checkpoint_loads_into_tables_of_another_type(
+    ranks: Callable[..., Ranks], tmp_path: Any, types: tuple[DataType, DataType]
+) -> None:
+    saved, wanted = types
+    [rows, _] = ranks(2).run(converted, folder=str(tmp_path / "saved"), saved=saved, wanted=wanted)
+    assert torch.equal(rows, torch.tensor(1 / 3).bfloat16().float().expand_as(rows))

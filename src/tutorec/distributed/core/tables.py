@@ -274,10 +274,13 @@ def _placed(
     )
     optimizer = None
     if kernel is not EmbeddingComputeKernel.DENSE:
-        optimizer = optimizer_spec(rules.fused_params)
         own = optimizer_spec_of_parameter(config.name, weight)
-        if own is not None:
-            optimizer = replace(own, stochastic_rounding=optimizer.stochastic_rounding)
+        rounding = bool((rules.fused_params or {}).get("stochastic_rounding"))
+        optimizer = (
+            replace(own, stochastic_rounding=rounding)
+            if own
+            else optimizer_spec(rules.fused_params)
+        )
     return PlacedTable(
         name=config.name,
         rows=rows,

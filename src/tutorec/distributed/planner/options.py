@@ -35,7 +35,7 @@ _WITHOUT_EFFECT = {
     "enforce_hbm": (
         "the rows of a cache, and their optimizer state, are always in the faster memory"
     ),
-    "stochastic_rounding": "16-bit rows are rounded as fused_params of the sharder say",
+    "stochastic_rounding": "name it in fused_params of the sharder, for rows of 16 bits",
     "bounds_check_mode": "ids are always checked: tutorec.validation(False) switches that off",
     "key_value_params": "there is no key-value store; the kernel fused_uvm keeps tables in files",
     "use_virtual_table": "there is no key-value store; the kernel fused_uvm keeps tables in files",
