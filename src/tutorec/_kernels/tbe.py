@@ -245,9 +245,7 @@ class TableBatch(nn.Module, ABC):
                     self.register_parameter(name, nn.Parameter(view))
                 else:
                     own.data = view
-            views = [
-                cast(Tensor, self._parameters[f"weight_{index}"]) for index in range(len(views))
-            ]
+            views = list[Tensor](self.parameters(recurse=False))
         self._tables = views
         self._bind_kernel()
 

@@ -42,8 +42,9 @@ def _stride(columns: int) -> int:
 
 def _feature_order(spec: GroupSpec) -> list[int]:
     """Features grouped by table in order of first use: the backward needs them side by side."""
-    tables = spec.feature_tables
-    return sorted(range(len(tables)), key=lambda feature: tables.index(tables[feature]))
+    features = range(len(spec.feature_tables))
+    first = dict(zip(spec.feature_tables[::-1], features[::-1], strict=True))
+    return sorted(features, key=lambda feature: first[spec.feature_tables[feature]])
 
 
 class FbgemmTableBatch(TableBatch):
@@ -60,8 +61,8 @@ class FbgemmTableBatch(TableBatch):
         spec = self.spec
         self._order = _feature_order(spec)
         self._in_order = self._order == list(range(len(self._order)))
-        used = dict.fromkeys(spec.feature_tables[feature] for feature in self._order)
-        placed = [*used, *(table for table in range(len(spec.tables)) if table not in used)]
+        # By first use, as the features are; tables without features come last.
+        placed = dict.fromkeys([*spec.feature_tables, *range(len(spec.tables))])
         places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(spec.tables)
         start = row = 0
         for table in placed:
@@ -203,8 +204,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
     def _updated_in_torch(self, batch: PooledBatch) -> Tensor:
         # Without gradients there is no backward, and the batch is not to be counted.
         steps = self.next_steps() if torch.is_grad_enabled() else []
-        pooled: Tensor = _UpdatedInTorch.apply(self._flat, self, batch, steps)
-        return pooled
+        return _UpdatedInTorch.apply(self._flat, self, batch, steps)  # pyright: ignore[reportReturnType]
 
     def _batch(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> PooledBatch:
         """A batch in the buffer's order; unpooled rows are bags of one table of all rows."""
