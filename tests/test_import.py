@@ -34,7 +34,32 @@ def modules_after(code: str, **environment: str) -> set[str]:
 
 def test_import_loads_the_root_alone():
     loaded = {name for name in modules_after("import tutorec") if not name.startswith("importlib")}
-    assert loaded == {"tutorec", "tutorec._lazy", "tutorec._torchrec_names"}
+    assert loaded == {"tutorec", "tutorec._lazy"}
+
+
+IMPORT_SYSTEM = """
+import sys
+import tutorec, tutorec.types, tutorec.modules.mlp, tutorec.optim.optimizers
+
+assert not hasattr(tutorec, "pt2") and not hasattr(tutorec.types, "nothing")
+assert hooks == (sys.meta_path, sys.path_hooks, builtins.__import__, PathFinder.find_spec)
+assert code == (SourceFileLoader.exec_module, SourceFileLoader.create_module)
+for name, module in [*sys.modules.items()]:
+    if name.startswith("tutorec"):
+        loader = module.__spec__.loader
+        assert type(loader) is SourceFileLoader and vars(loader).keys() == {"name", "path"}, name
+        ours = getattr(module, "__getattr__", None)
+        assert ours is None or ours.__module__ == "tutorec._lazy", name
+"""
+
+
+def test_import_changes_nothing_in_the_import_system():
+    modules_after(
+        "import builtins\n"
+        "from importlib.machinery import PathFinder, SourceFileLoader\n"
+        "hooks = ([*sys.meta_path], [*sys.path_hooks], builtins.__import__, PathFinder.find_spec)\n"
+        "code = (SourceFileLoader.exec_module, SourceFileLoader.create_module)\n" + IMPORT_SYSTEM
+    )
 
 
 def test_import_does_not_even_load_torch():
@@ -90,8 +115,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 maybe_td_to_kjt(batch)
 """
 DATA_LAYER = (
-    "_lazy _torchrec_names sparse _kernels awaitable streamable types errors _check _validation "
-    "_doctor spmd"
+    "_lazy sparse _kernels awaitable streamable types errors _check _validation _doctor spmd"
 ).split()
 
 

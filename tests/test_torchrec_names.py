@@ -1,14 +1,10 @@
-"""What an import of a name says that TorchRec has and tutorec does not."""
+"""What the table says of names that TorchRec has and tutorec does not, and who reads it."""
 
 from __future__ import annotations
 
 import ast
-import copy
-import doctest
 import importlib
 import importlib.util
-import inspect
-import pickle
 import re
 import subprocess
 import sys
@@ -17,7 +13,8 @@ from pathlib import Path
 import pytest
 from parity.test_paths import importable
 
-from tutorec._torchrec_names import absent_names, elsewhere, instead_of
+from tutorec._migrate import defined_elsewhere
+from tutorec._torchrec_names import absent_names, instead_of
 
 USED_NAMES = Path(__file__).with_name("parity") / "used_names.txt"
 
@@ -31,94 +28,33 @@ def there(name: str, root: str) -> bool:
     return True
 
 
-LAMB = "TorchRec has it and tutorec does not: fbgemm has no such update on a CPU; use Adam"
-
-
-def test_from_import_of_a_missing_name_says_what_to_use():
-    with pytest.raises(ImportError, match=re.escape(LAMB)) as caught:
-        from tutorec.optim.optimizers import LAMB as _  # noqa: F401
-    assert type(caught.value) is ImportError
-    assert str(caught.value).startswith(
-        "cannot import name 'LAMB' from 'tutorec.optim.optimizers' (/"
-    )
-    assert (caught.value.name, caught.value.path) == (
-        "tutorec.optim.optimizers",
-        sys.modules["tutorec.optim.optimizers"].__file__,
-    )
-
-
-def test_from_import_is_known_behind_256_other_names():
-    others = "\n".join(f"x{number} = {number}" for number in range(300))
-    with pytest.raises(ImportError, match=LAMB):
-        exec(f"{others}\nfrom tutorec.optim.optimizers import LAMB", {})
-
-
 @pytest.mark.parametrize(
-    ("statement", "start"),
-    [
-        ("import tutorec.modules.itep_modules", "No module named 'tutorec.modules.itep_modules'. "),
-        ("import tutorec.pt2.checks", "No module named 'tutorec.pt2'. "),
-        ("import tutorec.distributed.maglev", "No module named 'tutorec.distributed.maglev'. "),
-        ("from tutorec.pt2.checks import is_pt2_compiling", "No module named 'tutorec.pt2'. "),
-        (
-            "import importlib; importlib.import_module('tutorec.metrics.throughput')",
-            "No module named 'tutorec.metrics.throughput'. ",
-        ),
-    ],
+    ("package", "name"),
+    [("tutorec", "pt2"), ("tutorec.modules", "itep_modules"), ("tutorec.distributed", "maglev")],
 )
-def test_import_of_a_missing_module_says_what_to_use(statement: str, start: str):
-    with pytest.raises(ModuleNotFoundError) as caught:
-        exec(statement, {})
-    assert str(caught.value).startswith(f"{start}TorchRec has it and tutorec does not: ")
-    assert start.split("'")[1] == caught.value.name
+def test_a_package_says_what_to_use_instead_of_a_missing_name(package: str, name: str):
+    module = importlib.import_module(package)
+    assert not hasattr(module, name)
+    assert getattr(module, name, None) is None
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
 
-
-@pytest.mark.parametrize(
-    ("package", "name"), [("tutorec", "pt2"), ("tutorec.modules", "itep_modules")]
-)
-def test_from_import_of_a_missing_module_says_what_to_use(package: str, name: str):
-    with pytest.raises(
-        ImportError, match=f"cannot import name '{name}' from '{package}' .* TorchRec has it"
-    ):
-        exec(f"from {package} import {name}", {})
-
-
-def test_attributes_say_what_to_use_and_hasattr_answers():
-    for module, name in [("tutorec", "pt2"), ("tutorec.optim.optimizers", "LAMB")]:
-        holder = importlib.import_module(module)
-        assert not hasattr(holder, name)
-        assert getattr(holder, name, None) is None
-        with pytest.raises(
-            AttributeError, match=f"module '{module}' has no attribute '{name}'. TorchRec has it"
-        ):
-            getattr(holder, name)
-
-
-@pytest.mark.parametrize(
-    ("statement", "end"),
-    [
-        ("from tutorec.distributed.comm import JaggedTensor", "Import it from tutorec."),
-        (
-            "from tutorec.modules.mlp import append_prefix",
-            "Import it from tutorec.distributed.utils.",
-        ),
-        (
-            "from tutorec.distributed.embedding_types import EmbeddingTableConfig",
-            "Use EmbeddingBagConfig, or EmbeddingConfig for rows that are not pooled.",
-        ),
-    ],
-)
-def test_a_name_in_another_module_than_its_own_is_found(statement: str, end: str):
-    """TorchRec's modules import from one another, and programs import from any of them."""
-    with pytest.raises(ImportError) as caught:
-        exec(statement, {})
-    assert str(caught.value).endswith(f".py). {end}")
+    remedy = instead_of(f"{package}.{name}".removeprefix("tutorec."))
+    assert str(caught.value).startswith(f"module {package!r} has no attribute {name!r}. ")
+    assert str(caught.value).endswith(f": {remedy}")
+    assert (caught.value.name, caught.value.obj) == (name, module)
 
 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
         ("import tutorec.nothing", "No module named 'tutorec.nothing'"),
+        ("import tutorec.modules.itep_modules", "No module named 'tutorec.modules.itep_modules'"),
+        ("from tutorec.pt2.checks import is_pt2_compiling", "No module named 'tutorec.pt2'"),
+        (
+            "from tutorec.optim.optimizers import LAMB",
+            r"cannot import name 'LAMB' from 'tutorec.optim.optimizers' \(.*\)",
+        ),
         ("from tutorec import nothing", r"cannot import name 'nothing' from 'tutorec' \(.*\)"),
         (
             "from tutorec.types import nothing",
@@ -134,39 +70,17 @@ def test_a_name_in_another_module_than_its_own_is_found(statement: str, end: str
         ),
     ],
 )
-def test_names_that_torchrec_lacks_too_get_the_ordinary_error(statement: str, message: str):
+def test_imports_of_missing_names_get_the_ordinary_error(statement: str, message: str):
     with pytest.raises((ImportError, AttributeError)) as caught:
         exec(statement, {})
     assert re.fullmatch(message, str(caught.value))
 
 
-def test_modules_are_inspected_copied_and_reloaded_as_before():
-    module = importlib.import_module("tutorec.optim.optimizers")
-    assert inspect.getmodule(module.SGD) in (module, sys.modules[module.SGD.__module__])
-    assert "SGD" in dict(inspect.getmembers(module))
-    assert "SGD" in inspect.getsource(module)
-    assert doctest.DocTestFinder().find(module)
-    assert copy.copy(module.SGD) is module.SGD
-    assert (
-        pickle.loads(pickle.dumps(module.in_backward_optimizer_filter))
-        is module.in_backward_optimizer_filter
-    )
-    assert importlib.util.find_spec("tutorec.optim.nothing") is None
-    assert importlib.util.find_spec("tutorec.pt2") is None
-    assert importlib.util.find_spec("tutorec.cli") is not None
-    version = importlib.import_module("tutorec._validation")
-    for _ in range(3):
-        version = importlib.reload(version)
-    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
-        version.nothing  # noqa: B018
-
-
 def test_the_table_is_read_when_something_is_missing_and_not_before():
     code = (
-        "import sys, tutorec.types, tutorec.errors as e; assert not hasattr(e, '__wrapped__')\n"
-        "from tutorec._torchrec_names import absent_names as table; assert not "
-        "table.cache_info().currsize\n"
-        "hasattr(e, 'nothing'); assert table.cache_info().currsize"
+        "import sys, tutorec.modules as m; assert not hasattr(m, '__wrapped__')\n"
+        "assert 'tutorec._torchrec_names' not in sys.modules\n"
+        "assert not hasattr(m, 'nothing') and 'tutorec._torchrec_names' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -174,16 +88,6 @@ def test_the_table_is_read_when_something_is_missing_and_not_before():
 def test_no_name_of_the_table_is_here():
     here = [name for name in absent_names() if there(name, "tutorec")]
     assert not here, f"remove from _torchrec_names.toml: {here}"
-
-
-def test_an_import_stops_at_a_module_that_has_a_sentence():
-    """Python imports ``a``, then ``a.b``, then ``a.b.c``: a sentence for ``c`` is read only where
-    ``a.b`` is here.
-    """
-    for name in absent_names():
-        parents = [name.rsplit(".", count)[0] for count in range(name.count("."), 0, -1)]
-        first = next((parent for parent in parents if not there(parent, "tutorec")), name)
-        assert instead_of(first), f"{first} of {name} is not here, and its import says nothing"
 
 
 def used_names() -> list[tuple[int, int, str]]:
@@ -260,9 +164,13 @@ def test_sentences_are_sentences_and_name_what_there_is():
 
 def test_the_module_of_a_name_has_it():
     for name in ("DataType", "EmbeddingCollectionInterface", "ShardedModule", "none_throws"):
-        sentence = elsewhere(f"modules.mlp.{name}")
+        sentence = defined_elsewhere(f"modules.mlp.{name}")
         assert sentence and hasattr(importlib.import_module(sentence.split()[-1][:-1]), name)
-    assert elsewhere("modules.mlp.nothing") is None
+    # A module of TorchRec imports this name, and the table has it in another module.
+    path = "distributed.embedding_types.EmbeddingTableConfig"
+    assert instead_of(path) is None
+    assert defined_elsewhere(path) == instead_of("modules.embedding_configs.EmbeddingTableConfig")
+    assert defined_elsewhere("modules.mlp.nothing") is None
 
 
 def test_an_entry_for_a_module_stands_for_all_inside():
@@ -296,7 +204,7 @@ def test_every_public_name_of_torchrec_is_here_or_has_a_sentence():
     neither = [
         name
         for name in names
-        if not there(name, "tutorec") and not instead_of(name) and not elsewhere(name)
+        if not there(name, "tutorec") and not instead_of(name) and not defined_elsewhere(name)
     ]
     assert not neither, f"{spec.origin}: a sentence in _torchrec_names.toml: {neither}"
 

@@ -104,6 +104,3 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)
-
-# Last: it goes around the `__getattr__` above.
-from tutorec import _torchrec_names as _torchrec_names  # noqa: E402

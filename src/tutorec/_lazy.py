@@ -15,7 +15,8 @@ def lazy_package(
     """The ``__getattr__`` and the ``__dir__`` of a package.
 
     A name of ``defined_in`` is imported from its module, any other public name is looked for among
-    the submodules.
+    the submodules. The error for a name that only TorchRec has says what to use instead;
+    ``from package import name`` drops that text, and ``tutorec migrate`` says the same.
 
     Args:
         package: Its ``__name__``.
@@ -35,7 +36,7 @@ def lazy_package(
         elif name in _submodules(package):
             value = import_module(f"{package}.{name}")
         else:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise _missing(package, name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -43,6 +44,20 @@ def lazy_package(
         return sorted({*vars(sys.modules[package]), *defined_in, *_submodules(package)})
 
     return load, names
+
+
+def _missing(package: str, name: str) -> AttributeError:
+    """The error for a missing name, which says what to use instead of a name of TorchRec."""
+    message = f"module {package!r} has no attribute {name!r}"
+    # Python and its tools look for many names of two underscores; the table has none of them.
+    if not name.startswith("__"):
+        from tutorec._torchrec_names import instead_of  # a program without errors needs no table
+
+        remedy = instead_of(f"{package}.{name}".removeprefix("tutorec."))
+        if remedy is not None:
+            message = f"{message}. TorchRec has it and tutorec does not: {remedy}"
+
+    return AttributeError(message)
 
 
 def _submodules(package: str) -> set[str]:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, without_magics, word_places
 from tutorec._migrate_files import SourceText, read_source, source_paths
 from tutorec._text import several, visible
-from tutorec._torchrec_names import elsewhere, instead_of
+from tutorec._torchrec_names import absent_names, instead_of
 
 __all__ = ["Finding", "Migration", "migrate"]
 
@@ -28,6 +29,8 @@ _UNKNOWN = (
     f"TorchRec {TORCHREC} has no such public name either, nor has 1.9.2: it is newer, older or "
     "private, and you have to replace it"
 )
+# Classes, functions and ``__all__`` of a source file.
+_PUBLIC = re.compile(r"^(?:class|def) ([A-Za-z]\w*)|^__all__ = \[(.*?)\]", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -262,9 +265,49 @@ def _missing(path: str, report: Migration) -> Lack | None:
         if report.to != "tutorec":
             return Lack(problem, "")
         below = path.partition(".")[2]
-        remedy = instead_of(below) or elsewhere(below) or _UNKNOWN
+        remedy = instead_of(below) or defined_elsewhere(below) or _UNKNOWN
         return Lack(f"{problem}: {remedy}", remedy)
     return None
+
+
+def defined_elsewhere(path: str) -> str | None:
+    """What to do about a name that a module of TorchRec imports from another one, None if unknown.
+
+    Args:
+        path: With dots, below the root, of a name that is neither here nor in the table.
+
+    Example:
+        >>> defined_elsewhere("distributed.comm.KeyedJaggedTensor")
+        'import it from tutorec.'
+        >>> defined_elsewhere("distributed.comm.nothing") is None
+        True
+    """
+    name = path.rpartition(".")[2]
+    module = _defining_modules().get(name)
+    if module is not None:
+        return f"import it from {module}."
+
+    remedies = {remedy for absent, remedy in absent_names().items() if absent.endswith(f".{name}")}
+    return remedies.pop() if len(remedies) == 1 else None
+
+
+@cache
+def _defining_modules() -> dict[str, str]:
+    """The module with the shortest path that defines or lists a public name, by name."""
+    root = Path(__file__).parent
+    files = sorted(root.rglob("*.py"), key=lambda file: (len(file.parts), file))
+    modules: dict[str, str] = {}
+    for file in files:
+        parts = file.relative_to(root).with_suffix("").parts
+        module = ".".join(("tutorec", *parts)).removesuffix(".__init__")
+        if "._" in module:
+            continue
+        # A search, not a parse: parsing all sources takes seconds.
+        for defined, listed in _PUBLIC.findall(file.read_text(encoding="utf-8")):
+            for name in re.findall(r"\w+", defined or listed):
+                modules.setdefault(name, module)
+
+    return modules
 
 
 @cache
