@@ -8,6 +8,8 @@ JOBS ?= 2
 # Of `make versions`: versions of torch, and units, chapters, chapters_torch; by default all. `make gpu` has RUN, too.
 TORCH ?=
 RUN   ?=
+# Of `make bench`: names of benchmarks; `python -m benchmarks --help` lists them.
+BENCH ?= import backends validation kjt ebc quant sharded
 # Of `make unpinned`: paths of tests; by default all.
 TESTS ?=
 # A chapter by its number (05), or a notebook by its name, with or without folder and ending.
@@ -65,7 +67,7 @@ format: venv ## strip notebooks, let ruff repair what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-types: venv ## basedpyright on src
+types: venv ## basedpyright on src and benchmarks
 	@echo "== basedpyright"
 	@$(BIN)/basedpyright --level error
 
@@ -75,7 +77,7 @@ unit: venv doctest
 
 doctest: venv ## the examples in docstrings
 	@echo "== examples in docstrings"
-	@$(PYTEST) src --doctest-modules --timeout=900
+	@$(PYTEST) src benchmarks --doctest-modules --timeout=900
 
 # Both backends must run every chapter. nbmake stops a cell that hangs. `make book` takes what this run executed. Notebooks that take
 # times run one by one, so that pages show those of a quiet machine.
@@ -106,10 +108,10 @@ shares: venv ## share of code, output and figures in each chapter's height, meas
 	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }
 	@$(PY) tests/book/shares.py
 
-bench: venv ## the benchmarks, as JSON under _build/bench
+bench: venv ## the benchmarks, as JSON under _build/bench: make bench [BENCH="kjt ebc"]
 	@mkdir -p _build/bench
-	@for name in import backends validation kjt ebc quant; do $(PY) -m tutorec bench $$name --json _build/bench/$$name.json || exit 1; done
-	@for w in 1 2 4; do $(PY) -m tutorec bench sharded --world $$w --json _build/bench/sharded-$$w.json || exit 1; done
+	@for name in $(filter-out sharded,$(BENCH)); do $(PY) -m benchmarks $$name --json _build/bench/$$name.json || exit 1; done
+	@for w in $(if $(filter sharded,$(BENCH)),1 2 4); do $(PY) -m benchmarks sharded --world $$w --json _build/bench/sharded-$$w.json || exit 1; done
 
 parity: venv ## run against torchrec 1.8.0 and 1.9.2 in .venv-parity, write golden results of 1.8.0 and chapter 20's data
 	@.ci/parity
@@ -137,7 +139,7 @@ bare: venv ## run the chapters where torch is installed and tutorec is not, as a
 
 clean: ## remove what was built; environments stay
 	@rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
-	@find src tests book -name __pycache__ -prune -exec rm -rf {} +
+	@find src benchmarks tests book -name __pycache__ -prune -exec rm -rf {} +
 
 clean-venv: ## remove .venv, .venv-parity, .venv-gpu, .venv-unpinned and .venv-versions
 	@rm -rf .venv .venv-parity .venv-gpu .venv-unpinned .venv-versions

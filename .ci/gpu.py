@@ -1,6 +1,6 @@
 """Run what needs a GPU and write the results to book/data/gpu.json for book/status.md.
 
-Three parts: the tests under tests/gpu, every chapter, and `tutorec bench gpu` case by
+Three parts: the tests under tests/gpu, every chapter, and `python -m benchmarks gpu` case by
 case, beside torchrec where it is installed. By default all of them; arguments name some. The file
 is written after each part, and after each case of the benchmark, whatever fails. It keeps what it
 holds of other parts if they ran on the same day with the same hardware and packages. The exit
@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import CASES, gpus
+from benchmarks.harness import machine
 from tutorec._doctor import doctor
-from tutorec.bench.gpu import CASES, gpus
-from tutorec.bench.harness import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "book/data/gpu.json"
@@ -115,7 +115,7 @@ def run_bench(run: dict[str, Any]) -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bench.json"
-            call("-m", "tutorec", "bench", "gpu", "--cases", case, *peer, "--json", str(path))
+            call("-m", "benchmarks", "gpu", "--cases", case, *peer, "--json", str(path))
             report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         if report is None:
             bench["unfinished"].append(case)

@@ -137,7 +137,7 @@ def test_without_a_home_folder_everything_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tutorec._doctor import _examine
-    from tutorec.bench import calibration as measuring
+    from tutorec.distributed import calibration as measuring
     from tutorec.distributed.planner.topology import Topology
     from tutorec.inference.cpp_loader import build_loader
 
@@ -170,7 +170,7 @@ def test_without_a_home_folder_everything_says_what_to_set(
 def test_a_folder_that_cannot_be_made_is_named_before_anything_is_measured(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tutorec.bench import calibration as measuring
+    from tutorec.distributed import calibration as measuring
 
     def measure() -> None:
         raise AssertionError("nothing is measured that cannot be kept")

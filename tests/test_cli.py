@@ -29,7 +29,7 @@ def test_the_command_is_installed_and_is_the_module():
     assert script.load() is cli.main
 
 
-@pytest.mark.parametrize("command", ["doctor", "plan", "calibrate", "migrate", "bench"])
+@pytest.mark.parametrize("command", ["doctor", "plan", "calibrate", "migrate"])
 def test_help_of_a_command_names_it_as_it_is_typed(
     command: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -60,18 +60,4 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]):
         cli.main(["--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert "doctor" in told and "bench" in told
-
-
-def test_bench_gets_its_own_words(monkeypatch: pytest.MonkeyPatch):
-    from tutorec.bench import runner
-
-    got: list[list[str]] = []
-
-    def fake(argv: list[str]) -> int:
-        got.append(argv)
-        return 3
-
-    monkeypatch.setattr(runner, "main", fake)
-    assert cli.main(["bench", "import", "--vs", "torchrec"]) == 3
-    assert got == [["import", "--vs", "torchrec"]]
+    assert "doctor" in told and "calibrate" in told

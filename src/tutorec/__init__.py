@@ -12,7 +12,6 @@ from tutorec._lazy import lazy_package
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tutorec import bench as bench
     from tutorec import datasets as datasets
     from tutorec import distributed as distributed
     from tutorec import errors as errors

@@ -1,4 +1,4 @@
-"""The command ``tutorec``: doctor, plan, calibrate, migrate, bench.
+"""The command ``tutorec``: doctor, plan, calibrate, migrate.
 
 ``python -m tutorec`` is the same command, for a Python whose scripts are not on the path.
 """
@@ -54,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words behind ``tutorec``; None takes them from the command line.
 
     Returns:
-        The exit status: 0; 1 when the doctor finds something broken, no plan fits, code does not
-        migrate as it is, or a benchmark misses its bar; 2 when a word or a file cannot be
-        understood.
+        The exit status: 0; 1 when the doctor finds something broken, no plan fits, or code does
+        not migrate as it is; 2 when a word or a file cannot be understood.
 
     Example:
         >>> import contextlib, io
@@ -66,13 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> status in (0, 1)
         True
     """
-    command_line = list(sys.argv[1:] if argv is None else argv)
-    # the benchmarks parse their own words: each has options of its own
-    if command_line[:1] == ["bench"]:
-        from tutorec.bench.runner import main as bench
-
-        return bench(command_line[1:])
-    arguments = _parser().parse_args(command_line)
+    arguments = _parser().parse_args(argv)
     if arguments.command == "plan":
         return _plan(arguments)
     if arguments.command == "calibrate":
@@ -152,9 +145,6 @@ def _parser() -> argparse.ArgumentParser:
     migrate.add_argument(
         "--to", choices=["tutorec", "torchrec"], default="tutorec", help="the other way: torchrec"
     )
-    commands.add_parser(
-        "bench", help="measure: tutorec bench NAME; 'tutorec bench --help' lists the names"
-    )
     return parser
 
 
@@ -180,7 +170,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _calibrate() -> int:
     """``tutorec calibrate``."""
     from tutorec._calibration import require_place
-    from tutorec.bench.calibration import calibrate, speeds_text
+    from tutorec.distributed.calibration import calibrate, speeds_text
     from tutorec.distributed.planner.topology import Topology
 
     try:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from process_memory import peak_during, resident
 from torch import nn
 
-from tutorec.bench.memory import peak_during, resident
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel

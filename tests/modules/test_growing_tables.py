@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 from modules.test_growing import stream
+from process_memory import bytes_of, measurable, peak_during, resident
 
-from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.modules.changed_rows import changed_rows
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig

@@ -1,7 +1,7 @@
 """Measure both libraries and store the ratios that chapter 20 shows; run by `make ratios`, after
 `make parity`.
 
-Every row is a case of `tutorec bench NAME --vs torchrec`, which compares the results
+Every row is a case of `python -m benchmarks NAME --vs torchrec`, which compares the results
 before it times anything. tutorec's checks are on wherever a benchmark measures both.
 """
 
@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-FOR_THE_BOOK = Path(__file__).resolve().parents[2] / "src/tutorec/teach/data/ratios.json"
+ROOT = Path(__file__).resolve().parents[2]
+FOR_THE_BOOK = ROOT / "src/tutorec/teach/data/ratios.json"
 ROUNDS = 30
 # New processes of both libraries: slow, and nearly the same every time.
 IMPORT_ROUNDS = 5
@@ -111,11 +112,12 @@ def measured(name: str, options: tuple[str, ...], rounds: int) -> dict[str, Any]
         options = (*options, "--rounds", str(rounds))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.json")
-        words = [sys.executable, "-m", "tutorec", "bench", name, "--vs", "torchrec", *options]
+        words = [sys.executable, "-m", "benchmarks", name, "--vs", "torchrec", *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(
             [*words, "--json", str(path)],
             env=environment,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=False,

@@ -20,12 +20,12 @@ ABOUT_A_DEVICE = {
     "tests/optim/": "one process, on torch's default device",
     "tests/sparse/": "one process, on torch's default device",
     "tests/parity/": "results of torchrec on the CPU",
-    "tests/bench/test_gpu.py": "what `--device cpu` runs",
+    "tests/benchmarks/test_gpu.py": "what `--device cpu` runs",
     "tests/inference/": "served from the CPU: virtual devices are more than a box may have",
     "tests/distributed/quant_plans.py": "served from the CPU, as above",
     "tests/distributed/test_quant_embeddingbag.py": "served from the CPU, as above",
     "tests/distributed/planner/test_topology.py": "a topology is of a kind of device",
-    "tests/bench/test_calibration.py": "the processor is what is measured",
+    "tests/distributed/test_calibration.py": "the processor is what is measured",
     "tests/distributed/test_sharding_plan.py": "a plan is for a kind of device",
     "tests/distributed/test_bad_inputs.py": (
         "a plan for another device; an id found at once, on the CPU"

@@ -72,7 +72,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "sharding_plan shard utils data_parallel gradient_norm embedding_sharding "
-                    "planner.planners replicas model_parallel checkpoint"
+                    "planner.planners replicas model_parallel checkpoint calibration"
                 ).split()
             ),
         ),
@@ -88,7 +88,6 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "datasets",
                 "nano",
                 "teach",
-                "bench",
                 "examples",
                 "distributed.simulate",
                 "distributed.step_times",
@@ -337,7 +336,7 @@ CW_IMPORT = "from tutorec.distributed.sharding import cw_sharding"
             "facade",
         ),
         (("modules.mlp", "from tutorec.sparse import KeyedTensor", "sparse/"), "package front"),
-        (("bench.x", "from tutorec.teach.draw import draw", "teach.draw"), "teach"),
+        (("examples.x", "from tutorec.teach.draw import draw", "teach.draw"), "teach"),
         (("helpers", "", "cli"), "no layer"),
     ],
 )

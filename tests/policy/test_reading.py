@@ -94,7 +94,7 @@ def reading_violations(chapter: Chapter) -> list[str]:
             found.append(f"cell {name} is removed from the page; claims are in tests/book/claims")
         found += [f"cell {name} has a private name: {one}" for one in private_names(cell.text)]
         if re.search(r"\bsay\(|\bbench\b", cell.text):
-            found.append(f"cell {name} assembles a sentence or imports tutorec.bench")
+            found.append(f"cell {name} assembles a sentence or imports a benchmark")
     imports = [
         line
         for cell in code[1:]

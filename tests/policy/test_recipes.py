@@ -34,7 +34,10 @@ def recipe_violations(text: str, files: Mapping[str, str]) -> list[str]:
 
 
 def test_files_and_names_of_the_recipes_exist():
-    places = [ROOT.glob("*.md"), *((ROOT / part).rglob("*.*") for part in ("src", "tests", "book"))]
+    places = [
+        ROOT.glob("*.md"),
+        *((ROOT / part).rglob("*.*") for part in ("src", "benchmarks", "tests", "book")),
+    ]
     files = {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for place in places

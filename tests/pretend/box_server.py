@@ -29,7 +29,7 @@ from typing import Any
 
 IMPORTED = (
     "IPython.core.interactiveshell matplotlib.pyplot pytest scipy.optimize torch._dynamo "
-    "torch.distributed.checkpoint tutorec.spmd.worker tutorec.spmd.start tutorec.bench.harness "
+    "torch.distributed.checkpoint tutorec.spmd.worker tutorec.spmd.start "
     "tutorec.distributed.checkpoint tutorec.distributed.planner.planners "
     "tutorec.distributed.train_pipeline.train_pipelines tutorec.distributed.model_parallel "
     "tutorec.inference.modules tutorec.models.dlrm tutorec.teach.draw"

@@ -256,9 +256,11 @@ print("3 batches")
 @pytest.mark.slow
 def test_bench_gpu_measures_on_the_first_gpu_and_on_all():
     code = """
-from tutorec.bench import gpu, quant
-from tutorec.bench.peer import Sizes
-from tutorec.bench.runner import Options
+import sys
+sys.path.insert(0, ".")
+from benchmarks import gpu, quant
+from benchmarks.peer import Sizes
+from benchmarks.runner import Options
 from tutorec.spmd import Ranks, device
 
 quant._TABLES = 3

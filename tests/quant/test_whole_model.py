@@ -417,7 +417,7 @@ _PEAK = """
 import copy, sys
 import torch, tutorec
 torch.set_num_threads(1)
-from tutorec.bench.memory import peak_during, resident
+from tutorec.teach.memory import peak_memory
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -435,9 +435,10 @@ ways = {
 }
 quantize = ways[sys.argv[1]]
 quantize(model(100))
-before = resident()
-model = model(100_000)
-print((peak_during(lambda: quantize(model)) - before) / (TABLES * 100_000 * COLUMNS * 4))
+with peak_memory() as peak:
+    model = model(100_000)
+    quantize(model)
+print(peak.growth / (TABLES * 100_000 * COLUMNS * 4))
 """  # noqa: E501
 
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 from distributed.cases import group
+from process_memory import peak_during, resident
 from torch import nn
 
-from tutorec.bench.memory import peak_during, resident
 from tutorec.distributed.checkpoint import entries, load_checkpoint, save_checkpoint
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder

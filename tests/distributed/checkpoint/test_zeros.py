@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_memory import bytes_of, measurable, peak_during, resident
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, load
 
 from tutorec._kernels.unwritten import unwritten_zeros
-from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.distributed.checkpoint import load_checkpoint, read_state_dict, save_checkpoint
 
 ROWS, COLUMNS = 1 << 19, 64  # 128 MiB, 32 blocks

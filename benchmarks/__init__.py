@@ -1,0 +1,1 @@
+"""Timings, most of them beside a peer: ``python -m benchmarks NAME``."""
