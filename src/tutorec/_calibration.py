@@ -28,7 +28,7 @@ from tutorec._whole_file import whole_file
 
 __all__ = [
     "Calibration",
-    "Kept",
+    "StoredCalibration",
     "cache_folder",
     "fingerprint",
     "kept",
@@ -83,7 +83,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredCalibration:
     """What the file holds.
 
     Args:
@@ -97,26 +97,28 @@ class Kept:
     problem: bool = False
 
 
-def kept() -> Kept:
+def kept() -> StoredCalibration:
     """What was measured of this machine and still fits; never raises for what the file holds."""
     try:
         path = calibration_file()
     except OSError as error:
-        return Kept(None, f"not calibrated; {error}")
+        return StoredCalibration(None, f"not calibrated; {error}")
     try:
         calibration = _checked(_read(path))
     except FileNotFoundError:
-        return Kept(None, f"not calibrated; run `{COMMAND}`")
+        return StoredCalibration(None, f"not calibrated; run `{COMMAND}`")
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         why = visible(str(error)[:_LONGEST])
-        return Kept(None, f"{visible(str(path))} is damaged ({why}); run `{COMMAND}`", problem=True)
+        return StoredCalibration(
+            None, f"{visible(str(path))} is damaged ({why}); run `{COMMAND}`", problem=True
+        )
     if changes := visible(calibration.changes()[: 5 * _LONGEST]):
-        return Kept(
+        return StoredCalibration(
             None,
             f"calibrated on {calibration.date}, which no longer fits ({changes}); run `{COMMAND}`",
             problem=True,
         )
-    return Kept(calibration, f"measured on this machine on {calibration.date}")
+    return StoredCalibration(calibration, f"measured on this machine on {calibration.date}")
 
 
 def measure_in_own_process() -> None:

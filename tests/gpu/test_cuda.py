@@ -18,7 +18,7 @@ from tutorec._kernels.optimizer_spec import (
     OptimizerSpec,
     UpdateStep,
 )
-from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.packed_layout import PACKED_TYPES
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.scattered_tables import address_tables
@@ -273,7 +273,7 @@ def test_tables_in_the_memory_of_the_host_train_as_on_the_gpu(kind, pooling, cac
 def test_fbgemm_reads_the_same_packed_rows_on_cuda(pooling, data_type):
     widths = [6, 6, 6] if pooling == "none" else [6, 8, 37]
     tables = [PackedTable(f"t{width}", 9, width, data_type) for width in widths]
-    op = IntNBitTableBatchedEmbeddingBagsCodegen(tables, [0, 1, 2, 0], pooling)
+    op = PackedTableLookup(tables, [0, 1, 2, 0], pooling)
     for index, table in enumerate(tables):
         pack_rows(torch.randn(table.rows, table.columns), data_type, out=op.table_rows(index))
     lengths = torch.tensor(LENGTHS).view(-1)

@@ -66,7 +66,7 @@ def stalls() -> AbstractContextManager[object]:
     return patch.multiple(adagrad_stalls, _FEW_IDS=0, _row_wise_adagrad_stalls=lambda: True)
 
 
-class _UpdatedInTorch(tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
+class _UpdatedInTorch(tbe_fbgemm.FbgemmCpuTables):
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         with stalls():
             return super()._call(values, offsets, weights)
@@ -80,16 +80,18 @@ def _updated_in_torch(
     spec: GroupSpec, rule: OptimizerSpec | None, device: torch.device
 ) -> type[tbe.TableBatch]:
     chosen = _choose(spec, rule, device)
-    return _UpdatedInTorch if chosen is tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen else chosen
+    return _UpdatedInTorch if chosen is tbe_fbgemm.FbgemmCpuTables else chosen
 
 
 def _adapter_on_cpu(
     spec: GroupSpec, rule: OptimizerSpec | None, device: torch.device
 ) -> type[tbe.TableBatch]:
+    adapters: dict[type[tbe.TableBatch], type[tbe.TableBatch]] = {
+        tbe_fbgemm.FbgemmCpuTables: tbe_cuda.FbgemmCudaTables,
+        tbe_fbgemm.FbgemmCpuDenseTables: tbe_cuda.FbgemmCudaDenseTables,
+    }
     chosen = _choose(spec, rule, device)
-    return (
-        getattr(tbe_cuda, chosen.__name__) if chosen.__module__ == tbe_fbgemm.__name__ else chosen
-    )
+    return adapters.get(chosen, chosen)
 
 
 def _cuda_form(
@@ -97,7 +99,8 @@ def _cuda_form(
 ) -> type[tbe.TableBatch]:
     with patch.object(BackendChoice, "serves", lambda choice, device_type: True):
         chosen = _choose(spec, rule, torch.device("cuda"))
-    return getattr(pretended_fbgemm, chosen.__name__, chosen)
+    fused = tbe_cuda.FbgemmCudaTables
+    return pretended_fbgemm.TablesInHostMemory if chosen is fused else chosen
 
 
 _ADAPTERS = {CUDA_ADAPTER: _adapter_on_cpu, CUDA_FORM: _cuda_form, STALLS: _updated_in_torch}

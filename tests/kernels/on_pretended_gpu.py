@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutorec._kernels import packed
 from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
-from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.pooling import POOLINGS
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
@@ -124,7 +124,7 @@ def train_sharded(kernel: str, device: torch.device) -> list[Tensor]:
 def look_up(pooling: str, kind: DataType, device: torch.device) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(1)
     tables = [PackedTable(name, 7, 6, kind) for name in ("a", "b")]
-    op = IntNBitTableBatchedEmbeddingBagsCodegen(tables, [0, 1, 0, 1], pooling)  # type: ignore[arg-type]
+    op = PackedTableLookup(tables, [0, 1, 0, 1], pooling)  # type: ignore[arg-type]
     for index in range(2):
         pack_rows(torch.randn(7, 6, generator=generator), kind, out=op.table_rows(index))
     op = op.to(device)

@@ -28,7 +28,7 @@ _INVOKERS = "fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_"
 _ON_DEVICE = 0  # fbgemm's code of the place where the rows of a CUDA table are
 
 
-class SplitTableBatchedEmbeddingBagsCodegen(tbe_cuda.SplitTableBatchedEmbeddingBagsCodegen):
+class TablesInHostMemory(tbe_cuda.FbgemmCudaTables):
     """The adapter whose module takes the form that it has on CUDA, wherever its memory is."""
 
     def _place_on(self, device: torch.device) -> tbe_cuda.RowMemory:

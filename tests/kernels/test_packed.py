@@ -24,7 +24,7 @@ from tutorec._kernels import packed
 from tutorec._kernels.backend import operator_libraries, use_backend
 from tutorec._kernels.older_torch import BEFORE_2_11
 from tutorec._kernels.operator_shapes import register_shapes
-from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.pages import ask_for_large_pages
 from tutorec._kernels.pooling import POOLINGS
 from tutorec.fx.tracer import Tracer
@@ -59,22 +59,22 @@ Batch = tuple[Tensor, Tensor, Tensor | None]  # ids, offsets, weights
 
 def make(
     tables: Sequence[PackedTable], feature_tables: Sequence[int], pooling: str, **options: object
-) -> IntNBitTableBatchedEmbeddingBagsCodegen:
-    op = IntNBitTableBatchedEmbeddingBagsCodegen(tables, feature_tables, pooling, **options)  # type: ignore[arg-type]
+) -> PackedTableLookup:
+    op = PackedTableLookup(tables, feature_tables, pooling, **options)  # type: ignore[arg-type]
     for index, table in enumerate(tables):
         rows = torch.randn(table.rows, table.columns)
         pack_rows(rows, table.data_type, out=op.table_rows(index), alignment=table.alignment)
     return op
 
 
-def numbers(op: IntNBitTableBatchedEmbeddingBagsCodegen) -> list[Tensor]:
+def numbers(op: PackedTableLookup) -> list[Tensor]:
     return [
         unpack_rows(op.table_rows(index), table.columns, table.data_type)
         for index, table in enumerate(op.tables)
     ]
 
 
-def expected(op: IntNBitTableBatchedEmbeddingBagsCodegen, batch: Batch) -> Tensor:
+def expected(op: PackedTableLookup, batch: Batch) -> Tensor:
     """What the rows say, feature by feature, by the formulas."""
     ids, offsets, weights = batch
     tables, per_feature = numbers(op), (offsets.numel() - 1) // len(op.feature_tables)
@@ -149,7 +149,7 @@ TABLES = [
 ONE_WIDTH = [PackedTable("item", 7, 6, DataType.INT8), PackedTable("user", 5, 6, DataType.INT8)]
 
 
-def small(pooling: str, **options: object) -> IntNBitTableBatchedEmbeddingBagsCodegen:
+def small(pooling: str, **options: object) -> PackedTableLookup:
     return make(
         ONE_WIDTH if pooling == "none" else TABLES,
         [0, 1, 0] if pooling == "none" else [0, 1, 2, 3, 0],
@@ -158,9 +158,7 @@ def small(pooling: str, **options: object) -> IntNBitTableBatchedEmbeddingBagsCo
     )
 
 
-def some_batch(
-    op: IntNBitTableBatchedEmbeddingBagsCodegen, samples: int, most: int = 3
-) -> tuple[Tensor, Tensor]:
+def some_batch(op: PackedTableLookup, samples: int, most: int = 3) -> tuple[Tensor, Tensor]:
     """Ids, and lengths [F, B]."""
     lengths = torch.randint(0, most + 1, (len(op.feature_tables), samples))
     pieces = [
@@ -177,7 +175,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 class Model(nn.Module):
     """The operator in a model whose inputs are ids and lengths [F, B]."""
 
-    def __init__(self, op: IntNBitTableBatchedEmbeddingBagsCodegen) -> None:
+    def __init__(self, op: PackedTableLookup) -> None:
         super().__init__()
         self.op = op
 
@@ -340,7 +338,7 @@ def test_an_operator_over_rows_of_another_copies_nothing(name):
     with implementation(name):
         whole = small("sum")
         start = whole.table_offsets[1] + 2 * TABLES[1].layout.row_bytes
-        part = IntNBitTableBatchedEmbeddingBagsCodegen(
+        part = PackedTableLookup(
             [PackedTable("user", 3, 6, DataType.INT4), TABLES[3]],
             [0, 1],
             "sum",
@@ -398,7 +396,7 @@ def test_no_samples_give_no_rows(name):
 
 
 def test_a_module_on_meta_has_shapes_only():
-    op = IntNBitTableBatchedEmbeddingBagsCodegen(TABLES, [0, 1, 2, 3], "sum", device="meta")
+    op = PackedTableLookup(TABLES, [0, 1, 2, 3], "sum", device="meta")
     assert op.table_rows(1).is_meta and op.table_rows(1).shape == (5, 16)
 
 
@@ -428,7 +426,7 @@ ITEM = PackedTable("item", 3, 4, DataType.INT8)
 )
 def test_operators_that_cannot_be_are_refused(arguments, options, words):
     with pytest.raises(ValueError, match=words):
-        IntNBitTableBatchedEmbeddingBagsCodegen(*arguments, **options)
+        PackedTableLookup(*arguments, **options)
 
 
 @every

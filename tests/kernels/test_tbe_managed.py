@@ -42,7 +42,7 @@ def pair(
     spec: GroupSpec, rule: OptimizerSpec, cache: CacheSpec | None
 ) -> tuple[TableBatch, TableBatch]:
     """The same tables, in the memory of the GPU and in that of the host."""
-    plain = pretended_fbgemm.SplitTableBatchedEmbeddingBagsCodegen(spec, rule, CPU)
+    plain = pretended_fbgemm.TablesInHostMemory(spec, rule, CPU)
     managed = ManagedTableBatch(spec, rule, CPU)
     if cache is not None:
         managed = ManagedCachingTableBatch(

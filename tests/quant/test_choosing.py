@@ -16,10 +16,10 @@ import tutorec
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.choosing import Entry, cheapest_within, choose_dtypes, table_menu
+from tutorec.quant.choosing import MenuEntry, cheapest_within, choose_dtypes, table_menu
 
 entries = st.builds(
-    Entry,
+    MenuEntry,
     st.sampled_from([torch.int8, torch.float16]),
     st.integers(1, 30),
     st.one_of(st.integers(0, 40).map(float), st.floats(0, 1e-3)),
@@ -51,14 +51,18 @@ def test_the_choice_is_the_best_of_all(menus, budget):
 
 def test_the_best_choice_may_leave_a_better_bargain_out():
     """By error saved per byte a comes first, and then nothing is left for b, which saves more."""
-    a = [Entry(torch.int8, 0, 10.0), Entry(torch.float16, 6, 3.0)]
-    b = [Entry(torch.int8, 0, 20.0), Entry(torch.float16, 10, 10.0)]
+    a = [MenuEntry(torch.int8, 0, 10.0), MenuEntry(torch.float16, 6, 3.0)]
+    b = [MenuEntry(torch.int8, 0, 20.0), MenuEntry(torch.float16, 10, 10.0)]
     assert [entry.bytes for entry in cheapest_within({"a": a, "b": b}, 10).values()] == [0, 10]
 
 
 def test_a_step_that_only_a_later_one_pays_for_is_not_skipped():
     """From 0 bytes the way to 6 pays, and goes past 5, which is all that the budget allows."""
-    menu = [Entry(torch.int8, 0, 10.0), Entry(torch.float16, 5, 9.0), Entry(torch.float32, 6, 0.0)]
+    menu = [
+        MenuEntry(torch.int8, 0, 10.0),
+        MenuEntry(torch.float16, 5, 9.0),
+        MenuEntry(torch.float32, 6, 0.0),
+    ]
     assert [cheapest_within({"a": menu}, budget)["a"].bytes for budget in (4, 5, 6)] == [0, 5, 6]
     assert sorted(
         entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 11).values()
@@ -79,7 +83,7 @@ def test_many_tables_are_chosen_for_exactly():
         size = float(torch.rand(1, generator=generator)) + 0.01
         kinds = zip((32, 48, 80, 128), (1 / 9, 1 / 225, 1 / 65025, 1e-8), strict=True)
         named[f"t{index}"] = [
-            Entry(torch.int8, rows * width, size * error) for width, error in kinds
+            MenuEntry(torch.int8, rows * width, size * error) for width, error in kinds
         ]
     for share in (0.3, 0.5, 0.9):
         low, high = (sum(menu[place].bytes for menu in named.values()) for place in (0, -1))

@@ -31,7 +31,7 @@ from tutorec._kernels.table_specs import memory_of_tables
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
 from tutorec.types import DataType
 
-__all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable", "are_rows"]
+__all__ = ["PackedTable", "PackedTableLookup", "are_rows"]
 
 # Tables begin at multiples of a cache line, as fbgemm's do.
 _TABLE_ALIGNMENT = 128
@@ -102,8 +102,8 @@ def are_rows(last_rows: Tensor, ids: Tensor, offsets: Tensor) -> bool:
     return torch.equal(lowered, ids - 1)
 
 
-class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
-    """The lookup of a group of quantized tables, named after the fbgemm class of its operator.
+class PackedTableLookup(nn.Module):
+    """The lookup of a group of quantized tables, by fbgemm's inference operator or in torch.
 
     Args:
         tables: The tables, of any number formats.
@@ -132,9 +132,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
 
     Example:
         >>> import torch
-        >>> op = IntNBitTableBatchedEmbeddingBagsCodegen(
-        ...     [PackedTable("item", 3, 2, DataType.FP32)], [0], "sum"
-        ... )
+        >>> op = PackedTableLookup([PackedTable("item", 3, 2, DataType.FP32)], [0], "sum")
         >>> rows = op.table_rows(0)  # uint8 [3, 16]: two numbers and padding
         >>> _ = rows[:, :8].copy_(
         ...     torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).view(torch.uint8)
@@ -207,6 +205,10 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         self._check_storage(storage)
         self.register_buffer("weights", storage, persistent=False)
         self._describe()
+
+    def _get_name(self) -> str:
+        """The fbgemm class with this operator, so that modules print as TorchRec's do."""
+        return "IntNBitTableBatchedEmbeddingBagsCodegen"
 
     @property
     def pooling(self) -> str:

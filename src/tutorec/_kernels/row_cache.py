@@ -30,7 +30,7 @@ from torch import Tensor
 from tutorec._check import require_int
 from tutorec._kernels.row_file import CacheAlgorithm
 
-__all__ = ["ADMITTED", "CacheCounts", "Held", "Move", "RowCache", "Rows"]
+__all__ = ["ADMITTED", "CacheCounts", "CachedRows", "Held", "Move", "RowCache"]
 
 # q: the share of batches whose missing rows may take slots of others. A batch that moves rows takes
 # two or three times as long; under LFU few move once the counts are settled.
@@ -80,7 +80,7 @@ class CacheCounts:
         )
 
 
-class Rows(NamedTuple):
+class CachedRows(NamedTuple):
     """Rows of one table [N], and their slots [N], numbered from R; both within the table."""
 
     rows: Tensor
@@ -91,8 +91,8 @@ class Move(NamedTuple):
     """Of one table: changed rows to write back from their slots, then rows to read into slots."""
 
     table: int
-    written: Rows
-    read: Rows
+    written: CachedRows
+    read: CachedRows
 
 
 class RowCache:
@@ -273,7 +273,7 @@ class RowCache:
         self._last_change = self._batches
         self.counts.written += in_file
 
-    def take_changed(self) -> Iterator[tuple[int, Rows]]:
+    def take_changed(self) -> Iterator[tuple[int, CachedRows]]:
         """The rows to write back to bring the file up to date, table by table; marks them clean."""
         for table, copied in enumerate(self._copied):
             changed = self._changed(table).nonzero().view(-1) + self._first_slots[table]
@@ -287,7 +287,7 @@ class RowCache:
         for table, own in self._by_table(rows.masked_select(self.find(rows) == rows).unique()):
             yield table, own - self.bases[table]
 
-    def in_slots(self) -> Iterator[tuple[int, Rows]]:
+    def in_slots(self) -> Iterator[tuple[int, CachedRows]]:
         """Every row that has a slot, of one table after another."""
         for table, (first, last) in enumerate(zip(self._first_slots, self.bases[1:], strict=True)):
             taken = self._place_of[first:last] != torch.arange(first, last)
@@ -299,14 +299,14 @@ class RowCache:
         used = self._last_use[self._first_slots[table] : self.bases[table + 1]]
         return (used > copied) & (copied < self._last_change)
 
-    def _parts(self, table: int, slots: Tensor) -> Iterator[tuple[int, Rows]]:
+    def _parts(self, table: int, slots: Tensor) -> Iterator[tuple[int, CachedRows]]:
         """The rows in slots, in parts whose copies need little memory."""
         for part in slots.split(_AT_ONCE):
             if part.numel():
                 yield table, self._rows_in(table, part)
 
-    def _rows_in(self, table: int, slots: Tensor) -> Rows:
-        return Rows(self.find(slots) - self.bases[table], slots - self.bases[table])
+    def _rows_in(self, table: int, slots: Tensor) -> CachedRows:
+        return CachedRows(self.find(slots) - self.bases[table], slots - self.bases[table])
 
     def _moves(self, missing: Tensor, drawn: bool) -> Iterator[Move]:
         """Give slots to distinct rows: all tables if the batch is admitted, else to free slots."""
@@ -361,7 +361,7 @@ class RowCache:
         for one, other in ((before, before), (slots, own), (own, slots)):
             self._place_of.index_copy_(0, one, other.to(self._place_of.dtype))
         self._last_use.index_fill_(0, slots, self._batches)
-        return Move(table, written, Rows(own - base, slots - base))
+        return Move(table, written, CachedRows(own - base, slots - base))
 
 
 class Held:

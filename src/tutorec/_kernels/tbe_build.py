@@ -187,10 +187,12 @@ def _implementation(
         from tutorec._kernels import tbe_torch
 
         return tbe_torch.TorchTableBatchedEmbeddingBags
+
     if device.type == "cpu":
-        from tutorec._kernels import tbe_fbgemm as kernels
-    else:
-        from tutorec._kernels import tbe_cuda as kernels
-    if optimizer is None:
-        return kernels.DenseTableBatchedEmbeddingBagsCodegen
-    return kernels.SplitTableBatchedEmbeddingBagsCodegen
+        from tutorec._kernels import tbe_fbgemm
+
+        return tbe_fbgemm.FbgemmCpuDenseTables if optimizer is None else tbe_fbgemm.FbgemmCpuTables
+
+    from tutorec._kernels import tbe_cuda
+
+    return tbe_cuda.FbgemmCudaDenseTables if optimizer is None else tbe_cuda.FbgemmCudaTables

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.row_cache import CacheCounts, RowCache, Rows
+from tutorec._kernels.row_cache import CacheCounts, CachedRows, RowCache
 from tutorec._kernels.row_file import CacheSpec, ask_for_pages, blocks_read, keep_in_memory
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
 from tutorec._kernels.tbe import TableBatch
@@ -267,7 +267,7 @@ class CachedTableBatch(TableBatch):
             for tensor in self._tensors(table):
                 tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
-    def _note_copied(self, table: int, own: Rows) -> None:
+    def _note_copied(self, table: int, own: CachedRows) -> None:
         """Remember what rows in the file are now, to tell whether others write them."""
         slots = own.slots - self.spec.tables[table].rows
         for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):

@@ -25,9 +25,9 @@ from tutorec._kernels.optimizer_spec import OptimizerKind
 from tutorec._kernels.tbe_layout import empty_bags
 
 __all__ = [
-    "DenseTableBatchedEmbeddingBagsCodegen",
+    "FbgemmCudaDenseTables",
+    "FbgemmCudaTables",
     "RowMemory",
-    "SplitTableBatchedEmbeddingBagsCodegen",
 ]
 
 _TRAINING = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
@@ -51,15 +51,19 @@ class RowMemory(NamedTuple):
     suffix: str
 
 
-class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
+class FbgemmCudaTables(tbe_fbgemm.FbgemmTableBatch):
     """Fused: backward sums the gradients of equal ids and updates their rows; no weight gradient.
 
-    Named after the fbgemm class that it calls. fbgemm's counts one number of steps for all tables;
-    where those of ours differ, each number has a call of its own. A copy, and a move to another
-    GPU, holds the tables twice for a moment.
+    It calls fbgemm's module, which counts one number of steps for all tables: tables whose numbers
+    differ are looked up by a call for each number. A copy, and a move to another GPU, needs memory
+    for the tables twice.
     """
 
     _fbgemm: Any
+
+    def _get_name(self) -> str:
+        """The fbgemm class that it calls, so that modules print as TorchRec's do."""
+        return "SplitTableBatchedEmbeddingBagsCodegen"
 
     def _place_on(self, device: torch.device) -> RowMemory:
         return (
@@ -201,7 +205,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         return {name: value for name, value in super().__getstate__().items() if name != "_fbgemm"}
 
 
-class DenseTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.DenseTableBatchedEmbeddingBagsCodegen):
+class FbgemmCudaDenseTables(tbe_fbgemm.FbgemmCpuDenseTables):
     """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
 
     It needs no module of fbgemm's: the operator is the one that serves the CPU, and takes tensors

@@ -26,9 +26,9 @@ from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.tbe_layout import PooledBatch, column_slices, pick_columns, select_features
 
 __all__ = [
-    "DenseTableBatchedEmbeddingBagsCodegen",
+    "FbgemmCpuDenseTables",
+    "FbgemmCpuTables",
     "FbgemmTableBatch",
-    "SplitTableBatchedEmbeddingBagsCodegen",
 ]
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
@@ -156,11 +156,12 @@ class _RawOperators(FbgemmTableBatch):
         self._pooling_code = _MEAN if self._pooling == "mean" else _SUM
 
 
-class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
-    """Fused: backward sums the gradients of equal ids and updates their rows; no weight gradient.
+class FbgemmCpuTables(_RawOperators):
+    """Fused: backward sums the gradients of equal ids and updates their rows."""
 
-    Named after the fbgemm class whose operators it calls, so that printed modules read the same.
-    """
+    def _get_name(self) -> str:
+        """The fbgemm class with these operators, so that modules print as TorchRec's do."""
+        return "SplitTableBatchedEmbeddingBagsCodegen"
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
@@ -247,7 +248,7 @@ class _UpdatedInTorch(torch.autograd.Function):
     def forward(
         ctx: Any,
         flat: Tensor,
-        op: SplitTableBatchedEmbeddingBagsCodegen,
+        op: FbgemmCpuTables,
         batch: PooledBatch,
         steps: Sequence[UpdateStep],
     ) -> Tensor:
@@ -260,11 +261,12 @@ class _UpdatedInTorch(torch.autograd.Function):
         return None, None, None, None
 
 
-class DenseTableBatchedEmbeddingBagsCodegen(_RawOperators):
-    """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
+class FbgemmCpuDenseTables(_RawOperators):
+    """Dense: the backward fills the gradient of each table's Parameter."""
 
-    Named after the fbgemm class whose operator it calls, so that printed modules read the same.
-    """
+    def _get_name(self) -> str:
+        """The fbgemm class with this operator, so that modules print as TorchRec's do."""
+        return "DenseTableBatchedEmbeddingBagsCodegen"
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         flat = as_one_buffer(self._flat, self._cuts, self._tables)

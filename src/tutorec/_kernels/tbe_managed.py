@@ -22,14 +22,14 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec
 from tutorec._kernels.tbe import TableBatch
-from tutorec._kernels.tbe_cuda import RowMemory, SplitTableBatchedEmbeddingBagsCodegen
+from tutorec._kernels.tbe_cuda import FbgemmCudaTables, RowMemory
 
 __all__ = ["ManagedCachingTableBatch", "ManagedTableBatch"]
 
 _UNKNOWN = -1  # a number of writes that no tensor has
 
 
-class ManagedTableBatch(SplitTableBatchedEmbeddingBagsCodegen):
+class ManagedTableBatch(FbgemmCudaTables):
     """Fused tables in the memory of the host, read and updated there by the GPU."""
 
     def _place_on(self, device: torch.device) -> RowMemory:

@@ -36,15 +36,16 @@ def is_fx_tracing() -> bool:
 class Tracer(torch.fx.Tracer):
     """torch.fx's tracer, for models with collections of tables.
 
-    - A module whose class is named in ``leaf_modules`` stays one call, as modules of torch itself
-      do. So does one that says ``is_traced_whole = True``, as a collection over the ranks of a
-      process group does.
+    - A module whose class or printed name is in ``leaf_modules`` stays one call, as modules of
+      torch itself do. So does one that says ``is_traced_whole = True``, as a collection over the
+      ranks of a process group does.
     - A lazy value is waited for where it enters the graph.
     - Of a model in ``DistributedModelParallel`` (or torch's DDP) the model is traced; the wrappers'
       forward takes ``*args``, which no tracer can look into.
 
     Args:
-        leaf_modules: Names of classes, for example ``["IntNBitTableBatchedEmbeddingBagsCodegen"]``.
+        leaf_modules: Names of classes, or as modules print them, for example
+            ``["IntNBitTableBatchedEmbeddingBagsCodegen"]``.
 
     Raises:
         TypeError: ``leaf_modules`` is one string, or holds something else than names.
@@ -76,8 +77,10 @@ class Tracer(torch.fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module stays one call in the graph."""
-        if type(m).__name__ in self._leaf_modules or getattr(m, "is_traced_whole", False):
+        named = type(m).__name__ in self._leaf_modules or m._get_name() in self._leaf_modules
+        if named or getattr(m, "is_traced_whole", False):
             return True
+
         return super().is_leaf_module(m, module_qualified_name)
 
     def trace(

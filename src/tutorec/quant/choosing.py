@@ -32,7 +32,7 @@ _SCALE = 1e6
 
 
 @dataclass(frozen=True)
-class Entry:
+class MenuEntry:
     """One entry of a table's menu.
 
     Attributes:
@@ -53,7 +53,7 @@ def table_menu(
     lookups: Mapping[str, float] | None = None,
     sample_rows: int = 65_536,
     row_alignment: RowAlignment = "fast",
-) -> dict[str, list[Entry]]:
+) -> dict[str, list[MenuEntry]]:
     """Bytes and error of each table of a float model in each format.
 
     The error of a format is the mean squared distance of a row [D] from its quantized value, times
@@ -103,7 +103,7 @@ def table_menu(
             size = rows * row_layout(columns, kind, alignment).row_bytes
             squares = _squared_error(weight, kind, table.full_name)
             looked_up = lookups_of.get(table.full_name, table.features)
-            entries.append(Entry(data_type_to_dtype(kind), size, looked_up * squares))
+            entries.append(MenuEntry(data_type_to_dtype(kind), size, looked_up * squares))
         menus[name] = entries
     return menus
 
@@ -154,7 +154,9 @@ def choose_dtypes(
     return {name: entry.dtype for name, entry in cheapest_within(menus, budget_bytes).items()}
 
 
-def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> dict[str, Entry]:
+def cheapest_within(
+    menus: Mapping[str, Sequence[MenuEntry]], budget_bytes: int
+) -> dict[str, MenuEntry]:
     """One entry of each menu with the least sum of errors within the budget.
 
     Args:
@@ -166,8 +168,8 @@ def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> 
 
     Example:
         >>> menus = {
-        ...     "a": [Entry(torch.int8, 1, 4.0), Entry(torch.float16, 2, 1.0)],
-        ...     "b": [Entry(torch.int8, 1, 2.0)],
+        ...     "a": [MenuEntry(torch.int8, 1, 4.0), MenuEntry(torch.float16, 2, 1.0)],
+        ...     "b": [MenuEntry(torch.int8, 1, 2.0)],
         ... }
         >>> [entry.bytes for entry in cheapest_within(menus, 3).values()]
         [2, 1]
@@ -192,7 +194,7 @@ def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> 
     return smallest
 
 
-def _choose(menus: Sequence[Sequence[Entry]], limit: int) -> list[Entry]:
+def _choose(menus: Sequence[Sequence[MenuEntry]], limit: int) -> list[MenuEntry]:
     """One entry of each menu: an integer program with a binary variable per entry."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.packed_layout import RowAlignment, row_alignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._loaded import is_sharded
@@ -54,7 +54,7 @@ class PackedTables(nn.Module):
     _holder: str  # name of the submodule with the tables' buffers
     _configs: str  # method of the float collection that returns the tables' configs
     _flag: str  # method of the float collection, and argument of the quantized one
-    _operators: list[tuple[IntNBitTableBatchedEmbeddingBagsCodegen, tuple[str, ...]]]
+    _operators: list[tuple[PackedTableLookup, tuple[str, ...]]]
     _features: list[str]
     _feature_splits: list[int]
     _feature_rows: list[tuple[str, str, int]]  # feature, table, its rows
@@ -133,7 +133,7 @@ class PackedTables(nn.Module):
             ]
             packed = [row for row, table_key in zip(rows, keys, strict=True) if table_key == key]
             readers = [place for place, table in enumerate(members) for _ in table.feature_names]
-            operator = IntNBitTableBatchedEmbeddingBagsCodegen(
+            operator = PackedTableLookup(
                 packed, readers, key[0], output_dtype=self._output_dtype, device=device
             )
             operator.asserts_ids = False  # `check_ids` does, with names of features
@@ -215,7 +215,7 @@ class PackedTables(nn.Module):
         self.errors.pop(table, None)
         write_parts(table, self.packed_rows(table), self.packed_table(table), payload, scale_bias)
 
-    def _place_of(self, table: str) -> tuple[IntNBitTableBatchedEmbeddingBagsCodegen, int]:
+    def _place_of(self, table: str) -> tuple[PackedTableLookup, int]:
         for operator, names in self._operators:
             if table in names:
                 return operator, names.index(table)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed import PackedTable, PackedTableLookup
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.quant.column_slices import cut_columns
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -263,7 +263,7 @@ def _alike(shard: QuantShard, device: torch.device) -> tuple[Any, ...]:
 
 def _operator(
     shards: Sequence[QuantShard], device: torch.device, output_dtype: torch.dtype
-) -> IntNBitTableBatchedEmbeddingBagsCodegen:
+) -> PackedTableLookup:
     """The operator of shards with equal properties, on views of their tables or else on copies."""
     tables = [shard.piece for shard in shards]
     feature_tables = [index for index, shard in enumerate(shards) for _ in shard.features]
@@ -272,7 +272,7 @@ def _operator(
     if stored:
         storage = torch.empty(0, dtype=torch.uint8, device=device).set_(stored[0].untyped_storage())
         offsets = [int(each.storage_offset()) for each in stored]
-        operator = IntNBitTableBatchedEmbeddingBagsCodegen(
+        operator = PackedTableLookup(
             tables,
             feature_tables,
             pooling,
@@ -282,7 +282,7 @@ def _operator(
         )
         operator.asserts_ids = False  # `check_ids` does, with names of features
         return operator
-    operator = IntNBitTableBatchedEmbeddingBagsCodegen(
+    operator = PackedTableLookup(
         tables, feature_tables, pooling, output_dtype=output_dtype, device=device
     )
     operator.asserts_ids = False

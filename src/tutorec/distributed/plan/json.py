@@ -146,7 +146,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
             f"reads version {VERSION}: read it with the tutorec that wrote it, and make the plan "
             "anew"
         )
-    reader = _Reader(source)
+    reader = _PlanReader(source)
     modules = {
         path: {
             name: reader.entry(f"module {path!r}, table {name!r}", entry)
@@ -187,7 +187,7 @@ def _entry(table: StoredTable) -> dict[str, Any]:
     }
 
 
-class _Reader:
+class _PlanReader:
     """Reads entries; errors name the position of an invalid value.
 
     Args:
