@@ -91,14 +91,17 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def warn_caller(message: str) -> None:
-    """Warn at the line outside of tutorec and torch from which it was called."""
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside of tutorec and torch from which it was called.
+
+    Python's filter shows a message once for each such line.
+    """
     level = 1
     frame = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
         level += 1
         frame = frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _limits(least: float | None, most: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 from distributed.cases import batch, collection, shard
 
 from tutorec import _validation
-from tutorec.distributed.core import tables
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import table_wise_sharding
@@ -356,21 +356,30 @@ def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
         sharded(other)
 
 
-def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch):
-    monkeypatch.setattr(tables, "_noticed", set())
+def test_plan_made_for_cuda_is_placed_on_cpu_with_one_warning():
     ebc = one_table()
     cuda = construct_module_sharding_plan(
         ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda"
     )
-    with caplog.at_level(logging.WARNING, logger="tutorec"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", RuntimeWarning)
         modules = [EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, CPU) for _ in range(3)]
-    assert [record.message for record in caplog.records] == [
-        "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks"
-    ]
+    [warning] = caught
+    assert "plan was made for cuda: its tables are placed on cpu" in str(warning.message)
+    assert warning.filename == __file__
     assert modules[0].get_parameter("embedding_bags.products.weight").device == CPU
     if not torch.cuda.is_available():
-        EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
-        assert "tables that were to live on cuda are placed on cpu" in caplog.text
+        with pytest.warns(RuntimeWarning, match="to live on cuda are placed on cpu"):
+            EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
+
+
+def test_what_was_sharded_is_a_line_of_the_log(caplog):
+    with caplog.at_level(logging.INFO, logger="tutorec.distributed"):
+        EmbeddingBagCollectionSharder({"learning_rate": 0.1}).shard(one_table(), plan(), ALONE)
+    [record] = caplog.records
+    assert record.name == "tutorec.distributed"
+    line = record.getMessage()
+    assert "1 table on 1 rank: 1 table_wise (fused); rank 0 holds 128 bytes" in line
 
 
 def test_a_dense_table_leaves_its_optimizer_in_backward_to_the_caller_who_is_told():

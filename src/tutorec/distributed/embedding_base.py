@@ -7,7 +7,9 @@ exchanges.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -17,6 +19,7 @@ from torch import nn
 
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.tbe_cached import CachedTableBatch
+from tutorec._text import several
 from tutorec.awaitable import Awaitable, LazyAwaitable, map_awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import division_fact
@@ -59,7 +62,9 @@ from tutorec.sparse.id_check import check_ids, check_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.refuse import refuse_batch
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+from tutorec.spmd.held import held_bytes
 
+_logger = logging.getLogger("tutorec.distributed")
 S = TypeVar("S", bound=EmbeddingSharding)
 ShardingBuilder = Callable[
     [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], S
@@ -207,6 +212,26 @@ class ShardedEmbeddingModule(
             )
         self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in self._fused])
         register_state_hooks(self)
+        self._log_tables()
+
+    def _log_tables(self) -> None:
+        """Log how many tables have which sharding type and kernel, and the bytes on this rank."""
+        if not _logger.isEnabledFor(logging.INFO):
+            return
+
+        counts = Counter(
+            f"{table.sharding_type.value} ({table.kernel.value})" for table in self._tables
+        )
+        _logger.info(
+            "%s: %s on %s: %s; rank %d holds %s on %s",
+            type(self).__name__,
+            several(len(self._tables), "table"),
+            several(self._env.world_size, "rank"),
+            ", ".join(f"{count} {option}" for option, count in counts.items()),
+            self._env.rank,
+            several(held_bytes(self), "byte"),
+            self._device,
+        )
 
     # --- one batch
 

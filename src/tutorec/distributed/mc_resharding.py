@@ -31,7 +31,7 @@ from tutorec.modules.mc_embedding_modules import reset_rows
 from tutorec.modules.mch_module import NO_ID
 
 MOVED_IDS_STAGE = "moved ids"
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("tutorec.distributed")
 
 
 @torch.no_grad()

@@ -22,7 +22,8 @@ from tutorec.sparse.validate import checkable
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
-# Collections that have said that they do not look at weights.
+# Collections that have warned that they do not use weights. Python's filter would show the warning
+# at each step: it forgets what it has shown when filters change, as they do around some kernels.
 _warned: WeakSet[nn.Module] = WeakSet()
 
 

@@ -13,7 +13,7 @@ from tutorec.distributed.planner.stats import EmbeddingStats, NoopEmbeddingStats
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.distributed.planner.topology import Topology
 
-LOGGER = "tutorec.distributed.planner.stats"
+LOGGER = "tutorec.distributed"
 
 
 def log(stats, debug=True):

@@ -410,7 +410,7 @@ def both(rank: int, world_size: int, name: str, preprocess: bool = True) -> dict
     found: dict[str, Any] = {"results": [], "warnings": []}
     handler = logging.Handler()
     handler.emit = lambda record: found["warnings"].append(record.getMessage())
-    logging.getLogger("tutorec.distributed.train_pipeline.rewrite").addHandler(handler)
+    logging.getLogger("tutorec.distributed").addHandler(handler)
     for runs_pipeline in (False, True):
         torch.manual_seed(3)
         bare = MODELS[name]()
@@ -431,7 +431,7 @@ def both(rank: int, world_size: int, name: str, preprocess: bool = True) -> dict
             outputs = plain_loop(model, optimizer, batches(rank))
         counts = [int(part.calls) for part in bare.modules() if isinstance(part, Shift)]
         found["results"].append((outputs, state(model, optimizer), counts))
-    logging.getLogger("tutorec.distributed.train_pipeline.rewrite").removeHandler(handler)
+    logging.getLogger("tutorec.distributed").removeHandler(handler)
     return found
 
 

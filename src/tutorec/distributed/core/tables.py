@@ -5,7 +5,6 @@ Code that receives a `PlacedTable` can rely on a plan that can be carried out.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tutorec._check import warn_caller
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.distributed.core.cache_params import CacheParams, TableCache, is_fp32, table_cache
@@ -35,9 +35,6 @@ _ROW_SPLITS = (ShardingType.ROW_WISE, *HOST_ROW_CUTS)
 IN_FILE = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
 SUPPORTED_KERNELS = (EmbeddingComputeKernel.FUSED, *IN_FILE, EmbeddingComputeKernel.DENSE)
 _E = TypeVar("_E", bound=Enum)
-
-_logger = logging.getLogger(__name__)
-_noticed: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -359,10 +356,13 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
 def usable_device(
     device: torch.device | None, plan: Mapping[str, ParameterSharding]
 ) -> torch.device:
-    """The device, by default the rank's own; the CPU, with one notice, if CUDA is not available."""
+    """The device, by default the rank's own; the CPU, with a warning, if CUDA is not available."""
     wanted = torch.device(device) if device is not None else own_device()
     if wanted.type == "cuda" and not torch.cuda.is_available():
-        _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
+        warn_caller(
+            "CUDA is not available here: tables that were to live on cuda are placed on cpu",
+            RuntimeWarning,
+        )
         return torch.device("cpu")
     entries = plan.values() if isinstance(plan, Mapping) else ()
     # Invalid entries of a plan are reported where the plan is read, on every rank.
@@ -373,14 +373,8 @@ def usable_device(
         for shard in entry.shards()
     ]
     if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
-        _notice(
-            "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks"
+        warn_caller(
+            "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks",
+            RuntimeWarning,
         )
     return wanted
-
-
-def _notice(text: str) -> None:
-    """Log a message once per process."""
-    if text not in _noticed:
-        _noticed.add(text)
-        _logger.warning(text)

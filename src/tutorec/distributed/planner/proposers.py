@@ -33,7 +33,7 @@ from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 # They receive the rating of the last proposal, if it could be placed, and the available storage.
 _Proposals = Generator[Sequence[ShardingOption], tuple[float | None, Topology | None], None]
 _Indices = NDArray[np.int32]
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tutorec.distributed")
 
 MAX_PROPOSALS = 10_000
 """A grid with more proposals is not searched."""

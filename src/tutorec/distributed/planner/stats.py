@@ -1,7 +1,7 @@
 """Statistics of a plan in the log: the text of ``plan.explain()``, and how the plan was found.
 
-Lines go to the logger of this module at level INFO; ``logging.basicConfig(level=logging.INFO)``
-shows them.
+Lines go to the logger ``tutorec.distributed`` at level INFO;
+``logging.basicConfig(level=logging.INFO)`` shows them.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.stats``.
 """
@@ -20,7 +20,7 @@ from tutorec.distributed.planner.options import Constraints, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, Stats, StorageReservation
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tutorec.distributed")
 
 
 class EmbeddingStats(Stats):

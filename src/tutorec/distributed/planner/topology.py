@@ -8,7 +8,6 @@ Corresponds to the topology of TorchRec's ``torchrec.distributed.planner.types``
 from __future__ import annotations
 
 import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tutorec._calibration as calibration
-from tutorec._check import require_finite, require_int
+from tutorec._check import require_finite, require_int, warn_caller
 from tutorec.distributed import comm
 from tutorec.distributed.core.env import ranks_per_host
 from tutorec.distributed.planner import constants
@@ -33,7 +32,6 @@ Ints = NDArray[np.int64]
 _T = TypeVar("_T")
 MOST_RANKS = 2**17  # the largest number of ranks with a plan in reasonable time
 MOST_BYTES = 2**50  # sums over all ranks must fit into 64 bits
-_reported: set[str] = set()  # calibration states that this process has warned about
 _PRESET = re.compile(r"(?:(\d+)x)?([a-z][a-z0-9-]*?)(?:x(\d+))?", re.IGNORECASE)
 
 
@@ -631,7 +629,7 @@ def _or(given: _T | None, usual: _T) -> _T:
 def this_machine(world_size: int, device: str, local_world_size: int | None) -> Topology:
     """The topology of the running ranks: measured speeds if all are on this host, else a preset.
 
-    It does not measure. An outdated calibration is reported by a warning, once.
+    It does not measure. An outdated calibration is reported by a warning.
 
     Args:
         world_size: W.
@@ -648,10 +646,7 @@ def this_machine(world_size: int, device: str, local_world_size: int | None) -> 
     kept = calibration.kept()
     if kept.calibration is not None and device in kept.calibration.speeds:
         return Topology.calibrated(kept.calibration, world_size, device)
-    if kept.problem and kept.state not in _reported:
-        _reported.add(kept.state)
-        warnings.warn(
-            f"the planner uses the preset's speeds: {kept.state}", UserWarning, stacklevel=2
-        )
+    if kept.problem:
+        warn_caller(f"the planner uses the preset's speeds: {kept.state}")
     usual.source = f"{usual.source}; {kept.state}"
     return usual

@@ -37,7 +37,7 @@ from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
 
 __all__ = ["Options", "Stage", "TrainPipeline"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("tutorec.distributed")
 
 
 class Stage(NamedTuple):

@@ -25,7 +25,7 @@ from tutorec.fx.tracer import without_wrappers
 
 __all__ = ["RewrittenModel"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("tutorec.distributed")
 _MISSING: Any = object()
 
 

@@ -16,7 +16,7 @@ from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
 
 __all__ = ["StagedTrainPipeline"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("tutorec.distributed")
 
 
 class StagedTrainPipeline(Generic[In, StageOut]):
