@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 _EMPTY = -1
-_LEAST, _MOST = -(2**31), 2**31 - 1
+_LEAST = -(2**31)
+_MOST = 2**31 - 1
 # Entries of the matrix (new ids, probed slots) that is looked at in one step.
 _STEP_ENTRIES = 2**20
 # Probes that are tried first for a new id.
@@ -101,6 +102,7 @@ def murmur_hash(ids: Tensor) -> Tensor:
     low = (low ^ 16) + high
     high = _mixed(high + low)
     low = _mixed(low) + high
+
     return low ^ (high + low)
 
 
@@ -169,6 +171,7 @@ def find_slots(
             rest = () if probing.reserved == 0 else (None, -1, 0, 99, probing.reserved)
             head = (ids.contiguous(), identities, probing.max_probe, True, -1, True, sizes, offsets)
             return operator(*head, None, False, not probing.fallback, False, *rest)[0]
+
     return find_slots_in_torch(ids, identities, sizes, offsets, probing)
 
 
@@ -178,10 +181,13 @@ def _operator(identities: Tensor) -> Any:
     choice = backend()
     if not choice.serves(identities.device.type):
         return None
+
     if identities.is_cuda:
         fbgemm_module("fbgemm_gpu")
+
     if not hasattr(torch.ops.fbgemm, "zero_collision_hash"):  # a wheel before it
         return None
+
     return torch.ops.fbgemm.zero_collision_hash.default
 
 
@@ -197,16 +203,22 @@ def find_slots_in_torch(
         offsets: The first slot of that bucket [N], or None.
         probing: Which slots an id may have.
     """
-    held, hashes = identities.view(-1), murmur_hash(ids)
+    held = identities.view(-1)
+    hashes = murmur_hash(ids)
     if sizes is None or offsets is None:
-        sizes, offsets = torch.full_like(ids, held.shape[0]), torch.zeros_like(ids)
+        sizes = torch.full_like(ids, held.shape[0])
+        offsets = torch.zeros_like(ids)
+
     block = sizes - probing.reserved
     first = _modulo(hashes, block)
     slots = torch.full_like(ids, -1)
     if probing.fallback:
         slots = shared_slots(hashes, sizes, offsets, probing.reserved)
+
     searched = torch.arange(ids.shape[0], device=ids.device)
-    start, width = 0, 1
+    start = 0
+    width = 1
+
     while start < probing.max_probe and searched.numel() > 0:
         steps = torch.arange(start, min(start + width, probing.max_probe), device=ids.device)
         window = (first[searched].unsqueeze(1) + steps) % block[searched].unsqueeze(1)
@@ -214,7 +226,9 @@ def find_slots_in_torch(
         hit, step = (held[window] == ids[searched].unsqueeze(1)).max(dim=1)
         slots[searched[hit]] = window[hit].gather(1, step[hit].unsqueeze(1)).squeeze(1)
         searched = searched[~hit]
-        start, width = start + width, width * 2
+        start = start + width
+        width = width * 2
+
     return slots
 
 
@@ -265,16 +279,23 @@ def claim_slots(
     missed = (slots == _EMPTY).nonzero().squeeze(1)
     if eviction is not None:
         _refresh(slots, eviction, anything_missed=missed.numel() > 0)
+
     if missed.numel() == 0:
         return Claims(slots, missed, missed, 0)
+
     if sizes is None or offsets is None:
-        sizes, offsets = torch.full_like(ids, identities.shape[0]), torch.zeros_like(ids)
-    taken, evicted = [missed[:0]], [missed[:0]]
+        sizes = torch.full_like(ids, identities.shape[0])
+        offsets = torch.zeros_like(ids)
+
+    taken = [missed[:0]]
+    evicted = [missed[:0]]
     new = missed if opted_in is None else missed[opted_in[missed]]
+
     # An id of two buckets is two ids. They are ordered by id, so that the smallest is the first in
     # each bucket.
     rank = torch.unique(ids[new], return_inverse=True)[1]
     distinct, inverse = torch.unique(rank * identities.shape[0] + offsets[new], return_inverse=True)
+
     # where one of each is; of several, any
     places = torch.empty_like(distinct).scatter_(0, inverse, new)
     fresh = ids[places]
@@ -282,6 +303,7 @@ def claim_slots(
     if eviction is not None:
         scores = torch.full_like(fresh, _LEAST, dtype=torch.int32)
         scores.scatter_reduce_(0, inverse, eviction.scores[new], "amax")
+
     for part in torch.arange(fresh.shape[0], device=ids.device).split(
         max(1, _STEP_ENTRIES // probing.max_probe)
     ):
@@ -295,9 +317,11 @@ def claim_slots(
         identities[rows, 0] = fresh[served]
         if eviction is not None and scores is not None:
             eviction.ages.view(-1).scatter_reduce_(0, rows, scores[served], "amax")
+
     again = ids[missed]
     slots[missed] = find_slots(again, identities, sizes[missed], offsets[missed], probing)
     shared = missed[identities[slots[missed].clamp(min=0), 0] != again]
+
     return Claims(slots, torch.cat(evicted), shared, sum(rows.numel() for rows in taken))
 
 
@@ -306,7 +330,8 @@ def _refresh(slots: Tensor, eviction: Eviction, anything_missed: bool) -> None:
     scores = eviction.scores
     if anything_missed:
         known = (slots != _EMPTY).nonzero().squeeze(1)
-        slots, scores = slots.index_select(0, known), scores.index_select(0, known)
+        slots = slots.index_select(0, known)
+        scores = scores.index_select(0, known)
     eviction.ages.view(-1).scatter_reduce_(0, slots, scores, "amax")
 
 
@@ -328,6 +353,7 @@ def _insert(
         slots = _assign(window, _costs(window, identities, eviction, complete))
         if complete or bool((slots != _EMPTY).all()):
             return slots
+
         width = probing.max_probe
 
 
@@ -340,6 +366,7 @@ def _costs(window: Tensor, identities: Tensor, eviction: Eviction | None, comple
         ages = eviction.ages.view(-1).index_select(0, probed)
         over = (ages < eviction.threshold) & ~empty
         costs = torch.where(over, ages if eviction.oldest_first else _LEAST, costs)
+
     return costs.view_as(window)
 
 
@@ -355,7 +382,8 @@ def _assign(window: Tensor, costs: Tensor) -> Tensor:
     asking = torch.arange(window.shape[0], device=window.device)
     while asking.numel() > 0:
         cheapest, choice = costs[asking].min(dim=1)
-        asking, choice = asking[cheapest < _MOST], choice[cheapest < _MOST]
+        asking = asking[cheapest < _MOST]
+        choice = choice[cheapest < _MOST]
         choices[asking] = choice
         slots[asking] = window[asking, choice]
         placed = (slots != _EMPTY).nonzero().squeeze(1)
@@ -364,4 +392,5 @@ def _assign(window: Tensor, costs: Tensor) -> Tensor:
         asking = placed[holders[cell] != placed]
         costs[asking, choices[asking]] = _MOST
         slots[asking] = _EMPTY
+
     return slots

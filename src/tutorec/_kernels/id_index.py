@@ -37,7 +37,8 @@ _FEWEST_BITS = 5
 BYTES_PER_ID = 36  # two halves, each of at most twice the least number of slots, 8 bytes each
 _FREE = 2**64 - 1
 _DOUBLED_AT_ONCE = 1 << 12
-_ROUNDS, _SEEDS = 100, 16
+_ROUNDS = 100
+_SEEDS = 16
 _MANY = 128  # fewer ids are inserted one by one; numpy would keep the memory of such small arrays
 _MIXER = 0x5851F42D4C957F2D  # an odd number; Knuth's for a generator of random numbers
 
@@ -69,8 +70,11 @@ class IdIndex:
     """
 
     def __init__(self, indices: IdIndices, slots: Tensor) -> None:
-        self._indices, self._slots, self._words = indices, slots, _words(slots)
-        self._most_bits, self.bits = len(slots).bit_length() - 2, _FEWEST_BITS
+        self._indices = indices
+        self._slots = slots
+        self._words = _words(slots)
+        self._most_bits = len(slots).bit_length() - 2
+        self.bits = _FEWEST_BITS
         self.clear()
 
     @property
@@ -102,6 +106,7 @@ class IdIndex:
             is_there = (self._words[place] ^ rest) >> self.bits == 0
             self._words[place[is_there]] = _FREE
             self._held -= int(is_there.sum())
+
         self._put(came, rows)
 
     def clear(self) -> None:
@@ -121,19 +126,23 @@ class IdIndex:
             place, words = _hash(ids, self._indices.factors[step % 2], self.bits)
             place += step % 2 << self.bits
             words |= rows
-            before, self._words[place] = self._words[place], words
+            before = self._words[place]
+            self._words[place] = words
             lost = self._words[place] != words
             moves = ~lost & (before != _FREE)
             moved, rows_moved = self._ids_of(place[moves], before[moves])
-            ids, rows = np.concatenate([ids[lost], moved]), np.concatenate([rows[lost], rows_moved])
+            ids = np.concatenate([ids[lost], moved])
+            rows = np.concatenate([rows[lost], rows_moved])
             step += 1
+
         left = [self._walk(*pair) for pair in zip(ids.tolist(), rows.tolist(), strict=True)]
         pairs = np.array([pair for pair in left if pair], np.uint64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
     def _walk(self, id: int, row: int) -> tuple[int, int] | None:
         """Insert one mixed id; returns the one that found no slot, if any, and its row."""
-        bits, low = self.bits, (1 << self.bits) - 1
+        bits = self.bits
+        low = (1 << self.bits) - 1
         for step in range(_ROUNDS):
             product = id * self._indices.factors[step % 2] & _FREE
             place = (product >> 64 - bits) + (step % 2 << bits)
@@ -141,26 +150,33 @@ class IdIndex:
             self._words[place] = product << bits & _FREE | row
             if before == _FREE:
                 return None
+
             product = before >> bits | (place & low) << 64 - bits
-            id, row = product * _undone(self._indices.factors[step % 2]) & _FREE, before & low
+            id = product * _undone(self._indices.factors[step % 2]) & _FREE
+            row = before & low
+
         return id, row
 
     def _ids_of(self, place: Words, held: Words) -> tuple[Words, Words]:
         """The mixed ids [N] and rows [N] that these slots [N] hold."""
-        bits, low = self.bits, (1 << self.bits) - 1
+        bits = self.bits
+        low = (1 << self.bits) - 1
         product = (held >> bits) | (place << (64 - bits))
         first, second = (product * _undone(factor) for factor in self._indices.factors)
         return np.where(place > low, second, first), np.bitwise_and(held, low)
 
     def _put(self, ids: Tensor, rows: Tensor) -> None:
         self._held += len(ids)
-        left, last = (self._indices.mixed(ids), _words(rows)), rows.max() if len(rows) else 0
+        left = (self._indices.mixed(ids), _words(rows))
+        last = rows.max() if len(rows) else 0
         while self.bits < _bits_for(max(self._held, int(last) + 1)):
             self._double()
+
         while len((left := self.place(*left))[0]):
             if self.bits == self._most_bits:
                 self._indices.rehash(self, left)
                 break
+
             self._double()
 
     def _double(self) -> None:
@@ -174,6 +190,7 @@ class IdIndex:
             rows = words & mask
             place = 2 * (first + place) + (words >> 63).view(np.int64)
             self._words[place] = (words - rows << 1) | rows
+
         self.bits += 1
 
 
@@ -197,9 +214,13 @@ class IdIndices:
         are_mixed: bool = False,
     ) -> None:
         widths = [2 << _bits_for(size) for size in sizes]
-        self._seed, self.factors, self.mixed = 0, _factors(0), _words if are_mixed else _mixed
+        self._seed = 0
+        self.factors = _factors(0)
+        self.mixed = _words if are_mixed else _mixed
+
         with torch.inference_mode(False):  # slots are written in other modes later
             self._slots = unwritten_zeros(sum(widths), torch.int64)
+
         self._firsts = np.array([0, *accumulate(widths[:-1])], np.uint64)
         self._otherwise = np.array(otherwise or [size - 1 for size in sizes])
         self.tables = [IdIndex(self, slots) for slots in self._slots.split(widths)]
@@ -218,6 +239,7 @@ class IdIndices:
         rows, absent = self.look_up(self._slots, ids, firsts, bits)
         misses = np.diff(np.searchsorted(absent, [0, *accumulate(counts)]))
         rows[absent] = self._otherwise.repeat(misses)
+
         return torch.from_numpy(rows), misses.tolist()
 
     def look_up(
@@ -235,6 +257,7 @@ class IdIndices:
         place, rest = _hash(mixed, self.factors[0], bits)
         place += firsts
         rest ^= _read(slots, place)
+
         # a free slot leaves 2 ** bits - 1 or more, that of another id more
         others = np.flatnonzero(rest >= (1 << bits) - 1)
         firsts, bits = (each if isinstance(each, int) else each[others] for each in (firsts, bits))
@@ -243,6 +266,7 @@ class IdIndices:
         place += 1 << bits
         second ^= _read(slots, place)
         rest[others] = second
+
         return rest.view(np.int64), others[np.flatnonzero(second >= (1 << bits) - 1)]
 
     def rehash(self, table: IdIndex, left: tuple[Words, Words]) -> None:
@@ -259,10 +283,12 @@ class IdIndices:
             self.factors = _factors(self._seed)
             for each in self.tables:
                 each.clear()
+
             if not any(
                 len(each.place(*pairs)[0]) for each, pairs in zip(self.tables, held, strict=True)
             ):
                 return
+
         raise RuntimeError(f"no slot for {len(left[0])} ids in an index: each may be there once")
 
 

@@ -106,12 +106,16 @@ class ManagedCachingTableBatch(ManagedTableBatch):
     def _build(self, device: torch.device) -> Any:
         # Of a new cache: which write to the tables it has seen, whether its rows may differ from
         # theirs, the number of its lookups, and the batches that were prefetched and not looked up.
-        self._seen, self._is_ahead, self._number = _UNKNOWN, False, 0
+        self._seen = _UNKNOWN
+        self._is_ahead = False
+        self._number = 0
         self._prefetched: deque[Tensor] = deque()
         module = super()._build(device)
+
         # Called below, in backward: torch warns of hooks of modules none of whose inputs has a
         # gradient.
         module._backward_pre_hooks.clear()
+
         return module
 
     def _bind_kernel(self) -> None:
@@ -139,27 +143,35 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         """Prefetch a coming batch's rows into the cache, in order, if ``prefetch_pipeline``."""
         if not self._cache.prefetch_pipeline:
             return
+
         self._take_what_others_wrote()
         if values.dtype != offsets.dtype:
-            values, offsets = values.long(), offsets.long()
+            values = values.long()
+            offsets = offsets.long()
+
         self._prefetched.append(values)
         values, offsets, _ = self._arranged(values, offsets, None)
         self._fbgemm.prefetch(self._with_room(values), self._with_room(offsets))
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         self._take_what_others_wrote()
+
         # fbgemm gives a lookup the places of the batch that was prefetched first, whatever its ids
         # are.
         if self._prefetched and not _same(self._prefetched.popleft(), values):
             self._forget_prefetched()
+
         self._number += 1
         if torch.is_grad_enabled():
             self._check_counts()
+
         pooled = super()._lookup(values, offsets, weights)
         if not torch.is_grad_enabled():
             if self._cache.prefetch_pipeline:  # it is backward that lets go of rows
                 self._forget_prefetched()
+
             return pooled
+
         return cast(Tensor, _InOrder.apply(pooled, self, self._number))
 
     def prepare_backward(self) -> None:
@@ -181,12 +193,14 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         """Drop cached rows if others, such as ``load_state_dict``, wrote to the tables."""
         if self._flat._version == self._seen:
             return
+
         if self._is_ahead:
             raise ValueError(
                 f"rows of tables {self.spec.names} were written from outside after a backward, and "
                 f"the cache on {self._flat.device} may hold newer ones: call flush() before the "
                 "rows are written"
             )
+
         self._fbgemm.reset_cache_states()
         self._forget_prefetched()
         self._number += 1
@@ -214,7 +228,8 @@ class _InOrder(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pooled: Tensor, tables: ManagedCachingTableBatch, number: int) -> Tensor:
-        ctx.tables, ctx.number = tables, number
+        ctx.tables = tables
+        ctx.number = number
         return pooled.view_as(pooled)
 
     @staticmethod
@@ -225,6 +240,7 @@ class _InOrder(torch.autograd.Function):
                 "backward, and their cache may have moved the rows that it updates: run backward "
                 "before the next forward, or give the tables the compute kernel 'fused_uvm'"
             )
+
         ctx.tables.prepare_backward()
         return grads[0], None, None
 

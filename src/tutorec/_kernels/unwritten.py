@@ -49,6 +49,7 @@ def unwritten_zeros(
         or number_of_bytes < _LEAST_BYTES
     ):
         return torch.zeros(shape, dtype=dtype, device=device)
+
     pages = mmap.mmap(-1, number_of_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 

@@ -85,21 +85,25 @@ def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[st
         mappings = getattr(part, "_managed_collision_collection", None)
         if mappings is None:
             continue
+
         weights = {
             path.split(".")[-2]: weight
             for path, weight in collection._embedding_module.named_parameters()
         }
+
         for table, mapping in mappings._managed_collision_modules.items():
             if not isinstance(mapping, GrowingManagedCollisionModule):
                 raise ValueError(
                     f"table {table!r} has a {type(mapping).__name__}, which does not record "
                     "changes: give it a GrowingManagedCollisionModule"
                 )
+
             version, rows, ids, shared = mapping.changed_since(since_version)
             versions.append(version)
             changes[table] = ChangedRows(
                 rows + mapping.first_row, ids, weights[table].detach()[rows], shared
             )
+
     # A collection that has seen fewer batches is the one that sets the version: nothing of it is
     # left out.
     return min(versions, default=since_version), changes

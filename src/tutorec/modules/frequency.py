@@ -44,10 +44,13 @@ class FrequencySketch(nn.Module):
             raise ValueError(
                 f"a sketch has a power of two of counters in a row, got {width}: use {1 << 16}"
             )
+
         self._shift = 65 - width.bit_length()
-        self._width, self._counted = width, 0
+        self._width = width
+        self._counted = 0
         counters = unwritten_zeros(_ROWS * width, torch.int16, device or "cpu")
         self.register_buffer("_counters", counters, persistent=False)
+
         # Odd numbers without a pattern: digits of pi, as Blowfish takes them.
         digits = [0x243F6A8885A308D3, 0x13198A2E03707345, 0x24093822299F31D1, 0x082EFA98EC4E6C89]
         self.register_buffer("_factors", torch.tensor(digits, device=device), persistent=False)
@@ -73,4 +76,5 @@ class FrequencySketch(nn.Module):
         if self._counted >= self._width:
             self._counters >>= 1
             self._counted //= 2
+
         return estimates

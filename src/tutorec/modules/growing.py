@@ -93,18 +93,24 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             raise ValueError(
                 f"admit_after={admit_after}: the sketch counts to {MOST_COUNTED:,}; take no more"
             )
+
         per_bucket = max_rows // buckets
         boundaries = [*range(0, max_rows + 1, per_bucket)]
         super().__init__(device, boundaries)
         self._output_segments = boundaries
-        self._max_rows, self._buckets, self._per_bucket = max_rows, buckets, per_bucket
+        self._max_rows = max_rows
+        self._buckets = buckets
+        self._per_bucket = per_bucket
         self._policy = eviction_policy or LRU_EvictionPolicy()
-        self._interval, self._admit_after = eviction_interval, admit_after
+        self._interval = eviction_interval
+        self._admit_after = admit_after
         self._sketch_width = sketch_width
         self.first_row, last = output_id_range or (0, max_rows)
         self._rows = last - self.first_row
+
         for name in _OF_ROWS:
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
+
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
         self._index: IdIndex | RowIndex | None = None
@@ -133,7 +139,8 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
     def evict(self) -> Tensor | None:
         """Rows [U] that have got an id since the last call, or None; they are to be initialized."""
-        rows, self._reassigned = self._reassigned, None
+        rows = self._reassigned
+        self._reassigned = None
         return None if rows is None else rows + self.first_row
 
     def changed_since(self, version: int) -> tuple[int, Tensor, Tensor, Tensor]:
@@ -167,8 +174,10 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         boundaries = torch.tensor(self._output_segments)
         self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
         rows = self._counts.nonzero().view(-1)
-        buckets, place = rows // self._per_bucket, rows % self._per_bucket
+        buckets = rows // self._per_bucket
+        place = rows % self._per_bucket
         self._used.copy_(buckets.bincount(minlength=len(self._used)))
+
         # A bucket hands its rows out in order, so that those with an id are its first.
         if bool(
             ((self._bucket(self._row_ids[rows]) != buckets) | (place >= self._used[buckets])).any()
@@ -177,7 +186,11 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
                 f"the loaded state gives ids rows of other buckets than the {self._buckets} of "
                 "this mapping: make it with as many buckets as the mapping that was stored"
             )
-        self._index, self._waiting, self._reassigned, self._looked_up = None, [], None, None
+
+        self._index = None
+        self._waiting = []
+        self._reassigned = None
+        self._looked_up = None
 
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state [R, ...] and the number of iterations [1]; unused rows are free."""
@@ -212,14 +225,17 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         )
         if "meta" in (shard.device.type, self.device.type):
             return shard
+
         first, last = (row - self.first_row for row in output_id_range)
         state = {name: self.get_buffer(name)[first:last] for name in _OF_ROWS}
         shard.load_state_by_row({**state, "_current_iter_tensor": self._current_iter_tensor})
+
         return shard
 
     def _rows_of(self, ids: Tensor) -> Tensor:
         """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
-        found, self._looked_up = self._looked_up, None
+        found = self._looked_up
+        self._looked_up = None
         ids, places, misses = found if found and found[0] is ids else self._find(ids)
         self.counts.add(ids.numel(), misses)
         return self._rows_in_table(ids, places, misses)
@@ -231,12 +247,15 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             if not isinstance(index, IdIndex):
                 index = IdIndices([self._rows], are_mixed=True).tables[0]
                 self.index_by(index)
+
             places = index.find(ids, self._per_bucket - 1)
         else:
             if not isinstance(index, RowIndex) or index.device != ids.device:
                 self._index = index = RowIndex(self._rows, ids.device)
                 index.replace(self._held(), self._row_ids)
+
             places = index.find(ids, self._row_ids) % self._per_bucket
+
         return ids, places, (places == self._per_bucket - 1).sum()
 
     def index_by(self, index: IdIndex) -> None:
@@ -269,7 +288,9 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
 
     def _observe(self, ids: Tensor, places: Tensor, misses: Tensor | int) -> bool:
         """Count a batch [N] that has these places [N], admit; returns whether rows were given."""
-        iteration, gives, rows = int(self._current_iter_tensor), False, self._rows_at(ids, places)
+        iteration = int(self._current_iter_tensor)
+        gives = False
+        rows = self._rows_at(ids, places)
         known = places != self._per_bucket - 1
         of_known = rows[known] if misses else rows
         self._counts.index_add_(0, of_known, torch.ones_like(of_known))
@@ -280,9 +301,11 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             admitted = estimates >= self._admit_after
             if gives := bool(admitted.any()):
                 self._admit(unknown[admitted], estimates[admitted], iteration)
+
         if self._waiting and iteration % self._interval == 0:
             self._evict(iteration)
             return True
+
         return gives
 
     def _admit(self, ids: Tensor, counts: Tensor, iteration: int) -> None:
@@ -307,8 +330,10 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             torch.zeros_like(ids).scatter_reduce_(0, which, each, "amax") for each in waiting[1:]
         )
         ids, counts, buckets, seen = self._by_bucket(ids, counts, seen)
+
         for bucket in buckets.unique().tolist():
-            new, first = buckets == bucket, bucket * self._per_bucket
+            new = buckets == bucket
+            first = bucket * self._per_bucket
             rows = slice(first, first + self._per_bucket - 1)
             metadata = {
                 "counts": torch.cat([self._counts[rows], counts[new]]),
@@ -325,13 +350,16 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Give rows [U] to ids [U]."""
         if not rows.numel():
             return
+
         before = self._row_ids[rows[self._counts[rows] > 0]]
-        self._row_ids[rows], self._counts[rows] = ids, counts
+        self._row_ids[rows] = ids
+        self._counts[rows] = counts
         self._last_access_iter[rows] = iteration
         if isinstance(self._index, RowIndex):
             self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
         elif self._index is not None:
             self._index.replace(before, ids, rows % self._per_bucket)
+
         self._reassigned = (
             rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
         )
@@ -383,11 +411,14 @@ class GrowingTogether:
     @torch.no_grad()
     def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
-        ids, sizes = mix_bits(ids), list(counts)
+        ids = mix_bits(ids)
+        sizes = list(counts)
         places, misses = self._indices.find(ids, sizes)
         learning = [module for module in self._modules if module.training]
+
         for module in learning:
             module._current_iter_tensor += 1
+
         if learning:
             gave = [
                 module._observe(*found)
@@ -396,10 +427,13 @@ class GrowingTogether:
             ]
             if any(gave):
                 places, misses = self._indices.find(ids, sizes)
+
         for module, lookups, absent in zip(self._modules, sizes, misses, strict=True):
             module.counts.add(lookups, absent)
+
         if not learning and all(one._max_rows == one._per_bucket for one in self._modules):
             return places
+
         return torch.cat(
             [
                 each._rows_in_table(*found)
@@ -419,6 +453,7 @@ def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) ->
             "divides max_rows and leaves at least 2 rows in each, one of which is shared by ids "
             "without a row"
         )
+
     if rows is not None and (rows[0] % (max_rows // buckets) or rows[1] % (max_rows // buckets)):
         raise ValueError(
             f"rows {rows[0]} to {rows[1]} cut a bucket of {max_rows // buckets} rows: give the "

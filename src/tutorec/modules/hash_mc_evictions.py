@@ -113,6 +113,7 @@ class HashZchSingleTtlScorer(HashZchEvictionScorer):
                 f"features {self._config.features}: this eviction policy needs "
                 "HashZchEvictionConfig(single_ttl=hours)"
             )
+
         return torch.full_like(
             feature.values(), ttl + self.gen_threshold(), dtype=torch.int32, device=device
         )
@@ -139,6 +140,7 @@ class HashZchPerFeatureTtlScorer(HashZchEvictionScorer):
                 f"per_feature_ttl has {len(ttls)} times to live for the {len(config.features)} "
                 f"features {config.features}; give one for each"
             )
+
         self._per_feature_ttl = torch.tensor(ttls, dtype=torch.int32)
 
     def gen_score(self, feature: JaggedTensor, device: torch.device | None = None) -> Tensor:
@@ -171,7 +173,8 @@ class HashZchThresholdEvictionModule(nn.Module):
         self, policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig
     ) -> None:
         super().__init__()
-        self._policy_name, self._config = policy_name, config
+        self._policy_name = policy_name
+        self._config = config
         self._eviction_scorer = get_eviction_scorer(policy_name, config)
 
     @torch.jit.unused
@@ -208,11 +211,13 @@ def get_eviction_module(
     """
     if not isinstance(policy_name, HashZchEvictionPolicyName):
         return HashZchOptEvictionModule(policy_name)
+
     if config is None:
         raise ValueError(
             f"eviction policy {policy_name.value} needs a HashZchEvictionConfig with its times "
             "to live"
         )
+
     return HashZchThresholdEvictionModule(policy_name, config)
 
 
@@ -232,7 +237,8 @@ class HashZchEvictionModule(nn.Module):
         config: HashZchEvictionConfig | None,
     ) -> None:
         super().__init__()
-        self._policy_name, self._device = policy_name, device
+        self._policy_name = policy_name
+        self._device = device
         self._eviction_module = get_eviction_module(policy_name, config)
 
     @torch.jit.unused

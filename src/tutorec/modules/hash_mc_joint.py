@@ -41,17 +41,23 @@ class JointMappings:
     observes = False  # before they are looked up
 
     def __init__(self, mappings: Mapping[str, Any]) -> None:
-        self._names, self._mappings = [*mappings], [*mappings.values()]
+        self._names = [*mappings]
+        self._mappings = [*mappings.values()]
         starts = [*accumulate((mapping.output_size() for mapping in self._mappings), initial=0)]
-        numbers, sizes, offsets = [], [], []
+        numbers = []
+        sizes = []
+        offsets = []
+
         for start, mapping in zip(starts, self._mappings, strict=False):
-            bounds, config = mapping._output_segments, mapping._eviction_config
+            bounds = mapping._output_segments
+            config = mapping._eviction_config
             width = -(-mapping.input_size() // mapping.buckets())
             numbers.append(
                 [start, mapping.buckets(), width, len(sizes), config.single_ttl if config else 0]
             )
             sizes += [end - first for first, end in pairwise(bounds)]
             offsets += [start + first for first in bounds[:-1]]
+
         device = self._mappings[0].device
         self._numbers = torch.tensor(numbers, device=device).T.contiguous()
         self._buckets = torch.tensor([sizes, offsets], device=device)
@@ -62,8 +68,10 @@ class JointMappings:
         self._scores = None
         if self._mappings[0]._hash_zch_metadata is not None:
             self._scores = _put_together([mapping._hash_zch_metadata for mapping in self._mappings])
+
         self._places = [_place(mapping) for mapping in self._mappings]
-        self._looked_up, self._version = 0, list[int]()
+        self._looked_up = 0
+        self._version = list[int]()
         self._indices: IdIndices | None = None
 
     @staticmethod
@@ -82,20 +90,25 @@ class JointMappings:
 
         In training mode new ids are given rows, as the mapping of each table would give them.
         """
-        ids, first = ids.to(self._identities.device, torch.int64), self._mappings[0]
+        ids = ids.to(self._identities.device, torch.int64)
+        first = self._mappings[0]
         if not first.training:
             return self._find(ids, counts)
+
         table, sizes, offsets, starts = self._buckets_of(ids, counts)
-        eviction, probing = None, Probing(first.max_probe, 0, fallback=True)
+        eviction = None
+        probing = Probing(first.max_probe, 0, fallback=True)
         if self._scores is not None:
             now = HashZchSingleTtlScorer(first._eviction_config).gen_threshold()
             scores = (self._numbers[4] + now).index_select(0, table).int()
             eviction = Eviction(self._scores, scores, now, first.eviction_flag == 1)
+
         claims = claim_slots(ids, self._identities, sizes, offsets, probing, eviction)
         without = table[claims.shared].bincount(minlength=len(counts)).tolist()
         evicted = claims.evicted.sort().values
         begins = torch.searchsorted(evicted, self._numbers[0]).tolist()
         ends = [*begins[1:], evicted.numel()]
+
         for mapping, start, count, shared, begin, end in zip(
             self._mappings, self._numbers[0], counts, without, begins, ends, strict=True
         ):
@@ -103,21 +116,28 @@ class JointMappings:
             mapping.counts.evictions += end - begin
             if end > begin:
                 mapping._evicted_indices.append(evicted[begin:end] - start)
+
         return claims.slots - starts
 
     def _find(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows [N], by an index once as many ids as slots were looked up since a change."""
         if not has_index(self._identities):
             return self._probe(ids, counts)
+
         held = [vars(mapping)["_parameters"]["_hash_zch_identities"] for mapping in self._mappings]
         version = [each._version for each in (self._identities, *held)]
         if version != self._version:
-            self._version, self._looked_up, self._indices = version, 0, None
+            self._version = version
+            self._looked_up = 0
+            self._indices = None
+
         self._looked_up += ids.numel()
         if self._indices is None and self._looked_up < len(self._identities):
             return self._probe(ids, counts)
+
         if self._indices is None:
             self._indices = self._indexed()
+
         rows, misses = self._indices.find(ids, counts)
         absent = np.flatnonzero(rows.numpy() < 0)
         ids = ids.index_select(0, torch.from_numpy(absent))
@@ -125,6 +145,7 @@ class JointMappings:
         shared: list[Any] = [each.numpy() for each in (ids, sizes, offsets, starts)]
         slots = shared_slots(murmur_hash(shared[0]), shared[1], shared[2], 0)
         rows.numpy()[absent] = slots - shared[3]
+
         return rows
 
     def _indexed(self) -> IdIndices:
@@ -136,6 +157,7 @@ class JointMappings:
             counts = [len(slots) * (place == number) for place in range(len(tables))]
             slots = slots[self._probe(held[slots], counts) == slots]
             index.fill(held[slots], slots)
+
         return indices
 
     def _probe(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
@@ -150,12 +172,15 @@ class JointMappings:
             parts = zip(self._names, self._mappings, ids.split(list(counts)), strict=True)
             for name, mapping, part in parts:
                 mapping._refuse(name, part, None)
+
         table = torch.from_numpy(np.arange(len(counts)).repeat(counts)).to(ids.device)
         if not self._have_buckets:
             sizes, offsets = (each.index_select(0, table) for each in self._buckets)
             return table, sizes, offsets, offsets
+
         starts, buckets, widths, firsts, _ = self._numbers.index_select(1, table)
         bucket = firsts + bucket_of(ids, widths, buckets)
+
         return table, *self._buckets.index_select(1, bucket), starts
 
 
@@ -169,6 +194,7 @@ def _kind(name: str, module: Any) -> tuple[Any, ...] | None:
         or module.is_read_only(name)
     ):
         return None
+
     has_scores = module._buffers["_hash_zch_metadata"] is not None
     device = module._parameters["_hash_zch_identities"].device
     return settings, module.training, has_scores, module._eviction_policy_name, device
@@ -178,10 +204,12 @@ def _put_together(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor with the rows of all, which become views of it."""
     with torch.inference_mode(tensors[0].is_inference()):  # whatever the mode of the first batch
         joined = torch.cat([tensor.data for tensor in tensors])
+
     for tensor, part in zip(
         tensors, joined.split([tensor.shape[0] for tensor in tensors]), strict=True
     ):
         tensor.data = part
+
     return joined
 
 

@@ -99,8 +99,11 @@ class ScalarLogger(nn.Module):
         self.register_buffer(
             self.STEPS_BUFFER, torch.tensor(1, dtype=torch.int64), persistent=False
         )
-        self._name, self._zch_size, self._frequency = name, zch_size, frequency
-        self._start_bucket, self._disable_fallback = start_bucket, disable_fallback
+        self._name = name
+        self._zch_size = zch_size
+        self._frequency = frequency
+        self._start_bucket = start_bucket
+        self._disable_fallback = disable_fallback
         bucket = zch_size // num_buckets_per_rank
         bounds = torch.arange(1, num_buckets_per_rank + 1, device=device) * bucket
         self._opt_in_ranges = bounds - max(num_reserved_slots_per_bucket, 0)
@@ -141,7 +144,8 @@ class ScalarLogger(nn.Module):
             metadata: Scores before the batch [R, 1].
             eviction_config: Times to live.
         """
-        before, after = identities_0[remapped_ids, 0], identities_1[remapped_ids, 0]
+        before = identities_0[remapped_ids, 0]
+        after = identities_1[remapped_ids, 0]
         with_slot = values[hit_indices] if remapped_ids.shape[0] != values.shape[0] else values
         hits = int((before == with_slot).sum())
         inserted = int((before == -1).sum()) - int((after == -1).sum())
@@ -175,7 +179,8 @@ class ScalarLogger(nn.Module):
                 "eviction": self._eviction_cnt,
                 "opt_in": self._opt_in_cnt,
             }
-            total, age = self._total_cnt, self._sum_eviction_age
+            total = self._total_cnt
+            age = self._sum_eviction_age
             self._begin_anew()
             rates = {f"{kind}_rate": round(count / total, 3) for kind, count in counts.items()}
             rates["avg_eviction_age"] = round(age / max(counts["eviction"], 1), 3)
@@ -193,4 +198,5 @@ class ScalarLogger(nn.Module):
                 step,
                 rates,
             )
+
         self._scalar_logger_steps += 1

@@ -72,7 +72,8 @@ class TrainInputMapper(nn.Module):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self._input_hash_size, self._buckets = input_hash_size, total_num_buckets
+        self._input_hash_size = input_hash_size
+        self._buckets = total_num_buckets
         self._inference_dispatch_div_train_world_size = inference_dispatch_div_train_world_size
         self._name = name
         self.register_buffer("_zch_size_per_training_rank", size_per_rank, persistent=False)
@@ -82,16 +83,19 @@ class TrainInputMapper(nn.Module):
         self, values: Tensor, output_offset: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids [N] -> ids, each one's rows of its bucket and first row from ``output_offset``."""
-        buckets, inside = values % self._buckets, values // self._buckets
+        buckets = values % self._buckets
+        inside = values // self._buckets
         if self._input_hash_size > 0:
             width = (self._input_hash_size + self._buckets - 1) // self._buckets
             within = (values >= 0) & (values < width * self._buckets)
             buckets = torch.where(within, values // width, buckets)
             inside = torch.where(within, values % width, inside)
+
         sizes = self._zch_size_per_training_rank.to(values.device).index_select(0, buckets)
         offsets = self._train_rank_offsets.to(values.device).index_select(0, buckets)
         if output_offset is not None:
             offsets = offsets - output_offset
+
         return inside if self._inference_dispatch_div_train_world_size else values, sizes, offsets
 
 
@@ -214,14 +218,22 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         segments = output_segments or _equal_buckets(zch_size, total_num_buckets)
         super().__init__(device, segments, True, read_only_suffix, enable_per_feature_lookups)
         self._given = given
-        self._zch_size, self._max_probe, self._buckets = zch_size, max_probe, total_num_buckets
-        self._input_hash_size, self._output_segments, self._name = input_hash_size, segments, name
-        self._start_bucket, self._end_bucket = start_bucket, end_bucket or total_num_buckets
-        self._disable_fallback, self._no_bag = disable_fallback, no_bag
+        self._zch_size = zch_size
+        self._max_probe = max_probe
+        self._buckets = total_num_buckets
+        self._input_hash_size = input_hash_size
+        self._output_segments = segments
+        self._name = name
+        self._start_bucket = start_bucket
+        self._end_bucket = end_bucket or total_num_buckets
+        self._disable_fallback = disable_fallback
+        self._no_bag = no_bag
         self._eviction_policy_name_copy = eviction_policy_name
         self._eviction_config = eviction_config
-        self._opt_in_prob, self._percent_reserved_slots = opt_in_prob, percent_reserved_slots
-        self._track_id_freq, self._write_runtime_meta_dim = track_id_freq, write_runtime_meta_dim
+        self._opt_in_prob = opt_in_prob
+        self._percent_reserved_slots = percent_reserved_slots
+        self._track_id_freq = track_id_freq
+        self._write_runtime_meta_dim = write_runtime_meta_dim
         self._reserved = max(self.get_reserved_slots_per_bucket(), 0)
         self._check()
         host = torch.device("cpu") if device.type == "meta" else device
@@ -230,6 +242,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self.input_mapper = TrainInputMapper(
             input_hash_size, total_num_buckets, bounds.diff(), bounds[:-1].clone(), by_number, name
         )
+
         # With one bucket there is none to look for; but its ids may be replaced by their numbers.
         self._has_many_buckets = self._end_bucket - start_bucket > 1 or by_number
         self._output_global_offset_tensor = (
@@ -239,6 +252,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
         )
         self._make_state(persist_hash_zch_bucket)
+
         # What mappings that are remapped in one call have in common; None: this one is remapped by
         # itself.
         own_rules = (
@@ -265,6 +279,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             reserved = self.get_reserved_slots_per_bucket()
             numbers = (zch_size, tb_logging_frequency, start_bucket, buckets, reserved)
             self._scalar_logger = ScalarLogger(name, *numbers, device, disable_fallback)
+
         self.reset_training_mode()
         if is_inference:
             self.reset_inference_mode()
@@ -272,7 +287,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     @torch.jit.unused
     def _make_state(self, persist_buckets: bool) -> None:
         """The tensors of a mapping without ids."""
-        rows, device = self._zch_size, self._device
+        rows = self._zch_size
+        device = self._device
         identities = torch.full([rows, 1], -1, dtype=torch.int64, device=device)
         self._hash_zch_identities = nn.Parameter(identities, requires_grad=False)
         evicts = self._eviction_policy_name_copy is not None
@@ -284,6 +300,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 [rows, self._write_runtime_meta_dim or 1], dtype=torch.int64, device=device
             )
             self._hash_zch_runtime_meta = nn.Parameter(numbers, requires_grad=False)
+
         self.register_buffer(
             self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=persist_buckets
         )
@@ -320,6 +337,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             offsets: Tensor | None = None
             if self._has_many_buckets:
                 ids, sizes, offsets = self.input_mapper(ids, self._output_global_offset_tensor)
+
             probing = Probing(self._max_probe, self._reserved, not self._disable_fallback)
             rows = ids
             if is_scripting():
@@ -331,6 +349,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 else:
                     rows = find_slots(ids, self._hash_zch_identities, sizes, offsets, probing)
                     self._log(ids, rows, self._hash_zch_identities.data, None, None)
+
             lengths = feature.lengths_or_none()
             ends = feature.offsets_or_none()
             weights = feature.weights_or_none()
@@ -342,16 +361,22 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                     rows = rows[hits]
                     if weights is not None and weights.shape[0] == hits.shape[0]:
                         weights = weights[hits]
+
                     if mutate_miss_lengths:
-                        lengths, ends = _compute_lengths_from_hits(feature.lengths(), hits), None
+                        lengths = _compute_lengths_from_hits(feature.lengths(), hits)
+                        ends = None
+
             first_row = self._output_global_offset_tensor
             if first_row is not None:
                 rows = rows + first_row.to(rows.device)
+
             remapped[name] = jagged_from_parts(
                 rows.to(feature.values().device), weights, lengths, ends
             )
+
         if not is_scripting():
             self._report_log()
+
         return remapped
 
     @torch.jit.unused
@@ -363,7 +388,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         """Rows [U] that another id got since the last call, or None; they are to be reset."""
         if not self._evicted_indices:
             return None
-        evicted, self._evicted_indices = torch.unique(torch.cat(self._evicted_indices)), []
+        evicted = torch.unique(torch.cat(self._evicted_indices))
+        self._evicted_indices = []
         offset = self._output_global_offset_tensor
         return evicted if offset is None else evicted + offset.to(evicted.device)
 
@@ -415,10 +441,12 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         """These rows of all buckets of this rank [U], or None."""
         if self._opt_in_prob == -1:
             return None
+
         local = range(self._start_bucket, self._end_bucket)
         first = self._output_segments[self._start_bucket]
         ends = [self._output_segments[one + 1] for one in local]
         rows = torch.tensor(ends, device=self.device).unsqueeze(1) - first
+
         return (rows + torch.arange(-self._reserved, 0, device=self.device)).flatten()
 
     def rebuild_with_output_id_range(
@@ -435,6 +463,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 f"these begin at rows {self._output_segments}: choose total_num_buckets as a "
                 "multiple of the number of ranks"
             )
+
         shard = {
             "zch_size": end - first,
             "device": device or self.device,
@@ -462,7 +491,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     def reset_intrainer_bulk_eval_mode(self) -> None:
         """Only read, until ``reset_training_mode``."""
         self.eval()
-        self._is_inference, self._evicted_indices = True, []
+        self._is_inference = True
+        self._evicted_indices = []
         self._eviction_policy_name = self._eviction_module = None
 
     def reset_training_mode(self) -> None:
@@ -475,6 +505,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 f"table {self._name!r}: reset_inference_mode() has dropped the scores that "
                 f"{policy.value} needs; build the module again, and load its state"
             )
+
         self._eviction_module = None
         if policy is not None:
             self._eviction_module = HashZchEvictionModule(
@@ -515,30 +546,40 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         write_weights: Tensor | None,
     ) -> Tensor:
         """The rows of a batch's ids; new ids are given one."""
-        eviction, opted_in, table = None, None, self._hash_zch_identities.detach()
+        eviction = None
+        opted_in = None
+        table = self._hash_zch_identities.detach()
         if self._eviction_module is not None and self._hash_zch_metadata is not None:
             scores, threshold = self._eviction_module(feature)
             eviction = Eviction(self._hash_zch_metadata, scores, threshold, self.eviction_flag == 1)
+
         if 0 < self._opt_in_prob < 100:
             opted_in = torch.rand(ids.shape, device=ids.device) * 100 < self._opt_in_prob
-        before, scores_before = table, self._hash_zch_metadata
+
+        before = table
+        scores_before = self._hash_zch_metadata
         if self._scalar_logger is not None:
             before = table.clone()
             scores_before = None if scores_before is None else scores_before.clone()
+
         claims = claim_slots(ids, table, sizes, offsets, probing, eviction, opted_in)
         if claims.evicted.numel() > 0:
             self._evicted_indices.append(claims.evicted)
+
         numbers = self._hash_zch_runtime_meta
         if numbers is not None:
             numbers.data[claims.evicted] = 0
             if self._track_id_freq:
                 rows = claims.slots[self._owned(ids, claims.slots)]
                 numbers.data[:, 0].index_add_(0, rows, torch.ones_like(rows))
+
             if write_weights is not None:
                 self.update_runtime_meta(ids, claims.slots, write_weights)
+
         self.counts.add(ids.numel(), claims.shared.numel())
         self.counts.evictions += claims.evicted.numel()
         self._log(ids, claims.slots, before, scores_before, claims.evicted)
+
         return claims.slots
 
     @torch.jit.unused
@@ -551,7 +592,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         evicted: Tensor | None,
     ) -> None:
         if self._scalar_logger is not None:
-            hits, table = rows != -1, self._hash_zch_identities.data
+            hits = rows != -1
+            table = self._hash_zch_identities.data
             given = (evicted, scores_before, self._eviction_config)
             self._scalar_logger.update(before, table, ids, rows[hits], hits, *given)
 
@@ -566,11 +608,13 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     def _refuse(self, name: str, ids: Tensor, offsets: Tensor | None) -> None:
         if not validation_enabled() or ids.is_meta or ids.numel() == 0:
             return
+
         if bool((ids == -1).any()):
             raise ValueError(
                 f"{name!r}: an id is -1, which marks a row that no id has; leave missing ids "
                 "out of their lists"
             )
+
         if (
             offsets is not None
             and self.is_sharded
@@ -590,12 +634,14 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 f"{where}: percent_reserved_slots={self._percent_reserved_slots} is not from 0 "
                 "to below 100"
             )
+
         if self._opt_in_prob != -1 and not (0 < self._opt_in_prob <= 100 and self._reserved > 0):
             raise ValueError(
                 f"{where}: opt_in_prob={self._opt_in_prob} with {self._reserved} reserved rows in "
                 "each bucket; it is -1, or a percentage from 1 to 100 with percent_reserved_slots "
                 "that reserve a row or more"
             )
+
         if self._track_id_freq and self._write_runtime_meta_dim > 0:
             raise _TwoUsesError(
                 f"{where}: track_id_freq and write_runtime_meta_dim both need the numbers of "

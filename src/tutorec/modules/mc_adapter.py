@@ -57,7 +57,8 @@ class _Adapter(nn.Module):
                 f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
             )
 
-        collection, buckets = self._plain(tables, device=device), mpzch_num_buckets or world_size
+        collection = self._plain(tables, device=device)
+        buckets = mpzch_num_buckets or world_size
         configs = checked_tables(type(self).__name__, tables, BaseEmbeddingConfig)
 
         def mapping(table: BaseEmbeddingConfig) -> ManagedCollisionModule:
@@ -67,6 +68,7 @@ class _Adapter(nn.Module):
                 return MCHManagedCollisionModule(
                     rows, device, policy, eviction_interval, input_hash_size
                 )
+
             return HashZchManagedCollisionModule(
                 rows,
                 device,
@@ -118,7 +120,8 @@ class McEmbeddingCollectionAdapter(_Adapter):
 
     mc_embedding_collection: ManagedCollisionEmbeddingCollection
     _path = "mc_embedding_collection"
-    _plain, _managed = EmbeddingCollection, ManagedCollisionEmbeddingCollection
+    _plain = EmbeddingCollection
+    _managed = ManagedCollisionEmbeddingCollection
     remapped_ids: KeyedJaggedTensor | None = None
 
     def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -169,7 +172,8 @@ class McEmbeddingBagCollectionAdapter(_Adapter):
 
     mc_embedding_bag_collection: ManagedCollisionEmbeddingBagCollection
     _path = "mc_embedding_bag_collection"
-    _plain, _managed = EmbeddingBagCollection, ManagedCollisionEmbeddingBagCollection
+    _plain = EmbeddingBagCollection
+    _managed = ManagedCollisionEmbeddingBagCollection
 
     def forward(self, input_kjt: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows of raw ids."""

@@ -79,12 +79,14 @@ class ManagedCollisionModule(nn.Module):
         self._enable_per_feature_lookups = enable_per_feature_lookups
         if skip_state_validation:
             return
+
         unused = _MOST_SHARDS + 1 - len(output_segments)
         if unused < 0:
             raise ValueError(
                 f"{type(self).__name__}: {len(output_segments) - 1} output segments, and there "
                 f"may be {_MOST_SHARDS}"
             )
+
         segments = torch.tensor(
             [*output_segments, *[-1] * unused], dtype=torch.int64, device=device
         )
@@ -192,12 +194,14 @@ class ManagedCollisionModule(nn.Module):
         Raises:
             ValueError: It was built with another number of buckets.
         """
-        own, buckets = self.state_dict(), state.get("_hash_zch_bucket")
+        own = self.state_dict()
+        buckets = state.get("_hash_zch_bucket")
         if buckets is not None and int(buckets) != self.buckets():
             raise ValueError(
                 f"{type(self).__name__}: the stored mapping has {int(buckets)} buckets, and this "
                 f"one has {self.buckets()}: build it with as many"
             )
+
         for name, value in state.items():
             own[name].copy_(value)
 
@@ -214,11 +218,13 @@ class ManagedCollisionModule(nn.Module):
         """This mapping, or a copy of it on another device; from meta one without ids."""
         if self.device == device:
             return self
+
         rows = self.output_size()
         segments = getattr(self, "_output_segments", [0, rows])
         copy = self.rebuild_with_output_id_range((0, rows), segments, device)
         if self.device.type != "meta":
             copy.load_state_by_row(self.state_by_row())
+
         return copy
 
 

@@ -37,7 +37,8 @@ def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = 
     """
     configs, tables = _tables_of(ebc)
     for config in configs:
-        rows, weight = evictions.get(config.name), cast(Tensor, tables[config.name].weight)
+        rows = evictions.get(config.name)
+        weight = cast(Tensor, tables[config.name].weight)
         if rows is not None and rows.numel() and not weight.is_meta:
             reset_rows(config, weight, rows, in_place)
 
@@ -63,11 +64,13 @@ def reset_rows(
 def _tables_of(collection: nn.Module) -> tuple[list[BaseEmbeddingConfig], nn.ModuleDict]:
     if isinstance(collection, EmbeddingBagCollection):
         return [*collection.embedding_bag_configs()], collection.embedding_bags
+
     if not isinstance(collection, EmbeddingCollection):
         raise TypeError(
             f"the rows of a {type(collection).__name__} are not trained and cannot be reset; "
             "call eval() first"
         )
+
     return [*collection.embedding_configs()], collection.embeddings
 
 
@@ -131,6 +134,7 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
                 f"{[config.name for config in configs]} and of the mappings "
                 f"{[config.name for config in mapped]} differ; build both from one list"
             )
+
         self._managed_collision_collection = managed_collision_collection
         self._return_remapped_features = return_remapped_features
         self._allow_in_place_embed_weight_update = allow_in_place_embed_weight_update
@@ -155,12 +159,15 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         """
         if self.is_traced_whole and is_fx_symbolic_tracing():
             return call_whole(self, features, features, mutate_miss_lengths)
+
         mapping = self._managed_collision_collection
         remapped = mapping(features, mutate_miss_lengths=mutate_miss_lengths)
         evictions = mapping.evict()
         if any(rows is not None for rows in evictions.values()):
             evict(evictions, self._embedding_module, self._allow_in_place_embed_weight_update)
+
         embedded = self._embedding_module(remapped)
+
         return embedded, remapped if self._return_remapped_features else None
 
     def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> Tensor:

@@ -171,9 +171,11 @@ class MCHEvictionPolicy:
         for name, recorded in history_metadata.items():
             if additional_ids is not None:
                 recorded = torch.cat([recorded, torch.full_like(additional_ids, current_iter)])
+
             latest = recorded.new_zeros(unique_ids_counts.shape)
             latest.scatter_reduce_(0, unique_inverse_mapping, recorded, "amax", include_self=False)
             coalesced[name] = latest if threshold_mask is None else latest[threshold_mask]
+
         return coalesced
 
     def update_metadata_and_generate_eviction_scores(
@@ -210,20 +212,25 @@ class MCHEvictionPolicy:
         merged = {}
         for name, of_rows in mch_metadata.items():
             if name == "counts":
-                seen, of_last = coalesced_history_sorted_unique_ids_counts, _LARGEST
+                seen = coalesced_history_sorted_unique_ids_counts
+                of_last = _LARGEST
                 of_rows[position] += seen[has_row]
             else:
                 seen = coalesced_history_metadata[name][coalesced_history_argsort_mapping]
                 of_last = current_iter
                 of_rows[position] = seen[has_row]
+
             of_rows[mch_size - 1] = of_last
             merged[name] = torch.cat([of_rows, seen[~has_row]])
+
         scores = self.eviction_scores(current_iter, merged)
         evicted, selected = self._compute_selected_eviction_and_replacement_indices(
             mch_size, scores
         )
+
         for name, of_rows in mch_metadata.items():
             of_rows[evicted] = merged[name][mch_size + selected]
+
         return evicted, selected
 
     def _compute_selected_eviction_and_replacement_indices(
@@ -235,9 +242,12 @@ class MCHEvictionPolicy:
         is higher.
         """
         lowest = eviction_scores.kthvalue(eviction_scores.numel() - pivot + 1).values
-        kept, equal = eviction_scores > lowest, eviction_scores == lowest
+        kept = eviction_scores > lowest
+        equal = eviction_scores == lowest
         kept |= equal & (equal.cumsum(0) <= pivot - kept.sum())
-        dropped, admitted = (~kept[:pivot]).nonzero().view(-1), kept[pivot:].nonzero().view(-1)
+        dropped = (~kept[:pivot]).nonzero().view(-1)
+        admitted = kept[pivot:].nonzero().view(-1)
+
         return (
             dropped[eviction_scores[dropped].argsort(descending=True, stable=True)],
             admitted[eviction_scores[admitted + pivot].argsort(descending=True, stable=True)],

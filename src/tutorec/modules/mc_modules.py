@@ -70,6 +70,7 @@ def _joined(
     for each in weights:
         if each is not None:
             given.append(each)
+
     joined = torch.cat(given) if len(given) > 0 else None
     return KeyedJaggedTensor(
         features.keys(), torch.cat(values), joined, torch.cat(lengths), None, features.stride()
@@ -157,6 +158,7 @@ class ManagedCollisionCollection(nn.Module):
         values: list[Tensor] = []
         lengths: list[Tensor] = []
         weights: list[Tensor | None] = []
+
         for place, (table, module) in enumerate(self._managed_collision_modules.items()):
             given = JaggedTensor(
                 parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None
@@ -167,9 +169,11 @@ class ManagedCollisionCollection(nn.Module):
                 whole = cast(ManagedCollisionModule, module).is_traced_whole
                 call = partial(call_whole, module, features) if whole else module
                 lists = call({table: given}, mutate_miss_lengths)[table]
+
             values.append(lists.values())
             lengths.append(lists.lengths())
             weights.append(lists.weights_or_none())
+
         return _joined(features, values, weights, lengths)
 
     @torch.jit.unused
@@ -177,26 +181,36 @@ class ManagedCollisionCollection(nn.Module):
         if is_fx_symbolic_tracing():
             if self.is_traced_whole:
                 return call_whole(self, features, features, mutate_miss_lengths)
+
             return self._in_graph(features, mutate_miss_lengths)
+
         features = maybe_td_to_kjt(features, self._feature_names)
         if not hasattr(features, "stride_per_key"):
             refuse_batch("a ManagedCollisionCollection", features)
+
         features = self._in_order(features)
-        weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
+        weights = features.weights_or_none()
+        inverse = features.inverse_indices_or_none()
         rows = self._rows_at_once(features)
         if rows is not None:
             return features._with_ids(rows, weights)
-        parts, remapped = features.split(self._table_feature_splits), list[JaggedTensor]()
+
+        parts = features.split(self._table_feature_splits)
+        remapped = list[JaggedTensor]()
+
         for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
             remapped.append(
                 module(_lists(table, module, part), mutate_miss_lengths=mutate_miss_lengths)[table]
             )
+
         values = torch.cat([lists.values() for lists in remapped])
         if all(
             lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)
         ):
             return features._with_ids(values, weights)
+
         variable = features.variable_stride_per_key()
+
         return KeyedJaggedTensor(
             features.keys(),
             values,
@@ -241,7 +255,8 @@ class ManagedCollisionCollection(nn.Module):
             ).reshape(-1)
             for ids, rows, (_, module) in asked
         ]
-        inverse, weights = features.inverse_indices_or_none(), features.weights_or_none()
+        inverse = features.inverse_indices_or_none()
+        weights = features.weights_or_none()
         return features._with_tensors(
             torch.cat(numbers), weights, features.lengths(), None, inverse
         )
@@ -263,16 +278,20 @@ class ManagedCollisionCollection(nn.Module):
         kind = next((kind for kind in kinds if kind.can_hold(modules)), None)
         if kind is None:
             return None
+
         if not (isinstance(self._together, kind) and self._together.holds(modules)):
             self._together = kind(modules)
+
         ids = features.values()
         if self._together.observes:
             parts = zip(self._modules_by_table(), self._parts(features), strict=True)
             lists = [(module, _lists(table, module, part)) for (table, module), part in parts]
             observed = [module.profile(module.preprocess(of_table)) for module, of_table in lists]
             ids = torch.cat([ids.values() for of_table in observed for ids in of_table.values()])
+
         counts = segment_sums(features.length_per_key(), self._table_feature_splits)
         rows = self._together.rows_of(ids, counts)
+
         return rows if kind is GrowingTogether else rows.to(features.values())
 
     def _parts(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
@@ -288,12 +307,15 @@ class ManagedCollisionCollection(nn.Module):
         """The batch with the features of the tables, in their order."""
         if features.keys() == self._feature_names:
             return features
+
         places = features.index_per_key()
         missing = [name for name in self._feature_names if name not in places]
         if missing:
             raise KeyError(f"the batch lacks the features {missing}; it has {features.keys()}")
+
         ordered = features.permute([places[name] for name in self._feature_names])
         ordered._inverse_indices = features.inverse_indices_or_none()
+
         return ordered
 
 
@@ -301,13 +323,16 @@ def _check_modules(
     modules: dict[str, ManagedCollisionModule], configs: Sequence[BaseEmbeddingConfig]
 ) -> None:
     """Check that tables and mappings belong together."""
-    owner, names = "ManagedCollisionCollection", [config.name for config in configs]
+    owner = "ManagedCollisionCollection"
+    names = [config.name for config in configs]
     if set(names) != set(modules):
         raise ValueError(
             f"{owner}: tables {names} and managed collision modules {[*modules]}; each table "
             "needs one"
         )
+
     tables: dict[str, str] = {}
+
     for config in configs:
         rows = modules[config.name].output_size()
         if rows != config.num_embeddings:
@@ -315,6 +340,7 @@ def _check_modules(
                 f"{owner}: table {config.name!r} has {config.num_embeddings} rows, and its managed "
                 f"collision module maps ids to {rows}; give both the same number"
             )
+
         for feature in config.feature_names:
             if (other := tables.setdefault(feature, config.name)) != config.name:
                 raise ValueError(

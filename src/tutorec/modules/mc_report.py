@@ -109,6 +109,7 @@ class CollisionReport(TextTable):
         occupied = [100 * one.occupied / one.rows for one in self.tables]
         own = [100 * one.admitted_share for one in self.tables]
         shared = [100 - share for share in own]
+
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(7.0, 1.3 + 0.5 * len(names)), layout="constrained")
             FigureCanvasAgg(figure)
@@ -122,4 +123,5 @@ class CollisionReport(TextTable):
             lookups.set(xlim=(0, 100), xlabel="% of the lookups")
             lookups.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderpad=0.0)
             rows.invert_yaxis()
+
         return figure

@@ -88,6 +88,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
                 f"MCHManagedCollisionModule {name or ''}: zch_size={zch_size}, "
                 f"eviction_interval={eviction_interval}; both must be above 0"
             )
+
         rows = range(output_global_offset, output_global_offset + zch_size)
         segments = [rows.start, rows.stop] if output_segments is None else output_segments
         super().__init__(device, segments)
@@ -95,19 +96,26 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             warnings.warn(
                 "MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2
             )
-        self._name, self._zch_size = name, zch_size
-        self._rows, self._output_segments = rows, segments
-        self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
-        self._input_hash_size, self._input_hash_func = input_hash_size, input_hash_func
+
+        self._name = name
+        self._zch_size = zch_size
+        self._rows = rows
+        self._output_segments = segments
+        self._eviction_policy = eviction_policy
+        self._eviction_interval = eviction_interval
+        self._input_hash_size = input_hash_size
+        self._input_hash_func = input_hash_func
         self._buckets = buckets
         self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), NO_ID, device=device))
         self.register_buffer(
             "_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device)
         )
+
         for info in eviction_policy.metadata_info:
             if info.is_mch_metadata:
                 buffer = torch.zeros(zch_size, dtype=torch.int64, device=device)
                 self.register_buffer(f"_mch_{info.metadata_name}", buffer)
+
         self._current_iter = -1
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._evicted_rows: Tensor | None = None
@@ -135,19 +143,24 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """In training mode record the ids, and let them compete where that is due."""
         if not self.training:
             return features
+
         if self._current_iter < 0:
             self._current_iter = int(self._current_iter_tensor)
+
         self._current_iter += 1
         self._current_iter_tensor += 1
         policy = self._eviction_policy
         recorded = [info.metadata_name for info in policy.metadata_info if info.is_history_metadata]
+
         for lists in features.values():
             ids = lists.values().to(torch.int64, copy=True)
             metadata = {name: torch.empty_like(ids) for name in recorded}
             policy.record_history_metadata(self._current_iter, ids, metadata)
             self._history.append((ids, metadata))
+
         if self._current_iter % self._eviction_interval == 0:
             self._compete()
+
         return features
 
     def remap(
@@ -158,13 +171,15 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     ) -> dict[str, JaggedTensor]:
         """Ids -> rows; the last row for an id that has none."""
         if is_fx_symbolic_tracing():
-            ids, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+            ids = self._mch_sorted_raw_ids
+            rows = self._mch_remapped_ids_mapping
             return rows_by_search(features, ids, rows, self._rows.stop - 1)
         return with_values(features, self._rows_of)
 
     def evict(self) -> Tensor | None:
         """Rows [U] that have been given to an id since the last call, or None."""
-        rows, self._evicted_rows = self._evicted_rows, None
+        rows = self._evicted_rows
+        self._evicted_rows = None
         return rows
 
     def output_size(self) -> int:
@@ -196,11 +211,13 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
                 f"{self._rows.stop} cannot be built from the stored segments "
                 f"{[boundary for boundary in stored if boundary >= 0]}"
             )
+
         self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(
             self._output_segments
         )
         self._output_segments_tensor[len(self._output_segments) :] = -1
-        self._current_iter, self._history = -1, []
+        self._current_iter = -1
+        self._history = []
         self._sort()
         raw = self._mch_sorted_raw_ids
         twice = raw[1:][(raw[1:] == raw[:-1]) & (raw[1:] != NO_ID)]
@@ -212,7 +229,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state in the order of the rows; the position of an id is its row."""
-        order, state = torch.argsort(self._mch_remapped_ids_mapping), super().state_by_row()
+        order = torch.argsort(self._mch_remapped_ids_mapping)
+        state = super().state_by_row()
         del state["_mch_remapped_ids_mapping"]
         return {
             name: value if name in self.once_per_table else value[order]
@@ -224,7 +242,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """Load what `state_by_row` of a mapping onto the same rows returned."""
         super().load_state_by_row(state)
         self._mch_remapped_ids_mapping.copy_(torch.arange(self._rows.start, self._rows.stop))
-        self._current_iter, self._history, self._evicted_rows = -1, [], None
+        self._current_iter = -1
+        self._history = []
+        self._evicted_rows = None
         self._sort()
 
     def rebuild_with_output_id_range(
@@ -258,22 +278,29 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _find(self, ids: Tensor) -> Tensor:
         """The row of each id [N], below 0 for an id without one."""
-        raw, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+        raw = self._mch_sorted_raw_ids
+        rows = self._mch_remapped_ids_mapping
         if not has_index(raw):
             return _searched(raw, rows, ids, -1)
+
         if self._index is None:
-            self._index, self._indexed = IdIndices([self._zch_size]).tables[0], None
+            self._index = IdIndices([self._zch_size]).tables[0]
+            self._indexed = None
+
         self._refresh()
         rows = self._index.find(ids)
+
         return torch.where(rows < 0, rows, rows + self._rows.start) if self._rows.start else rows
 
     def _refresh(self) -> None:
         """Fill the index anew if the mapping was changed since."""
         if self._indexed != (version := self._mapping_version()):
             taken = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
+
             # frequent ids come last, and get their first slots
             for metadata in [*self._metadata().values()][:1]:
                 taken = taken[metadata[taken].argsort(stable=True)]
+
             assert self._index is not None, "an index is refreshed where there is one"
             rows = self._mch_remapped_ids_mapping[taken] - self._rows.start
             self._index.fill(self._mch_sorted_raw_ids[taken], rows)
@@ -299,25 +326,34 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _compete(self) -> None:
         """Let the recorded ids compete with those that have a row."""
-        history, self._history = self._history, []
-        policy, metadata = self._eviction_policy, {}
+        history = self._history
+        self._history = []
+        policy = self._eviction_policy
+        metadata = {}
+
         for name in history[0][1]:
             metadata[name] = torch.cat([recorded[name] for _, recorded in history])
+
         ids, inverse, counts = torch.unique(
             torch.cat([ids for ids, _ in history]), return_inverse=True, return_counts=True
         )
         admitted = None
         if policy._threshold_filtering_func is not None:
             admitted = policy._threshold_filtering_func(counts)[0]
+
         seen = policy.coalesce_history_metadata(
             self._current_iter, metadata, counts, inverse, threshold_mask=admitted
         )
         if admitted is not None:
-            ids, counts = ids[admitted], counts[admitted]
+            ids = ids[admitted]
+            counts = counts[admitted]
+
         order = torch.argsort(counts, descending=True, stable=True)
-        ids, counts = ids[order], counts[order]
+        ids = ids[order]
+        counts = counts[order]
         rows = self._find(ids)
-        has_row, place = rows >= 0, torch.empty_like(self._mch_remapped_ids_mapping)
+        has_row = rows >= 0
+        place = torch.empty_like(self._mch_remapped_ids_mapping)
         place[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(
             self._zch_size, device=place.device
         )
@@ -385,6 +421,7 @@ def rows_by_search(
         remapped[name] = jagged_from_parts(
             found, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none()
         )
+
     return remapped
 
 
@@ -401,8 +438,10 @@ class MappingsTogether:
         self._indices = IdIndices([module.output_size() for module in self._modules])
         self._starts = torch.tensor([module._rows.start for module in self._modules])
         self._are_shards = bool(self._starts.any())
+
         for module, index in zip(self._modules, self._indices.tables, strict=True):
-            module._index, module._indexed = index, None
+            module._index = index
+            module._indexed = None
 
     @staticmethod
     def can_hold(modules: Mapping[str, nn.Module]) -> bool:
@@ -432,9 +471,12 @@ class MappingsTogether:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         for module in self._modules:
             module._refresh()
+
         rows, misses = self._indices.find(ids.long(), counts)
         if self._are_shards:
             rows += self._starts.repeat_interleave(torch.tensor(counts))
+
         for module, lookups, shared in zip(self._modules, counts, misses, strict=True):
             module.counts.add(lookups, shared)
+
         return rows
