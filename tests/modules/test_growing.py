@@ -19,7 +19,7 @@ from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.errors import CheckpointError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.frequency import FrequencySketch
-from tutorec.modules.growing import GrowingManagedCollisionModule, GrowingTogether
+from tutorec.modules.growing import GrowingManagedCollisionModule, JointGrowingLookup
 from tutorec.modules.mc_evictions import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -27,7 +27,6 @@ from tutorec.modules.mc_evictions import (
     MCHEvictionPolicy,
 )
 from tutorec.modules.mc_modules import ManagedCollisionCollection
-from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -211,7 +210,7 @@ def test_tables_looked_up_at_once_equal_modules_that_are_called(buckets: int) ->
             assert (None if one is None else one.tolist()) == (
                 None if other is None else other.tolist()
             )
-    assert isinstance(together._together, GrowingTogether) and called._together is None
+    assert isinstance(together._joint_lookup, JointGrowingLookup) and called._joint_lookup is None
     assert str(together.report()) == str(called.report())
     assert all(
         torch.equal(value, called.state_dict()[key]) for key, value in together.state_dict().items()
@@ -315,26 +314,6 @@ def test_mixed_bits_are_a_permutation_without_a_pattern() -> None:
             counts = bits.bincount(minlength=64).float()
             # chi-square of 63 degrees, p = 2e-6
             assert float((counts - 256).square().sum() / 256) < 130
-
-
-@pytest.mark.parametrize("spread", [1, 1 << 40])
-def test_the_index_finds_what_was_added_and_nothing_else(spread: int) -> None:
-    """Neighbouring ids whose highest bits are equal all begin at one slot."""
-    rows, batch = 1 << 11, 100
-    index, ids = RowIndex(rows), torch.zeros(rows, dtype=torch.int64)
-    known: dict[int, int] = {}
-    for first in range(0, 1500, batch):
-        new = torch.arange(first, first + batch)
-        ids[new] = new * spread
-        index.add(new, ids, held=first + batch)
-        known |= {int(id): int(row) for id, row in zip(ids[new], new, strict=True)}
-        asked = torch.arange(0, 2000, 7) * spread
-        assert index.find(asked, ids).tolist() == [known.get(int(id), rows - 1) for id in asked]
-    taken = torch.arange(0, 1500, 3)  # rows that get other ids
-    ids[taken] = -1 - taken * spread
-    index.add(taken, ids, held=1500)
-    assert index.find(ids[:1500], ids).tolist() == [*range(1500)]
-    assert index.find(taken * spread, ids).unique().tolist() == [rows - 1]
 
 
 def test_a_sketch_is_never_too_low_and_seldom_too_high() -> None:

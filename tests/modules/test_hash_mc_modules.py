@@ -26,7 +26,7 @@ from tutorec.modules.hash_mc_evictions import (
     HashZchEvictionPolicyName,
     HashZchSingleTtlScorer,
 )
-from tutorec.modules.hash_mc_joint import JointMappings
+from tutorec.modules.hash_mc_joint import JointHashLookup
 from tutorec.modules.hash_mc_metrics import ScalarLogger, ScalarLoggerBackend
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
@@ -461,8 +461,8 @@ def test_an_index_finds_the_rows_that_probing_finds(buckets: int):
             ids = [draw.randrange(500) for _ in range(35)] + [77] * 5
             expected = [*rows_of(modules["a"], ids[:20]), *rows_of(modules["b"], ids[20:])]
             assert collection(batch(ids)).values().tolist() == expected
-            together = collection._together
-            assert isinstance(together, JointMappings)
+            together = collection._joint_lookup
+            assert isinstance(together, JointHashLookup)
             assert (together._indices is not None) == (number > 0)
 
 
@@ -513,9 +513,9 @@ def test_tables_that_are_remapped_in_one_call_get_the_rows_of_each_mapping(
                 for key, value in module.state_dict().items()
             )
     first = joint[configs[0].name]
-    assert isinstance(collection._together, JointMappings), "they were remapped in one call"
+    assert isinstance(collection._joint_lookup, JointHashLookup), "they were remapped in one call"
     copied = copy.deepcopy(collection)
-    assert copied._together is None
+    assert copied._joint_lookup is None
     first._hash_zch_identities.data.fill_(5)
     held = copied._managed_collision_modules[configs[0].name].get_parameter("_hash_zch_identities")
     assert torch.equal(held, alone[configs[0].name]._hash_zch_identities)

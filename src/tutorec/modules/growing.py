@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
+from tutorec._kernels.id_index import (
+    BYTES_PER_ID,
+    IdIndex,
+    IdIndices,
+    SortedIdIndex,
+    has_index,
+)
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import MOST_COUNTED, FrequencySketch
-from tutorec.modules.mc_base import ManagedCollisionModule, with_values
+from tutorec.modules.mc_base import JointLookup, ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
-from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
 
-_OF_ROWS = ("_row_ids", "_counts", "_last_access_iter")
+_ROW_STATES = ("_row_ids", "_counts", "_last_access_iter")
+
+
+class _Lookup(NamedTuple):
+    """Ids that were looked up in a growing mapping.
+
+    Args:
+        ids: Mixed ids [N].
+        positions: The position of each id's row in its bucket [N]; the last one without a row.
+        misses: How many ids have no row.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    misses: Tensor | int
 
 
 class GrowingManagedCollisionModule(ManagedCollisionModule):
@@ -108,16 +128,16 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self.first_row, last = output_id_range or (0, max_rows)
         self._rows = last - self.first_row
 
-        for name in _OF_ROWS:
+        for name in _ROW_STATES:
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
 
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
-        self._index: IdIndex | RowIndex | None = None
+        self._index: IdIndex | SortedIdIndex | None = None
         self._sketch = FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
-        self._looked_up: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last_lookup: _Lookup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes an index of its own when it needs one."""
@@ -132,9 +152,11 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """In training mode count the ids, admit new ones and evict."""
         if self.training:
             self._current_iter_tensor += 1
-            for ids in (lists.values() for lists in features.values()):
-                found = self._find(ids)
-                self._looked_up = None if self._observe(*found) else found
+            for lists in features.values():
+                lookup = self._look_up(lists.values())
+                changed = self._observe(lookup)
+                self._last_lookup = None if changed else lookup
+
         return features
 
     def evict(self) -> Tensor | None:
@@ -175,13 +197,12 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
         rows = self._counts.nonzero().view(-1)
         buckets = rows // self._per_bucket
-        place = rows % self._per_bucket
         self._used.copy_(buckets.bincount(minlength=len(self._used)))
 
-        # A bucket hands its rows out in order, so that those with an id are its first.
-        if bool(
-            ((self._bucket(self._row_ids[rows]) != buckets) | (place >= self._used[buckets])).any()
-        ):
+        # A bucket assigns its rows in order, so that those with an id are its first.
+        is_misplaced = self._bucket(self._row_ids[rows]) != buckets
+        is_misplaced |= rows % self._per_bucket >= self._used[buckets]
+        if bool(is_misplaced.any()):
             raise ValueError(
                 f"the loaded state gives ids rows of other buckets than the {self._buckets} of "
                 "this mapping: make it with as many buckets as the mapping that was stored"
@@ -190,18 +211,20 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         self._index = None
         self._waiting = []
         self._reassigned = None
-        self._looked_up = None
+        self._last_lookup = None
 
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state [R, ...] and the number of iterations [1]; unused rows are free."""
-        state = {name: unwritten_zeros(self._rows, torch.int64, self.device) for name in _OF_ROWS}
+        state = {
+            name: unwritten_zeros(self._rows, torch.int64, self.device) for name in _ROW_STATES
+        }
         for name, value in state.items():
             copy_written_rows(value, self.get_buffer(name))
         return {**state, "_current_iter_tensor": self._current_iter_tensor.clone()}
 
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_by_row` of a mapping onto the same rows gave."""
-        for name in _OF_ROWS:
+        for name in _ROW_STATES:
             copy_written_rows(self.get_buffer(name), state[name])
         self._current_iter_tensor.copy_(state["_current_iter_tensor"])
         self.validate_state()
@@ -227,142 +250,161 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             return shard
 
         first, last = (row - self.first_row for row in output_id_range)
-        state = {name: self.get_buffer(name)[first:last] for name in _OF_ROWS}
+        state = {name: self.get_buffer(name)[first:last] for name in _ROW_STATES}
         shard.load_state_by_row({**state, "_current_iter_tensor": self._current_iter_tensor})
 
         return shard
 
     def _rows_of(self, ids: Tensor) -> Tensor:
-        """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
-        found = self._looked_up
-        self._looked_up = None
-        ids, places, misses = found if found and found[0] is ids else self._find(ids)
-        self.counts.add(ids.numel(), misses)
-        return self._rows_in_table(ids, places, misses)
+        """Row of each id in the whole table [N]; unassigned ids get their bucket's shared row."""
+        lookup = self._last_lookup
+        self._last_lookup = None
+        if lookup is None or lookup.ids is not ids:
+            lookup = self._look_up(ids)
 
-    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids [N], the place of each in its bucket, the last if it has none, and how many such."""
+        self.counts.add(ids.numel(), lookup.misses)
+        return self._table_rows(lookup)
+
+    def _look_up(self, ids: Tensor) -> _Lookup:
         index = self._index
-        if has_index(self._row_ids):
-            if not isinstance(index, IdIndex):
+        is_hashed = has_index(self._row_ids)
+        if (
+            index is None
+            or isinstance(index, IdIndex) != is_hashed
+            or index.device != self._row_ids.device
+        ):
+            if is_hashed:
                 index = IdIndices([self._rows], are_mixed=True).tables[0]
-                self.index_by(index)
+            else:
+                index = SortedIdIndex(self._row_ids.device)
+            self.use_index(index)
 
-            places = index.find(ids, self._per_bucket - 1)
-        else:
-            if not isinstance(index, RowIndex) or index.device != ids.device:
-                self._index = index = RowIndex(self._rows, ids.device)
-                index.replace(self._held(), self._row_ids)
+        positions = index.find(ids, self._per_bucket - 1)
+        return _Lookup(ids, positions, (positions == self._per_bucket - 1).sum())
 
-            places = index.find(ids, self._row_ids) % self._per_bucket
+    def use_index(self, index: IdIndex | SortedIdIndex) -> None:
+        """Look ids up in this index from now on.
 
-        return ids, places, (places == self._per_bucket - 1).sum()
-
-    def index_by(self, index: IdIndex) -> None:
-        """Use this index on the CPU from now on. It holds places: all buckets begin with few."""
-        rows = self._held()
+        It stores positions in buckets, not rows: in each bucket the first ones are assigned first,
+        so that an `IdIndex` of few ids is small.
+        """
+        rows = self._assigned_rows()
         index.fill(self._row_ids[rows], rows % self._per_bucket)
         self._index = index
 
-    def _held(self) -> Tensor:
+    def _assigned_rows(self) -> Tensor:
         """Rows that have an id [U]."""
-        firsts = range(0, self._rows, self._per_bucket)
-        ranges = [
-            torch.arange(one, one + used)
-            for one, used in zip(firsts, self._used.tolist(), strict=True)
-        ]
+        ranges: list[Tensor] = []
+        for bucket, used in enumerate(self._used.tolist()):
+            first = bucket * self._per_bucket
+            ranges.append(torch.arange(first, first + used))
+
         return torch.cat(ranges).to(self._row_ids.device)
 
-    def _rows_at(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Rows [N] of this shard, of ids [N] at these places of their buckets."""
+    def _shard_rows(self, lookup: _Lookup) -> Tensor:
+        """Rows of this shard [N]."""
         if self._rows == self._per_bucket:
-            return places
-        return self._bucket(ids) * self._per_bucket + places
+            return lookup.positions
+        return self._bucket(lookup.ids) * self._per_bucket + lookup.positions
 
-    def _rows_in_table(self, ids: Tensor, places: Tensor, misses: Tensor | int) -> Tensor:
-        """Rows [N] of the whole table, of what was found for ids [N]."""
-        rows = self._rows_at(ids, places)
-        if self.training and misses:  # these train the shared rows
-            self._last_access_iter[rows[places == self._per_bucket - 1]] = self._current_iter_tensor
+    def _table_rows(self, lookup: _Lookup) -> Tensor:
+        """Rows of the whole table [N]."""
+        rows = self._shard_rows(lookup)
+        if self.training and lookup.misses:  # these train the shared rows
+            shared = rows[lookup.positions == self._per_bucket - 1]
+            self._last_access_iter[shared] = self._current_iter_tensor
+
         return rows + self.first_row if self.first_row else rows
 
-    def _observe(self, ids: Tensor, places: Tensor, misses: Tensor | int) -> bool:
-        """Count a batch [N] that has these places [N], admit; returns whether rows were given."""
+    def _observe(self, lookup: _Lookup) -> bool:
+        """Count the ids of a batch, admit and evict; returns whether ids were given rows."""
         iteration = int(self._current_iter_tensor)
-        gives = False
-        rows = self._rows_at(ids, places)
-        known = places != self._per_bucket - 1
-        of_known = rows[known] if misses else rows
-        self._counts.index_add_(0, of_known, torch.ones_like(of_known))
-        self._last_access_iter.index_fill_(0, of_known, iteration)
-        if misses:
-            unknown, counts = ids[~known].unique(return_counts=True)
-            estimates = self._sketch.add(unknown, counts).long()
+        rows = self._shard_rows(lookup)
+        has_row = lookup.positions != self._per_bucket - 1
+        if lookup.misses:
+            rows = rows[has_row]
+        self._counts.index_add_(0, rows, torch.ones_like(rows))
+        self._last_access_iter.index_fill_(0, rows, iteration)
+
+        changed = False
+        if lookup.misses:
+            new_ids, counts = lookup.ids[~has_row].unique(return_counts=True)
+            estimates = self._sketch.add(new_ids, counts).long()
             admitted = estimates >= self._admit_after
-            if gives := bool(admitted.any()):
-                self._admit(unknown[admitted], estimates[admitted], iteration)
+            changed = bool(admitted.any())
+            if changed:
+                self._admit(new_ids[admitted], estimates[admitted], iteration)
 
         if self._waiting and iteration % self._interval == 0:
             self._evict(iteration)
             return True
 
-        return gives
+        return changed
 
     def _admit(self, ids: Tensor, counts: Tensor, iteration: int) -> None:
         """Give unassigned rows to new ids [U], in order; in a full bucket, ids wait."""
         ids, counts, buckets = self._by_bucket(ids, counts)
-        ahead = torch.searchsorted(buckets, torch.arange(len(self._used), device=ids.device))
-        place = self._used[buckets] + torch.arange(len(ids), device=ids.device) - ahead[buckets]
-        fits = place < self._per_bucket - 1
+
+        # The k-th new id of a bucket gets the k-th unassigned row of it.
+        first_in_bucket = torch.searchsorted(
+            buckets, torch.arange(len(self._used), device=ids.device)
+        )
+        position = self._used[buckets] + torch.arange(len(ids), device=ids.device)
+        position -= first_in_bucket[buckets]
+        fits = position < self._per_bucket - 1
         self._used += buckets[fits].bincount(minlength=len(self._used))
-        self._give((buckets * self._per_bucket + place)[fits], ids[fits], counts[fits], iteration)
+        rows = buckets * self._per_bucket + position
+        self._assign(rows[fits], ids[fits], counts[fits], iteration)
+
         if not fits.all():
-            self._waiting.append(
-                torch.stack([ids, counts, torch.full_like(ids, iteration)])[:, ~fits]
-            )
+            iterations = torch.full_like(ids, iteration)
+            self._waiting.append(torch.stack([ids, counts, iterations])[:, ~fits])
 
     def _evict(self, iteration: int) -> None:
-        """Let the ids that wait compete with those that have the rows of their buckets."""
-        waiting = torch.cat(self._waiting, dim=1)
+        """Let the waiting ids compete with the ids that have the rows of their buckets."""
+        waiting_ids, waiting_counts, waiting_iterations = torch.cat(self._waiting, dim=1)
         self._waiting = []
-        ids, which = waiting[0].unique(return_inverse=True)
-        counts, seen = (
-            torch.zeros_like(ids).scatter_reduce_(0, which, each, "amax") for each in waiting[1:]
-        )
-        ids, counts, buckets, seen = self._by_bucket(ids, counts, seen)
+        ids, inverse = waiting_ids.unique(return_inverse=True)
+        zeros = torch.zeros_like(ids)
+        counts = zeros.scatter_reduce(0, inverse, waiting_counts, "amax")
+        last_access = zeros.scatter_reduce(0, inverse, waiting_iterations, "amax")
+        ids, counts, buckets, last_access = self._by_bucket(ids, counts, last_access)
 
         for bucket in buckets.unique().tolist():
-            new = buckets == bucket
             first = bucket * self._per_bucket
             rows = slice(first, first + self._per_bucket - 1)
+            in_bucket = buckets == bucket
             metadata = {
-                "counts": torch.cat([self._counts[rows], counts[new]]),
-                "last_access_iter": torch.cat([self._last_access_iter[rows], seen[new]]),
+                "counts": torch.cat([self._counts[rows], counts[in_bucket]]),
+                "last_access_iter": torch.cat(
+                    [self._last_access_iter[rows], last_access[in_bucket]]
+                ),
             }
             scores = self._policy.eviction_scores(iteration, metadata)
-            leaving, coming = self._policy._compute_selected_eviction_and_replacement_indices(
+            evicted, selected = self._policy._compute_selected_eviction_and_replacement_indices(
                 self._per_bucket - 1, scores
             )
-            self._give(first + leaving, ids[new][coming], counts[new][coming], iteration)
-            self.counts.evictions += leaving.numel()
+            self._assign(
+                first + evicted, ids[in_bucket][selected], counts[in_bucket][selected], iteration
+            )
+            self.counts.evictions += evicted.numel()
 
-    def _give(self, rows: Tensor, ids: Tensor, counts: Tensor, iteration: int) -> None:
+    def _assign(self, rows: Tensor, ids: Tensor, counts: Tensor, iteration: int) -> None:
         """Give rows [U] to ids [U]."""
         if not rows.numel():
             return
 
-        before = self._row_ids[rows[self._counts[rows] > 0]]
+        evicted_ids = self._row_ids[rows[self._counts[rows] > 0]]
         self._row_ids[rows] = ids
         self._counts[rows] = counts
         self._last_access_iter[rows] = iteration
-        if isinstance(self._index, RowIndex):
-            self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
-        elif self._index is not None:
-            self._index.replace(before, ids, rows % self._per_bucket)
+        if self._index is not None:
+            self._index.replace(evicted_ids, ids, rows % self._per_bucket)
 
-        self._reassigned = (
-            rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
-        )
+        if self._reassigned is None:
+            self._reassigned = rows
+        else:
+            self._reassigned = torch.cat([self._reassigned, rows]).unique()
 
     def _by_bucket(self, ids: Tensor, counts: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Ids, counts, buckets and others by bucket and falling count; ties keep their order."""
@@ -376,74 +418,66 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return (ids & (self._buckets - 1)) - self.first_row // self._per_bucket
 
 
-class GrowingTogether:
-    """Growing mappings on the CPU whose ids are looked up at once.
+class JointGrowingLookup(JointLookup):
+    """Growing mappings on the CPU whose ids are looked up in one call.
 
     Args:
         modules: Table name -> `GrowingManagedCollisionModule`.
     """
 
-    observes = False  # before they are looked up
+    module_type = GrowingManagedCollisionModule
+    ids_buffer = "_row_ids"
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules: list[GrowingManagedCollisionModule] = [*modules.values()]
-        last = [module._per_bucket - 1 for module in self._modules]
-        self._indices = IdIndices([module._rows for module in self._modules], last, are_mixed=True)
-        for module, index in zip(self._modules, self._indices.tables, strict=True):
-            module.index_by(index)
-
-    @staticmethod
-    def can_hold(modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these mappings can be looked up together instead of one by one."""
-        return len({*modules.values()}) == len(modules) and all(
-            type(each) is GrowingManagedCollisionModule
-            and not each._forward_hooks
-            and not each._forward_pre_hooks
-            and has_index(vars(each)["_buffers"]["_row_ids"])
-            for each in modules.values()
-        )
-
-    def holds(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these are the mappings, and all use their part of the indices."""
-        mine = zip(modules.values(), self._modules, self._indices.tables, strict=True)
-        return all(module is one and one._index is index for module, one, index in mine)
+        sizes = [module._rows for module in self._modules]
+        shared_positions = [module._per_bucket - 1 for module in self._modules]
+        super().__init__(modules, IdIndices(sizes, shared_positions, are_mixed=True))
 
     @torch.no_grad()
-    def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+    def rows(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         ids = mix_bits(ids)
-        sizes = list(counts)
-        places, misses = self._indices.find(ids, sizes)
-        learning = [module for module in self._modules if module.training]
+        counts = list(counts)
+        positions, misses = self._indices.find(ids, counts)
+        is_learning = any(module.training for module in self._modules)
+        if is_learning and self._observe(ids, positions, counts, misses):
+            positions, misses = self._indices.find(ids, counts)
 
-        for module in learning:
-            module._current_iter_tensor += 1
+        for module, count, absent in zip(self._modules, counts, misses, strict=True):
+            module.counts.add(count, absent)
 
-        if learning:
-            gave = [
-                module._observe(*found)
-                for module, *found in self._by_table(ids, places, misses, sizes)
-                if module.training
-            ]
-            if any(gave):
-                places, misses = self._indices.find(ids, sizes)
+        have_one_bucket = all(module._max_rows == module._per_bucket for module in self._modules)
+        if have_one_bucket and not is_learning:
+            return positions
 
-        for module, lookups, absent in zip(self._modules, sizes, misses, strict=True):
-            module.counts.add(lookups, absent)
+        lookups = _by_table(ids, positions, counts, misses)
+        rows = [
+            module._table_rows(lookup)
+            for module, lookup in zip(self._modules, lookups, strict=True)
+        ]
+        return torch.cat(rows)
 
-        if not learning and all(one._max_rows == one._per_bucket for one in self._modules):
-            return places
+    def _observe(
+        self, ids: Tensor, positions: Tensor, counts: list[int], misses: list[int]
+    ) -> bool:
+        """Let the mappings in training mode learn; returns whether ids were given rows."""
+        changed = False
+        lookups = _by_table(ids, positions, counts, misses)
+        for module, lookup in zip(self._modules, lookups, strict=True):
+            if module.training:
+                module._current_iter_tensor += 1
+                changed |= module._observe(lookup)
 
-        return torch.cat(
-            [
-                each._rows_in_table(*found)
-                for each, *found in self._by_table(ids, places, misses, sizes)
-            ]
-        )
+        return changed
 
-    def _by_table(self, ids: Tensor, places: Tensor, misses: list[int], sizes: list[int]) -> Any:
-        """Each mapping, its ids [N], their places, and how many are absent."""
-        return zip(self._modules, ids.split(sizes), places.split(sizes), misses, strict=True)
+
+def _by_table(
+    ids: Tensor, positions: Tensor, counts: list[int], misses: list[int]
+) -> list[_Lookup]:
+    """The lookups of the tables, ``counts`` ids each."""
+    parts = zip(ids.split(counts), positions.split(counts), misses, strict=True)
+    return list(starmap(_Lookup, parts))
 
 
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:

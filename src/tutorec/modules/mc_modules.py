@@ -13,9 +13,10 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec.fx.utils import call_whole, is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
-from tutorec.modules.growing import GrowingTogether
-from tutorec.modules.hash_mc_joint import JointMappings
-from tutorec.modules.mc_base import ManagedCollisionModule
+from tutorec.modules.growing import JointGrowingLookup
+from tutorec.modules.hash_mc_joint import JointHashLookup
+from tutorec.modules.mc_base import JointLookup
+from tutorec.modules.mc_base import ManagedCollisionModule as ManagedCollisionModule
 from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LFU_EvictionPolicy as LFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy as LRU_EvictionPolicy
@@ -29,7 +30,7 @@ from tutorec.modules.mc_evictions import (
     probabilistic_threshold_filter as probabilistic_threshold_filter,
 )
 from tutorec.modules.mc_report import CollisionReport
-from tutorec.modules.mch_module import MappingsTogether
+from tutorec.modules.mch_module import JointMCHLookup
 from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCollisionModule
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -117,11 +118,11 @@ class ManagedCollisionCollection(nn.Module):
         }
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
-        self._together: MappingsTogether | GrowingTogether | JointMappings | None = None
+        self._joint_lookup: JointLookup | JointHashLookup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy looks up by indices of its own."""
-        return {**self.__dict__, "_together": None}
+        """A copy builds its own indices."""
+        return {**self.__dict__, "_joint_lookup": None}
 
     @property
     def is_traced_whole(self) -> bool:
@@ -191,7 +192,7 @@ class ManagedCollisionCollection(nn.Module):
         features = self._in_order(features)
         weights = features.weights_or_none()
         inverse = features.inverse_indices_or_none()
-        rows = self._rows_at_once(features)
+        rows = self._joint_rows(features)
         if rows is not None:
             return features._with_ids(rows, weights)
 
@@ -247,7 +248,10 @@ class ManagedCollisionCollection(nn.Module):
     ) -> KeyedJaggedTensor:
         """What hash mappings hold for ids, one number for each id, as values of the batch."""
         asked = zip(
-            self._parts(features), self._parts(remapped_ids), self._modules_by_table(), strict=True
+            self._per_table(features),
+            self._per_table(remapped_ids),
+            self._modules_by_table(),
+            strict=True,
         )
         numbers = [
             cast(Callable[..., Tensor], module.lookup_runtime_meta)(
@@ -263,7 +267,7 @@ class ManagedCollisionCollection(nn.Module):
 
     def lookup_custom_runtime_meta(self, remapped_ids: KeyedJaggedTensor) -> Tensor:
         """What hash mappings hold beside their ids, for each row of the batch [N, ...]."""
-        asked = zip(self._parts(remapped_ids), self._modules_by_table(), strict=True)
+        asked = zip(self._per_table(remapped_ids), self._modules_by_table(), strict=True)
         return torch.cat(
             [
                 cast(Callable[..., Tensor], one.lookup_custom_runtime_meta)(rows.values())
@@ -271,30 +275,41 @@ class ManagedCollisionCollection(nn.Module):
             ]
         )
 
-    def _rows_at_once(self, features: KeyedJaggedTensor) -> Tensor | None:
-        """The row of each id [N] by one operator for all tables; None if that is impossible."""
+    def _joint_rows(self, features: KeyedJaggedTensor) -> Tensor | None:
+        """The row of each id [N] by one lookup for all tables; None if that is impossible."""
         modules = dict(self._modules_by_table())
-        kinds = MappingsTogether, GrowingTogether, JointMappings
-        kind = next((kind for kind in kinds if kind.can_hold(modules)), None)
-        if kind is None:
+        lookup = self._joint_lookup_for(modules)
+        if lookup is None:
             return None
 
-        if not (isinstance(self._together, kind) and self._together.holds(modules)):
-            self._together = kind(modules)
-
         ids = features.values()
-        if self._together.observes:
-            parts = zip(self._modules_by_table(), self._parts(features), strict=True)
-            lists = [(module, _lists(table, module, part)) for (table, module), part in parts]
-            observed = [module.profile(module.preprocess(of_table)) for module, of_table in lists]
-            ids = torch.cat([ids.values() for of_table in observed for ids in of_table.values()])
+        if lookup.observes:
+            observed: list[Tensor] = []
+            tables = zip(modules.items(), self._per_table(features), strict=True)
+            for (table, module), table_features in tables:
+                lists = module.preprocess(_lists(table, module, table_features))
+                observed.append(module.profile(lists)[table].values())
+            ids = torch.cat(observed)
 
         counts = segment_sums(features.length_per_key(), self._table_feature_splits)
-        rows = self._together.rows_of(ids, counts)
+        rows = lookup.rows(ids, counts)
+        return rows if isinstance(lookup, JointGrowingLookup) else rows.to(features.values())
 
-        return rows if kind is GrowingTogether else rows.to(features.values())
+    def _joint_lookup_for(
+        self, modules: dict[str, ManagedCollisionModule]
+    ) -> JointLookup | JointHashLookup | None:
+        """The lookup that serves these mappings, a new one after a change; None: one by one."""
+        for lookup_type in (JointMCHLookup, JointGrowingLookup, JointHashLookup):
+            if lookup_type.can_serve(modules):
+                lookup = self._joint_lookup
+                if not (isinstance(lookup, lookup_type) and lookup.serves(modules)):
+                    lookup = lookup_type(modules)
+                    self._joint_lookup = lookup
+                return lookup
 
-    def _parts(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+        return None
+
+    def _per_table(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         return features.split(self._table_feature_splits)
 
     def _modules_by_table(self) -> Iterator[tuple[str, ManagedCollisionModule]]:

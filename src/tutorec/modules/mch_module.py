@@ -1,4 +1,4 @@
-"""The mapping of a policy: ids with the highest scores have rows, others share one."""
+"""MCH: a policy scores ids; the highest scores get their own row, the other ids share one row."""
 
 # No import of annotations: TorchScript reads them from the functions.
 
@@ -7,11 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
+from tutorec._kernels.id_index import (
+    BYTES_PER_ID,
+    IdIndex,
+    IdIndices,
+    has_index,
+    search_sorted_ids,
+)
 from tutorec.fx.utils import is_fx_symbolic_tracing
-from tutorec.modules.mc_base import ManagedCollisionModule, with_values
+from tutorec.modules.mc_base import JointLookup, ManagedCollisionModule, with_values
 from tutorec.modules.mc_evictions import MCHEvictionPolicy
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
@@ -120,7 +126,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._evicted_rows: Tensor | None = None
         self._index: IdIndex | None = None
-        self._indexed: tuple[int, int, int] | None = None
+        self._indexed_version: tuple[int, int, int] | None = None
 
     @property
     def is_traced_whole(self) -> bool:
@@ -140,7 +146,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """In training mode record the ids, and let them compete where that is due."""
+        """In training mode record the ids; every ``eviction_interval`` batches, evict."""
         if not self.training:
             return features
 
@@ -159,7 +165,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self._history.append((ids, metadata))
 
         if self._current_iter % self._eviction_interval == 0:
-            self._compete()
+            self._evict_by_score()
 
         return features
 
@@ -278,36 +284,42 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _find(self, ids: Tensor) -> Tensor:
         """The row of each id [N], below 0 for an id without one."""
-        raw = self._mch_sorted_raw_ids
-        rows = self._mch_remapped_ids_mapping
-        if not has_index(raw):
-            return _searched(raw, rows, ids, -1)
+        sorted_ids, rows = self._ids_and_rows()
+        if not has_index(sorted_ids):
+            return _search(sorted_ids, rows, ids, -1)
 
         if self._index is None:
-            self._index = IdIndices([self._zch_size]).tables[0]
-            self._indexed = None
-
-        self._refresh()
-        rows = self._index.find(ids)
+            self.use_index(IdIndices([self._zch_size]).tables[0])
+        index = self._refresh_index()
+        rows = index.find(ids)
 
         return torch.where(rows < 0, rows, rows + self._rows.start) if self._rows.start else rows
 
-    def _refresh(self) -> None:
-        """Fill the index anew if the mapping was changed since."""
-        if self._indexed != (version := self._mapping_version()):
-            taken = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
+    def use_index(self, index: IdIndex) -> None:
+        """Look ids up in this index from now on; it is filled before the next lookup."""
+        self._index = index
+        self._indexed_version = None
 
-            # frequent ids come last, and get their first slots
-            for metadata in [*self._metadata().values()][:1]:
-                taken = taken[metadata[taken].argsort(stable=True)]
+    def _refresh_index(self) -> IdIndex:
+        """Fill the index again if the mapping has changed since."""
+        index = self._index
+        assert index is not None, "an index is refreshed where there is one"
+        version = self._mapping_version()
+        if self._indexed_version == version:
+            return index
 
-            assert self._index is not None, "an index is refreshed where there is one"
-            rows = self._mch_remapped_ids_mapping[taken] - self._rows.start
-            self._index.fill(self._mch_sorted_raw_ids[taken], rows)
-            self._indexed = version
+        occupied = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
+        # Frequent ids come last, and get their first slots.
+        for metadata in [*self._metadata().values()][:1]:
+            occupied = occupied[metadata[occupied].argsort(stable=True)]
+
+        rows = self._mch_remapped_ids_mapping[occupied] - self._rows.start
+        index.fill(self._mch_sorted_raw_ids[occupied], rows)
+        self._indexed_version = version
+        return index
 
     def _mapping_version(self) -> tuple[int, int, int]:
-        """Another one after each change of the mapping, whoever made it."""
+        """A value that differs after each change of the mapping, from outside, too."""
         raw, rows = self._ids_and_rows()
         return raw.data_ptr(), raw._version, rows._version
 
@@ -324,13 +336,12 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self.counts.add(len(rows), (~has_row).sum())
         return torch.where(has_row, rows, self._rows.stop - 1).to(ids.dtype)
 
-    def _compete(self) -> None:
-        """Let the recorded ids compete with those that have a row."""
+    def _evict_by_score(self) -> None:
+        """Let the recorded ids compete with the ids that have a row."""
+        policy = self._eviction_policy
         history = self._history
         self._history = []
-        policy = self._eviction_policy
-        metadata = {}
-
+        metadata: dict[str, Tensor] = {}
         for name in history[0][1]:
             metadata[name] = torch.cat([recorded[name] for _, recorded in history])
 
@@ -341,7 +352,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         if policy._threshold_filtering_func is not None:
             admitted = policy._threshold_filtering_func(counts)[0]
 
-        seen = policy.coalesce_history_metadata(
+        metadata = policy.coalesce_history_metadata(
             self._current_iter, metadata, counts, inverse, threshold_mask=admitted
         )
         if admitted is not None:
@@ -350,133 +361,123 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
         order = torch.argsort(counts, descending=True, stable=True)
         ids = ids[order]
-        counts = counts[order]
         rows = self._find(ids)
         has_row = rows >= 0
-        place = torch.empty_like(self._mch_remapped_ids_mapping)
-        place[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(
-            self._zch_size, device=place.device
+
+        # Where the id of each row is among the sorted ids.
+        position = torch.empty_like(self._mch_remapped_ids_mapping)
+        position[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(
+            self._zch_size, device=position.device
         )
-        position = place[rows[has_row] - self._rows.start]
-        left, came = policy.update_metadata_and_generate_eviction_scores(
+
+        evicted, selected = policy.update_metadata_and_generate_eviction_scores(
             self._current_iter,
             self._zch_size,
             order,
-            counts,
+            counts[order],
             has_row,
-            position,
+            position[rows[has_row] - self._rows.start],
             self._metadata(),
-            seen,
+            metadata,
         )
-        self._give(left, ids[~has_row][came])
+        self._assign(evicted, ids[~has_row][selected])
 
-    def _give(self, positions: Tensor, ids: Tensor) -> None:
+    def _assign(self, positions: Tensor, ids: Tensor) -> None:
         """Give the rows at these positions of the sorted ids [U] to other ids."""
-        index = self._index if self._indexed == self._mapping_version() else None
-        given = self._mch_remapped_ids_mapping[positions]
-        before = self._mch_sorted_raw_ids[positions]
-        before = before[before != NO_ID]
-        self.counts.evictions = self.counts.evictions + before.numel()
+        index = self._index if self._indexed_version == self._mapping_version() else None
+        rows = self._mch_remapped_ids_mapping[positions]
+        evicted_ids = self._mch_sorted_raw_ids[positions]
+        evicted_ids = evicted_ids[evicted_ids != NO_ID]
+        self.counts.evictions = self.counts.evictions + evicted_ids.numel()
         self._mch_sorted_raw_ids[positions] = ids
-        self._evicted_rows = (
-            given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()
-        )
+        if self._evicted_rows is None:
+            self._evicted_rows = rows
+        else:
+            self._evicted_rows = torch.cat([self._evicted_rows, rows]).unique()
+
         self._sort()
         if index is not None:
-            index.replace(before, ids, given - self._rows.start)
-            self._indexed = self._mapping_version()
+            index.replace(evicted_ids, ids, rows - self._rows.start)
+            self._indexed_version = self._mapping_version()
 
     def _sort(self) -> None:
-        """Put the ids in order again, and all that belongs to them."""
+        """Sort the ids, and all states of rows in the same order."""
         order = torch.argsort(self._mch_sorted_raw_ids, stable=True)
-        of_rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
-        for buffer in (*of_rows, *self._metadata().values()):
+        buffers = [self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping]
+        for buffer in (*buffers, *self._metadata().values()):
             buffer.copy_(buffer[order])
 
 
-def _searched(raw: Tensor, rows: Tensor, ids: Tensor, otherwise: int, no_id: int = NO_ID) -> Tensor:
-    """The row of each id [N] by a search in the sorted ids [R] that have ``rows`` [R]."""
-    position = torch.searchsorted(raw[:-1], ids)
-    return torch.where((raw[position] == ids) & (ids != no_id), rows[position], otherwise)
+def _search(
+    sorted_ids: Tensor, rows: Tensor, ids: Tensor, absent_row: int, no_id: int = NO_ID
+) -> Tensor:
+    """The row of each id [N]; ``sorted_ids`` [R] are ``no_id`` where ``rows`` [R] are open."""
+    remapped = search_sorted_ids(sorted_ids, rows, ids, absent_row)
+    return torch.where(ids != no_id, remapped, absent_row)
 
 
 @torch.fx.wrap
 def rows_by_search(
-    features: dict[str, JaggedTensor], raw: Tensor, rows: Tensor, otherwise: int
+    features: dict[str, JaggedTensor], sorted_ids: Tensor, rows: Tensor, absent_row: int
 ) -> dict[str, JaggedTensor]:
     """`MCHManagedCollisionModule.remap` in a traced graph and in TorchScript: one call.
 
     Args:
         features: Lists of ids, by name.
-        raw: The ids that have a row, rising [R].
+        sorted_ids: The ids that have a row, rising [R].
         rows: Their rows [R].
-        otherwise: The row of all other ids.
+        absent_row: The row of all other ids.
 
     Returns:
         Lists of rows.
     """
     remapped: dict[str, JaggedTensor] = {}
     for name, lists in features.items():
-        found = _searched(raw, rows, lists.values().long(), otherwise).to(lists.values().dtype)
+        values = _search(sorted_ids, rows, lists.values().long(), absent_row)
         remapped[name] = jagged_from_parts(
-            found, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none()
+            values.to(lists.values().dtype),
+            lists.weights_or_none(),
+            lists.lengths_or_none(),
+            lists.offsets_or_none(),
         )
 
     return remapped
 
 
-class MappingsTogether:
-    """Mappings whose indices lie side by side, so that the ids of all tables are looked up at once.
+class JointMCHLookup(JointLookup):
+    """Mappings by policy on the CPU whose ids are looked up in one call.
 
     Args:
-        modules: Table name -> `MCHManagedCollisionModule`; each uses its part of the indices from
-            now on.
+        modules: Table name -> `MCHManagedCollisionModule`.
     """
+
+    module_type = MCHManagedCollisionModule
+    ids_buffer = "_mch_sorted_raw_ids"
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules: list[MCHManagedCollisionModule] = [*modules.values()]
-        self._indices = IdIndices([module.output_size() for module in self._modules])
-        self._starts = torch.tensor([module._rows.start for module in self._modules])
-        self._are_shards = bool(self._starts.any())
-
-        for module, index in zip(self._modules, self._indices.tables, strict=True):
-            module._index = index
-            module._indexed = None
-
-    @staticmethod
-    def can_hold(modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these mappings can be looked up together instead of one by one."""
-        return all(
-            type(each) is MCHManagedCollisionModule
-            and not each._forward_hooks
-            and not each._forward_pre_hooks
-            and has_index(each._ids_and_rows()[0])
-            for each in modules.values()
-        )
-
-    def holds(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether these are the mappings, and all use their part of the indices."""
-        mine = zip(modules.values(), self._modules, self._indices.tables, strict=True)
-        return all(module is one and one._index is index for module, one, index in mine)
+        super().__init__(modules, IdIndices([module.output_size() for module in self._modules]))
+        self._first_rows = torch.tensor([module._rows.start for module in self._modules])
+        self._are_shards = bool(self._first_rows.any())
 
     @property
     def observes(self) -> bool:
-        """Whether a mapping is to be given its ids before they are looked up."""
+        """Whether the mappings are given the ids one by one before they are looked up."""
         return any(
             module.training or module._input_hash_func is not None for module in self._modules
         )
 
     @torch.no_grad()
-    def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+    def rows(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
         """The row of each id [N]; the first ``counts[0]`` are of the first mapping, and so on."""
         for module in self._modules:
-            module._refresh()
+            module._refresh_index()
 
         rows, misses = self._indices.find(ids.long(), counts)
         if self._are_shards:
-            rows += self._starts.repeat_interleave(torch.tensor(counts))
+            rows += self._first_rows.repeat_interleave(torch.tensor(counts))
 
-        for module, lookups, shared in zip(self._modules, counts, misses, strict=True):
-            module.counts.add(lookups, shared)
+        for module, count, absent in zip(self._modules, counts, misses, strict=True):
+            module.counts.add(count, absent)
 
         return rows

@@ -11,7 +11,7 @@ import torch
 from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, word
 from torch import nn
 
-from tutorec._kernels.id_index import IdIndex
+from tutorec._kernels.id_index import IdIndex, SortedIdIndex
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.table_specs import GroupSpec, TableSpec
@@ -52,7 +52,6 @@ from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCol
 from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.mch_module import MCHManagedCollisionModule
-from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
@@ -202,12 +201,12 @@ def test_bytes_of_a_mapping_are_those_that_it_takes_and_are_in_the_plan(kind):
     held = [
         value for name, value in mapping.state_dict().items() if name not in mapping.once_per_table
     ]
-    index = (
-        [mapping._index._slots]
-        if isinstance(getattr(mapping, "_index", None), (IdIndex, RowIndex))
-        else []
-    )
-    taken = sum(tensor.untyped_storage().nbytes() for tensor in (*held, *index))
+    index = getattr(mapping, "_index", None)
+    taken = sum(tensor.untyped_storage().nbytes() for tensor in held)
+    if isinstance(index, IdIndex):
+        taken += index._slots.untyped_storage().nbytes()
+    elif isinstance(index, SortedIdIndex):
+        taken += index.nbytes
     assert (
         taken
         <= mapping.row_bytes() * 4096
