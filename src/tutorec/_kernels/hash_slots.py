@@ -1,11 +1,15 @@
-"""Hash tables with linear probing in tensors: slots of a whole batch of ids at once.
+"""Hash tables with linear probing in tensors: a batch of ids finds or claims its slots at once.
 
-A table has R slots; a slot holds one id, or -1 when it is empty. An id may be in any of
-``max_probe`` slots: the first is its MurmurHash3 (Appleby, https://github.com/aappleby/smhasher)
-modulo the size of its bucket, and the others follow it, from the end of the bucket on at its start.
-Ids are looked up by fbgemm's operator where fbgemm was chosen. Its operator for the CPU does not
-claim slots, and its CUDA kernel lets threads race for them, so that two runs differ; here slots are
-claimed in plain torch everywhere, by a rule that does not depend on the order of the batch.
+A table has R slots, one for each row; a slot stores one id, or -1 when it is empty. So the table is
+the state of a mapping, which is saved, and not an index that is derived from it, as in
+`tutorec._kernels.id_index`.
+
+An id may be in any of ``max_probe`` slots: the first is its MurmurHash3 (Appleby,
+https://github.com/aappleby/smhasher) modulo the size of its bucket, and the others follow it,
+wrapping around from the end of the bucket to its start. Ids are looked up by fbgemm's operator
+where fbgemm was chosen. Its operator for the CPU does not claim slots, and its CUDA kernel lets
+threads race for them, so that two runs differ; here slots are claimed in plain torch everywhere, by
+a rule that does not depend on the order of the batch.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +34,7 @@ __all__ = [
 _EMPTY = -1
 _LEAST = -(2**31)
 _MOST = 2**31 - 1
-# Entries of the matrix (new ids, probed slots) that is looked at in one step.
+# Entries of the matrix (new ids, probed slots) that is computed in one step.
 _STEP_ENTRIES = 2**20
 # Probes that are tried first for a new id.
 _FEW_PROBES = 16
@@ -76,7 +80,7 @@ class Claims(NamedTuple):
     Args:
         slots: Of each id [N]; without one of its own a shared one, or -1 without a fallback.
         evicted: Slots whose id was replaced by another [U].
-        shared: Which of the N ids have no slot of their own: their places in the batch [C].
+        shared: Positions in the batch of the ids without a slot of their own [C].
         inserted: How many new ids were given a slot.
     """
 
@@ -106,8 +110,8 @@ def murmur_hash(ids: Tensor) -> Tensor:
     return low ^ (high + low)
 
 
-def _rotated(bits: Tensor, places: int) -> Tensor:
-    return (bits << places) | ((bits >> (64 - places)) & ((1 << places) - 1))
+def _rotated(bits: Tensor, count: int) -> Tensor:
+    return (bits << count) | ((bits >> (64 - count)) & ((1 << count) - 1))
 
 
 def _mixed(bits: Tensor) -> Tensor:
@@ -203,10 +207,10 @@ def find_slots_in_torch(
         offsets: The first slot of that bucket [N], or None.
         probing: Which slots an id may have.
     """
-    held = identities.view(-1)
+    ids_by_slot = identities.view(-1)
     hashes = murmur_hash(ids)
     if sizes is None or offsets is None:
-        sizes = torch.full_like(ids, held.shape[0])
+        sizes = torch.full_like(ids, ids_by_slot.shape[0])
         offsets = torch.zeros_like(ids)
 
     block = sizes - probing.reserved
@@ -218,16 +222,15 @@ def find_slots_in_torch(
     searched = torch.arange(ids.shape[0], device=ids.device)
     start = 0
     width = 1
-
     while start < probing.max_probe and searched.numel() > 0:
         steps = torch.arange(start, min(start + width, probing.max_probe), device=ids.device)
         window = (first[searched].unsqueeze(1) + steps) % block[searched].unsqueeze(1)
         window = window + offsets[searched].unsqueeze(1)
-        hit, step = (held[window] == ids[searched].unsqueeze(1)).max(dim=1)
+        hit, step = (ids_by_slot[window] == ids[searched].unsqueeze(1)).max(dim=1)
         slots[searched[hit]] = window[hit].gather(1, step[hit].unsqueeze(1)).squeeze(1)
         searched = searched[~hit]
-        start = start + width
-        width = width * 2
+        start += width
+        width *= 2
 
     return slots
 
@@ -287,8 +290,6 @@ def claim_slots(
         sizes = torch.full_like(ids, identities.shape[0])
         offsets = torch.zeros_like(ids)
 
-    taken = [missed[:0]]
-    evicted = [missed[:0]]
     new = missed if opted_in is None else missed[opted_in[missed]]
 
     # An id of two buckets is two ids. They are ordered by id, so that the smallest is the first in
@@ -296,33 +297,36 @@ def claim_slots(
     rank = torch.unique(ids[new], return_inverse=True)[1]
     distinct, inverse = torch.unique(rank * identities.shape[0] + offsets[new], return_inverse=True)
 
-    # where one of each is; of several, any
-    places = torch.empty_like(distinct).scatter_(0, inverse, new)
-    fresh = ids[places]
+    # A position in the batch of each distinct id; any of them where there are several.
+    position = torch.empty_like(distinct).scatter_(0, inverse, new)
+    new_ids = ids[position]
     scores = None
     if eviction is not None:
-        scores = torch.full_like(fresh, _LEAST, dtype=torch.int32)
+        scores = torch.full_like(new_ids, _LEAST, dtype=torch.int32)
         scores.scatter_reduce_(0, inverse, eviction.scores[new], "amax")
 
-    for part in torch.arange(fresh.shape[0], device=ids.device).split(
-        max(1, _STEP_ENTRIES // probing.max_probe)
-    ):
-        given = _insert(
-            fresh[part], sizes[places[part]], offsets[places[part]], identities, probing, eviction
+    evicted = [missed[:0]]
+    inserted = 0
+    step = max(1, _STEP_ENTRIES // probing.max_probe)
+    for first in range(0, new_ids.shape[0], step):
+        step_ids = new_ids[first : first + step]
+        in_batch = position[first : first + step]
+        claimed = _insert(
+            step_ids, sizes[in_batch], offsets[in_batch], identities, probing, eviction
         )
-        served = part[given != _EMPTY]
-        rows = given[given != _EMPTY]
-        taken.append(rows)
-        evicted.append(rows[identities[rows, 0] != _EMPTY])
-        identities[rows, 0] = fresh[served]
+        has_slot = claimed != _EMPTY
+        claimed = claimed[has_slot]
+        inserted += claimed.numel()
+        evicted.append(claimed[identities[claimed, 0] != _EMPTY])
+        identities[claimed, 0] = step_ids[has_slot]
         if eviction is not None and scores is not None:
-            eviction.ages.view(-1).scatter_reduce_(0, rows, scores[served], "amax")
+            step_scores = scores[first : first + step][has_slot]
+            eviction.ages.view(-1).scatter_reduce_(0, claimed, step_scores, "amax")
 
-    again = ids[missed]
-    slots[missed] = find_slots(again, identities, sizes[missed], offsets[missed], probing)
-    shared = missed[identities[slots[missed].clamp(min=0), 0] != again]
-
-    return Claims(slots, torch.cat(evicted), shared, sum(rows.numel() for rows in taken))
+    missed_ids = ids[missed]
+    slots[missed] = find_slots(missed_ids, identities, sizes[missed], offsets[missed], probing)
+    shared = missed[identities[slots[missed].clamp(min=0), 0] != missed_ids]
+    return Claims(slots, torch.cat(evicted), shared, inserted)
 
 
 def _refresh(slots: Tensor, eviction: Eviction, anything_missed: bool) -> None:
@@ -373,24 +377,29 @@ def _costs(window: Tensor, identities: Tensor, eviction: Eviction | None, comple
 def _assign(window: Tensor, costs: Tensor) -> Tensor:
     """The slot of each row of candidates [n, P], or -1; rows choose one after the other.
 
-    All rows ask for their cheapest slot at once, a slot goes to the first row that has asked for
-    it, and who loses one asks for the next: deferred acceptance (Gale and Shapley, 1962). All slots
-    prefer the same rows, so that there is one stable outcome, the one described.
+    All rows propose to their cheapest slot at once, a slot accepts the first row that has proposed
+    to it, and a row that loses its slot proposes to the next: deferred acceptance (Gale and
+    Shapley, 1962). All slots prefer the same rows, so that there is one stable outcome, the one
+    described.
     """
     choices = torch.zeros(window.shape[0], dtype=torch.int64, device=window.device)
     slots = torch.full_like(choices, _EMPTY)
-    asking = torch.arange(window.shape[0], device=window.device)
-    while asking.numel() > 0:
-        cheapest, choice = costs[asking].min(dim=1)
-        asking = asking[cheapest < _MOST]
-        choice = choice[cheapest < _MOST]
-        choices[asking] = choice
-        slots[asking] = window[asking, choice]
+    proposing = torch.arange(window.shape[0], device=window.device)
+    while proposing.numel() > 0:
+        cheapest, choice = costs[proposing].min(dim=1)
+        has_choice = cheapest < _MOST
+        proposing = proposing[has_choice]
+        choice = choice[has_choice]
+        choices[proposing] = choice
+        slots[proposing] = window[proposing, choice]
+
+        # The first row of each slot keeps it.
         placed = (slots != _EMPTY).nonzero().squeeze(1)
-        cells, cell = torch.unique(slots[placed], return_inverse=True)
-        holders = torch.full_like(cells, window.shape[0]).scatter_reduce_(0, cell, placed, "amin")
-        asking = placed[holders[cell] != placed]
-        costs[asking, choices[asking]] = _MOST
-        slots[asking] = _EMPTY
+        distinct, inverse = torch.unique(slots[placed], return_inverse=True)
+        winners = torch.full_like(distinct, window.shape[0])
+        winners.scatter_reduce_(0, inverse, placed, "amin")
+        proposing = placed[winners[inverse] != placed]
+        costs[proposing, choices[proposing]] = _MOST
+        slots[proposing] = _EMPTY
 
     return slots

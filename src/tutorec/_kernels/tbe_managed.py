@@ -1,9 +1,9 @@
 """Tables in host memory that a GPU looks up, and the cache of their rows on the GPU.
 
-It is fbgemm's module with other places for the rows. ``MANAGED``: the GPU reads and updates rows in
+It is fbgemm's module with the rows in other memory. ``MANAGED``: the GPU reads and updates rows in
 the memory of the host. ``MANAGED_CACHING``: rows of a batch are copied into a cache in the memory
 of the GPU, updated there, and written back when they make room. Row-wise state is in the memory of
-the GPU, other state beside the rows.
+the GPU, other state in the memory of the rows.
 
 On machines without a GPU the tests run it in CPU memory, with formulas and a cache of their own in
 place of fbgemm's kernels; ``make gpu`` runs it as it is.
@@ -41,20 +41,21 @@ class ManagedTableBatch(FbgemmCudaTables):
         return f"managed {super().kernel}"
 
     def _buffers_of(self, module: Any) -> list[str]:
+        buffers = ["weights_uvm"]
         states = () if self.optimizer is None else self.optimizer.states
-        places = ["dev" if state.rowwise else "uvm" for state in states]
-        return [
-            "weights_uvm",
-            *(f"momentum{number}_{place}" for number, place in enumerate(places, start=1)),
-        ]
+        for number, state in enumerate(states, start=1):
+            memory = "dev" if state.rowwise else "uvm"
+            buffers.append(f"momentum{number}_{memory}")
+
+        return buffers
 
 
 class ManagedCachingTableBatch(ManagedTableBatch):
     """Fused tables in the memory of the host, and a cache of their rows in that of the GPU.
 
-    ``table_weights()`` are the tables in the memory of the host. Asking for them writes changed
-    rows back, as :meth:`flush` does, so that they are up to date until the next backward. What is
-    written into them until then is seen by the next lookup.
+    ``table_weights()`` are the tables in the memory of the host. The call writes changed rows back,
+    as :meth:`flush` does, so that they are up to date until the next backward. What is written into
+    them until then is seen by the next lookup.
 
     A backward finds the rows of its lookup in the cache, so that there may be no other lookup
     between the two.
@@ -68,7 +69,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
 
     Raises:
         ValueError: Rows were written from outside which may have been updated in the cache since
-            they were asked for. Or tables have made different numbers of steps.
+            ``table_weights()``. Or tables have made different numbers of steps.
         RuntimeError: A backward comes after the next lookup.
     """
 
@@ -92,8 +93,8 @@ class ManagedCachingTableBatch(ManagedTableBatch):
     def _cache_arguments(self, fbgemm: Any, rows: int) -> dict[str, Any]:
         cache = self._cache
         slots = sum(
-            min(wanted, table.rows)
-            for wanted, table in zip(cache.rows, self.spec.tables, strict=True)
+            min(cached_rows, table.rows)
+            for cached_rows, table in zip(cache.rows, self.spec.tables, strict=True)
         )
         return {
             "cache_algorithm": fbgemm.CacheAlgorithm[cache.algorithm.upper()],
@@ -156,8 +157,8 @@ class ManagedCachingTableBatch(ManagedTableBatch):
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         self._take_what_others_wrote()
 
-        # fbgemm gives a lookup the places of the batch that was prefetched first, whatever its ids
-        # are.
+        # fbgemm gives a lookup the cache locations of the batch that was prefetched first, whatever
+        # its ids are.
         if self._prefetched and not _same(self._prefetched.popleft(), values):
             self._forget_prefetched()
 
@@ -245,8 +246,10 @@ class _InOrder(torch.autograd.Function):
         return grads[0], None, None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors share memory, whatever their numbers."""
     return (
-        one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
+        first.data_ptr() == second.data_ptr()
+        and first.shape == second.shape
+        and first.dtype == second.dtype
     )

@@ -40,23 +40,19 @@ class ShardedManagedCollisionEmbeddingCollection(BaseShardedManagedCollisionEmbe
     def _remapped(
         self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[ArrivedIds]
     ) -> list[ArrivedIds]:
-        mappings = self._managed_collision_collection
-        counts = [ids.counts for ids in dist_input]
+        mappings, counts = self._managed_collision_collection, [ids.counts for ids in dist_input]
         batches = [
             as_batch(ids, keys) for ids, keys in zip(dist_input, mappings.slot_keys, strict=True)
         ]
         found = mappings.compute(ctx, batches)
-
         for batch, remapped in zip(batches, found, strict=True):
-            ids = batch.values().numel()
-            rows = remapped.values().numel()
+            ids, rows = batch.values().numel(), remapped.values().numel()
             if ids != rows:
                 raise ValueError(
                     f"{ids} ids of {batch.keys()} are to have a row each, and their mappings have "
                     f"given {rows} of them one: use mappings that have a row for every id "
                     "(disable_fallback=False or no_bag=True)"
                 )
-
         return [
             ArrivedIds(rank_major(each.values(), own), own)
             for each, own in zip(found, counts, strict=True)

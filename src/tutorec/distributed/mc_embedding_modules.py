@@ -123,13 +123,11 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         with torch.no_grad():
             remapped = self._remapped(ctx, dist_input)
             self._evict(ctx.evictions_per_table)
-
         found = self._embedding_module.compute(ctx, remapped)
         if not self._allow_in_place_embed_weight_update and torch.is_grad_enabled():
             for rows in found:
                 if rows.requires_grad:
                     rows.register_hook(partial(self._refuse_reset_rows, self._resets))
-
         return found
 
     @abstractmethod
@@ -154,13 +152,10 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         }
         if not evicted:
             return
-
         for held in self._embedding_module.held_tables():
             if held.table.name in evicted and held.rows:
-                config = self._configs[held.table.name]
-                rows = evicted[held.table.name]
+                config, rows = self._configs[held.table.name], evicted[held.table.name]
                 reset_rows(config, held.rows[0], rows, self._allow_in_place_embed_weight_update)
-
         self._resets += 1
 
     def _refuse_reset_rows(self, resets: int, gradient: torch.Tensor) -> None:
@@ -210,8 +205,7 @@ class BaseManagedCollisionEmbeddingCollectionSharder(CollectionSharder[M]):
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
-        self.e_sharder = e_sharder
-        self.mc_sharder = mc_sharder
+        self.e_sharder, self.mc_sharder = e_sharder, mc_sharder
 
     @property
     def fused_params(self) -> dict[str, Any] | None:

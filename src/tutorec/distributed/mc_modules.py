@@ -91,10 +91,7 @@ class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
         features: FeatureOrder,
     ) -> None:
         super().__init__()
-        self._arriving = arriving
-        self._orders = orders
-        self._ctx = ctx
-        self._features = features
+        self._arriving, self._orders, self._ctx, self._features = arriving, orders, ctx, features
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         ctx = self._ctx
@@ -106,14 +103,11 @@ class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
             rows |= zip(
                 order.keys, order.by_key(part.wait(), own.sent_counts, own.places), strict=True
             )
-
         for key, reverse in ctx.reverse_indices.items():
             rows[key] = rows[key].index_select(0, reverse)
-
         batch = self._features.arrange(ctx.features)
         values = torch.cat([rows[key].view(-1) for key in self._features.wanted]).long()
         inverse = ctx.features.inverse_indices_or_none()
-
         return batch._with_tensors(
             values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse
         )
@@ -197,9 +191,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         use_index_dedup: bool = False,
     ) -> None:
         super().__init__()
-        self._env = env
-        self._device = device
-        self._use_index_dedup = use_index_dedup
+        self._env, self._device, self._use_index_dedup = env, device, use_index_dedup
         self._shardings = list(embedding_shardings)
         self._managed_collision_modules = nn.ModuleDict()
         self.mappings: list[TableMapping] = []
@@ -209,7 +201,6 @@ class ShardedManagedCollisionCollection(nn.Module):
                 self.mappings += self._build(sharding, module)
         except (ValueError, RuntimeError) as error:
             problem = error
-
         ids = {
             f"table {each.table.name!r}: ids with a row": str(_count_ids(module, each))
             for each in self.mappings
@@ -322,29 +313,23 @@ class ShardedManagedCollisionCollection(nn.Module):
                     f"and the plan cuts it at rows {ends}: a bucket lies on one rank; "
                     f"row_wise(num_buckets={count}) cuts between buckets"
                 )
-
-            held = None
-            first = 0
-
+            held, first = None, 0
             for piece in pieces:
                 if piece.rank == self._env.rank and piece.rows:
-                    first = piece.row_offset
-                    end = piece.row_offset + piece.rows
+                    first, end = piece.row_offset, piece.row_offset + piece.rows
                     held = source.rebuild_with_output_id_range((first, end), segments, self._device)
                     self._managed_collision_modules[table.name] = held.train(source.training)
                     if source.device.type != "meta":
                         held.load_state_by_row(_rows_of_state(source, first, end))
-
-            width = -(-whole.input_size() // whole.buckets())
-            bounds = [starts.index(row) for row in ends]
+            width, bounds = (
+                -(-whole.input_size() // whole.buckets()),
+                [starts.index(row) for row in ends],
+            )
             ranks = [piece.rank for piece in pieces]
             found.append(TableMapping(table, whole, held, first, width, bounds, ranks))
-
         by_feature = [mapping for mapping in found for _ in mapping.table.features]
-        widths = [each.width for each in by_feature]
-        bounds = [each.bounds for each in by_feature]
+        widths, bounds = [each.width for each in by_feature], [each.bounds for each in by_feature]
         sharding.slots.raw_ids = RawIds(widths, [of_feature[-1] for of_feature in bounds], bounds)
-
         return found
 
     def _held_slots(self, sharding: EmbeddingSharding) -> list[tuple[TableMapping, int]]:
@@ -359,25 +344,23 @@ class ShardedManagedCollisionCollection(nn.Module):
         """Raw ids of my slots -> rows, counted from the first that I hold."""
         if not held:
             return batch
-
         parts = zip(batch.split([slots for _, slots in held]), held, strict=True)
         found = [_remapped_table(part, mapping) for part, (mapping, _) in parts]
         values = torch.cat([rows for rows, _ in found])
         if values.numel() == batch.values().numel():
             return batch._with_ids(values, batch.weights_or_none())
-
         if batch.weights_or_none() is not None:
             raise ValueError(
                 f"the mappings of tables {_names(held)} take ids without a row out of their lists, "
                 "and these ids have weights: use mappings that have a row for every id "
                 "(disable_fallback=False)"
             )
-
-        variable = batch.variable_stride_per_key()
-        lengths = torch.cat([lengths for _, lengths in found])
+        variable, lengths = (
+            batch.variable_stride_per_key(),
+            torch.cat([lengths for _, lengths in found]),
+        )
         strides = batch._stride_per_key_per_rank if variable else None
         stride = None if variable else batch.stride()
-
         return KeyedJaggedTensor._from_parts(
             batch.keys(), values, None, lengths, None, stride, None, strides
         )
@@ -397,7 +380,6 @@ class ShardedManagedCollisionCollection(nn.Module):
                 f"mappings have taken all but {remapped.values().numel()} out of their lists: use "
                 "mappings that have a row for every id, or return_remapped_features=False"
             )
-
         slots = sharding.slots
         firsts = [mapping.first_row for mapping, slots in held for _ in range(slots)]
         numbers = ints_on_device([firsts, arrived.length_per_key()], torch.int64, remapped.device())
@@ -407,12 +389,12 @@ class ShardedManagedCollisionCollection(nn.Module):
         group = slots.process_group()
         if group is None or slots.env.world_size == 1:
             return NoWait(rows)
-
         counts = ctx.arrived_counts or arrived_counts(arrived, ctx)
-        out = [sum(of_rank) for of_rank in counts]
-        into = [sum(of_rank) for of_rank in ctx.sent_counts]
+        out, into = (
+            [sum(of_rank) for of_rank in counts],
+            [sum(of_rank) for of_rank in ctx.sent_counts],
+        )
         by_rank = rank_major(rows, counts).to(slots.rows_dtype)
-
         return comm.all_to_all(by_rank, out, into, group, REMAPPED_IDS_STAGE)
 
 
@@ -422,10 +404,8 @@ def _store_sharded(
     """Name the state of every mapping in the state dict, whole, as ShardedTensors."""
     if module._env.process_group is None:
         return
-
     for key, table, whole in module.row_state(prefix):
-        pieces = [piece for piece in table.pieces if piece.rows]
-        trailing = list(whole.shape[1:])
+        pieces, trailing = [piece for piece in table.pieces if piece.rows], list(whole.shape[1:])
         rectangles = [
             ([piece.row_offset, *[0] * len(trailing)], [piece.rows, *trailing], piece.rank)
             for piece in pieces
@@ -445,7 +425,6 @@ def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any)
         )
         if value is None or mine is None:
             continue
-
         sizes = [mine.rows, *whole.shape[1:]]
         offsets = [mine.row_offset, *[0] * (len(sizes) - 1)]
         is_sharded = isinstance(value, ShardedTensor)
@@ -498,14 +477,12 @@ def rank_major(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.T
 
 def arrived_counts(batch: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> list[list[int]]:
     """Ids per rank and shard ``[W][slots]`` of a batch ordered by rank. A sync point."""
-    slots = len(batch.keys())
-    ranks = range(len(ctx.batch_size_per_rank))
+    slots, ranks = len(batch.keys()), range(len(ctx.batch_size_per_rank))
     samples = ctx.batch_size_per_rank_per_feature or [
         [size] * slots for size in ctx.batch_size_per_rank
     ]
     of_lists = [samples[rank][slot] for slot in range(slots) for rank in ranks]
     counts = ids_by_offsets(batch.offsets(), of_lists)
-
     return [counts[rank :: len(ranks)] for rank in ranks]
 
 
@@ -543,7 +520,6 @@ def _remapped_table(
     module = mapping.held
     if module is None:  # no row is here, and no id was sent
         return batch.values(), batch.lengths()
-
     counts = torch.tensor(batch.length_per_key()) if module.wants_feature_lengths else None
     features = {
         mapping.table.name: jagged_from_parts(batch.values(), counts, batch.lengths(), None)
@@ -552,10 +528,8 @@ def _remapped_table(
         key.endswith(module.read_only_suffix) for key in batch.keys()
     ):
         features = batch.to_dict()
-
     found = module.remap(module.profile(features)).values()
     rows = torch.cat([lists.values() for lists in found])
-
     return rows - mapping.first_row, torch.cat([lists.lengths() for lists in found])
 
 
@@ -571,7 +545,6 @@ def _check_placed(table: PlacedTable) -> None:
             f"table {table.name!r} remaps ids, and the plan shards it {table.sharding_type.value}: "
             f"use one of {types}, which keep the whole row of an id on one rank"
         )
-
     if table.kernel is EmbeddingComputeKernel.DENSE:
         raise ValueError(
             f"table {table.name!r} remaps ids, and has the compute kernel 'dense', whose optimizer "

@@ -54,13 +54,11 @@ def move_ids_to_owners(
     env = tables.env
     if env.world_size == 1:
         return
-
     weights = {held.table.name: held.rows for held in tables.held_tables()}
     for mapping in mappings.mappings:
         name = mapping.table.name
         if mapping.whole.row_ids is None or not mapping.table.splits_rows:
             continue
-
         rows = _TableRows(mapping, weights[name], configs[name], tables.device, env)
         arrived = rows.exchange()
         lost = rows.place(*arrived)
@@ -94,9 +92,7 @@ class _TableRows:
         device: torch.device,
         env: ShardingEnv,
     ) -> None:
-        self._module = mapping.held
-        self._config = config
-        self._env = env
+        self._module, self._config, self._env = mapping.held, config, env
         whole = [
             name
             for name in mapping.whole.state_by_row()
@@ -124,8 +120,7 @@ class _TableRows:
 
     def exchange(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Send what leaves to its owners -> received states ``[N, S]``, values ``[N, numbers]``."""
-        group = _group(self._env)
-        me = self._env.rank
+        group, me = _group(self._env), self._env.rank
         rows = self._leaves.nonzero().view(-1)
         rows = rows[self._owners[rows].argsort(stable=True)]
         counts = self._owners[rows].bincount(minlength=self._env.world_size).tolist()
@@ -139,44 +134,34 @@ class _TableRows:
             dim=1,
         )
         arrived = list[torch.Tensor]()
-
         for sent in (states, values):
             width = sent.shape[1]
             sizes = [count * width for count in counts], [count * width for count in into]
             flat = comm.all_to_all(sent.reshape(-1), *sizes, group, MOVED_IDS_STAGE).wait()
             arrived.append(flat.view(-1, width))
-
         return arrived[0], arrived[1]
 
     def place(self, states: torch.Tensor, values: torch.Tensor) -> int:
         """Give what has arrived open rows; returns how many ids there is none for."""
         if self._module is None:
             return 0
-
         left = self._leaves.nonzero().view(-1)
         for state in self._state.values():
             state[left] = 0
-
         self._ids[left] = NO_ID
         if left.numel():
             reset_rows(self._config, self._weight, left)
-
         open_rows = (self._ids[:-1] == NO_ID).nonzero().view(-1)
         first = states[:, min(1, states.shape[1] - 1)]  # the ids come before the policy's own
         ranked = first.argsort(descending=True, stable=True)[: open_rows.numel()]
         taken = open_rows[: ranked.numel()]
-
         for index, state in enumerate(self._state.values()):
             state[taken] = states[ranked, index]
-
         targets = (self._weight, *self._kept)
         widths = [prod(target.shape[1:]) for target in targets]
-
         for target, own in zip(targets, values[ranked].split(widths, dim=1), strict=True):
             target[taken] = own.view(-1, *target.shape[1:])
-
         self._module.load_state_by_row({**self._module.state_by_row(), **self._state})
-
         return len(states) - len(taken)
 
 

@@ -12,8 +12,8 @@ from tutorec.modules.growing import GrowingManagedCollisionModule
 class ChangedRows(NamedTuple):
     """Rows of one table that training may have changed, those of this rank.
 
-    A row is known by its number: where it comes with another id than before, the earlier id has
-    left the table.
+    A row is identified by its number: if its id differs from that of an earlier export, the earlier
+    id has lost the row.
 
     Args:
         rows: Their numbers in the whole table [U].
@@ -80,9 +80,9 @@ def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[st
     """
     versions: list[int] = []
     changes: dict[str, ChangedRows] = {}
-    for part in model.modules():
-        collection = cast(Any, part)
-        mappings = getattr(part, "_managed_collision_collection", None)
+    for module in model.modules():
+        collection = cast(Any, module)
+        mappings = getattr(module, "_managed_collision_collection", None)
         if mappings is None:
             continue
 

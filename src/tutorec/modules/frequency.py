@@ -66,12 +66,12 @@ class FrequencySketch(nn.Module):
             Appearances of each so far [U], estimated.
         """
         hashes = ((ids.unsqueeze(1) * self._factors) >> self._shift) & (self._width - 1)
-        places = hashes + torch.arange(_ROWS, device=ids.device) * self._width
-        estimates = self._counters[places].amin(1) + counts.to(torch.int32)
+        positions = hashes + torch.arange(_ROWS, device=ids.device) * self._width
+        estimates = self._counters[positions].amin(1) + counts.to(torch.int32)
         raised = (
             estimates.clamp(max=MOST_COUNTED).short().unsqueeze(1).expand(-1, _ROWS).reshape(-1)
         )
-        self._counters.scatter_reduce_(0, places.view(-1), raised, "amax")
+        self._counters.scatter_reduce_(0, positions.view(-1), raised, "amax")
         self._counted += int(counts.sum())
         if self._counted >= self._width:
             self._counters >>= 1

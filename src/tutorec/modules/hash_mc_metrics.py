@@ -107,15 +107,15 @@ class ScalarLogger(nn.Module):
         bucket = zch_size // num_buckets_per_rank
         bounds = torch.arange(1, num_buckets_per_rank + 1, device=device) * bucket
         self._opt_in_ranges = bounds - max(num_reserved_slots_per_bucket, 0)
-        self._begin_anew()
+        self._reset_counts()
         self._backend = ConsoleScalarLoggerBackend(log_file_path) if backend is None else backend
 
     def should_report(self) -> bool:
         """Whether the next call reports."""
-        due = int(self._scalar_logger_steps) % self._frequency == 0
-        return self._start_bucket == 0 and self._total_cnt > 0 and due
+        has_interval_ended = int(self._scalar_logger_steps) % self._frequency == 0
+        return self._start_bucket == 0 and self._total_cnt > 0 and has_interval_ended
 
-    def _begin_anew(self) -> None:
+    def _reset_counts(self) -> None:
         self._total_cnt = self._hit_cnt = self._insert_cnt = self._collision_cnt = 0
         self._eviction_cnt = self._opt_in_cnt = 0
         self._sum_eviction_age = 0.0
@@ -149,54 +149,55 @@ class ScalarLogger(nn.Module):
         with_slot = values[hit_indices] if remapped_ids.shape[0] != values.shape[0] else values
         hits = int((before == with_slot).sum())
         inserted = int((before == -1).sum()) - int((after == -1).sum())
-        buckets = self._opt_in_ranges[with_slot % self._opt_in_ranges.shape[0]]
+        opt_in_ends = self._opt_in_ranges[with_slot % self._opt_in_ranges.shape[0]]
+
         self._total_cnt += values.numel()
         self._hit_cnt += hits
         self._insert_cnt += inserted
         self._collision_cnt += values.numel() - hits - inserted
-        self._opt_in_cnt += int((remapped_ids < buckets).sum())
+        self._opt_in_cnt += int((remapped_ids < opt_in_ends).sum())
+
         if evicted_emb_indices is not None and evicted_emb_indices.numel() > 0:
             evicted = torch.unique(evicted_emb_indices)
             self._eviction_cnt += evicted.numel()
             ttl = eviction_config and eviction_config.single_ttl
             if ttl is not None and metadata is not None:
                 now = int(time.time() / self.SECONDS_IN_HOUR)
-                self._sum_eviction_age += float((now - (metadata[evicted, 0] - ttl)).sum())
+                ages = now - (metadata[evicted, 0] - ttl)
+                self._sum_eviction_age += float(ages.sum())
 
     @torch.jit.unused
     def forward(self, run_type: str, identities: Tensor) -> None:
-        """Report when it is due, and count the batch.
+        """Report at the end of an interval, and count the batch.
 
         Args:
             run_type: ``"train"`` or ``"eval"``.
             identities: The id in each slot [R, 1].
         """
         if self.should_report():
-            counts = {
-                "hit": self._hit_cnt,
-                "insert": self._insert_cnt,
-                "collision": self._collision_cnt,
-                "eviction": self._eviction_cnt,
-                "opt_in": self._opt_in_cnt,
-            }
-            total = self._total_cnt
-            age = self._sum_eviction_age
-            self._begin_anew()
-            rates = {f"{kind}_rate": round(count / total, 3) for kind, count in counts.items()}
-            rates["avg_eviction_age"] = round(age / max(counts["eviction"], 1), 3)
-            rates["table_usage_ratio"] = round(
-                int((identities[:, 0] != -1).sum()) / self._zch_size, 3
-            )
-            step = int(self._scalar_logger_steps)
-            text = ", ".join(
-                f"{kind}={number}" for kind, number in {"total": total, **counts, **rates}.items()
-            )
-            self._backend.report(
-                f"table {self._name}, {run_type}, batch {step}: {text}",
-                self._name,
-                run_type,
-                step,
-                rates,
-            )
-
+            self._report(run_type, identities)
         self._scalar_logger_steps += 1
+
+    def _report(self, run_type: str, identities: Tensor) -> None:
+        """Report the batches since the last report, and count again from 0."""
+        counts = {
+            "hit": self._hit_cnt,
+            "insert": self._insert_cnt,
+            "collision": self._collision_cnt,
+            "eviction": self._eviction_cnt,
+            "opt_in": self._opt_in_cnt,
+        }
+        total = self._total_cnt
+        age = self._sum_eviction_age
+        self._reset_counts()
+
+        rates = {f"{event}_rate": round(count / total, 3) for event, count in counts.items()}
+        rates["avg_eviction_age"] = round(age / max(counts["eviction"], 1), 3)
+        used = int((identities[:, 0] != -1).sum())
+        rates["table_usage_ratio"] = round(used / self._zch_size, 3)
+
+        step = int(self._scalar_logger_steps)
+        numbers = {"total": total, **counts, **rates}
+        text = ", ".join(f"{name}={number}" for name, number in numbers.items())
+        message = f"table {self._name}, {run_type}, batch {step}: {text}"
+        self._backend.report(message, self._name, run_type, step, rates)

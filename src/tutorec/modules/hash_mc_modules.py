@@ -37,8 +37,8 @@ class TrainInputMapper(nn.Module):
     """The bucket of each id: how many rows it has, and where they begin.
 
     With ``input_hash_size`` H and K buckets, bucket k has the ids from ``k * ceil(H / K)`` on; with
-    H = 0, and of ids outside of H, it has those that leave k when divided by K. Ranks that share
-    rows deal ids out by the same rule.
+    H = 0, and of ids not below H, it has those whose remainder modulo K is k. Ranks that share rows
+    distribute ids by the same rule.
 
     Args:
         input_hash_size: H; 0 where ids have no upper bound.
@@ -210,14 +210,14 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         write_runtime_meta_dim: int = 0,
         persist_hash_zch_bucket: bool = True,
     ) -> None:
-        given = {
+        arguments = {
             setting: value
             for setting, value in locals().items()
             if setting not in ("self", "__class__")
         }
         segments = output_segments or _equal_buckets(zch_size, total_num_buckets)
         super().__init__(device, segments, True, read_only_suffix, enable_per_feature_lookups)
-        self._given = given
+        self._arguments = arguments
         self._zch_size = zch_size
         self._max_probe = max_probe
         self._buckets = total_num_buckets
@@ -236,6 +236,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._write_runtime_meta_dim = write_runtime_meta_dim
         self._reserved = max(self.get_reserved_slots_per_bucket(), 0)
         self._check()
+
         host = torch.device("cpu") if device.type == "meta" else device
         bounds = torch.tensor(segments, dtype=torch.int64, device=host)
         by_number = inference_dispatch_div_train_world_size
@@ -243,7 +244,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             input_hash_size, total_num_buckets, bounds.diff(), bounds[:-1].clone(), by_number, name
         )
 
-        # With one bucket there is none to look for; but its ids may be replaced by their numbers.
+        # One bucket needs no mapper, unless ids are replaced by their numbers in the bucket.
         self._has_many_buckets = self._end_bucket - start_bucket > 1 or by_number
         self._output_global_offset_tensor = (
             bounds[start_bucket : start_bucket + 1] if segments[start_bucket] else None
@@ -251,41 +252,45 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self.wants_feature_lengths = (
             eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
         )
-        self._make_state(persist_hash_zch_bucket)
+        self._build_state(persist_hash_zch_bucket)
 
         # What mappings that are remapped in one call have in common; None: this one is remapped by
         # itself.
-        own_rules = (
-            disable_fallback,
-            self._reserved,
-            self.is_sharded,
-            self.wants_feature_lengths,
-            by_number,
+        has_own_rules = any(
+            (
+                disable_fallback,
+                self._reserved,
+                self.is_sharded,
+                self.wants_feature_lengths,
+                by_number,
+                tb_logging_frequency,
+                track_id_freq,
+                write_runtime_meta_dim,
+            )
         )
-        is_plain = not any(
-            (*own_rules, tb_logging_frequency, track_id_freq, write_runtime_meta_dim)
-        )
-        self.joint_settings = (
-            (max_probe,) if is_plain and type(self) is HashZchManagedCollisionModule else None
-        )
+        is_joint = type(self) is HashZchManagedCollisionModule and not has_own_rules
+        self.joint_settings = (max_probe,) if is_joint else None
+
         self._scalar_logger = None
-        if (
-            tb_logging_frequency > 0
-            and name is not None
-            and not is_inference
-            and device.type != "meta"
-        ):
-            buckets = self._end_bucket - start_bucket
-            reserved = self.get_reserved_slots_per_bucket()
-            numbers = (zch_size, tb_logging_frequency, start_bucket, buckets, reserved)
-            self._scalar_logger = ScalarLogger(name, *numbers, device, disable_fallback)
+        is_logged = tb_logging_frequency > 0 and not is_inference and device.type != "meta"
+        if is_logged and name is not None:
+            self._scalar_logger = ScalarLogger(
+                name,
+                zch_size,
+                tb_logging_frequency,
+                start_bucket,
+                self._end_bucket - start_bucket,
+                self.get_reserved_slots_per_bucket(),
+                device,
+                disable_fallback,
+            )
 
         self.reset_training_mode()
         if is_inference:
             self.reset_inference_mode()
 
     @torch.jit.unused
-    def _make_state(self, persist_buckets: bool) -> None:
+    def _build_state(self, persist_buckets: bool) -> None:
         """The tensors of a mapping without ids."""
         rows = self._zch_size
         device = self._device
@@ -431,7 +436,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         return self._end_bucket - self._start_bucket < self._buckets
 
     def get_reserved_slots_per_bucket(self) -> int:
-        """Rows at each bucket's end that ids without their own share; -1: ids always opt in."""
+        """Rows at each bucket's end that ids without their own row share; -1: all ids opt in."""
         if self._opt_in_prob == -1:
             return -1
         buckets = self._end_bucket - self._start_bucket
@@ -442,9 +447,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if self._opt_in_prob == -1:
             return None
 
-        local = range(self._start_bucket, self._end_bucket)
         first = self._output_segments[self._start_bucket]
-        ends = [self._output_segments[one + 1] for one in local]
+        ends = self._output_segments[self._start_bucket + 1 : self._end_bucket + 1]
         rows = torch.tensor(ends, device=self.device).unsqueeze(1) - first
 
         return (rows + torch.arange(-self._reserved, 0, device=self.device)).flatten()
@@ -472,7 +476,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             "end_bucket": self._output_segments.index(end),
             "is_inference": self._is_inference,
         }
-        return type(self)(**{**self._given, **shard})
+        return type(self)(**{**self._arguments, **shard})
 
     def validate_state(self) -> None:
         """Check that a loaded state has as many buckets; else ids would not be found."""
@@ -594,8 +598,16 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if self._scalar_logger is not None:
             hits = rows != -1
             table = self._hash_zch_identities.data
-            given = (evicted, scores_before, self._eviction_config)
-            self._scalar_logger.update(before, table, ids, rows[hits], hits, *given)
+            self._scalar_logger.update(
+                before,
+                table,
+                ids,
+                rows[hits],
+                hits,
+                evicted,
+                scores_before,
+                self._eviction_config,
+            )
 
     @torch.jit.unused
     def _report_log(self) -> None:

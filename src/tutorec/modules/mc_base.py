@@ -18,12 +18,12 @@ _MOST_SHARDS = 1024
 
 
 class ManagedCollisionModule(nn.Module):
-    """The mapping of one table: raw ids to its R rows. The base class of all such mappings.
+    """The mapping of one table from raw ids to its R rows. The base class of all such mappings.
 
     Ids come as a dictionary with one entry, table name -> lists of ids of all features of the
     table. ``forward`` is ``preprocess``, then ``profile`` (in training mode: observe the ids and
-    change the mapping), then ``remap``. After a forward ``evict`` says which rows have another id
-    than before; who holds the rows resets them.
+    change the mapping), then ``remap``. After a forward ``evict`` returns the rows that have
+    another id than before; the owner of the table resets them.
 
     Args:
         device: Where the state of the mapping is held.
@@ -43,7 +43,8 @@ class ManagedCollisionModule(nn.Module):
         row_ids: Name of the state that holds the id of each row, if any row of a shard may be given
             to any of its ids; None if the hash of an id determines which rows it may have.
         once_per_table: Names of states that are not kept for each row.
-        index_bytes: Bytes of an index of the ids beside the state, for each row at most.
+        index_bytes: Bytes of an index of the ids, which is not part of the state, for each row at
+            most.
 
     Raises:
         ValueError: More than 1,024 segments.
@@ -171,10 +172,10 @@ class ManagedCollisionModule(nn.Module):
 
     def row_bytes(self) -> int:
         """Bytes per row when all rows have an id: state and index; the planner counts them."""
-        of_rows = [
+        row_states = [
             value for name, value in self.state_dict().items() if name not in self.once_per_table
         ]
-        return self.index_bytes + sum(value[:1].numel() * value.element_size() for value in of_rows)
+        return self.index_bytes + sum(state[:1].nbytes for state in row_states)
 
     def report(self, table: str = "") -> TableCollisions:
         """What has happened to the ids of the table so far. A sync point."""
@@ -183,8 +184,8 @@ class ManagedCollisionModule(nn.Module):
     def state_by_row(self) -> dict[str, Tensor]:
         """A copy of the state in row order ``[R, ...]``, of which any range can be loaded."""
         return {
-            name: each.clone()
-            for name, each in self.state_dict().items()
+            name: value.clone()
+            for name, value in self.state_dict().items()
             if name != "_output_segments_tensor"
         }
 

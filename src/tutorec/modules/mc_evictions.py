@@ -163,8 +163,8 @@ class MCHEvictionPolicy:
             history_metadata: Of each occurrence since the last eviction [N].
             unique_ids_counts: Occurrences of each different id [V].
             unique_inverse_mapping: Which different id each occurrence is [N].
-            additional_ids: Ids of this iteration that stand at the end of
-                ``unique_inverse_mapping`` only.
+            additional_ids: Ids of this iteration that are at the end of ``unique_inverse_mapping``
+                only.
             threshold_mask: Which of the V ids take part, a mask or indices; None for all.
         """
         coalesced = {}
@@ -189,7 +189,7 @@ class MCHEvictionPolicy:
         mch_metadata: dict[str, Tensor],
         coalesced_history_metadata: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Bring the metadata of rows up to date, and choose who leaves and who comes.
+        """Update the metadata of rows, and choose the ids that lose and get a row.
 
         Args:
             current_iter: The iteration.
@@ -210,26 +210,25 @@ class MCHEvictionPolicy:
         has_row = coalesced_history_mch_matching_elements_mask
         position = coalesced_history_mch_matching_indices
         merged = {}
-        for name, of_rows in mch_metadata.items():
+        for name, row_metadata in mch_metadata.items():
             if name == "counts":
                 seen = coalesced_history_sorted_unique_ids_counts
-                of_last = _LARGEST
-                of_rows[position] += seen[has_row]
+                shared_row_value = _LARGEST
+                row_metadata[position] += seen[has_row]
             else:
                 seen = coalesced_history_metadata[name][coalesced_history_argsort_mapping]
-                of_last = current_iter
-                of_rows[position] = seen[has_row]
+                shared_row_value = current_iter
+                row_metadata[position] = seen[has_row]
 
-            of_rows[mch_size - 1] = of_last
-            merged[name] = torch.cat([of_rows, seen[~has_row]])
+            row_metadata[mch_size - 1] = shared_row_value
+            merged[name] = torch.cat([row_metadata, seen[~has_row]])
 
         scores = self.eviction_scores(current_iter, merged)
         evicted, selected = self._compute_selected_eviction_and_replacement_indices(
             mch_size, scores
         )
-
-        for name, of_rows in mch_metadata.items():
-            of_rows[evicted] = merged[name][mch_size + selected]
+        for name, row_metadata in mch_metadata.items():
+            row_metadata[evicted] = merged[name][mch_size + selected]
 
         return evicted, selected
 
@@ -242,15 +241,14 @@ class MCHEvictionPolicy:
         is higher.
         """
         lowest = eviction_scores.kthvalue(eviction_scores.numel() - pivot + 1).values
-        kept = eviction_scores > lowest
         equal = eviction_scores == lowest
-        kept |= equal & (equal.cumsum(0) <= pivot - kept.sum())
-        dropped = (~kept[:pivot]).nonzero().view(-1)
-        admitted = kept[pivot:].nonzero().view(-1)
-
+        stays = eviction_scores > lowest
+        stays |= equal & (equal.cumsum(0) <= pivot - stays.sum())
+        evicted = (~stays[:pivot]).nonzero().view(-1)
+        selected = stays[pivot:].nonzero().view(-1)
         return (
-            dropped[eviction_scores[dropped].argsort(descending=True, stable=True)],
-            admitted[eviction_scores[admitted + pivot].argsort(descending=True, stable=True)],
+            evicted[eviction_scores[evicted].argsort(descending=True, stable=True)],
+            selected[eviction_scores[selected + pivot].argsort(descending=True, stable=True)],
         )
 
 

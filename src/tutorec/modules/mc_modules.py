@@ -67,14 +67,19 @@ def _joined(
     lengths: list[Tensor],
 ) -> KeyedJaggedTensor:
     """The batch with the lists of each table in place of its own."""
-    given: list[Tensor] = []
-    for each in weights:
-        if each is not None:
-            given.append(each)
+    present: list[Tensor] = []
+    for table_weights in weights:
+        if table_weights is not None:
+            present.append(table_weights)
+    joined_weights = torch.cat(present) if len(present) > 0 else None
 
-    joined = torch.cat(given) if len(given) > 0 else None
     return KeyedJaggedTensor(
-        features.keys(), torch.cat(values), joined, torch.cat(lengths), None, features.stride()
+        features.keys(),
+        torch.cat(values),
+        joined_weights,
+        torch.cat(lengths),
+        None,
+        features.stride(),
     )
 
 
@@ -155,21 +160,23 @@ class ManagedCollisionCollection(nn.Module):
     ) -> KeyedJaggedTensor:
         """The same under TorchScript and torch.fx; each feature has equally many samples."""
         features = features.permute([features.keys().index(name) for name in self._feature_names])
-        parts = features.split(self._table_feature_splits)
+        tables = features.split(self._table_feature_splits)
         values: list[Tensor] = []
         lengths: list[Tensor] = []
         weights: list[Tensor | None] = []
-
-        for place, (table, module) in enumerate(self._managed_collision_modules.items()):
-            given = JaggedTensor(
-                parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None
+        for number, (table, module) in enumerate(self._managed_collision_modules.items()):
+            raw_ids = JaggedTensor(
+                tables[number].values(),
+                tables[number].weights_or_none(),
+                tables[number].lengths(),
+                None,
             )
             if is_scripting():
-                lists = module({table: given}, mutate_miss_lengths)[table]
+                lists = module({table: raw_ids}, mutate_miss_lengths)[table]
             else:
-                whole = cast(ManagedCollisionModule, module).is_traced_whole
-                call = partial(call_whole, module, features) if whole else module
-                lists = call({table: given}, mutate_miss_lengths)[table]
+                is_traced_whole = cast(ManagedCollisionModule, module).is_traced_whole
+                call = partial(call_whole, module, features) if is_traced_whole else module
+                lists = call({table: raw_ids}, mutate_miss_lengths)[table]
 
             values.append(lists.values())
             lengths.append(lists.lengths())
@@ -182,7 +189,6 @@ class ManagedCollisionCollection(nn.Module):
         if is_fx_symbolic_tracing():
             if self.is_traced_whole:
                 return call_whole(self, features, features, mutate_miss_lengths)
-
             return self._in_graph(features, mutate_miss_lengths)
 
         features = maybe_td_to_kjt(features, self._feature_names)
@@ -191,35 +197,33 @@ class ManagedCollisionCollection(nn.Module):
 
         features = self._in_order(features)
         weights = features.weights_or_none()
-        inverse = features.inverse_indices_or_none()
         rows = self._joint_rows(features)
         if rows is not None:
             return features._with_ids(rows, weights)
 
-        parts = features.split(self._table_feature_splits)
-        remapped = list[JaggedTensor]()
-
-        for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
-            remapped.append(
-                module(_lists(table, module, part), mutate_miss_lengths=mutate_miss_lengths)[table]
-            )
+        tables = self._per_table(features)
+        remapped: list[JaggedTensor] = []
+        for (table, module), table_features in zip(self._modules_by_table(), tables, strict=True):
+            lists = _lists(table, module, table_features)
+            remapped.append(module(lists, mutate_miss_lengths=mutate_miss_lengths)[table])
 
         values = torch.cat([lists.values() for lists in remapped])
-        if all(
-            lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)
-        ):
+        has_all_ids = all(
+            lists.lengths() is table_features.lengths()
+            for lists, table_features in zip(remapped, tables, strict=True)
+        )
+        if has_all_ids:
             return features._with_ids(values, weights)
 
-        variable = features.variable_stride_per_key()
-
+        is_variable = features.variable_stride_per_key()
         return KeyedJaggedTensor(
             features.keys(),
             values,
             None if weights is None else torch.cat([lists.weights() for lists in remapped]),
             torch.cat([lists.lengths() for lists in remapped]),
-            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-            stride=None if variable else features.stride(),
-            inverse_indices=inverse,
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if is_variable else None,
+            stride=None if is_variable else features.stride(),
+            inverse_indices=features.inverse_indices_or_none(),
         )
 
     def embedding_configs(self) -> Sequence[BaseEmbeddingConfig]:
@@ -246,34 +250,28 @@ class ManagedCollisionCollection(nn.Module):
     def lookup_runtime_meta(
         self, features: KeyedJaggedTensor, remapped_ids: KeyedJaggedTensor
     ) -> KeyedJaggedTensor:
-        """What hash mappings hold for ids, one number for each id, as values of the batch."""
-        asked = zip(
+        """The number that hash mappings store for each id, as values of the batch."""
+        numbers: list[Tensor] = []
+        for table_ids, table_rows, (_, module) in zip(
             self._per_table(features),
             self._per_table(remapped_ids),
             self._modules_by_table(),
             strict=True,
-        )
-        numbers = [
-            cast(Callable[..., Tensor], module.lookup_runtime_meta)(
-                ids.values(), rows.values()
-            ).reshape(-1)
-            for ids, rows, (_, module) in asked
-        ]
-        inverse = features.inverse_indices_or_none()
-        weights = features.weights_or_none()
-        return features._with_tensors(
-            torch.cat(numbers), weights, features.lengths(), None, inverse
-        )
+        ):
+            look_up = cast(Callable[..., Tensor], module.lookup_runtime_meta)
+            numbers.append(look_up(table_ids.values(), table_rows.values()).reshape(-1))
+
+        return features._with_ids(torch.cat(numbers), features.weights_or_none())
 
     def lookup_custom_runtime_meta(self, remapped_ids: KeyedJaggedTensor) -> Tensor:
-        """What hash mappings hold beside their ids, for each row of the batch [N, ...]."""
-        asked = zip(self._per_table(remapped_ids), self._modules_by_table(), strict=True)
-        return torch.cat(
-            [
-                cast(Callable[..., Tensor], one.lookup_custom_runtime_meta)(rows.values())
-                for rows, (_, one) in asked
-            ]
-        )
+        """The numbers that hash mappings store for ids, for each row of the batch [N, ...]."""
+        numbers: list[Tensor] = []
+        tables = zip(self._per_table(remapped_ids), self._modules_by_table(), strict=True)
+        for table_rows, (_, module) in tables:
+            look_up = cast(Callable[..., Tensor], module.lookup_custom_runtime_meta)
+            numbers.append(look_up(table_rows.values()))
+
+        return torch.cat(numbers)
 
     def _joint_rows(self, features: KeyedJaggedTensor) -> Tensor | None:
         """The row of each id [N] by one lookup for all tables; None if that is impossible."""
@@ -323,12 +321,12 @@ class ManagedCollisionCollection(nn.Module):
         if features.keys() == self._feature_names:
             return features
 
-        places = features.index_per_key()
-        missing = [name for name in self._feature_names if name not in places]
+        index_per_key = features.index_per_key()
+        missing = [name for name in self._feature_names if name not in index_per_key]
         if missing:
             raise KeyError(f"the batch lacks the features {missing}; it has {features.keys()}")
 
-        ordered = features.permute([places[name] for name in self._feature_names])
+        ordered = features.permute([index_per_key[name] for name in self._feature_names])
         ordered._inverse_indices = features.inverse_indices_or_none()
 
         return ordered
@@ -346,8 +344,7 @@ def _check_modules(
             "needs one"
         )
 
-    tables: dict[str, str] = {}
-
+    table_per_feature: dict[str, str] = {}
     for config in configs:
         rows = modules[config.name].output_size()
         if rows != config.num_embeddings:
@@ -357,7 +354,8 @@ def _check_modules(
             )
 
         for feature in config.feature_names:
-            if (other := tables.setdefault(feature, config.name)) != config.name:
+            other = table_per_feature.setdefault(feature, config.name)
+            if other != config.name:
                 raise ValueError(
                     f"{owner}: feature {feature!r} is looked up in tables {other!r} and "
                     f"{config.name!r}, which give an id different rows; pass its ids under two "
@@ -366,12 +364,10 @@ def _check_modules(
 
 
 def _lists(
-    table: str, module: ManagedCollisionModule, part: KeyedJaggedTensor
+    table: str, module: ManagedCollisionModule, features: KeyedJaggedTensor
 ) -> dict[str, JaggedTensor]:
     """The lists of all features of a table, as its mapping takes them."""
-    beside = (
-        torch.tensor(part.length_per_key())
-        if module.wants_feature_lengths
-        else part.weights_or_none()
-    )
-    return {table: jagged_from_parts(part.values(), beside, part.lengths(), None)}
+    weights = features.weights_or_none()
+    if module.wants_feature_lengths:
+        weights = torch.tensor(features.length_per_key())
+    return {table: jagged_from_parts(features.values(), weights, features.lengths(), None)}

@@ -86,15 +86,15 @@ class CollisionReport(TextTable):
         head = ["table", "rows", "occupied", "lookups", "admitted", "collisions", "evictions"]
         rows = [
             [
-                one.table,
-                f"{one.rows:,}",
-                f"{100 * one.occupied / one.rows:.1f} %",
-                f"{one.lookups:,}",
-                f"{100 * one.admitted_share:.1f} %",
-                f"{one.collisions:,}",
-                f"{one.evictions:,}",
+                table.table,
+                f"{table.rows:,}",
+                f"{100 * table.occupied / table.rows:.1f} %",
+                f"{table.lookups:,}",
+                f"{100 * table.admitted_share:.1f} %",
+                f"{table.collisions:,}",
+                f"{table.evictions:,}",
             ]
-            for one in tables
+            for table in tables
         ]
         return cls(head, rows, range(1, len(head)), tables=tables)
 
@@ -104,21 +104,21 @@ class CollisionReport(TextTable):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        places = range(len(self.tables))
-        names = [f"{one.table}\n{one.evictions:,} evictions" for one in self.tables]
-        occupied = [100 * one.occupied / one.rows for one in self.tables]
-        own = [100 * one.admitted_share for one in self.tables]
+        bars = range(len(self.tables))
+        names = [f"{table.table}\n{table.evictions:,} evictions" for table in self.tables]
+        occupied = [100 * table.occupied / table.rows for table in self.tables]
+        own = [100 * table.admitted_share for table in self.tables]
         shared = [100 - share for share in own]
 
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(7.0, 1.3 + 0.5 * len(names)), layout="constrained")
             FigureCanvasAgg(figure)
             rows, lookups = figure.subplots(1, 2, sharey=True)
-            rows.barh(places, occupied, color=ACCENT, height=0.62)
-            lookups.barh(places, own, color=ACCENT, height=0.62, label="own row")
+            rows.barh(bars, occupied, color=ACCENT, height=0.62)
+            lookups.barh(bars, own, color=ACCENT, height=0.62, label="own row")
             hatched = {"color": "none", "edgecolor": INK, "hatch": "///"}
-            lookups.barh(places, shared, left=own, height=0.62, label="shared row", **hatched)
-            rows.set_yticks(places, names)
+            lookups.barh(bars, shared, left=own, height=0.62, label="shared row", **hatched)
+            rows.set_yticks(bars, names)
             rows.set(xlim=(0, 100), xlabel="% of the rows in use")
             lookups.set(xlim=(0, 100), xlabel="% of the lookups")
             lookups.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderpad=0.0)
