@@ -20,7 +20,6 @@ __all__ = [
     "exports_counts",
     "forget_written_block",
     "gloo_connects_silently",
-    "keep_writer_silent",
     "renew_constants",
 ]
 
@@ -73,22 +72,8 @@ def counts_of_rows(offsets: Tensor, rows: int) -> list[int]:
     return counts
 
 
-def keep_writer_silent() -> None:
-    """Call before torch's checkpoint writer: older ones use ``Tensor.storage()`` and warn.
-
-    The warning comes once, and torch is told that it has been. A filter of warnings is one of the
-    process, and would be put back under the other threads while a save runs in the background.
-
-    Example:
-        >>> from tutorec._kernels.older_torch import keep_writer_silent
-        >>> keep_writer_silent()
-    """
-    if BEFORE_2_11:
-        torch.storage._warn_typed_storage_removal.__dict__["has_warned"] = True
-
-
 def forget_written_block() -> None:
-    """Call before each block that torch's checkpoint writer asks for: older ones keep written ones.
+    """Call before each block of a checkpoint that `torch.save` writes: older ones keep written ones.
 
     `torch.save` leaves a block in a reference cycle there, and Python collects after so many
     objects, whatever their size: 56 MB piled up while a table of 128 MB was saved.

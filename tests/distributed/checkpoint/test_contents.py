@@ -499,7 +499,7 @@ def test_a_rank_without_tables_saves_and_loads_with_the_others(ranks, tmp_path):
         results = ranks(2).run(lambda rank, now=load: one_table(str(path), rank, now))
         assert sorted(results) == [[], [5 * 11 * 8]]
     names = sorted(re.sub("[0-9a-f]{8}", "*", file.name) for file in path.iterdir())
-    assert names == ["*.metadata", ".metadata", "__1_*_0.distcp", "manifest.json"]
+    assert names == ["*.index", ".metadata", "__1_*_0.distcp", "manifest.json"]
 
 
 def data_parallel_only(path: str, rank: int) -> list[str]:

@@ -1,12 +1,14 @@
 """The tensors of a model and its optimizers, under the names of the unsharded model.
 
 An optimizer that runs inside backward is attached to its parameters and is read from there. The
-caller passes any other optimizer. The tensors are the live ones; nothing is copied.
+caller passes any other optimizer. The tensors are the live ones; nothing is copied, except for the
+states of managed collisions, which are stored by row: the row of an id is the position of the id,
+and a rank loads the ids of its rows. `mc_resharding` then moves ids to the ranks that own them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -19,12 +21,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from tutorec.distributed import comm
-from tutorec.distributed.checkpoint.entries import Entry, Form, Part
-from tutorec.distributed.checkpoint.mappings import stored_mappings
+from tutorec.distributed.checkpoint.entries import Entry, Form, LocalShard
 from tutorec.distributed.core.tables import PlacedTable
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
-from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection
+from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, TableMapping
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.distributed.plan.plan import ShardingPlan
@@ -33,46 +34,34 @@ from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizer
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
-# Parts whose tensors are stored in a form of their own.
-_WHOLE_PARTS = ShardedEmbeddingModule, ShardedManagedCollisionCollection, ManagedCollisionModule
 # Path of optimizer states in the nested state dict; the parameter and the state name follow.
 STATE = ("optimizer", "state")
 
 
-@dataclass(frozen=True)
-class ParamRef:
-    """The parameter of the unsharded model that a local parameter is, or is a shard of.
+@dataclass
+class Parameter:
+    """A parameter of the model, and the optimizer that updates it.
 
     Args:
-        name: In the unsharded model.
+        name: Its name in the unsharded model.
+        tensor: The local parameter.
         table: The table that it is a shard of; None for a dense parameter.
-        piece: The shard.
+        bounds: The shard's rectangle of the table.
+        optimizer: Holds the state in ``state[tensor]``; a torch or a keyed optimizer.
     """
 
     name: str
+    tensor: torch.Tensor
     table: PlacedTable | None = None
-    piece: ShardPiece | None = None
-
-
-@dataclass(frozen=True)
-class Optimized:
-    """A parameter and its optimizer.
-
-    Args:
-        place: The parameter of the unsharded model.
-        parameter: The local parameter.
-        optimizer: Holds the state in ``state[parameter]``; a torch or a keyed optimizer.
-    """
-
-    place: ParamRef
-    parameter: torch.Tensor
-    optimizer: Optimizer
+    bounds: ShardPiece | None = None
+    optimizer: Optimizer | None = None
 
     @cached_property
     def group(self) -> dict[str, Any]:
         """The group of the optimizer that holds the parameter."""
+        assert self.optimizer is not None, f"{self.name!r} has no optimizer"
         for group in self.optimizer.param_groups:
-            if any(each is self.parameter for each in cast(list[torch.Tensor], group["params"])):
+            if any(parameter is self.tensor for parameter in group["params"]):
                 return group
         return {}
 
@@ -93,16 +82,42 @@ class Optimized:
     @property
     def states(self) -> MutableMapping[torch.Tensor, Any]:
         """The optimizer's state by parameter; for a wrapper, only the wrapper's own state."""
-        return (
-            self.optimizer.own_state
-            if isinstance(self.optimizer, OptimizerWrapper)
-            else self.optimizer.state
-        )
+        if isinstance(self.optimizer, OptimizerWrapper):
+            return self.optimizer.own_state
+        return cast(Optimizer, self.optimizer).state
 
     @property
     def state(self) -> Mapping[str, Any]:
         """Name -> tensor or number; empty before a torch optimizer's first step."""
-        return self.states.get(self.parameter, {})
+        return self.states.get(self.tensor, {})
+
+    @property
+    def tensor_states(self) -> dict[str, torch.Tensor]:
+        """The states that are tensors."""
+        return {key: value for key, value in self.state.items() if isinstance(value, torch.Tensor)}
+
+    def state_entry(self, key: str, value: torch.Tensor) -> Entry:
+        """A state as a tensor of the checkpoint; its shape decides how it is stored.
+
+        Raises:
+            CheckpointError: It belongs to a table shard, and is neither a scalar, nor one number
+                per row or per weight.
+        """
+        rows = self.tensor.shape[0] if self.tensor.dim() else 1
+        if self.bounds is None or value.dim() == 0:
+            form = Form.WHOLE
+        elif value.shape == self.tensor.shape:
+            form = Form.TABLE
+        elif value.shape[0] == rows and value.numel() == rows:
+            form = Form.ROWS
+        else:
+            raise CheckpointError(
+                f"a state of {self.name!r} is {list(value.shape)} for a shard of "
+                f"{list(self.tensor.shape)}: it has neither a number for each weight nor one for "
+                "each row, and cannot be sharded as the table is"
+            )
+        shard = LocalShard(value.detach(), self.bounds)
+        return Entry((*STATE, self.name, key), form, (shard,), self.table)
 
 
 @dataclass
@@ -112,35 +127,54 @@ class Contents:
     Args:
         model: Weights and buffers, by name.
         optimized: Parameters that have an optimizer, in the order of the model.
-        group: The ranks that share the model, or None.
         plan: The plan of a `DistributedModelParallel`.
-        take_up: What makes the mappings of ids take up what was loaded.
-        settle: What then brings ids to the ranks that own them now; collectives.
+        load_mappings: What copies loaded states into the mappings of managed collisions.
+        move_ids: What then moves ids to the ranks that own them; collectives.
     """
 
     model: dict[str, Entry] = field(default_factory=dict)
-    optimized: list[Optimized] = field(default_factory=list)
-    group: dist.ProcessGroup | None = None
+    optimized: list[Parameter] = field(default_factory=list)
     plan: ShardingPlan | None = None
-    take_up: list[Callable[[], None]] = field(default_factory=list)
-    settle: list[Callable[[], None]] = field(default_factory=list)
+    load_mappings: list[Callable[[], None]] = field(default_factory=list)
+    move_ids: list[Callable[[], None]] = field(default_factory=list)
+
+    def optimizer_entries(self) -> list[Entry]:
+        """The states of this rank's parameters; those of a table's shards are one entry."""
+        entries: dict[tuple[str, ...], Entry] = {}
+        for parameter in self.optimized:
+            for key, value in parameter.tensor_states.items():
+                entry = parameter.state_entry(key, value)
+                if entry.path in entries:
+                    shards = entries[entry.path].shards + entry.shards
+                    entry = replace(entry, shards=shards)
+                entries[entry.path] = entry
+        return list(entries.values())
+
+    def dense_optimizers(self) -> dict[str, str]:
+        """The optimizer classes of dense parameters, which must be equal on all ranks."""
+        return {
+            f"the optimizer of {parameter.name!r}": type(parameter.optimizer).__name__
+            for parameter in self.optimized
+            if parameter.table is None
+        }
 
 
-def group_of(model: Any) -> dist.ProcessGroup | None:
-    """The ranks that share a model: those of its sharded tables, else the default group."""
-    if not isinstance(model, nn.Module):
-        # Not a model. The default group lets the other ranks receive the error.
-        return comm.default_group()
+def process_group(model: Any) -> dist.ProcessGroup | None:
+    """The ranks that share a model: those of its sharded tables, else the default group.
+
+    Anything that is not a model has the default group, so that all ranks receive the error.
+    """
     if isinstance(model, DistributedModelParallel):
         return model._env.process_group
-    for part in model.modules():
-        if isinstance(part, ShardedEmbeddingModule):
-            return part.env.group_for("a checkpoint")
+    if isinstance(model, nn.Module):
+        for module in model.modules():
+            if isinstance(module, ShardedEmbeddingModule):
+                return module.env.group_for("a checkpoint")
     return comm.default_group()
 
 
-def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Contents:
-    """Find the tensors of a model and of its optimizers.
+def collect_contents(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Contents:
+    """Collect the tensors of a model and of its optimizers.
 
     Args:
         model: A `DistributedModelParallel`, a sharded module, or any other module; a
@@ -162,185 +196,180 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
             "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), "
             "lambda params: ...)"
         )
-    plan = model.plan if isinstance(model, DistributedModelParallel) else None
-    contents = Contents(group=group_of(model), plan=plan)
-    places: dict[int, tuple[ParamRef, torch.Tensor]] = {}
-    for path, part in _parts(model):
+
+    contents = Contents(plan=model.plan if isinstance(model, DistributedModelParallel) else None)
+    parameters: dict[int, Parameter] = {}
+    for path, module in _modules(model):
         prefix = f"{path}." if path else ""
-        if isinstance(part, ShardedEmbeddingModule):
-            contents.model |= _table_entries(prefix, part, places)
-            continue
-        if isinstance(part, ShardedManagedCollisionCollection | ManagedCollisionModule):
-            for module, state, entries in stored_mappings(prefix, part):
-                contents.model |= entries
-                if module is not None:
-                    contents.take_up.append(partial(module.load_state_by_row, state))
-            continue
-        if isinstance(part, BaseShardedManagedCollisionEmbeddingCollection):
-            contents.settle.append(part.move_ids_to_owners)
-        contents.model |= _dense_entries(prefix, part)
-        for name, parameter in part.named_parameters(recurse=False):
-            places.setdefault(id(parameter), (ParamRef(prefix + name), parameter))
-    contents.optimized = _optimized(places, optimizer)
+        if isinstance(module, ShardedEmbeddingModule):
+            _add_tables(contents, parameters, prefix, module)
+        elif isinstance(module, ShardedManagedCollisionCollection):
+            for mapping in module.mappings:
+                _add_table_mapping(contents, prefix, mapping, module.rank)
+        elif isinstance(module, ManagedCollisionModule):
+            _add_mapping(contents, prefix, module)
+        else:
+            if isinstance(module, BaseShardedManagedCollisionEmbeddingCollection):
+                contents.move_ids.append(module.move_ids_to_owners)
+            _add_dense(contents, parameters, prefix, module)
+
+    contents.optimized = _match_optimizers(parameters, optimizer)
     return contents
 
 
-def optimizer_facts(contents: Contents) -> dict[str, str]:
-    """The facts that must be equal on all ranks: which dense parameters have which optimizer."""
-    return {
-        f"the optimizer of {one.place.name!r}": type(one.optimizer).__name__
-        for one in contents.optimized
-        if one.place.table is None
-    }
-
-
-def optimizer_entries(contents: Contents) -> Iterable[Entry]:
-    """The states of this rank's parameters; those of a table's shards are one entry."""
-    entries: dict[tuple[str, ...], Entry] = {}
-    for one in contents.optimized:
-        for key, value in one.state.items():
-            if isinstance(value, torch.Tensor):
-                entry = state_entry(one, key, value)
-                if (known := entries.get(entry.path)) is not None:
-                    entry = replace(known, parts=known.parts + entry.parts)
-                entries[entry.path] = entry
-    return entries.values()
-
-
-def state_entry(one: Optimized, key: str, value: torch.Tensor) -> Entry:
-    """A state of a parameter as a tensor of the checkpoint.
-
-    Raises:
-        CheckpointError: It cannot be sharded like its table.
-    """
-    path = (*STATE, one.place.name, key)
-    return Entry(
-        path, state_form(one, value), (Part(value.detach(), one.place.piece),), one.place.table
-    )
-
-
-def state_form(one: Optimized, value: torch.Tensor) -> Form:
-    """How a state of a parameter is stored: by its shape beside the parameter's.
-
-    Raises:
-        CheckpointError: It belongs to a table shard, and is neither a scalar, nor one number per
-            row or per weight.
-    """
-    if one.place.piece is None or value.dim() == 0:
-        return Form.WHOLE
-    if value.shape == one.parameter.shape:
-        return Form.TABLE
-    if value.shape[0] == one.parameter.shape[0] and value.numel() == value.shape[0]:
-        return Form.ROWS
-    raise CheckpointError(
-        f"a state of {one.place.name!r} is {list(value.shape)} for a piece of "
-        f"{list(one.parameter.shape)}: it has neither a number for each weight nor one for each "
-        "row, and cannot be cut as the table is"
-    )
-
-
-def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _modules(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """(path, module), not below sharded modules; wrappers do not appear in the path."""
     if isinstance(module, DistributedModelParallel | DistributedDataParallel):
-        yield from _parts(module.module, path)
+        yield from _modules(module.module, path)
         return
+
     yield path, module
+    leaves = ShardedEmbeddingModule, ShardedManagedCollisionCollection, ManagedCollisionModule
+    if isinstance(module, leaves):
+        return
+
     # named_modules() yields a shared module only once; here it is needed under all its names.
-    for child, part in module._modules.items():
-        if part is not None and not isinstance(module, _WHOLE_PARTS):
-            yield from _parts(part, f"{path}.{child}" if path else child)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, f"{path}.{name}" if path else name)
 
 
-def _table_entries(
+def _add_tables(
+    contents: Contents,
+    parameters: dict[int, Parameter],
     prefix: str,
-    part: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
-    places: dict[int, tuple[ParamRef, torch.Tensor]],
-) -> dict[str, Entry]:
-    """The tables of a sharded module; records in ``places`` which parameter is which shard."""
-    entries: dict[str, Entry] = {}
-    for held in part.held_tables():
-        name, parts = prefix + held.name, []
-        for rows, piece in zip(held.rows, held.pieces, strict=True):
-            places.setdefault(id(rows), (ParamRef(name, held.table, piece), rows))
-            parts.append(Part(rows.detach(), piece))
-        entries[name] = Entry(("model", name), Form.TABLE, tuple(parts), held.table)
-    return entries
+    module: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
+) -> None:
+    """Add the tables of a sharded module."""
+    for local_table in module.held_tables():
+        name = prefix + local_table.name
+        table = local_table.table
+        shards: list[LocalShard] = []
+        for rows, bounds in zip(local_table.rows, local_table.pieces, strict=True):
+            parameters.setdefault(id(rows), Parameter(name, rows, table, bounds))
+            shards.append(LocalShard(rows.detach(), bounds))
+        contents.model[name] = Entry(("model", name), Form.TABLE, tuple(shards), table)
 
 
-def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
-    """The module's direct parameters and buffers, not copied."""
+def _add_mapping(contents: Contents, prefix: str, module: ManagedCollisionModule) -> None:
+    """Add the states of an unsharded mapping of managed collisions."""
+    state = module.state_by_row()
+    for key, value in state.items():
+        name = prefix + key
+        contents.model[name] = Entry(("model", name), Form.WHOLE, (LocalShard(value),))
+    contents.load_mappings.append(partial(module.load_state_by_row, state))
+
+
+def _add_table_mapping(contents: Contents, prefix: str, mapping: TableMapping, rank: int) -> None:
+    """Add the states of a sharded mapping of managed collisions, under unsharded names."""
+    prefix = f"{prefix}_managed_collision_modules.{mapping.table.name}."
+    shards = tuple(shard for shard in mapping.table.pieces if shard.rows)
+    table = replace(mapping.table, pieces=shards)
+    # A rank without rows has shapes, too, which all ranks compare.
+    bounds = ShardPiece(rank, 0, 0, 0, table.columns)
+    for shard in shards:
+        if shard.rank == rank:
+            bounds = shard
+            break
+
+    local = mapping.held
+    state = local.state_by_row() if local is not None else {}
+    for key, empty in mapping.whole.state_by_row().items():
+        name = prefix + key
+        is_once = key in mapping.whole.once_per_table
+        shape = empty.shape if is_once else (0, *empty.shape[1:])
+        value = state.get(key, torch.zeros(shape, dtype=empty.dtype))
+
+        form = Form.WHOLE if is_once else Form.ROWS
+        local_shard = LocalShard(value, None if is_once else bounds)
+        contents.model[name] = Entry(("model", name), form, (local_shard,), table)
+    if local is not None:
+        contents.load_mappings.append(partial(local.load_state_by_row, state))
+
+
+def _add_dense(
+    contents: Contents, parameters: dict[int, Parameter], prefix: str, module: nn.Module
+) -> None:
+    """Add the module's direct parameters and buffers."""
     values: dict[str, Any] = {}
-    part._save_to_state_dict(values, prefix, False)
+    module._save_to_state_dict(values, prefix, False)
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint "
                 "holds tensors: pass what is small as extra="
             )
-        parameter = part._parameters.get(name.removeprefix(prefix))
-        has_no_size = parameter is not None and is_lazy(parameter)
-        if has_no_size or value.is_meta or value.layout is not torch.strided:
-            what = (
-                "has no size yet"
-                if has_no_size
-                else "is on the meta device"
-                if value.is_meta
-                else "is sparse"
-            )
+
+        parameter = module._parameters.get(name.removeprefix(prefix))
+        problem = None
+        if parameter is not None and is_lazy(parameter):
+            problem = "has no size yet"
+        elif value.is_meta:
+            problem = "is on the meta device"
+        elif value.layout is not torch.strided:
+            problem = "is sparse"
+        if problem is not None:
             raise CheckpointError(
-                f"{name!r} of the model {what}, and a checkpoint holds dense numbers: run one "
+                f"{name!r} of the model {problem}, and a checkpoint holds dense numbers: run one "
                 "forward, use model.to_empty(device='cpu'), or make it dense first"
             )
-    return {
-        name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in values.items()
-    }
+        contents.model[name] = Entry(("model", name), Form.WHOLE, (LocalShard(value),))
+
+    for name, parameter in module.named_parameters(recurse=False):
+        parameters.setdefault(id(parameter), Parameter(prefix + name, parameter))
 
 
-def _optimized(
-    places: Mapping[int, tuple[ParamRef, torch.Tensor]],
-    optimizer: KeyedOptimizer | None,
-) -> list[Optimized]:
-    """Each parameter with its optimizer: the caller's, or the one attached to it."""
-    outside = {
-        id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)
-    }
-    optimized = []
-    for number, (place, parameter) in places.items():
-        inside: list[Optimizer] = list(getattr(parameter, "_in_backward_optimizers", None) or [])
+def _match_optimizers(
+    parameters: Mapping[int, Parameter], optimizer: KeyedOptimizer | None
+) -> list[Parameter]:
+    """The parameters that have an optimizer: the caller's, or the one attached to them.
+
+    Raises:
+        CheckpointError: A parameter has two optimizers.
+    """
+    outside = {id(parameter.tensor): parameter for parameter in _optimizer_parameters(optimizer)}
+    optimized: list[Parameter] = []
+    for number, parameter in parameters.items():
+        optimizers = list(getattr(parameter.tensor, "_in_backward_optimizers", None) or [])
         if number in outside:
-            _, leaf, _ = outside.pop(number)
-            inside = inside if any(leaf is each for each in inside) else [*inside, leaf]
-        if len(inside) > 1:
-            kinds = ", ".join(type(each).__name__ for each in inside)
+            passed = outside.pop(number).optimizer
+            if not any(passed is attached for attached in optimizers):
+                optimizers.append(passed)
+
+        if len(optimizers) > 1:
+            names = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
             raise CheckpointError(
-                f"parameter {place.name!r} has {len(inside)} optimizers ({kinds}): leave it one"
+                f"parameter {parameter.name!r} has {len(optimizers)} optimizers ({names}): leave "
+                "it one"
             )
-        if inside:
-            optimized.append(Optimized(place, parameter, inside[0]))
-    for name, leaf, parameter in outside.values():
-        # Not the model's: for example, a wrapper's own step count.
-        optimized.append(Optimized(ParamRef(name), parameter, leaf))
-    return optimized
+        if optimizers:
+            optimized.append(replace(parameter, optimizer=optimizers[0]))
+
+    # What is left is not the model's: for example, a wrapper's own step count.
+    return optimized + list(outside.values())
 
 
-def _leaves(optimizer: KeyedOptimizer | None) -> Iterator[tuple[str, Optimizer, torch.Tensor]]:
-    """(name, optimizer that holds its state, parameter) of all parameters of a keyed optimizer."""
+def _optimizer_parameters(optimizer: KeyedOptimizer | None) -> Iterator[Parameter]:
+    """The parameters of a keyed optimizer, each with the optimizer that holds its state."""
     if optimizer is None:
         return
     if isinstance(optimizer, CombinedOptimizer):
-        for key, part in optimizer.optimizers:
-            for name, leaf, parameter in _leaves(part):
-                yield CombinedOptimizer.prepend_opt_key(name, key), leaf, parameter
+        for key, member in optimizer.optimizers:
+            for parameter in _optimizer_parameters(member):
+                name = CombinedOptimizer.prepend_opt_key(parameter.name, key)
+                yield replace(parameter, name=name)
         return
+
     inner: Any = getattr(optimizer, "_optimizer", None)
-    below = list(_leaves(inner)) if isinstance(inner, KeyedOptimizer) else []
-    yield from below
-    seen = {id(parameter) for _, _, parameter in below}
-    keeper = (
-        inner
-        if isinstance(inner, Optimizer) and not isinstance(inner, KeyedOptimizer)
-        else optimizer
-    )
-    for name, parameter in optimizer.params.items():
-        if id(parameter) not in seen:
-            yield name, keeper, parameter
+    inner_ids: set[int] = set()
+    state_owner: Optimizer = optimizer
+    if isinstance(inner, KeyedOptimizer):
+        for parameter in _optimizer_parameters(inner):
+            inner_ids.add(id(parameter.tensor))
+            yield parameter
+    elif isinstance(inner, Optimizer):
+        state_owner = inner
+
+    for name, tensor in optimizer.params.items():
+        if id(tensor) not in inner_ids:
+            yield Parameter(name, tensor, optimizer=state_owner)

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: how each is stored, and which blocks a rank needs.
+"""How the tensors of a checkpoint are stored, and which blocks a rank writes and reads.
 
 A checkpoint holds whole tensors under the names of the unsharded model, each split into blocks. A
 rank writes the blocks of its shards. A rank that loads requests rectangles and reads them from all
@@ -39,32 +39,47 @@ class Form(Enum):
 
 
 @dataclass(frozen=True)
-class Part:
-    """The part of a tensor that this rank holds.
+class Request:
+    """A rectangle of a stored tensor that a rank reads.
+
+    Args:
+        offsets: In the stored tensor.
+        target: The tensor that receives it, of the rectangle's shape.
+        share: Factor for adding it to the target; None: it overwrites the target.
+    """
+
+    offsets: tuple[int, ...]
+    target: torch.Tensor
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """A tensor of this rank, and the rectangle of the table that it is, or belongs to.
 
     Args:
         tensor: The live tensor.
-        piece: The table shard that it is, or belongs to; None for a dense tensor.
+        bounds: The rectangle; None for a dense tensor.
     """
 
     tensor: torch.Tensor
-    piece: ShardPiece | None = None
+    bounds: ShardPiece | None = None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint, and the parts of it on this rank.
+    """One tensor of a checkpoint, and its shards on this rank.
 
     Args:
         path: Keys that lead to it in the nested state dict, e.g. ``("model", "over.weight")``.
         form: How it is stored.
-        parts: The parts on this rank, of equal form, dtype and number of dimensions.
+        shards: The shards on this rank, of equal dtype and number of dimensions.
         table: The table that it belongs to; None for a dense tensor.
     """
 
     path: tuple[str, ...]
     form: Form
-    parts: tuple[Part, ...]
+    shards: tuple[LocalShard, ...]
     table: PlacedTable | None = None
 
     @property
@@ -79,122 +94,100 @@ class Entry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor as stored; without a local part ``[R, D]`` or ``[S * R]``."""
-        tensor = self.parts[0].tensor if self.parts else None
+        """Shape of the whole tensor as stored; without a local shard ``[R, D]`` or ``[S * R]``."""
+        local = tuple(self.shards[0].tensor.shape) if self.shards else ()
         if self.table is None or self.form is Form.WHOLE:
-            return tuple(tensor.shape) if tensor is not None else ()
+            return local
         if self.form is Form.TABLE:
             return self.table.rows, self.table.columns
-        trailing = tuple(tensor.shape[1:]) if tensor is not None else ()
-        return len(self.widths) * self.table.rows, *trailing
+        return len(self.widths) * self.table.rows, *local[1:]
+
+    def blocks(self, rank: int, world_size: int) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+        """The blocks that this rank writes, as offsets and views of at most 4 MiB or one row.
+
+        What several ranks hold is written once: a dense tensor by rank 0, a replicated table by the
+        ranks in turn, block by block, and a number of a table by the rank of its first shard.
+        """
+        table = self.table
+        is_replicated = table is not None and table.sharding_type is ShardingType.DATA_PARALLEL
+        if self.form is Form.WHOLE:
+            writer = 0 if table is None or is_replicated else table.pieces[0].rank
+            if rank == writer:
+                for shard in self.shards[:1]:
+                    yield from _row_blocks(shard.tensor, self.offsets(shard))
+            return
+
+        for shard in self.shards:
+            if shard.tensor.numel() == 0:
+                continue
+            for number, block in enumerate(_row_blocks(shard.tensor, self.offsets(shard))):
+                if not is_replicated or number % world_size == rank:
+                    yield block
+
+    def requests(self) -> list[Request]:
+        """The rectangles that this rank reads, of the form WHOLE or TABLE."""
+        return [
+            Request(self.offsets(shard), shard.tensor)
+            for shard in self.shards
+            if shard.tensor.numel()
+        ]
+
+    def offsets(self, shard: LocalShard) -> tuple[int, ...]:
+        """Offsets of a shard in the whole tensor."""
+        zeros = (0,) * shard.tensor.dim()
+        if self.table is None or shard.bounds is None or self.form is Form.WHOLE:
+            return zeros
+        if self.form is Form.TABLE:
+            return shard.bounds.row_offset, shard.bounds.column_offset
+        return self.table.first_row_state(shard.bounds), *zeros[1:]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block to write: its offsets in the whole tensor, and a view of the rank's values."""
-
-    offsets: tuple[int, ...]
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A rectangle of a stored tensor that a rank requests.
-
-    Args:
-        offsets: In the stored tensor.
-        target: The tensor that receives it, of the rectangle's shape.
-        share: Factor for adding it to the target; None: it overwrites the target.
-    """
-
-    offsets: tuple[int, ...]
-    target: torch.Tensor
-    share: float | None = None
-
-
-def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
-    """The blocks of an entry that this rank writes, each at most 4 MiB or one row.
-
-    What several ranks hold is written once: a dense tensor by rank 0, a replicated table by the
-    ranks in turn, block by block, and a number of a table by the rank of its first shard.
-
-    Args:
-        entry: The tensor.
-        rank: This rank.
-        world_size: W.
-    """
-    copies = entry.table is not None and entry.table.sharding_type is ShardingType.DATA_PARALLEL
-    if entry.form is Form.WHOLE or entry.table is None:
-        writer = entry.table.pieces[0].rank if entry.table is not None and not copies else 0
-        if rank == writer and entry.parts:
-            tensor = entry.parts[0].tensor
-            offsets = (0,) * tensor.dim()
-            # An empty tensor needs a block too: readers find a tensor by its blocks.
-            yield from _cut(tensor, offsets) if tensor.numel() else [Block(offsets, tensor)]
-        return
-    for part in entry.parts:
-        blocks = _cut(part.tensor, _stored_at(entry, part))
-        yield from (
-            block for index, block in enumerate(blocks) if not copies or index % world_size == rank
-        )
-
-
-def wanted_rectangles(entry: Entry) -> list[Wanted]:
-    """The requests of this rank for a stored tensor of the form WHOLE or TABLE."""
-    return [
-        Wanted(_stored_at(entry, part), part.tensor) for part in entry.parts if part.tensor.numel()
-    ]
-
-
-def wanted_rows(
-    target: torch.Tensor, piece: ShardPiece, rows: int, shape: Sequence[int], widths: Sequence[int]
-) -> list[Wanted]:
+def row_requests(
+    target: torch.Tensor, bounds: ShardPiece, rows: int, shape: Sequence[int], widths: Sequence[int]
+) -> list[Request]:
     """The requests of a rank for a state with one number per row.
 
     Args:
         target: The state of its shard, ``[R]`` or ``[R, 1]``.
-        piece: The shard's rows and columns.
+        bounds: The shard's rows and columns.
         rows: R of the table.
         shape: Shape of the stored state, ``[S * R]`` or ``[S * R, 1]``.
         widths: Columns of each of the S column shards that were saved.
 
     Example:
-        >>> kept = torch.zeros(2)
-        >>> whole = ShardPiece(rank=0, row_offset=0, column_offset=0, rows=2, columns=8)
-        >>> [(wish.offsets, wish.share) for wish in wanted_rows(kept, whole, 2, [4], [6, 2])]
+        >>> target = torch.zeros(2)
+        >>> table = ShardPiece(rank=0, row_offset=0, column_offset=0, rows=2, columns=8)
+        >>> requests = row_requests(target, table, 2, [4], [6, 2])
+        >>> [(request.offsets, request.share) for request in requests]
         [((0,), 0.75), ((2,), 0.25)]
     """
-    if piece.rows == 0:
+    if bounds.rows == 0:
         return []
+
+    target = target.view(bounds.rows, *shape[1:])
     zeros = (0,) * (len(shape) - 1)
-    target = target.view(piece.rows, *shape[1:])
-    first, last = piece.column_offset, piece.column_offset + piece.columns
-    requests = []
-    for index, (start, end) in enumerate(pairwise(accumulate(widths, initial=0))):
-        common = min(last, end) - max(first, start)
+    first_column = bounds.column_offset
+    end_column = bounds.column_offset + bounds.columns
+
+    requests: list[Request] = []
+    for number, (start, end) in enumerate(pairwise(accumulate(widths, initial=0))):
+        common = min(end_column, end) - max(first_column, start)
         if common > 0:
-            share = None if common == piece.columns else common / piece.columns
-            requests.append(Wanted((index * rows + piece.row_offset, *zeros), target, share))
+            offsets = (number * rows + bounds.row_offset, *zeros)
+            share = None if common == bounds.columns else common / bounds.columns
+            requests.append(Request(offsets, target, share))
     return requests
 
 
-def _stored_at(entry: Entry, part: Part) -> tuple[int, ...]:
-    """Offsets of a part in the whole tensor."""
-    piece = part.piece
-    if entry.form is Form.WHOLE or piece is None or entry.table is None:
-        return (0,) * part.tensor.dim()
-    if entry.form is Form.TABLE:
-        return piece.row_offset, piece.column_offset
-    return entry.table.first_row_state(piece), *(0,) * (part.tensor.dim() - 1)
-
-
-def _cut(tensor: torch.Tensor, offsets: tuple[int, ...]) -> Iterator[Block]:
-    """Split a tensor into blocks of rows; an empty tensor has no blocks."""
-    if tensor.dim() == 0:
-        yield Block(offsets, tensor)
+def _row_blocks(
+    tensor: torch.Tensor, offsets: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """Split a tensor into blocks of rows; an empty tensor is one block, which readers look for."""
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        yield offsets, tensor
         return
-    rows = tensor.shape[0]
-    bytes_of_row = max(1, tensor[:1].numel() * tensor.element_size())
-    step = max(1, BLOCK_BYTES // bytes_of_row)
-    for start in range(0, rows if tensor.numel() else 0, step):
-        yield Block((offsets[0] + start, *offsets[1:]), tensor[start : start + step])
+
+    row_bytes = tensor[:1].numel() * tensor.element_size()
+    step = max(1, BLOCK_BYTES // row_bytes)
+    for start in range(0, tensor.shape[0], step):
+        yield (offsets[0] + start, *offsets[1:]), tensor[start : start + step]

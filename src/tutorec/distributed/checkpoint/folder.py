@@ -2,18 +2,15 @@
 
 Both can replace a small file atomically: a disk by renaming, an object store by putting the
 object. The checkpoint format relies on that alone and is therefore the same on both. On a disk,
-files and directory entries are also flushed (fsync), and a lock keeps two processes from saving
-into one folder at the same time. Without a lock, what one process has not listed yet may be what
-another is writing: see `manifest.remove_leftovers`.
+files and directory entries are also flushed (fsync).
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import uuid
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -22,16 +19,6 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tutorec.errors import CheckpointError
-
-try:
-    import fcntl
-except ImportError:  # Windows has no locks of folders
-    fcntl = None
-
-# Do not open links or FIFOs. Windows has neither flag.
-_REGULAR_ONLY = (
-    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-)
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class Folder:
         path: Absolute path in that file system, links resolved.
 
     Example:
-        >>> folder = folder_of("memory://runs/7")
+        >>> folder = Folder.from_path("memory://runs/7")
         >>> folder.replace("notes.txt", b"first")
         >>> folder.sizes(), folder.read("notes.txt")
         ({'notes.txt': 5}, b'first')
@@ -51,6 +38,30 @@ class Folder:
 
     fs: Any
     path: str
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Folder:
+        """The folder at an fsspec URL, or at a path, links resolved.
+
+        Raises:
+            CheckpointError: The path is invalid, or the package for such URLs is not installed.
+            TypeError: It is not a path.
+        """
+        if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+            raise TypeError(f"the path of a checkpoint is text or a pathlib.Path, got {path!r}")
+
+        text = os.fspath(path)
+        try:
+            if "://" in text:
+                fs, inside = url_to_fs(text)
+                text = inside
+                if not isinstance(fs, LocalFileSystem):
+                    return cls(fs, text.rstrip("/") or text)
+            return cls(LocalFileSystem(), Path(os.path.realpath(text)).as_posix())
+        except (ValueError, ImportError) as error:
+            raise CheckpointError(
+                f"{os.fspath(path)!r} cannot be a path ({error}): give the path of a folder"
+            ) from None
 
     def __str__(self) -> str:
         """The path or URL as a user writes it."""
@@ -60,11 +71,6 @@ class Folder:
     def is_local(self) -> bool:
         """Whether it is on a local or mounted disk."""
         return isinstance(self.fs, LocalFileSystem)
-
-    @property
-    def parent(self) -> Folder:
-        """The parent folder."""
-        return Folder(self.fs, self.fs._parent(self.path))
 
     def below(self, name: str) -> Folder:
         """A subfolder."""
@@ -76,31 +82,31 @@ class Folder:
 
     def sizes(self) -> dict[str, int | None]:
         """Name -> size of a regular file, None for other entries; empty if there is no folder."""
-        return {
-            name: each["size"] if each["type"] == "file" and not each.get("islink") else None
-            for name, each in self._entries().items()
-        }
+        sizes: dict[str, int | None] = {}
+        for name, entry in self._entries().items():
+            is_regular = entry["type"] == "file" and not entry.get("islink")
+            sizes[name] = entry["size"] if is_regular else None
+        return sizes
 
     def folders(self) -> list[str]:
-        """The names of its subfolders, and of links to folders."""
-        return [
-            name
-            for name, each in self._entries().items()
-            if each["type"] == "directory" or (each.get("islink") and os.path.isdir(each["name"]))
-        ]
+        """The names of its subfolders, and of links to folders.
 
-    def _entries(self) -> dict[str, dict[str, Any]]:
-        self.fs.invalidate_cache()
+        Raises:
+            CheckpointError: It cannot be listed.
+        """
         try:
-            listing = self.fs.ls(self.path, detail=True)
-        except FileNotFoundError:
-            return {}
-        if any(
-            each["name"].rstrip("/") == self.path.rstrip("/") and each["type"] != "directory"
-            for each in listing
-        ):
-            raise NotADirectoryError(f"{self} is not a folder")
-        return {each["name"].rstrip("/").rpartition("/")[2]: each for each in listing}
+            entries = self._entries()
+        except Exception as error:  # object stores raise their own errors
+            raise CheckpointError(
+                f"{self} cannot be listed ({error}): give another folder"
+            ) from None
+
+        names: list[str] = []
+        for name, entry in entries.items():
+            is_link_to_folder = entry.get("islink") and os.path.isdir(entry["name"])
+            if entry["type"] == "directory" or is_link_to_folder:
+                names.append(name)
+        return names
 
     def open(self, name: str) -> IO[bytes]:
         """Open a regular file for reading.
@@ -109,22 +115,15 @@ class Folder:
             CheckpointError: It is a link, a FIFO, a device or a folder.
             OSError: It does not exist or is not readable.
         """
+        path = self.file(name)
         if not self.is_local:
-            return cast(IO[bytes], self.fs.open(self.file(name), "rb"))
-        try:
-            descriptor = os.open(self.file(name), os.O_RDONLY | _REGULAR_ONLY)
-        except OSError:
-            if os.path.islink(self.file(name)):
-                raise CheckpointError(
-                    f"{self.file(name)} is a link; a checkpoint has regular files only"
-                ) from None
-            raise
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise CheckpointError(
-                f"{self.file(name)} is not a regular file, and a checkpoint has no others"
-            )
-        return os.fdopen(descriptor, "rb")
+            return cast(IO[bytes], self.fs.open(path, "rb"))
+
+        if os.path.islink(path):
+            raise CheckpointError(f"{path} is a link; a checkpoint has regular files only")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise CheckpointError(f"{path} is not a regular file, and a checkpoint has no others")
+        return Path(path).open("rb")
 
     def read(self, name: str) -> bytes:
         """The content of a small regular file.
@@ -133,37 +132,35 @@ class Folder:
             CheckpointError: See `open`.
             OSError: See `open`.
         """
-        if not self.is_local:
-            return self.fs.cat_file(self.file(name))
         with self.open(name) as file:
             return file.read()
 
     def create(self, name: str) -> IO[bytes]:
         """Create a file for writing."""
-        return cast(
-            IO[bytes],
-            Path(self.file(name)).open("xb")
-            if self.is_local
-            else self.fs.open(self.file(name), "wb"),
-        )
+        path = self.file(name)
+        if self.is_local:
+            return Path(path).open("xb")
+        return cast(IO[bytes], self.fs.open(path, "wb"))
 
     def replace(self, name: str, content: bytes) -> None:
         """Replace a small file atomically: a reader sees the old or the new content."""
         if not self.is_local:
             self.fs.pipe_file(self.file(name), content)
             return
-        draft = f"{self.file(name)}.{new_id()}"
+
+        draft = f"{name}.{new_id()}"
         try:
-            with Path(draft).open("xb") as file:
+            with self.create(draft) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+
             # Directory entries of the files written before must reach the disk first.
             self._sync()
-            os.replace(draft, self.file(name))
+            os.replace(self.file(draft), self.file(name))
         except BaseException:
             with suppress(OSError):
-                os.unlink(draft)
+                self.remove([draft])
             raise
         self._sync()
 
@@ -183,43 +180,21 @@ class Folder:
             if not self.sizes():
                 self.fs.rmdir(self.path)
 
-    def modified(self, name: str) -> float:
-        """Modification time of a file in seconds; 0 if the file system does not report it."""
-        with suppress(NotImplementedError):
-            return self.fs.modified(self.file(name)).timestamp()
-        return 0.0
-
-    @contextmanager
-    def locked(self) -> Generator[bool, None, None]:
-        """Lock the folder against other processes of this machine, at most until this one ends.
-
-        Yields:
-            Whether it is locked: object stores, Windows and some network disks have no locks.
-
-        Raises:
-            CheckpointError: Another process holds the lock.
-        """
-        if fcntl is None or not self.is_local:
-            yield False
-            return
-        descriptor = os.open(self.path, os.O_RDONLY)
-        is_locked = True
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """Name -> fsspec's description of each entry; empty if there is no folder."""
+        self.fs.invalidate_cache()
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise CheckpointError(
-                f"another save into {self} is under way: two runs that save to one path overwrite "
-                "each other; give each its own"
-            ) from None
-        except OSError:  # A network file system may not support locks.
-            is_locked = False
-        try:
-            yield is_locked
-        finally:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            listing = self.fs.ls(self.path, detail=True)
+        except FileNotFoundError:
+            return {}
+
+        entries: dict[str, dict[str, Any]] = {}
+        for entry in listing:
+            path = entry["name"].rstrip("/")
+            if path == self.path.rstrip("/") and entry["type"] != "directory":
+                raise NotADirectoryError(f"{self} is not a folder")
+            entries[path.rpartition("/")[2]] = entry
+        return entries
 
     def _sync(self) -> None:
         """Flush the directory to the disk, where the system supports that."""
@@ -236,41 +211,9 @@ def new_id() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def folder_of(path: str | os.PathLike[str]) -> Folder:
-    """The folder at an fsspec URL, or at a path, links resolved.
-
-    Raises:
-        CheckpointError: The path is invalid, or the package for such URLs is not installed.
-        TypeError: It is not a path.
-    """
-    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        raise TypeError(f"the path of a checkpoint is text or a pathlib.Path, got {path!r}")
-    text = os.fspath(path)
-    try:
-        if "://" in text:
-            fs, inside = url_to_fs(text)
-            text = inside
-            if not isinstance(fs, LocalFileSystem):
-                return Folder(fs, text.rstrip("/") or text)
-        return Folder(LocalFileSystem(), Path(os.path.realpath(text)).as_posix())
-    except (ValueError, ImportError) as error:
-        raise CheckpointError(
-            f"{os.fspath(path)!r} cannot be a path ({error}): give the path of a folder"
-        ) from None
-
-
-def checked_folder(path: str | os.PathLike[str]) -> tuple[Folder, Exception | None]:
-    """`folder_of` that returns its error: if one rank raised alone, the others would wait."""
-    try:
-        return folder_of(path), None
-    except (CheckpointError, TypeError) as error:
-        return Folder(LocalFileSystem(), repr(path)), error
-
-
 def path_below(folder: str | os.PathLike[str], name: str) -> Path | str:
     """The path of a checkpoint in a folder; a URL if the folder was given as a URL."""
     text = os.fspath(folder)
-    return f"{text.rstrip('/')}/{name}" if "://" in text else Path(os.path.abspath(text)) / name
-
-
-__all__ = ["Folder", "checked_folder", "folder_of", "new_id", "path_below"]
+    if "://" in text:
+        return f"{text.rstrip('/')}/{name}"
+    return Path(os.path.abspath(text)) / name

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec.distributed import comm
-from tutorec.distributed.checkpoint.contents import contents_of
+from tutorec.distributed.checkpoint.contents import collect_contents, process_group
 from tutorec.distributed.checkpoint.entries import BLOCK_BYTES, Entry, Form
 from tutorec.distributed.core import messages
 from tutorec.distributed.plan.geometry import ShardPiece
@@ -35,65 +35,69 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         >>> sorted(full_state_dict(torch.nn.Linear(2, 1)))
         ['bias', 'weight']
     """
-    contents = contents_of(model)
-    group = contents.group if contents.group is not None and contents.group.size() > 1 else None
-    first = group is None or group.rank() == 0
+    contents = collect_contents(model)
+    group = process_group(model)
+    if group is not None and group.size() == 1:
+        group = None
+    is_first = group is None or group.rank() == 0
+
     state: dict[str, torch.Tensor] = {}
     for name, entry in contents.model.items():
-        if entry.form is Form.WHOLE or entry.table is None:
-            whole = entry.parts[0].tensor.detach().cpu().clone() if first else None
-        elif entry.form is Form.TABLE:
-            whole = _gathered(entry, group)
-        else:
+        if entry.form is Form.ROWS and entry.table is not None:
             raise ValueError(
                 f"full_state_dict: {name!r} depends on the ranks that hold table "
                 f"{entry.table.name!r}: call save_checkpoint(path, model) here, and "
                 "load_checkpoint(path, unsharded, optimizer_state=False) on the unsharded model"
             )
-        if whole is not None:
-            state[name] = whole
+
+        if entry.form is Form.TABLE:
+            table = _gather_table(entry, group)
+            if table is not None:
+                state[name] = table
+        elif is_first:
+            state[name] = entry.shards[0].tensor.detach().cpu().clone()
     return state
 
 
-def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | None:
+def _gather_table(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | None:
     """The whole table on rank 0, None on other ranks."""
-    table, rank = entry.table, 0 if group is None else group.rank()
+    table = entry.table
     assert table is not None, f"{entry.name} is not a table"
-    whole = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
-    pieces = table.pieces[:1] if table.sharding_type is ShardingType.DATA_PARALLEL else table.pieces
-    local = {part.piece: part.tensor for part in entry.parts}
-    for piece in pieces:
-        step = max(1, BLOCK_BYTES // (4 * piece.columns))
-        for start in range(0, piece.rows, step):
-            rows = min(step, piece.rows - start)
-            block = local[piece][start : start + rows] if piece in local else None
-            arrived = block
-            if piece.rank != 0 and group is not None:
-                arrived = _sent(block, piece, rows, group, table.dtype)
-            if whole is not None and arrived is not None:
-                piece.of(whole)[start : start + rows] = arrived.view(rows, -1)
-    return whole
+    rank = 0 if group is None else group.rank()
+    result = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
+    local = {shard.bounds: shard.tensor for shard in entry.shards}
+    is_replicated = table.sharding_type is ShardingType.DATA_PARALLEL
+
+    for bounds in table.pieces[:1] if is_replicated else table.pieces:
+        step = max(1, BLOCK_BYTES // (4 * bounds.columns))
+        for start in range(0, bounds.rows, step):
+            rows = min(step, bounds.rows - start)
+            block = local[bounds][start : start + rows] if bounds in local else None
+            if bounds.rank != 0 and group is not None:
+                block = _send_to_first(block, bounds, rows, group, table.dtype)
+            if result is not None and block is not None:
+                bounds.of(result)[start : start + rows] = block.view(rows, -1)
+    return result
 
 
-def _sent(
+def _send_to_first(
     block: torch.Tensor | None,
-    piece: ShardPiece,
+    bounds: ShardPiece,
     rows: int,
     group: dist.ProcessGroup,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
     """Send a block from its rank to rank 0; None on other ranks."""
-    numbers, ranks = rows * piece.columns, group.size()
     device = messages.message_device(group)
-    send = (
-        block.reshape(-1).to(device)
-        if block is not None
-        else torch.empty(0, dtype=dtype, device=device)
-    )
-    out, into = [0] * ranks, [0] * ranks
-    if group.rank() == piece.rank:
-        out[0] = numbers
+    numbers = rows * bounds.columns
+    sent = torch.empty(0, dtype=dtype, device=device)
+    sent_numbers = [0] * group.size()
+    received_numbers = [0] * group.size()
+    if block is not None:
+        sent = block.reshape(-1).to(device).contiguous()
+        sent_numbers[0] = numbers
     if group.rank() == 0:
-        into[piece.rank] = numbers
-    arrived = comm.all_to_all(send.contiguous(), out, into, group, _STAGE).wait()
-    return arrived if group.rank() == 0 else None
+        received_numbers[bounds.rank] = numbers
+
+    received = comm.all_to_all(sent, sent_numbers, received_numbers, group, _STAGE).wait()
+    return received if group.rank() == 0 else None

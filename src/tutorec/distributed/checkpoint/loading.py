@@ -6,74 +6,33 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tutorec._loaded import dtype_problem
 from tutorec.distributed.checkpoint.contents import (
-    STATE,
     Contents,
-    Optimized,
-    contents_of,
-    group_of,
-    optimizer_facts,
-    state_entry,
+    Parameter,
+    collect_contents,
+    process_group,
 )
-from tutorec.distributed.checkpoint.entries import (
-    Entry,
-    Form,
-    Wanted,
-    wanted_rectangles,
-    wanted_rows,
-)
-from tutorec.distributed.checkpoint.folder import Folder, checked_folder
-from tutorec.distributed.checkpoint.manifest import (
-    TRIES,
-    Manifest,
-    is_replaced,
-    named_errors,
-    read_manifest,
-    replaced_too_often,
-)
-from tutorec.distributed.checkpoint.ranks import RankBarrier, error_text
-from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
-from tutorec.distributed.checkpoint.replicas import loaded_by_all
-from tutorec.distributed.checkpoint.states import StoredState, check_rule, match_states, new_state
-from tutorec.distributed.checkpoint.stored import (
-    SavedFiles,
-    check_conversions,
-    files_of,
-    plan_reading,
-    read_blocks,
-)
+from tutorec.distributed.checkpoint.entries import Entry, Form, Request, row_requests
+from tutorec.distributed.checkpoint.folder import Folder
+from tutorec.distributed.checkpoint.index import StoredTensor
+from tutorec.distributed.checkpoint.manifest import file_errors
+from tutorec.distributed.checkpoint.ranks import CheckpointRanks, error_text, in_all_replicas
+from tutorec.distributed.checkpoint.reading import CheckpointFiles, CheckpointInfo
+from tutorec.distributed.checkpoint.states import check_rule, match_states, new_state
 from tutorec.distributed.plan.geometry import ShardPiece
-from tutorec.errors import AgreementError, CheckpointError
+from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
-_NOTHING = Manifest(0, None, None, None, None, {}, {}, {})
 # A scheduler's base learning rate is loaded with the rate.
 _RATES = ("lr", "initial_lr")
 
 
-@dataclass
-class _Order:
-    """The changes to make after all checks have passed.
-
-    Args:
-        wanted: Name of a stored tensor -> the rectangles to read and their targets.
-        states: (parameter and optimizer, new state) where the optimizer's state changes.
-        options: (index of the group, option) -> (group, value to set, parameter that needs it).
-    """
-
-    wanted: dict[str, list[Wanted]] = field(default_factory=dict)
-    states: list[tuple[Optimized, dict[str, Any]]] = field(default_factory=list)
-    options: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = field(default_factory=dict)
-
-
-@loaded_by_all
 def load_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -85,9 +44,8 @@ def load_checkpoint(
 
     A collective: every rank calls it. All files are checked before anything is written, so a
     damaged checkpoint leaves the model unchanged. Each rank reads the blocks that overlap its
-    shards, one at a time. If another save replaces the checkpoint meanwhile, one complete save is
-    loaded. Nothing in the files is executed, so an untrusted checkpoint is safe to load; its values
-    are not verified.
+    shards, one at a time. Nothing in the files is executed, so an untrusted checkpoint is safe to
+    load; its values are not verified.
 
     Floating-point numbers may be rounded to the dtype of the model. Every other conversion that can
     change a number is refused, also that of a large float to infinity.
@@ -118,103 +76,144 @@ def load_checkpoint(
         >>> load_checkpoint(folder, other).position, torch.equal(layer.weight, other.weight)
         ({'epoch': 1}, True)
     """
-    folder, problem = checked_folder(path)
-    ranks = RankBarrier(group_of(model), f"loading the checkpoint {folder}")
-    for _ in range(TRIES):
-        manifest, contents, trouble = None, Contents(), problem
-        try:
-            if trouble is None:
-                contents = contents_of(model, optimizer)
-                manifest = read_manifest(folder)
-        except Exception as error:  # any error: the other ranks must not wait for this rank
-            trouble = error
-        try:
-            info = _load(ranks, folder, manifest, contents, trouble, optimizer_state)
-        except (AgreementError, CheckpointError, TypeError):
-            # Every rank gets here: each of these errors is raised on all ranks.
-            if not any(ranks.gather(manifest is not None and is_replaced(folder, manifest))):
-                raise
-            continue
-        if optimizer is not None and optimizer_state:
-            optimizer.post_load_state_dict()
-        return info
-    raise CheckpointError(replaced_too_often(folder))
+    operation = f"loading the checkpoint {path}"
+
+    def load() -> CheckpointInfo:
+        ranks = CheckpointRanks(process_group(model), operation)
+        return _load(ranks, path, model, optimizer, bool(optimizer_state))
+
+    info = in_all_replicas(model, operation, load)
+    if optimizer is not None and optimizer_state:
+        optimizer.post_load_state_dict()
+    return info
 
 
 def _load(
-    ranks: RankBarrier,
-    folder: Folder,
-    manifest: Manifest | None,
-    contents: Contents,
-    problem: Exception | None,
+    ranks: CheckpointRanks,
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: KeyedOptimizer | None,
     optimizer_state: bool,
 ) -> CheckpointInfo:
-    """Load the files of one manifest.
+    """Load a checkpoint into one replica of the model."""
 
-    Raises:
-        AgreementError: Ranks have read different manifests, or load different parts.
-        CheckpointError: A rank has a problem, this one's ``problem`` for example.
-        TypeError: This rank's problem is a TypeError.
-    """
-    manifest = manifest or _NOTHING  # then there is a problem
-    with SavedFiles(folder, manifest) as files:
+    def check() -> tuple[Contents, CheckpointFiles, _Changes]:
+        folder = Folder.from_path(path)
+        contents = collect_contents(model, optimizer)
+        files = CheckpointFiles(folder)
+        with file_errors(folder):
+            changes = _collect_changes(contents, files, optimizer_state)
+            files.plan(changes.requests)
 
-        def check() -> tuple[Metadata, _Order]:
-            metadata = files.metadata()
-            with named_errors(folder):
-                order = _order(contents, manifest, metadata, optimizer_state)
-                plan = plan_reading(metadata, order.wanted).plan
-            # One rank checks each file. All are opened first, because a later save may remove them.
-            to_check = list(manifest.files)[ranks.rank :: ranks.world_size]
-            files.hold([*files_of(metadata, plan), *to_check])
-            for name in to_check:
-                files.check(name)
-            check_conversions(files, metadata, order.wanted)
-            return metadata, order
+        # One rank checks each file.
+        for name in list(files.manifest.files)[ranks.rank :: ranks.world_size]:
+            files.check(name)
+        files.check_values(changes.requests)
+        return contents, files, changes
 
-        metadata, order = ranks.attempt(check, problem)
-        facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
-        ranks.require_equal(
-            {**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)}
-        )
-
-        def fill() -> None:
-            try:
-                _carry_out(order)
-                read_blocks(files, metadata, order.wanted)
-                for take_up in contents.take_up:
-                    take_up()
-            except Exception as error:
-                raise CheckpointError(
-                    f"{error_text(error)}; the model is filled in part: load again, or another "
-                    "checkpoint"
-                ) from error
-
-        ranks.attempt(fill)
-        for settle in contents.settle:
-            settle()
-    return info_of(manifest, metadata)
-
-
-def _order(
-    contents: Contents, manifest: Manifest, metadata: Metadata, optimizer_state: bool
-) -> _Order:
-    """Compute all changes without making any."""
-    stored = metadata.state_dict_metadata
-    order = _Order()
-    _check_names(
-        contents.model, [path[1] for path in metadata.planner_data.values() if path[0] == "model"]
+    contents, files, changes = ranks.attempt(check)
+    manifest = files.manifest
+    ranks.require_equal(
+        {
+            "the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}",
+            "optimizer_state": str(optimizer_state),
+            **contents.dense_optimizers(),
+        }
     )
+
+    def fill() -> None:
+        try:
+            changes.apply()
+            files.read(changes.requests)
+            for load_mapping in contents.load_mappings:
+                load_mapping()
+        except Exception as error:
+            raise CheckpointError(
+                f"{error_text(error)}; the model is filled in part: load again, or another "
+                "checkpoint"
+            ) from error
+
+    ranks.attempt(fill)
+    for move_ids in contents.move_ids:
+        move_ids()
+    return files.info()
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An option of a parameter group that a checkpoint sets, and a parameter that it belongs to."""
+
+    group: dict[str, Any]
+    value: Any
+    parameter: str
+
+
+@dataclass
+class _Changes:
+    """The changes to make after all checks have passed.
+
+    Args:
+        requests: Name of a stored tensor -> the rectangles to read and their targets.
+        states: (parameter, state -> new value, or None for a state that the checkpoint lacks).
+        options: (id of the group, name of the option) -> option.
+    """
+
+    requests: dict[str, list[Request]] = field(default_factory=dict)
+    states: list[tuple[Parameter, dict[str, Any]]] = field(default_factory=list)
+    options: dict[tuple[int, str], _Option] = field(default_factory=dict)
+
+    def apply(self) -> None:
+        """Set scalars and options, create new states, and drop those that the checkpoint lacks."""
+        for parameter, values in self.states:
+            if values and parameter.tensor not in parameter.states:
+                parameter.states[parameter.tensor] = {}
+            for key, value in values.items():
+                state = parameter.states[parameter.tensor]
+                if value is None:
+                    state.pop(key)
+                else:
+                    state[key] = value
+
+        for (_, key), option in self.options.items():
+            value = option.value
+            if isinstance(option.group.get(key), torch.Tensor):
+                option.group[key].fill_(value)
+            else:
+                option.group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def _collect_changes(contents: Contents, files: CheckpointFiles, optimizer_state: bool) -> _Changes:
+    """Compute all changes without making any."""
+    changes = _Changes()
+    stored_names: set[str] = set()
+    states: dict[str, dict[str, StoredTensor]] = {}
+    for stored in files.index.values():
+        if stored.path[0] == "model":
+            stored_names.add(stored.path[1])
+        else:
+            states.setdefault(stored.path[2], {})[stored.path[3]] = stored
+
+    _check_names(contents.model, stored_names)
     for entry in contents.model.values():
-        _want(order, entry, cast(TensorStorageMetadata, stored[entry.name]))
+        _request(changes, entry, files.index[entry.name])
+
     if optimizer_state:
-        for one in contents.optimized:
-            _order_state(order, one, manifest, metadata)
-    return order
+        for parameter in contents.optimized:
+            record = files.manifest.optimizers.get(parameter.name)
+            if record is None:
+                raise CheckpointError(
+                    f"the checkpoint has no optimizer for {parameter.name!r}: it was saved without "
+                    "one; load_checkpoint(..., optimizer_state=False) takes the weights alone"
+                )
+            check_rule(parameter, record["rule"])
+            _change_states(changes, parameter, states.get(parameter.name, {}), record)
+            _change_options(changes, parameter, record)
+    return changes
 
 
-def _check_names(entries: Mapping[str, Entry], stored: list[str]) -> None:
-    missing, surplus = sorted(entries.keys() - set(stored)), sorted(set(stored) - entries.keys())
+def _check_names(entries: Mapping[str, Entry], stored: set[str]) -> None:
+    missing = sorted(entries.keys() - stored)
+    surplus = sorted(stored - entries.keys())
     if missing or surplus:
         raise CheckpointError(
             f"the checkpoint is from another model: {missing[:6]} are in the model only, "
@@ -222,143 +221,117 @@ def _check_names(entries: Mapping[str, Entry], stored: list[str]) -> None:
         )
 
 
-def _want(order: _Order, entry: Entry, stored: TensorStorageMetadata) -> None:
-    if entry.shape != tuple(stored.size):
+def _request(changes: _Changes, entry: Entry, stored: StoredTensor) -> None:
+    """Request a tensor of the forms WHOLE and TABLE, or of ROWS under the same column shards.
+
+    Raises:
+        CheckpointError: The shapes differ, or a conversion can change the numbers.
+    """
+    if entry.shape != stored.shape:
         raise CheckpointError(
-            f"{entry.name!r} is {list(entry.shape)} here and {list(stored.size)} in the checkpoint"
+            f"{entry.name!r} is {list(entry.shape)} here and {list(stored.shape)} in the checkpoint"
         )
-    for part in entry.parts:
-        _check_dtype(entry.name, part.tensor, stored.properties.dtype, tuple(stored.size))
-    order.wanted.setdefault(entry.name, []).extend(wanted_rectangles(entry))
+    for shard in entry.shards:
+        _check_dtype(entry.name, shard.tensor, stored)
+    changes.requests.setdefault(entry.name, []).extend(entry.requests())
 
 
-def _check_dtype(
-    name: str, target: torch.Tensor, stored: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def _check_dtype(name: str, target: torch.Tensor, stored: StoredTensor) -> None:
     """Refuse numbers that a conversion can change; rounding of floats is allowed.
 
     Raises:
         CheckpointError: It can.
     """
-    problem = dtype_problem(repr(name), target.dtype, stored, single=not shape)
+    problem = dtype_problem(repr(name), target.dtype, stored.dtype, single=not stored.shape)
     if problem is not None:
         raise CheckpointError(f"{problem}; read_state_dict(path) reads it as it is stored")
 
 
-def _want_rows(
-    order: _Order, one: Optimized, tensor: torch.Tensor, name: str, state: StoredState
+def _request_rows(
+    changes: _Changes, parameter: Parameter, tensor: torch.Tensor, name: str, stored: StoredTensor
 ) -> None:
-    """Request a state with one number per row, saved under any column shards."""
-    rows, columns = one.parameter.shape
-    piece, table = one.place.piece, one.place.table
-    if table is not None:
-        rows, columns = table.rows, table.columns
-    widths = state.widths or (columns,)
-    if (
-        sum(widths) != columns
-        or math.prod(state.shape) != len(widths) * rows
-        or state.shape[:1] != (len(widths) * rows,)
-    ):
+    """Request a state with one number per row, saved under any column shards.
+
+    Raises:
+        CheckpointError: Its shape does not fit the parameter.
+    """
+    rows, columns = parameter.tensor.shape
+    bounds = parameter.bounds or ShardPiece(0, 0, 0, rows, columns)
+    if parameter.table is not None:
+        rows = parameter.table.rows
+        columns = parameter.table.columns
+
+    widths = stored.widths or (columns,)
+    stored_rows = len(widths) * rows
+    has_rows = stored.shape[:1] == (stored_rows,) and math.prod(stored.shape) == stored_rows
+    if sum(widths) != columns or not has_rows:
         raise CheckpointError(
-            f"{name!r} has one number for each of {rows} rows here, and is {list(state.shape)} in "
+            f"{name!r} has one number for each of {rows} rows here, and is {list(stored.shape)} in "
             f"the checkpoint, for slices of {list(widths)} columns"
         )
-    _check_dtype(name, tensor, state.dtype, state.shape)
-    piece = piece or ShardPiece(0, 0, 0, rows, columns)
-    order.wanted.setdefault(name, []).extend(wanted_rows(tensor, piece, rows, state.shape, widths))
+    _check_dtype(name, tensor, stored)
+    requests = row_requests(tensor, bounds, rows, stored.shape, widths)
+    changes.requests.setdefault(name, []).extend(requests)
 
 
-def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Metadata) -> None:
-    """The state and the options of one parameter's optimizer."""
-    name = one.place.name
-    facts = manifest.optimizers.get(name)
-    if facts is None:
-        raise CheckpointError(
-            f"the checkpoint has no optimizer for {name!r}: it was saved without one; "
-            "load_checkpoint(..., optimizer_state=False) takes the weights alone"
-        )
-    check_rule(one, facts.get("rule", facts["kind"]))
-    saved = _stored_states(one, manifest, metadata)
-    matched = match_states(one, saved, facts["kind"])
-    current = one.state
-    fresh = {
-        key: new_state(one, key, state) for key, state in matched.items() if key not in current
-    }
-    if not one.is_fused:
-        reset = {
-            key: None
-            for key, value in current.items()
-            if isinstance(value, torch.Tensor)
-            and key not in matched
-            and (key != "step" or not matched)
-        }
-        order.states.append((one, {**reset, **fresh, **facts["numbers"]}))
-    for key, state in matched.items():
-        tensor = fresh.get(key, current.get(key))
-        assert isinstance(tensor, torch.Tensor), f"state {key!r} of {name!r} is not a tensor"
-        entry = state_entry(one, state.key, tensor)
-        if entry.form is Form.ROWS or _is_by_row(one, tensor, state):
-            _want_rows(order, one, tensor.detach(), entry.name, state)
+def _change_states(
+    changes: _Changes,
+    parameter: Parameter,
+    stored: Mapping[str, StoredTensor],
+    record: Mapping[str, Any],
+) -> None:
+    """The new states of one parameter's optimizer."""
+    matches = match_states(parameter, stored, record["class"])
+    current = parameter.tensor_states
+    created: dict[str, torch.Tensor] = {}
+    for key, stored_key in matches.items():
+        if key not in current:
+            created[key] = new_state(parameter, key, stored[stored_key])
+
+    if not parameter.is_fused:
+        values: dict[str, Any] = {}
+        for key in current:
+            # A step count may stay if the optimizer that was saved has none.
+            if key not in matches and (key != "step" or not matches):
+                values[key] = None
+        changes.states.append((parameter, {**values, **created, **record["numbers"]}))
+
+    for key, stored_key in matches.items():
+        tensor = created[key] if key in created else current[key]
+        state = stored[stored_key]
+        entry = parameter.state_entry(stored_key, tensor)
+        if entry.form is Form.ROWS or _is_by_row(parameter, tensor, state):
+            _request_rows(changes, parameter, tensor.detach(), entry.name, state)
         else:
-            _want(
-                order, entry, cast(TensorStorageMetadata, metadata.state_dict_metadata[entry.name])
-            )
-    _order_options(order, one, facts)
+            _request(changes, entry, state)
 
 
-def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool:
+def _is_by_row(parameter: Parameter, tensor: torch.Tensor, stored: StoredTensor) -> bool:
     """Whether a state is per row where its shape is ambiguous: a dense table, or one column."""
-    shape = one.parameter.shape
-    by_row = tensor.dim() > 0 and len(shape) == 2 and tensor.numel() == shape[0]
-    if by_row and tensor.shape == shape and shape[1] > 1:
+    shape = parameter.tensor.shape
+    is_by_row = tensor.dim() > 0 and len(shape) == 2 and tensor.numel() == shape[0]
+    if is_by_row and tensor.shape == shape and shape[1] > 1:
         # One number per weight, for a shard without rows.
-        by_row = False
-    return by_row and (bool(state.widths) or tuple(tensor.shape) != state.shape)
+        return False
+    return is_by_row and (bool(stored.widths) or tuple(tensor.shape) != stored.shape)
 
 
-def _stored_states(
-    one: Optimized, manifest: Manifest, metadata: Metadata
-) -> dict[str, StoredState]:
-    """The stored states of a parameter."""
-    states: dict[str, StoredState] = {}
-    for full, path in cast(Mapping[str, tuple[str, ...]], metadata.planner_data).items():
-        if path[:-1] == (*STATE, one.place.name):
-            stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[full])
-            widths = tuple(manifest.slices.get(full, ()))
-            states[path[-1]] = StoredState(
-                path[-1], tuple(stored.size), stored.properties.dtype, widths
-            )
-    return states
+def _change_options(changes: _Changes, parameter: Parameter, record: Mapping[str, Any]) -> None:
+    """Options of its group: all if the optimizer class is equal, else the learning rate only.
 
-
-def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> None:
-    """Options of its group: all if the optimizer class is equal, else the learning rate only."""
-    same = facts["kind"] == type(one.optimizer).__name__
-    for key, value in facts["options"].items():
-        if key not in _RATES and not (same and key in one.group):
+    Raises:
+        CheckpointError: Parameters of one group had different values.
+    """
+    is_same_class = record["class"] == type(parameter.optimizer).__name__
+    for key, value in record["options"].items():
+        if key not in _RATES and not (is_same_class and key in parameter.group):
             continue
-        known = order.options.setdefault((id(one.group), key), (one.group, value, one.place.name))
-        if known[1] != value:
+
+        option = _Option(parameter.group, value, parameter.name)
+        first = changes.options.setdefault((id(parameter.group), key), option)
+        if first.value != value:
             raise CheckpointError(
-                f"{key} is {value!r} for {one.place.name!r} in the checkpoint and {known[1]!r} for "
-                f"{known[2]!r}, and here they are updated together, with one: give each its own "
-                "optimizer, or load with load_checkpoint(..., optimizer_state=False)"
+                f"{key} is {value!r} for {parameter.name!r} in the checkpoint and {first.value!r} "
+                f"for {first.parameter!r}, and here they are updated together, with one: give each "
+                "its own optimizer, or load with load_checkpoint(..., optimizer_state=False)"
             )
-
-
-def _carry_out(order: _Order) -> None:
-    """Apply the order: set scalars, create new states, drop states that the checkpoint lacks."""
-    for one, changes in order.states:
-        if changes and one.parameter not in one.states:
-            one.states[one.parameter] = {}
-        for key, value in changes.items():
-            state = one.states[one.parameter]
-            if value is None:
-                state.pop(key)
-            else:
-                state[key] = value
-    for (_, key), (group, value, _) in order.options.items():
-        if isinstance(group.get(key), torch.Tensor):
-            group[key].fill_(value)
-        else:
-            group[key] = tuple(value) if isinstance(value, list) else value

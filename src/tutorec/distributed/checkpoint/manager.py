@@ -6,35 +6,24 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.distributed.checkpoint.contents import group_of
-from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
+from tutorec.distributed.checkpoint.contents import process_group
+from tutorec.distributed.checkpoint.folder import Folder, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
-from tutorec.distributed.checkpoint.manifest import (
-    MANIFEST,
-    TRIES,
-    remove_checkpoint,
-    remove_interrupted,
-)
-from tutorec.distributed.checkpoint.ranks import RankBarrier
-from tutorec.distributed.checkpoint.reading import (
-    CheckpointInfo,
-    subfolders,
-    whole_step,
-    whole_steps,
-)
-from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
-from tutorec.distributed.checkpoint.saving import prepare_save, write_save
+from tutorec.distributed.checkpoint.manifest import MANIFEST, remove_checkpoint, remove_unlisted
+from tutorec.distributed.checkpoint.ranks import CheckpointRanks, all_ranks, in_first_replica
+from tutorec.distributed.checkpoint.reading import CheckpointInfo, complete_steps
+from tutorec.distributed.checkpoint.saving import Notes, prepare_save, write_save
 from tutorec.distributed.collectives.host_groups import twin_group
-from tutorec.errors import AgreementError, CheckpointError
+from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
 _NUMBERED = re.compile(r"step-(0|[1-9]\d*)")
@@ -44,10 +33,10 @@ class CheckpointManager:
     """Checkpoints of one run, ``<folder>/step-100``, ``<folder>/step-200``, and so on.
 
     Every rank creates one. All methods except `latest` and `steps` are collectives. No file is
-    overwritten, so a concurrent reader, for example an evaluation, can finish reading. Only
-    checkpoints with such names are removed, and of those only the files that a save has written.
-    Files of an interrupted save are removed by the next one; on storage without locks, such as an
-    object store, only when they are a day old, because another process may still be writing them.
+    overwritten, so a concurrent reader, for example an evaluation, can read one of the checkpoints
+    that stay. Only checkpoints with such names are removed, and of those only the files that a save
+    has written. Files of an interrupted save are removed by the next one: one run saves to a folder
+    at a time.
 
     With ``asynchronous=True``, `save` copies the values that this rank will write (memory for its
     part of the model and the optimizer state) and returns. A thread writes them, over its own
@@ -80,15 +69,16 @@ class CheckpointManager:
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep}: give 1 or more checkpoints, or None for all")
-        self._named, self._folder, self._keep = folder, folder_of(folder), keep
-        self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
-        self._process = os.getpid()  # the one that has the thread
-        # One entry per save of this rank: the ranks that wait for each other. Replicas write
-        # nothing.
-        self._under_way: list[tuple[list[Future[None]], dist.ProcessGroup | None]] = []
-        # (the group that saves, a group of the same ranks for the thread)
-        self._groups: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
-        weakref.finalize(self, _say_at_end, self._under_way, self._process)
+        self._path = folder
+        self._folder = Folder.from_path(folder)
+        self._keep = keep
+        self._asynchronous = asynchronous
+        # At most one pending save, and the ranks of all replicas, which wait for it.
+        self._pending: list[tuple[_BackgroundSave, dist.ProcessGroup | None]] = []
+        # Process group of a model -> a group of the same ranks for the background thread: two
+        # threads on one group would mix up their collectives.
+        self._twins: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+        weakref.finalize(self, _report_at_exit, self._pending)
 
     def save(
         self,
@@ -114,15 +104,29 @@ class CheckpointManager:
                 later checkpoint.
         """
         self.wait()
-        notes, begun = {"step": step, "position": position, "extra": extra}, []
+        path = path_below(self._path, f"step-{step}")
+        operation = f"saving the checkpoint {path}"
+        notes = Notes(step, position, extra)
+        background = _BackgroundSave()
 
-        @saved_by_the_first
-        def begin(folder: Folder, model: nn.Module) -> None:
-            begun.extend(self._begin(folder, model, optimizer, notes))
+        def save() -> None:
+            group = process_group(model)
+            ranks = CheckpointRanks(group, operation)
+            ranks.attempt(lambda: self._check_order(step) if ranks.rank == 0 else None)
+            prepared = prepare_save(ranks, path, model, optimizer, notes, copy=self._asynchronous)
 
-        begin(self._folder.below(f"step-{step}"), model)
-        if self._thread is not None:
-            self._under_way.append((begun, all_ranks_of(model)))
+            def remove_old() -> None:
+                self._remove_old(path)
+
+            if self._asynchronous:
+                ranks = CheckpointRanks(self._twin(group), f"{operation} in the background")
+                background.start(lambda: write_save(prepared, ranks, remove_old))
+            else:
+                write_save(prepared, ranks, remove_old)
+
+        in_first_replica(model, operation, save)
+        if self._asynchronous:
+            self._pending.append((background, all_ranks(model)))
 
     def latest(self) -> Path | str | None:
         """The complete checkpoint of the highest step, or None. Not a collective.
@@ -131,7 +135,7 @@ class CheckpointManager:
             CheckpointError: The folder cannot be listed.
         """
         steps = self.steps()
-        return path_below(self._named, f"step-{steps[-1]}") if steps else None
+        return path_below(self._path, f"step-{steps[-1]}") if steps else None
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, ascending.
@@ -139,7 +143,8 @@ class CheckpointManager:
         Raises:
             CheckpointError: The folder cannot be listed.
         """
-        return sorted(whole_steps(self._folder, self._whole).values())
+        steps = complete_steps(self._folder)
+        return sorted(step for name, step in steps.items() if name == f"step-{step}")
 
     def load(
         self,
@@ -163,52 +168,35 @@ class CheckpointManager:
             CheckpointError: As in `load_checkpoint`.
         """
         self.wait()
-        ranks = RankBarrier(all_ranks_of(model), f"loading the latest checkpoint in {self._folder}")
-        latest = self._agreed_latest(ranks)
-        for left in reversed(range(TRIES)):
-            if latest is None:
-                return None
-            path = self._folder.below(f"step-{latest}")
-            try:
-                return load_checkpoint(str(path), model, optimizer, optimizer_state=optimizer_state)
-            except (AgreementError, CheckpointError, TypeError):
-                # Raised on every rank. The run may have removed this checkpoint meanwhile.
-                later = self._agreed_latest(ranks)
-                if later == latest or not left:
-                    raise
-                latest = later
-        return None
+        operation = f"loading the latest checkpoint in {self._folder}"
+        ranks = CheckpointRanks(all_ranks(model), operation)
+        # The other ranks may see an older or newer folder than rank 0.
+        latest = ranks.attempt(lambda: self.latest() if ranks.rank == 0 else None)
+        latest = ranks.gather(latest)[0]
+        if latest is None:
+            return None
+        return load_checkpoint(latest, model, optimizer, optimizer_state=optimizer_state)
 
     def wait(self) -> None:
         """Return when the pending save is complete. A collective if saves are asynchronous.
 
         Raises:
-            CheckpointError: It has failed; the message names path, step and rank. Or this process
-                is a fork of the one whose thread writes it.
+            CheckpointError: It has failed; the message names path, step and rank.
         """
-        self._own_thread()
-        while self._under_way:
-            problem, (_, group) = next(_problems(self._under_way), None), self._under_way.pop()
-            problems = RankBarrier(group, "waiting for the checkpoint").gather(
-                None if problem is None else str(problem)
-            )
-            if problem is not None:
-                raise problem
-            for text in problems:
-                if text is not None:
-                    raise CheckpointError(text)
+        while self._pending:
+            background, group = self._pending.pop()
+            errors = CheckpointRanks(group, "waiting for the checkpoint").gather(background.join())
+            for error in errors:
+                if error is not None:
+                    raise CheckpointError(error)
 
     def close(self) -> None:
-        """Wait as `wait` does, and stop the thread.
+        """Wait as `wait` does.
 
         Raises:
             CheckpointError: The pending save has failed.
         """
-        try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
+        self.wait()
 
     def __enter__(self) -> CheckpointManager:
         """Return the manager."""
@@ -216,46 +204,28 @@ class CheckpointManager:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         """Close it. After an error, do not communicate: the other ranks may not get here."""
         if error is None:
             self.close()
-        elif self._thread is not None and self._process == os.getpid():
-            self._thread.shutdown()
-            for problem in _problems(self._under_way):
-                error.add_note(str(problem))
-            self._under_way.clear()
-
-    def _own_thread(self) -> None:
-        """In a fork of the process that made the manager: take a thread of this process.
-
-        Raises:
-            CheckpointError: A save of the other process is pending.
-        """
-        parent = self._process
-        process = os.getpid()
-        if self._thread is None or parent == process:
             return
-        pending = bool(self._under_way)
-        self._under_way.clear()
-        self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint")
-        self._process = process
-        weakref.finalize(self, _say_at_end, self._under_way, process)
-        if pending:
-            raise CheckpointError(
-                f"process {parent} is writing a checkpoint in {self._folder}, and this is process "
-                f"{process}, a fork of it, which cannot learn how that ends: wait() in process "
-                f"{parent}, before the fork or after it"
-            )
 
-    def _whole(self, name: str) -> int | None:
-        """The step of a complete checkpoint, if its name matches that step."""
-        match = _NUMBERED.fullmatch(name)
-        step = whole_step(self._folder.below(name)) if match else None
-        return step if match and step == int(match[1]) else None
+        while self._pending:
+            background, _ = self._pending.pop()
+            text = background.join()
+            if text is not None:
+                error.add_note(text)
+
+    def _twin(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+        """The background thread's group of the same ranks."""
+        if group is None or group.size() == 1:
+            return None
+        if group not in self._twins:
+            self._twins[group] = twin_group(group)
+        return self._twins[group]
 
     def _check_order(self, step: int) -> None:
         """Raise if there is a checkpoint of a later step.
@@ -263,59 +233,15 @@ class CheckpointManager:
         Raises:
             CheckpointError: There is a checkpoint of a later step.
         """
-        later = [each for each in self.steps() if each > step]
-        if later:
+        steps = self.steps()
+        if steps and isinstance(step, int) and steps[-1] > step:
             raise CheckpointError(
-                f"{self._folder} has a checkpoint of step {later[-1]}, later than step {step}: "
+                f"{self._folder} has a checkpoint of step {steps[-1]}, later than step {step}: "
                 "latest() would go on from that one; load it first, or save into another folder, "
                 "or remove the later ones"
             )
 
-    def _agreed_latest(self, ranks: RankBarrier) -> int | None:
-        """The latest step as rank 0 sees it; the other ranks may see an older or newer folder."""
-        steps = ranks.attempt(lambda: self.steps() if ranks.rank == 0 else [])
-        return ranks.from_first(steps[-1] if steps else None)
-
-    def _begin(
-        self,
-        folder: Folder,
-        model: nn.Module,
-        optimizer: KeyedOptimizer | None,
-        notes: Mapping[str, Any],
-    ) -> list[Future[None]]:
-        """Write the checkpoint, or start writing it; returns the futures of pending saves."""
-        group = group_of(model)
-        ranks, problem = RankBarrier(group, f"saving the checkpoint {folder}"), None
-        if ranks.rank == 0:
-            try:
-                self._check_order(notes["step"])
-            except Exception as error:
-                problem = error
-        save = prepare_save(
-            ranks, folder, problem, (model, optimizer), notes, copy=self._thread is not None
-        )
-
-        def tidy() -> None:
-            self._tidy(folder)
-
-        if self._thread is None:
-            write_save(save, ranks, tidy)
-            return []
-        twin = None if group is None or ranks.world_size == 1 else self._own_group(group)
-        doing = f"saving the checkpoint {folder} in the background"
-        # a barrier is made by the thread: it may communicate
-        return [self._thread.submit(lambda: write_save(save, RankBarrier(twin, doing), tidy))]
-
-    def _own_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
-        """The thread's process group: two threads on one group would mix up their collectives."""
-        for original, twin in self._groups:
-            if original is group:
-                return twin
-        twin = twin_group(group)
-        self._groups.append((group, twin))
-        return twin
-
-    def _tidy(self, saved: Folder) -> None:
+    def _remove_old(self, saved: Path | str) -> None:
         """Remove old checkpoints and the files of interrupted saves.
 
         Raises:
@@ -323,37 +249,49 @@ class CheckpointManager:
         """
         try:
             steps = self.steps()
-            old = {
-                f"step-{step}" for step in (steps[: -self._keep] if self._keep is not None else [])
-            }
-            for name in subfolders(self._folder):
-                below = self._folder.below(name)
-                if name in old:
-                    remove_checkpoint(below)
-                elif _NUMBERED.fullmatch(name) and MANIFEST not in below.sizes():
-                    remove_interrupted(below)
+            old_steps = [] if self._keep is None else steps[: -self._keep]
+            for step in old_steps:
+                remove_checkpoint(self._folder.below(f"step-{step}"))
+
+            for name in self._folder.folders():
+                folder = self._folder.below(name)
+                if _NUMBERED.fullmatch(name) and MANIFEST not in folder.sizes():
+                    remove_unlisted(folder)
         except Exception as error:
             raise CheckpointError(
                 f"{saved} is complete, and an older one could not be removed ({error})"
             ) from error
 
 
-def _problems(
-    under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]],
-) -> Iterator[BaseException]:
-    """Wait for pending saves and yield their errors."""
-    for begun, _ in under_way:
-        for future in begun:
-            problem = future.exception()
-            if problem is not None:
-                yield problem
+class _BackgroundSave:
+    """A save in a thread of its own, for whose end the interpreter waits when it exits."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._error: Exception | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Start a thread that writes."""
+
+        def run() -> None:
+            try:
+                write()
+            except Exception as error:
+                self._error = error
+
+        self._thread = Thread(target=run, name="tutorec-checkpoint")
+        self._thread.start()
+
+    def join(self) -> str | None:
+        """Wait for the end, and return the text of its error."""
+        if self._thread is not None:
+            self._thread.join()
+        return None if self._error is None else str(self._error)
 
 
-def _say_at_end(
-    under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]], process: int
-) -> None:
-    """Wait for a pending save at exit, and report its error; a fork of ``process`` does not."""
-    if process != os.getpid():
-        return
-    for problem in _problems(under_way):
-        sys.stderr.write(f"{type(problem).__name__}: {problem}\n")
+def _report_at_exit(pending: list[tuple[_BackgroundSave, dist.ProcessGroup | None]]) -> None:
+    """Report the error of a save that nobody has waited for."""
+    for background, _ in pending:
+        text = background.join()
+        if text is not None:
+            sys.stderr.write(f"CheckpointError: {text}\n")

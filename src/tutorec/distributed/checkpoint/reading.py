@@ -1,28 +1,44 @@
-"""Reading of a checkpoint's info and tensors in one process, without a model."""
+"""Reading of checkpoints: blocks into tensors, and info and tensors without a model."""
 
 from __future__ import annotations
 
+import io
+import math
 import os
-from collections.abc import Callable, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-
-from tutorec.distributed.checkpoint.entries import Wanted, wanted_rows
-from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
-from tutorec.distributed.checkpoint.manifest import (
-    MANIFEST,
-    Manifest,
-    check_sizes,
-    named_errors,
-    of_one_save,
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
 )
-from tutorec.distributed.checkpoint.stored import SavedFiles, read_blocks
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from tutorec._kernels.unwritten import copy_written_rows
+from tutorec._loaded import value_problem, values_decide
+from tutorec.distributed.checkpoint.entries import Request, row_requests
+from tutorec.distributed.checkpoint.folder import Folder, path_below
+from tutorec.distributed.checkpoint.index import Index, StoredTensor, parse_index, torch_metadata
+from tutorec.distributed.checkpoint.manifest import (
+    Manifest,
+    check_size,
+    check_sizes,
+    file_errors,
+    read_manifest,
+)
 from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.errors import CheckpointError
+
+_READ_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -49,43 +65,71 @@ class CheckpointInfo:
     tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-def info_of(manifest: Manifest, metadata: Metadata) -> CheckpointInfo:
-    """The public facts of a checkpoint."""
-    tensors = {
-        name: (tuple(stored.size), stored.properties.dtype)
-        for name, stored in metadata.state_dict_metadata.items()
-        if isinstance(stored, TensorStorageMetadata)
-    }
-    return CheckpointInfo(
-        manifest.version,
-        manifest.world_size,
-        manifest.step,
-        manifest.position,
-        manifest.extra,
-        manifest.plan,
-        tensors,
-    )
-
-
 def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
     """Read the facts of a checkpoint; tensors are neither read nor checked. Not a collective.
 
     Safe for untrusted files: nothing in them is executed.
 
     Raises:
-        CheckpointError: It is missing, damaged, or of a later version.
+        CheckpointError: It is missing, damaged, or of another version.
     """
-    folder = folder_of(path)
+    return CheckpointFiles(Folder.from_path(path)).info()
 
-    def read(manifest: Manifest) -> CheckpointInfo:
-        with SavedFiles(folder, manifest) as files:
-            return info_of(manifest, files.metadata())
 
-    return of_one_save(folder, read)
+def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read all tensors of a checkpoint as plain tensors in this process.
+
+    A state with one number per row is converted to that of an unsharded table: the mean over column
+    slices, weighted by their widths. Safe for untrusted files: nothing in them is executed.
+
+    Returns:
+        Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a
+        state -> tensor or number, and ``"options"``, parameter -> options of its group, such as
+        ``"lr"``.
+
+    Raises:
+        CheckpointError: It is damaged, or of another version.
+    """
+    files = CheckpointFiles(Folder.from_path(path))
+    for name in files.manifest.files:
+        files.check(name)
+
+    with file_errors(files.folder):
+        requests: dict[str, list[Request]] = {}
+        model: dict[str, torch.Tensor] = {}
+        states: dict[str, dict[str, Any]] = {}
+        options: dict[str, dict[str, Any]] = {}
+        for name, record in files.manifest.optimizers.items():
+            states[name] = dict(record["numbers"])
+            options[name] = record["options"]
+
+        for name, stored in files.index.items():
+            tensor, requests[name] = _unsharded(stored)
+            if stored.path[0] == "model":
+                model[stored.path[1]] = tensor
+            else:
+                _, _, parameter, key = stored.path
+                states.setdefault(parameter, {})[key] = tensor
+
+        files.read(requests)
+    return {"model": model, "optimizer": {"state": states, "options": options}}
+
+
+def _unsharded(stored: StoredTensor) -> tuple[torch.Tensor, list[Request]]:
+    """An empty tensor for a stored tensor, and the requests that fill it."""
+    if not stored.widths:
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        offsets = (0,) * len(stored.shape)
+        return tensor, [Request(offsets, tensor)] if tensor.numel() else []
+
+    rows = stored.shape[0] // len(stored.widths)
+    tensor = torch.empty((rows, *stored.shape[1:]), dtype=stored.dtype)
+    table = ShardPiece(0, 0, 0, rows, sum(stored.widths))
+    return tensor, row_requests(tensor, table, rows, stored.shape, stored.widths)
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
-    """The complete checkpoint of the highest step in a folder, or None; of equal steps the newest.
+    """The complete checkpoint of the highest step in a folder, or None; of equal steps the last.
 
     Interrupted saves are skipped. So is a checkpoint whose manifest is damaged, or of which a file
     is missing or has the wrong size. The contents of files are not read here; `load_checkpoint`
@@ -103,115 +147,246 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
         >>> latest_checkpoint(tempfile.mkdtemp()) is None
         True
     """
-    parent = folder_of(folder)
-    steps = whole_steps(parent, lambda name: whole_step(parent.below(name)))
-    latest = [name for name, step in steps.items() if step == max(steps.values())]
-    newest = max(
-        latest, key=lambda name: (parent.below(name).modified(MANIFEST), name), default=None
-    )
-    return None if newest is None else path_below(folder, newest)
+    steps = complete_steps(Folder.from_path(folder))
+    if not steps:
+        return None
+    return path_below(folder, max(steps, key=lambda name: (steps[name], name)))
 
 
-def subfolders(parent: Folder) -> set[str]:
-    """The names of the folders in a folder.
-
-    Raises:
-        CheckpointError: It cannot be listed.
-    """
-    try:
-        return set(parent.folders())
-    except Exception as error:  # object stores raise their own errors
-        raise CheckpointError(f"{parent} cannot be listed ({error}): give another folder") from None
-
-
-def whole_steps(parent: Folder, step_of: Callable[[str], int | None]) -> dict[str, int]:
-    """Name -> step of the complete checkpoints in a folder.
-
-    Args:
-        parent: The folder.
-        step_of: The step of a complete checkpoint by its name, None for anything else.
+def complete_steps(folder: Folder) -> dict[str, int]:
+    """Name -> step of the complete checkpoints in a folder; -1 for one saved without a step.
 
     Raises:
         CheckpointError: The folder cannot be listed.
     """
-    names: set[str] | None = None
     steps: dict[str, int] = {}
-    while not steps:
-        known, names = names, subfolders(parent)
-        if names == known:
-            break
-        # A run may have removed the listed checkpoints meanwhile and added others.
-        steps = {name: step for name in names if (step := step_of(name)) is not None}
+    for name in folder.folders():
+        try:
+            manifest = read_manifest(folder.below(name))
+            check_sizes(folder.below(name), manifest)
+        except (CheckpointError, OSError):
+            continue
+        steps[name] = -1 if manifest.step is None else manifest.step
     return steps
 
 
-def whole_step(folder: Folder) -> int | None:
-    """The step of a complete checkpoint (-1 if saved without one); None for anything else."""
+class CheckpointFiles(FileSystem):
+    """The files of a checkpoint, by plain names, which torch's reader reads.
 
-    def read(manifest: Manifest) -> int:
-        check_sizes(folder, manifest)
-        return -1 if manifest.step is None else manifest.step
-
-    try:
-        return of_one_save(folder, read)
-    except (CheckpointError, OSError):
-        return None
-
-
-def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read all tensors of a checkpoint as plain tensors in this process.
-
-    A state with one number per row is converted to that of an unsharded table: the mean over column
-    slices, weighted by their widths. Safe for untrusted files: nothing in them is executed.
-
-    Returns:
-        Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a
-        state -> tensor or number, and ``"options"``, parameter -> options of its group, such as
-        ``"lr"``.
+    Args:
+        folder: Folder of the checkpoint.
 
     Raises:
-        CheckpointError: It is damaged, or of a later version.
+        CheckpointError: The manifest or the index is missing, damaged or malformed.
     """
-    folder = folder_of(path)
 
-    def read(manifest: Manifest) -> dict[str, Any]:
-        with SavedFiles(folder, manifest) as files, named_errors(folder):
-            return _state_dict(manifest, files)
+    def __init__(self, folder: Folder) -> None:
+        self.folder: Folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        self.check(self.manifest.index)
 
-    return of_one_save(folder, read)
+        path = folder.file(self.manifest.index)
+        with file_errors(path):
+            try:
+                content = folder.read(self.manifest.index)
+                self.index: Index = parse_index(content, self.manifest)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{path} has an invalid format ({error}): load another checkpoint"
+                ) from None
+        self._metadata = torch_metadata(self.index)
 
-
-def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
-    metadata = files.metadata()
-    files.hold(manifest.files)
-    for name in manifest.files:
-        files.check(name)
-    requests: dict[str, list[Wanted]] = {}
-    model: dict[str, torch.Tensor] = {}
-    states: dict[str, dict[str, Any]] = {
-        name: dict(each["numbers"]) for name, each in manifest.optimizers.items()
-    }
-    for name, stored in metadata.state_dict_metadata.items():
-        tensor, requests[name] = _whole(
-            cast(TensorStorageMetadata, stored), manifest.slices.get(name, [])
+    def info(self) -> CheckpointInfo:
+        """The public facts of the checkpoint."""
+        manifest = self.manifest
+        tensors = {
+            name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.index.items()
+        }
+        return CheckpointInfo(
+            manifest.version,
+            manifest.world_size,
+            manifest.step,
+            manifest.position,
+            manifest.extra,
+            manifest.plan,
+            tensors,
         )
-        keys = cast(Mapping[str, tuple[str, ...]], metadata.planner_data)[name]
-        if keys[0] == "model":
-            model[keys[1]] = tensor
-        else:
-            states.setdefault(keys[2], {})[keys[3]] = tensor
-    read_blocks(files, metadata, requests)
-    options = {name: each["options"] for name, each in manifest.optimizers.items()}
-    return {"model": model, "optimizer": {"state": states, "options": options}}
+
+    def check(self, name: str) -> None:
+        """Compare a file with the manifest's size and CRC-32.
+
+        Raises:
+            CheckpointError: The file is missing, truncated or changed.
+        """
+        path = self.folder.file(name)
+        record = self.manifest.files[name]
+        with (
+            file_errors(path, "of the checkpoint cannot be read"),
+            self.folder.open(name) as file,
+        ):
+            size = file.seek(0, os.SEEK_END)
+            check_size(path, size, record)
+            file.seek(0)
+            crc32 = 0
+            while block := file.read(_READ_BYTES):
+                crc32 = zlib.crc32(block, crc32)
+
+        if f"{crc32:08x}" != record.crc32:
+            raise CheckpointError(
+                f"{path} is damaged: its CRC-32 is {crc32:08x} and should be {record.crc32:.8}, "
+                f"over {size:,} bytes; load another checkpoint"
+            )
+
+    def plan(self, requests: Mapping[str, Sequence[Request]]) -> LoadPlan:
+        """Plan which part of which block to copy to which target, without reading.
+
+        Args:
+            requests: Name of a stored tensor -> the rectangles to read and their targets.
+
+        Raises:
+            CheckpointError: The blocks do not cover a rectangle.
+        """
+        items: list[ReadItem] = []
+        for name, rectangles in requests.items():
+            stored = cast(TensorStorageMetadata, self._metadata.state_dict_metadata[name])
+            chunks = [
+                ChunkStorageMetadata(torch.Size(request.offsets), request.target.shape)
+                for request in rectangles
+            ]
+            reads = create_read_items_for_chunk_list(name, stored, chunks)
+
+            covered = sum(math.prod(item.lengths) for item in reads)
+            needed = sum(request.target.numel() for request in rectangles)
+            if covered != needed:
+                raise CheckpointError(
+                    f"{name!r}: {needed:,} numbers are needed here, and {covered:,} of them are "
+                    "stored"
+                )
+            items += reads
+        return LoadPlan(items)
+
+    def read(self, requests: Mapping[str, Sequence[Request]]) -> None:
+        """Fill targets from the stored blocks, one block in memory at a time.
+
+        Args:
+            requests: Name of a stored tensor -> the rectangles to read and their targets.
+
+        Raises:
+            CheckpointError: The blocks do not cover a rectangle, or are malformed.
+        """
+        plan = self.plan(requests)
+        with torch.no_grad():
+            for rectangles in requests.values():
+                for request in rectangles:
+                    if request.share is not None:
+                        request.target.zero_()
+        self._read_blocks(plan, _BlockLoader(requests, self._repeated_blocks()))
+
+    def check_values(self, requests: Mapping[str, Sequence[Request]]) -> None:
+        """Read the numbers that may be out of the range of their targets, and write nothing.
+
+        Args:
+            requests: As in `read`.
+
+        Raises:
+            CheckpointError: A number does not fit.
+        """
+        uncertain: dict[str, Sequence[Request]] = {}
+        for name, rectangles in requests.items():
+            dtype = self.index[name].dtype
+            if any(values_decide(request.target.dtype, dtype) for request in rectangles):
+                uncertain[name] = rectangles
+        if uncertain:
+            self._read_blocks(self.plan(uncertain), _ValueChecker(uncertain, self.index))
+
+    def _read_blocks(self, plan: LoadPlan, targets: _BlockLoader) -> None:
+        reader: Any = FileSystemReader(".")
+        reader.fs = self
+        reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        with torch.no_grad(), file_errors(self.folder):
+            reader.read_data(plan, targets).wait()
+
+    def _repeated_blocks(self) -> set[MetadataIndex]:
+        """Blocks of which several are stored in the same bytes: zeros."""
+        storage = cast(Mapping[MetadataIndex, _StorageInfo], self._metadata.storage_data)
+        times = Counter((block.relative_path, block.offset) for block in storage.values())
+        return {
+            index
+            for index, block in storage.items()
+            if times[block.relative_path, block.offset] > 1
+        }
+
+    @contextmanager
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
+        """A file, for torch's reader."""
+        with self.folder.open(str(path)) as file:
+            yield cast(io.IOBase, file)
 
 
-def _whole(stored: TensorStorageMetadata, widths: list[int]) -> tuple[torch.Tensor, list[Wanted]]:
-    """An empty tensor of a stored tensor's shape, and the requests that fill it."""
-    shape = tuple(stored.size)
-    if widths:
-        rows = shape[0] // len(widths)
-        tensor = torch.empty((rows, *shape[1:]), dtype=stored.properties.dtype)
-        table = ShardPiece(0, 0, 0, rows, sum(widths))
-        return tensor, wanted_rows(tensor, table, rows, shape, widths)
-    tensor = torch.empty(shape, dtype=stored.properties.dtype)
-    return tensor, [Wanted((0,) * len(shape), tensor)] if tensor.numel() else []
+class _BlockLoader:
+    """The target of each block, in place of a planner: torch's reader needs only these methods.
+
+    Args:
+        requests: Name of a stored tensor -> the rectangles to read and their targets.
+        repeated: Blocks of zeros, which are not written over zeros: memory that was never written
+            stays unused.
+    """
+
+    def __init__(
+        self, requests: Mapping[str, Sequence[Request]], repeated: set[MetadataIndex]
+    ) -> None:
+        self._requests = requests
+        self._repeated = repeated
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """The tensor to read into: the target, or a scratch tensor."""
+        target, share = self._target(read_item)
+        is_direct = share is None and read_item.storage_index not in self._repeated
+        return target if is_direct else torch.empty_like(target)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Copy a scratch tensor to its target, or add it, times its share."""
+        target, share = self._target(read_item)
+        if share is not None:
+            target.add_(tensor, alpha=share)
+        elif read_item.storage_index in self._repeated:
+            copy_written_rows(target, tensor)
+
+    def _target(self, item: ReadItem) -> tuple[torch.Tensor, float | None]:
+        request = self._requests[item.dest_index.fqn][cast(int, item.dest_index.index)]
+        target = request.target.detach()
+        rectangle = zip(item.dest_offsets, item.lengths, strict=True)
+        for dimension, (start, length) in enumerate(rectangle):
+            target = target.narrow(dimension, start, length)
+        return target, request.share
+
+
+class _ValueChecker(_BlockLoader):
+    """Checks the numbers of each block and copies nothing.
+
+    Args:
+        requests: As of `_BlockLoader`.
+        index: The index of the checkpoint.
+    """
+
+    def __init__(self, requests: Mapping[str, Sequence[Request]], index: Index) -> None:
+        super().__init__(requests, set())
+        self._index = index
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """A scratch tensor of the stored dtype."""
+        target, _ = self._target(read_item)
+        return torch.empty_like(target, dtype=self._index[read_item.dest_index.fqn].dtype)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Check that its numbers fit the target.
+
+        Raises:
+            CheckpointError: One does not.
+        """
+        target, _ = self._target(read_item)
+        problem = value_problem(repr(read_item.dest_index.fqn), target.dtype, tensor)
+        if problem is not None:
+            raise CheckpointError(problem)

@@ -1,42 +1,49 @@
-"""Save a sharded model: each rank writes its shards, then rank 0 replaces the manifest."""
+"""Save a sharded model: each rank writes its shards, then rank 0 replaces the manifest.
+
+Files have the format of torch.distributed.checkpoint, whose readers understand them: each block is
+written by `torch.save`, and `.metadata` says where.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+import pickle
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import IO, Any, cast
 
 import torch
 from torch import nn
 
-from tutorec.distributed.checkpoint.contents import (
-    Contents,
-    contents_of,
-    group_of,
-    optimizer_entries,
-    optimizer_facts,
+from tutorec._kernels.older_torch import forget_written_block
+from tutorec._kernels.unwritten import is_all_zero
+from tutorec.distributed.checkpoint.contents import Contents, collect_contents, process_group
+from tutorec.distributed.checkpoint.folder import Folder, new_id
+from tutorec.distributed.checkpoint.index import (
+    Block,
+    Index,
+    StoredTensor,
+    index_to_text,
+    torch_metadata,
 )
-from tutorec.distributed.checkpoint.folder import Folder, checked_folder, new_id
 from tutorec.distributed.checkpoint.manifest import (
     MANIFEST,
     METADATA,
+    FileRecord,
     Manifest,
     check_sizes,
-    leftover_names,
-    read_manifest,
-    remove_leftovers,
+    remove_unlisted,
+    unlisted_files,
 )
-from tutorec.distributed.checkpoint.ranks import RankBarrier
-from tutorec.distributed.checkpoint.replicas import saved_by_the_first
-from tutorec.distributed.checkpoint.storage import BlockSaver, Written, write_blocks, write_metadata
+from tutorec.distributed.checkpoint.ranks import CheckpointRanks, in_first_replica
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
 
-@saved_by_the_first
 def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -74,60 +81,107 @@ def save_checkpoint(
         >>> load_checkpoint(folder, torch.nn.Linear(2, 1)).step
         3
     """
-    folder, problem = checked_folder(path)
-    ranks = RankBarrier(group_of(model), f"saving the checkpoint {folder}")
-    notes = {"step": step, "position": position, "extra": extra}
-    write_save(prepare_save(ranks, folder, problem, (model, optimizer), notes), ranks)
+    operation = f"saving the checkpoint {path}"
+    notes = Notes(step, position, extra)
+
+    def save() -> None:
+        ranks = CheckpointRanks(process_group(model), operation)
+        write_save(prepare_save(ranks, path, model, optimizer, notes), ranks)
+
+    in_first_replica(model, operation, save)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the caller stores with the tensors: step, position in the data, and an extra value."""
+
+    step: int | None
+    position: Any
+    extra: Any
+
+    def check(self) -> None:
+        """Raise unless they can be stored as JSON.
+
+        Raises:
+            CheckpointError: A value cannot be stored.
+        """
+        step = self.step
+        is_number = isinstance(step, int) and not isinstance(step, bool)
+        if step is not None and not (is_number and step >= 0):
+            raise CheckpointError(f"step is {step!r}: give a number of steps, an integer from 0")
+
+        for name in ("position", "extra"):
+            value = getattr(self, name)
+            try:
+                json.dumps(value, allow_nan=False)
+                _check_keys(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{name} cannot be stored as JSON ({error}): use numbers, text, lists, and "
+                    "dicts with text as keys"
+                ) from None
+
+
+def _check_keys(value: Any) -> None:
+    """Raise for dicts with keys that are not strings: JSON would change them.
+
+    Raises:
+        TypeError: A key is not a string.
+    """
+    if isinstance(value, dict):
+        for key, member in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{key!r} is a key")
+            _check_keys(member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            _check_keys(member)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of a block: a view of the model, or a copy."""
+
+    name: str
+    offsets: tuple[int, ...]
+    numbers: torch.Tensor
+    is_zero: bool
 
 
 @dataclass
-class Save:
-    """The blocks and files that a rank will write.
+class PreparedSave:
+    """What a rank will write.
 
     Args:
         folder: Folder of the checkpoint.
         id: Eight hexadecimal digits in the names of its files.
-        blocks: This rank's blocks.
-        manifest: The manifest without the files.
-        old: Files of the replaced checkpoint; on rank 0.
-        held: The folder's lock; on rank 0.
-        is_locked: Whether the folder has locks.
+        index: The tensors of this rank, without blocks.
+        blocks: The blocks that this rank writes.
+        manifest: The fields of the manifest other than files and index.
     """
 
     folder: Folder
-    id: str = ""
-    blocks: BlockSaver = field(default_factory=lambda: BlockSaver([], 0, 1))
-    manifest: Manifest | None = None
-    old: list[str] = field(default_factory=list)
-    held: ExitStack = field(default_factory=ExitStack)
-    is_locked: bool = False
-
-    def give_up(self) -> None:
-        """Remove the written files unless the manifest lists them, and release the lock."""
-        with suppress(Exception):
-            used = read_manifest(self.folder).files if MANIFEST in self.folder.sizes() else {}
-            self.folder.remove(
-                name for name in leftover_names(self.folder, used) if self.id and self.id in name
-            )
-            self.folder.remove_if_empty()
-        self.held.close()
+    id: str
+    index: Index
+    blocks: list[_Values]
+    manifest: dict[str, Any]
 
 
 def prepare_save(
-    ranks: RankBarrier,
-    folder: Folder,
-    problem: Exception | None,
-    model_and_optimizer: tuple[nn.Module, KeyedOptimizer | None],
-    notes: Mapping[str, Any],
+    ranks: CheckpointRanks,
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: KeyedOptimizer | None,
+    notes: Notes,
     copy: bool = False,
-) -> Save:
+) -> PreparedSave:
     """Collect the blocks to write, check that ranks agree, and create the folder. A collective.
 
     Args:
         ranks: The ranks that save.
-        folder: Folder of the checkpoint.
-        problem: An error that this rank has already found.
-        model_and_optimizer: What to save.
+        path: Path of the checkpoint.
+        model: As in `save_checkpoint`.
+        optimizer: As in `save_checkpoint`.
         notes: Step, position and extra.
         copy: Copy all values now, so that the model may change before they are written.
 
@@ -136,38 +190,136 @@ def prepare_save(
         CheckpointError: A rank cannot save this model, or cannot save to this folder.
         TypeError: This rank's arguments are of a wrong type.
     """
-    save = Save(folder)
 
-    def collect() -> Contents:
-        contents = contents_of(*model_and_optimizer)
-        entries = [*contents.model.values(), *optimizer_entries(contents)]
-        save.blocks = BlockSaver(entries, ranks.rank, ranks.world_size, copy)
-        _check_notes(notes)
+    def collect() -> tuple[Folder, Contents, Index, list[_Values]]:
+        folder = Folder.from_path(path)
+        notes.check()
+        contents = collect_contents(model, optimizer)
+        index, blocks = _collect_blocks(contents, ranks, copy)
         if ranks.rank == 0:
-            _start(save)
-        return contents
+            _check_folder(folder)
+        return folder, contents, index, blocks
 
+    folder, contents, index, blocks = ranks.attempt(collect)
+    shapes = {f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()}
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in asdict(notes).items()}
+    ranks.require_equal({"path": str(folder), **texts, **contents.dense_optimizers(), **shapes})
+
+    def start() -> str:
+        if ranks.rank == 0:
+            folder.make()
+            with suppress(CheckpointError):  # the files of a damaged checkpoint stay until then
+                folder.remove(unlisted_files(folder))
+        return new_id()
+
+    records = ranks.gather((ranks.attempt(start), _optimizer_records(contents)))
+    optimizers: dict[str, Any] = {}
+    for _, rank_optimizers in reversed(records):
+        optimizers |= rank_optimizers
+
+    plan = json.loads(contents.plan.to_json()) if contents.plan is not None else None
+    manifest = {
+        **asdict(notes),
+        "world_size": ranks.world_size,
+        "plan": plan,
+        "optimizers": optimizers,
+    }
+    return PreparedSave(folder, records[0][0], index, blocks, manifest)
+
+
+def _check_folder(folder: Folder) -> None:
+    """Raise unless the folder is empty, a checkpoint, or the remains of an interrupted save.
+
+    Raises:
+        CheckpointError: It is a file, or a folder of other files.
+    """
     try:
-        contents = ranks.attempt(collect, problem)
-        ranks.require_equal({"path": str(folder), **_facts(contents, notes)})
-        save.id = ranks.from_first(save.id)
-        save.manifest = Manifest(
-            world_size=ranks.world_size,
-            plan=json.loads(contents.plan.to_json()) if contents.plan is not None else None,
-            files={},
-            slices=_merged(ranks.gather(save.blocks.slices)),
-            optimizers=_merged(ranks.gather(_optimizer_facts(contents))),
-            **notes,
+        sizes = folder.sizes()
+        is_usable = MANIFEST in sizes or sizes.keys() == set(unlisted_files(folder))
+    except NotADirectoryError:
+        is_usable = False
+    if not is_usable:
+        raise CheckpointError(
+            f"{folder} exists and is not a checkpoint ({MANIFEST} is missing): save under "
+            "another path, or remove it"
         )
-    except BaseException:
-        if ranks.rank == 0:
-            save.give_up()
-        raise
-    return save
+
+
+def _collect_blocks(
+    contents: Contents, ranks: CheckpointRanks, copy: bool
+) -> tuple[Index, list[_Values]]:
+    """The tensors of a model and its optimizers, and the blocks that this rank writes."""
+    index: Index = {}
+    blocks: list[_Values] = []
+    for entry in [*contents.model.values(), *contents.optimizer_entries()]:
+        dtype = entry.shards[0].tensor.dtype if entry.shards else torch.float32
+        index[entry.name] = StoredTensor(entry.path, dtype, entry.shape, entry.widths)
+        for offsets, numbers in entry.blocks(ranks.rank, ranks.world_size):
+            is_zero = is_all_zero(numbers)
+            if is_zero:
+                # One number in memory, which stays zero when the model changes.
+                numbers = torch.zeros((), dtype=numbers.dtype).expand(numbers.shape)
+            elif copy:
+                numbers = _copy(numbers)
+            blocks.append(_Values(entry.name, offsets, numbers, is_zero))
+    return index, blocks
+
+
+def _copy(numbers: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the CPU: of a view, `torch.save` would write the whole storage."""
+    result = torch.empty(numbers.shape, dtype=numbers.dtype)
+    return result.copy_(numbers.detach())
+
+
+def _optimizer_records(contents: Contents) -> dict[str, dict[str, Any]]:
+    """Parameter -> its optimizer's class, group options and scalar states, as JSON values."""
+    records: dict[str, dict[str, Any]] = {}
+    for parameter in contents.optimized:
+        options: dict[str, Any] = {}
+        for key, value in parameter.group.items():
+            with suppress(TypeError):
+                if key != "params":
+                    options[key] = _json_value(value)
+
+        numbers: dict[str, bool | int | float] = {}
+        for key, value in parameter.state.items():
+            if isinstance(value, bool | int | float):
+                numbers[key] = value
+
+        records[parameter.name] = {
+            "class": type(parameter.optimizer).__name__,
+            "rule": parameter.rule,
+            "options": options,
+            "numbers": numbers,
+        }
+    return records
+
+
+def _json_value(value: Any) -> Any:
+    """An option as a JSON value.
+
+    Raises:
+        TypeError: It is neither a number, nor text, None, or a list of such values.
+    """
+    if isinstance(value, tuple | list):
+        return [_json_value(member) for member in value]
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a {type(value).__name__} is not stored")
+
+
+@dataclass
+class _WrittenBlocks:
+    """The tensors of a rank with the blocks that it has written, and the file that has them."""
+
+    index: Index
+    files: dict[str, FileRecord]
 
 
 def write_save(
-    save: Save, ranks: RankBarrier, on_complete: Callable[[], None] = lambda: None
+    save: PreparedSave, ranks: CheckpointRanks, on_complete: Callable[[], None] = lambda: None
 ) -> None:
     """Write a prepared save. A collective.
 
@@ -186,145 +338,148 @@ def write_save(
             on_complete()
 
     try:
-        written = ranks.gather(
-            ranks.attempt(lambda: write_blocks(save.folder, save.id, save.blocks))
-        )
+        written = ranks.gather(ranks.attempt(lambda: _write_blocks(save, ranks.rank)))
         ranks.attempt(complete)
     except BaseException:
         if ranks.rank == 0:
-            save.give_up()
+            with suppress(Exception):
+                remove_unlisted(save.folder)
         raise
-    save.held.close()
 
 
-def _start(save: Save) -> None:
-    """Create and lock the folder, and remove the files of interrupted saves.
+def _write_blocks(save: PreparedSave, rank: int) -> _WrittenBlocks:
+    """Write this rank's blocks to one file, one block in memory at a time, and flush it.
+
+    Of blocks of zeros that have one shape and dtype only the first is written: rows of a table that
+    no id has yet take no space.
 
     Raises:
-        CheckpointError: It is a file, or a folder that is not a checkpoint; or another process is
-            saving there.
+        OSError: The disk is full, or the folder cannot be written to.
     """
-    folder = save.folder
-    if not _may_be_used(folder):
-        raise CheckpointError(
-            f"{folder} exists and is not a checkpoint ({MANIFEST} is missing): save under "
-            "another path, or remove it"
-        )
-    folder.make()
-    save.is_locked = save.held.enter_context(folder.locked())
-    with suppress(CheckpointError):  # a damaged one is replaced, and kept until then
-        save.old = list(read_manifest(folder).files) if MANIFEST in folder.sizes() else []
-        remove_leftovers(folder, save.is_locked, dict.fromkeys(save.old))
-    save.id = new_id()
+    if not save.blocks:
+        return _WrittenBlocks(save.index, {})
+
+    file_name = f"__{rank}_{save.id}_0.distcp"
+    zeros: dict[tuple[torch.Size, torch.dtype], tuple[int, int]] = {}
+    with save.folder.create(file_name) as file:
+        stream = _ChecksummedStream(file)
+        for values in save.blocks:
+            numbers = values.numbers
+            form = (numbers.shape, numbers.dtype)
+            location = zeros.get(form) if values.is_zero else None
+            if location is None:
+                start = stream.size
+                forget_written_block()
+                torch.save(_copy(numbers), cast(IO[bytes], stream))
+                stream.check()
+                location = (start, stream.size - start)
+                if values.is_zero:
+                    zeros[form] = location
+
+            block = Block(values.offsets, tuple(numbers.shape), file_name, *location)
+            save.index[values.name].blocks.append(block)
+
+        file.flush()
+        if save.folder.is_local:
+            os.fsync(file.fileno())
+    return _WrittenBlocks(save.index, {file_name: FileRecord(stream.size, stream.crc32)})
 
 
-def _may_be_used(folder: Folder) -> bool:
-    """Whether the folder is empty, a checkpoint, or the remains of an interrupted save."""
+class _ChecksummedStream:
+    """A file that `torch.save` writes to; counts the bytes and computes their CRC-32.
+
+    Errors are kept for `check`, since inside torch's serializer they could abort the process.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._crc32 = 0
+        self._error: Exception | None = None
+        self.size = 0
+
+    @property
+    def crc32(self) -> str:
+        """The CRC-32 in eight hexadecimal digits."""
+        return f"{self._crc32:08x}"
+
+    def write(self, data: Any) -> int:
+        """Write bytes."""
+        view = memoryview(data).cast("B")
+        self.size += view.nbytes
+        self._crc32 = zlib.crc32(view, self._crc32)
+        if self._error is None:
+            try:
+                self._file.write(view)
+            except Exception as error:  # object stores raise their own errors
+                self._error = error
+        return view.nbytes
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed at its end."""
+
+    def check(self) -> None:
+        """Raise the error of an earlier write.
+
+        Raises:
+            Exception: A write failed.
+        """
+        if self._error is not None:
+            raise self._error
+
+
+def _complete(save: PreparedSave, written: Sequence[_WrittenBlocks]) -> None:
+    """Write the index, replace the manifest, and remove the previous checkpoint's files.
+
+    Raises:
+        CheckpointError: The ranks' blocks do not cover a tensor, or a file has disappeared.
+    """
+    index = _merge_blocks(written)
+    content = index_to_text(index).encode()
+    index_name = f"{save.id}.index"
+    save.folder.replace(index_name, content)
+
+    files = {index_name: FileRecord(len(content), f"{zlib.crc32(content):08x}")}
+    for rank_blocks in written:
+        files |= rank_blocks.files
+    manifest = Manifest(**save.manifest, files=dict(sorted(files.items())), index=index_name)
     try:
-        sizes = folder.sizes()
-    except NotADirectoryError:
-        return False
-    return sizes.get(MANIFEST) is not None or sizes.keys() == set(leftover_names(folder))
-
-
-def _complete(save: Save, written: Sequence[Written]) -> None:
-    """Write the metadata, replace the manifest, and remove the previous checkpoint's files."""
-    assert save.manifest is not None, "the manifest exists once all ranks agree"
-    folder = save.folder
-    files, account = write_metadata(folder, save.id, written)
-    manifest = replace(
-        save.manifest, files=dict(sorted(files.items())), metadata=f"{save.id}.metadata"
-    )
-    try:
-        check_sizes(folder, manifest)
+        check_sizes(save.folder, manifest)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}; this save has just written it: "
             "another run saves to the same path, or the ranks see different disks"
         ) from None
-    folder.replace(MANIFEST, manifest.to_text().encode())
-    folder.replace(METADATA, account)
+
+    save.folder.replace(MANIFEST, manifest.to_text().encode())
+    save.folder.replace(METADATA, pickle.dumps(torch_metadata(index)))
     with suppress(OSError):  # the next save removes them
-        folder.remove(set(save.old) - {METADATA})
-        remove_leftovers(folder, save.is_locked, files)
+        remove_unlisted(save.folder)
 
 
-def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
-    """The facts that must be equal on all ranks."""
-    facts = {name: json.dumps(value, sort_keys=True) for name, value in notes.items()}
-    facts |= optimizer_facts(contents)
-    return facts | {
-        f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()
-    }
-
-
-def _check_notes(notes: Mapping[str, Any]) -> None:
-    step = notes["step"]
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise CheckpointError(f"step is {step!r}: give a number of steps, an integer from 0")
-    for name in ("position", "extra"):
-        try:
-            json.dumps(notes[name], allow_nan=False)
-            _check_keys(notes[name])
-        except (TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{name} cannot be stored as JSON ({error}): use numbers, text, lists, and "
-                "dicts with text as keys"
-            ) from None
-
-
-def _check_keys(value: Any) -> None:
-    """Raise for dicts with keys that are not strings: JSON would change them.
+def _merge_blocks(written: Sequence[_WrittenBlocks]) -> Index:
+    """The tensors of all ranks with all their blocks.
 
     Raises:
-        TypeError: A key is not a string.
+        CheckpointError: The blocks do not cover a tensor.
     """
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{key!r} is a key")
-    if isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_keys(each)
+    index: Index = {}
+    for rank_blocks in written:
+        for name, tensor in rank_blocks.index.items():
+            # The dtype is that of a rank that has written.
+            known = index.setdefault(name, tensor)
+            if tensor is not known and tensor.blocks:
+                tensor.blocks = known.blocks + tensor.blocks
+                index[name] = tensor
 
-
-def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
-    """Parameter -> its optimizer's class, group options and scalar states, as JSON values."""
-    facts: dict[str, dict[str, Any]] = {}
-    for one in contents.optimized:
-        options = {
-            key: plain(value)
-            for key, value in one.group.items()
-            if key != "params" and is_plain(value)
-        }
-        numbers = {
-            key: value for key, value in one.state.items() if isinstance(value, bool | int | float)
-        }
-        kind = type(one.optimizer).__name__
-        facts[one.place.name] = {
-            "kind": kind,
-            "rule": one.rule,
-            "options": options,
-            "numbers": numbers,
-        }
-    return facts
-
-
-def is_plain(value: Any) -> bool:
-    """Whether an option can be stored: numbers, strings, None, and tuples of them."""
-    if isinstance(value, tuple | list):
-        return all(is_plain(each) for each in value)
-    if isinstance(value, torch.Tensor):
-        return value.dim() == 0
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def plain(value: Any) -> Any:
-    """An option as a JSON value."""
-    if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
-    return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def _merged(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for each in reversed(of_ranks) for name, value in each.items()}
+    for name, tensor in index.items():
+        numbers = math.prod(tensor.shape)
+        if not tensor.blocks or tensor.stored_numbers != numbers:
+            raise CheckpointError(
+                f"{name!r} has {numbers:,} numbers, and the ranks have written "
+                f"{tensor.stored_numbers:,} of them: every rank saves the same model, with the "
+                "same optimizers"
+            )
+    return index
