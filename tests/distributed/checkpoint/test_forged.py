@@ -285,14 +285,6 @@ CONTENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "step as a list": lambda content: content.update(step=[1]),
     "world_size as text": lambda content: content.update(world_size="x"),
     "index as a list": lambda content: content.update(index=[1]),
-    "optimizers as text": lambda content: content.update(optimizers="x"),
-    "an optimizer as a number": lambda content: content.update(optimizers={"weight": 3}),
-    "an optimizer without class": lambda content: content.update(
-        optimizers={"weight": {"options": {}, "numbers": {}}}
-    ),
-    "options as a list": lambda content: content.update(
-        optimizers={"weight": {"class": "SGD", "rule": "SGD", "options": [1], "numbers": {}}}
-    ),
 }
 
 

@@ -300,18 +300,11 @@ def _add_dense(
                 "holds tensors: pass what is small as extra="
             )
 
-        parameter = module._parameters.get(name.removeprefix(prefix))
-        problem = None
-        if parameter is not None and is_lazy(parameter):
-            problem = "has no size yet"
-        elif value.is_meta:
-            problem = "is on the meta device"
-        elif value.layout is not torch.strided:
-            problem = "is sparse"
-        if problem is not None:
+        if is_lazy(value) or value.is_meta or value.layout is not torch.strided:
             raise CheckpointError(
-                f"{name!r} of the model {problem}, and a checkpoint holds dense numbers: run one "
-                "forward, use model.to_empty(device='cpu'), or make it dense first"
+                f"{name!r} of the model has no size yet, is on the meta device, or is sparse, and "
+                "a checkpoint holds dense numbers: run one forward, use "
+                "model.to_empty(device='cpu'), or make it dense first"
             )
         contents.model[name] = Entry(("model", name), Form.WHOLE, (LocalShard(value),))
 

@@ -92,11 +92,11 @@ def parse_index(content: bytes, manifest: Manifest) -> Index:
 
         dtype = getattr(torch, record["dtype"])
         path = tuple(record["path"])
+        if not isinstance(dtype, torch.dtype) or path[0] not in ("model", "optimizer"):
+            raise CheckpointError(f"{name!r} has dtype {dtype} and path {path}")
         tensor = StoredTensor(
             path, dtype, _sizes(record["shape"]), _sizes(record["widths"]), blocks
         )
-        if not isinstance(dtype, torch.dtype) or path[0] not in ("model", "optimizer"):
-            raise TypeError(f"{name!r} has no dtype or an unknown path")
         _check_blocks(name, tensor, manifest)
         index[name] = tensor
     return index
@@ -113,14 +113,12 @@ def _check_blocks(name: str, tensor: StoredTensor, manifest: Manifest) -> None:
             raise CheckpointError(
                 f"a block is in {block.file!r:.200}, which the manifest does not list"
             )
-        if block.start + block.bytes > manifest.files[block.file].bytes:
-            raise CheckpointError(f"a block ends behind the end of {block.file!r}")
 
-        numbers = math.prod(block.sizes)
-        if numbers * tensor.dtype.itemsize > block.bytes:
-            raise CheckpointError(f"a block of {name!r} has {numbers:,} numbers and fewer bytes")
-        if not len(block.offsets) == len(block.sizes) == len(tensor.shape):
-            raise CheckpointError(f"a block of {name!r} has another number of dimensions")
+        is_in_file = block.start + block.bytes <= manifest.files[block.file].bytes
+        has_numbers = math.prod(block.sizes) * tensor.dtype.itemsize <= block.bytes
+        has_dimensions = len(block.offsets) == len(block.sizes) == len(tensor.shape)
+        if not (is_in_file and has_numbers and has_dimensions):
+            raise CheckpointError(f"a block of {name!r} is not possible: {block!r:.200}")
 
     numbers = math.prod(tensor.shape)
     if tensor.stored_numbers != numbers:

@@ -115,7 +115,7 @@ def _load(
     manifest = files.manifest
     ranks.require_equal(
         {
-            "the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}",
+            "the checkpoint": f"of step {manifest.step}, manifest {manifest.crc32}",
             "optimizer_state": str(optimizer_state),
             **contents.dense_optimizers(),
         }
@@ -139,15 +139,6 @@ def _load(
     return files.info()
 
 
-@dataclass(frozen=True)
-class _Option:
-    """An option of a parameter group that a checkpoint sets, and a parameter that it belongs to."""
-
-    group: dict[str, Any]
-    value: Any
-    parameter: str
-
-
 @dataclass
 class _Changes:
     """The changes to make after all checks have passed.
@@ -155,12 +146,12 @@ class _Changes:
     Args:
         requests: Name of a stored tensor -> the rectangles to read and their targets.
         states: (parameter, state -> new value, or None for a state that the checkpoint lacks).
-        options: (id of the group, name of the option) -> option.
+        options: (id of the group, option) -> (group, value to set, name of a parameter).
     """
 
     requests: dict[str, list[Request]] = field(default_factory=dict)
     states: list[tuple[Parameter, dict[str, Any]]] = field(default_factory=list)
-    options: dict[tuple[int, str], _Option] = field(default_factory=dict)
+    options: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = field(default_factory=dict)
 
     def apply(self) -> None:
         """Set scalars and options, create new states, and drop those that the checkpoint lacks."""
@@ -174,12 +165,11 @@ class _Changes:
                 else:
                     state[key] = value
 
-        for (_, key), option in self.options.items():
-            value = option.value
-            if isinstance(option.group.get(key), torch.Tensor):
-                option.group[key].fill_(value)
+        for (_, key), (group, value, _) in self.options.items():
+            if isinstance(group.get(key), torch.Tensor):
+                group[key].fill_(value)
             else:
-                option.group[key] = tuple(value) if isinstance(value, list) else value
+                group[key] = tuple(value) if isinstance(value, list) else value
 
 
 def _collect_changes(contents: Contents, files: CheckpointFiles, optimizer_state: bool) -> _Changes:
@@ -281,12 +271,12 @@ def _change_states(
     record: Mapping[str, Any],
 ) -> None:
     """The new states of one parameter's optimizer."""
-    matches = match_states(parameter, stored, record["class"])
+    matches = match_states(parameter, stored)
     current = parameter.tensor_states
     created: dict[str, torch.Tensor] = {}
     for key, stored_key in matches.items():
         if key not in current:
-            created[key] = new_state(parameter, key, stored[stored_key])
+            created[key] = new_state(parameter, stored[stored_key])
 
     if not parameter.is_fused:
         values: dict[str, Any] = {}
@@ -327,11 +317,11 @@ def _change_options(changes: _Changes, parameter: Parameter, record: Mapping[str
         if key not in _RATES and not (is_same_class and key in parameter.group):
             continue
 
-        option = _Option(parameter.group, value, parameter.name)
-        first = changes.options.setdefault((id(parameter.group), key), option)
-        if first.value != value:
+        option = (parameter.group, value, parameter.name)
+        _, first_value, first_name = changes.options.setdefault((id(parameter.group), key), option)
+        if first_value != value:
             raise CheckpointError(
-                f"{key} is {value!r} for {parameter.name!r} in the checkpoint and {first.value!r} "
-                f"for {first.parameter!r}, and here they are updated together, with one: give each "
-                "its own optimizer, or load with load_checkpoint(..., optimizer_state=False)"
+                f"{key} is {value!r} for {parameter.name!r} in the checkpoint and {first_value!r} "
+                f"for {first_name!r}, and here they are updated together, with one: give each its "
+                "own optimizer, or load with load_checkpoint(..., optimizer_state=False)"
             )

@@ -234,7 +234,7 @@ class CheckpointManager:
             CheckpointError: There is a checkpoint of a later step.
         """
         steps = self.steps()
-        if steps and isinstance(step, int) and steps[-1] > step:
+        if steps and steps[-1] > step:
             raise CheckpointError(
                 f"{self._folder} has a checkpoint of step {steps[-1]}, later than step {step}: "
                 "latest() would go on from that one; load it first, or save into another folder, "

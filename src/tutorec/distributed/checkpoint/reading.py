@@ -29,6 +29,7 @@ from tutorec.distributed.checkpoint.entries import Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder, path_below
 from tutorec.distributed.checkpoint.index import Index, StoredTensor, parse_index, torch_metadata
 from tutorec.distributed.checkpoint.manifest import (
+    VERSION,
     Manifest,
     check_size,
     check_sizes,
@@ -199,11 +200,9 @@ class CheckpointFiles(FileSystem):
     def info(self) -> CheckpointInfo:
         """The public facts of the checkpoint."""
         manifest = self.manifest
-        tensors = {
-            name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.index.items()
-        }
+        tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.index.items()}
         return CheckpointInfo(
-            manifest.version,
+            VERSION,
             manifest.world_size,
             manifest.step,
             manifest.position,

@@ -6,6 +6,7 @@ written by `torch.save`, and `.metadata` says where.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import IO, Any, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -277,9 +278,10 @@ def _optimizer_records(contents: Contents) -> dict[str, dict[str, Any]]:
     for parameter in contents.optimized:
         options: dict[str, Any] = {}
         for key, value in parameter.group.items():
-            with suppress(TypeError):
-                if key != "params":
-                    options[key] = _json_value(value)
+            if key != "params":
+                # Only numbers, text, None, and lists of them are stored.
+                with suppress(TypeError, ValueError, RuntimeError):
+                    options[key] = json.loads(json.dumps(value, default=torch.Tensor.item))
 
         numbers: dict[str, bool | int | float] = {}
         for key, value in parameter.state.items():
@@ -295,27 +297,8 @@ def _optimizer_records(contents: Contents) -> dict[str, dict[str, Any]]:
     return records
 
 
-def _json_value(value: Any) -> Any:
-    """An option as a JSON value.
-
-    Raises:
-        TypeError: It is neither a number, nor text, None, or a list of such values.
-    """
-    if isinstance(value, tuple | list):
-        return [_json_value(member) for member in value]
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a {type(value).__name__} is not stored")
-
-
-@dataclass
-class _WrittenBlocks:
-    """The tensors of a rank with the blocks that it has written, and the file that has them."""
-
-    index: Index
-    files: dict[str, FileRecord]
+# The tensors of a rank with the blocks that it has written, and the file that has them.
+_Written: TypeAlias = tuple[Index, dict[str, FileRecord]]
 
 
 def write_save(
@@ -347,7 +330,7 @@ def write_save(
         raise
 
 
-def _write_blocks(save: PreparedSave, rank: int) -> _WrittenBlocks:
+def _write_blocks(save: PreparedSave, rank: int) -> _Written:
     """Write this rank's blocks to one file, one block in memory at a time, and flush it.
 
     Of blocks of zeros that have one shape and dtype only the first is written: rows of a table that
@@ -357,22 +340,23 @@ def _write_blocks(save: PreparedSave, rank: int) -> _WrittenBlocks:
         OSError: The disk is full, or the folder cannot be written to.
     """
     if not save.blocks:
-        return _WrittenBlocks(save.index, {})
+        return save.index, {}
 
     file_name = f"__{rank}_{save.id}_0.distcp"
+    file_size = 0
+    crc32 = 0
     zeros: dict[tuple[torch.Size, torch.dtype], tuple[int, int]] = {}
     with save.folder.create(file_name) as file:
-        stream = _ChecksummedStream(file)
         for values in save.blocks:
             numbers = values.numbers
             form = (numbers.shape, numbers.dtype)
             location = zeros.get(form) if values.is_zero else None
             if location is None:
-                start = stream.size
-                forget_written_block()
-                torch.save(_copy(numbers), cast(IO[bytes], stream))
-                stream.check()
-                location = (start, stream.size - start)
+                content = _serialize(numbers)
+                file.write(content)
+                crc32 = zlib.crc32(content, crc32)
+                location = (file_size, len(content))
+                file_size += len(content)
                 if values.is_zero:
                     zeros[form] = location
 
@@ -382,55 +366,18 @@ def _write_blocks(save: PreparedSave, rank: int) -> _WrittenBlocks:
         file.flush()
         if save.folder.is_local:
             os.fsync(file.fileno())
-    return _WrittenBlocks(save.index, {file_name: FileRecord(stream.size, stream.crc32)})
+    return save.index, {file_name: FileRecord(file_size, f"{crc32:08x}")}
 
 
-class _ChecksummedStream:
-    """A file that `torch.save` writes to; counts the bytes and computes their CRC-32.
-
-    Errors are kept for `check`, since inside torch's serializer they could abort the process.
-
-    Args:
-        file: The file.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._crc32 = 0
-        self._error: Exception | None = None
-        self.size = 0
-
-    @property
-    def crc32(self) -> str:
-        """The CRC-32 in eight hexadecimal digits."""
-        return f"{self._crc32:08x}"
-
-    def write(self, data: Any) -> int:
-        """Write bytes."""
-        view = memoryview(data).cast("B")
-        self.size += view.nbytes
-        self._crc32 = zlib.crc32(view, self._crc32)
-        if self._error is None:
-            try:
-                self._file.write(view)
-            except Exception as error:  # object stores raise their own errors
-                self._error = error
-        return view.nbytes
-
-    def flush(self) -> None:
-        """Do nothing: the file is flushed at its end."""
-
-    def check(self) -> None:
-        """Raise the error of an earlier write.
-
-        Raises:
-            Exception: A write failed.
-        """
-        if self._error is not None:
-            raise self._error
+def _serialize(numbers: torch.Tensor) -> memoryview:
+    """A block in the format of torch.distributed.checkpoint."""
+    forget_written_block()
+    buffer = io.BytesIO()
+    torch.save(_copy(numbers), buffer)
+    return buffer.getbuffer()
 
 
-def _complete(save: PreparedSave, written: Sequence[_WrittenBlocks]) -> None:
+def _complete(save: PreparedSave, written: Sequence[_Written]) -> None:
     """Write the index, replace the manifest, and remove the previous checkpoint's files.
 
     Raises:
@@ -442,8 +389,8 @@ def _complete(save: PreparedSave, written: Sequence[_WrittenBlocks]) -> None:
     save.folder.replace(index_name, content)
 
     files = {index_name: FileRecord(len(content), f"{zlib.crc32(content):08x}")}
-    for rank_blocks in written:
-        files |= rank_blocks.files
+    for _, rank_files in written:
+        files |= rank_files
     manifest = Manifest(**save.manifest, files=dict(sorted(files.items())), index=index_name)
     try:
         check_sizes(save.folder, manifest)
@@ -459,15 +406,15 @@ def _complete(save: PreparedSave, written: Sequence[_WrittenBlocks]) -> None:
         remove_unlisted(save.folder)
 
 
-def _merge_blocks(written: Sequence[_WrittenBlocks]) -> Index:
+def _merge_blocks(written: Sequence[_Written]) -> Index:
     """The tensors of all ranks with all their blocks.
 
     Raises:
         CheckpointError: The blocks do not cover a tensor.
     """
     index: Index = {}
-    for rank_blocks in written:
-        for name, tensor in rank_blocks.index.items():
+    for rank_index, _ in written:
+        for name, tensor in rank_index.items():
             # The dtype is that of a rank that has written.
             known = index.setdefault(name, tensor)
             if tensor is not known and tensor.blocks:

@@ -14,7 +14,6 @@ import torch
 from tutorec.distributed.checkpoint.contents import Parameter
 from tutorec.distributed.checkpoint.index import StoredTensor
 from tutorec.errors import CheckpointError
-from tutorec.optim.optimizers import PartialRowWiseAdam
 
 # torch's names of Adagrad and Adam states, by the names of fused kernels, whose first is momentum1.
 _TORCH_TO_FUSED = {
@@ -33,9 +32,6 @@ _CLASS_TO_RULE = {
     "PartialRowWiseAdam": "partial_rowwise_adam",
 }
 _STEP = "step"
-_ADAM = {"step", "exp_avg", "exp_avg_sq"}
-# States that torch optimizers have after their first step.
-_CLASS_TO_STATES = {"Adam": _ADAM, "AdamW": _ADAM, "PartialRowWiseAdam": _ADAM}
 _WEIGHTS_ONLY = "load_checkpoint(..., optimizer_state=False) takes the weights alone"
 
 
@@ -63,78 +59,59 @@ def _rule_text(rule: str) -> str:
     return f"{rule} in backward" if rule in _CLASS_TO_RULE.values() else rule
 
 
-def match_states(
-    parameter: Parameter, stored: Mapping[str, StoredTensor], saved_class: str
-) -> dict[str, str]:
+def match_states(parameter: Parameter, stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Name of a local state -> name of the stored state that it loads, by name or by meaning.
 
     Args:
         parameter: A parameter and its optimizer.
-        stored: The stored states of this parameter, by name.
-        saved_class: Class of the optimizer that was saved.
+        stored: The stored states of this parameter, by name, of an optimizer with the same rule.
 
     Raises:
         CheckpointError: Another optimizer was saved: states are missing or have no counterpart.
     """
     local = parameter.tensor_states.keys()
-    local_class = type(parameter.optimizer).__name__
     same_names = {key: key for key in stored}
-    has_started = bool(local) or parameter.is_fused
     if local == stored.keys():
         return same_names
 
     # A torch optimizer has no states before its first step, here or when it was saved.
-    if not stored and not parameter.is_fused and (not local or saved_class == local_class):
-        return {}
-    if not has_started:
+    is_new = not local and not parameter.is_fused
+    if is_new:
         is_from_kernel = any("." in key for key in stored)
-        matches = _torch_names(stored) if is_from_kernel else same_names
-        if local_class == saved_class or matches.keys() == _CLASS_TO_STATES.get(local_class):
-            return matches
+        return _torch_names(stored) if is_from_kernel else same_names
+    if not stored and not parameter.is_fused:
+        return {}
 
     stored_by_meaning = {_meaning(key): key for key in stored}
     local_by_meaning = {_meaning(key): key for key in local}
     # A step count may be dropped or added: some optimizers have none.
     if (stored_by_meaning.keys() ^ local_by_meaning.keys()) - {_STEP}:
-        keeps = f"keeps {sorted(local)}" if has_started else f"is {local_class}"
         raise CheckpointError(
-            f"the optimizer of {parameter.name!r} {keeps}, and the checkpoint has {sorted(stored)} "
-            f"of {saved_class}: it was saved with another optimizer; {_WEIGHTS_ONLY}"
+            f"the optimizer of {parameter.name!r} keeps {sorted(local)}, and the checkpoint has "
+            f"{sorted(stored)}: it was saved with another optimizer; {_WEIGHTS_ONLY}"
         )
     common = stored_by_meaning.keys() & local_by_meaning.keys()
     return {local_by_meaning[meaning]: stored_by_meaning[meaning] for meaning in common}
 
 
-def new_state(parameter: Parameter, key: str, stored: StoredTensor) -> torch.Tensor:
+def new_state(parameter: Parameter, stored: StoredTensor) -> torch.Tensor:
     """Zeros in the right shape, for a torch optimizer that has no state yet.
 
     Args:
         parameter: The parameter and its optimizer.
-        key: Name of the local state.
         stored: The state to load into it.
-
-    Raises:
-        CheckpointError: The state is per weight and the stored one per row, or the reverse.
     """
     tensor = parameter.tensor
     table = parameter.table
-    local_rows, columns = tensor.shape if tensor.dim() == 2 else (0, 0)
-    rows = local_rows if table is None else table.rows
-    is_by_row = bool(stored.widths) or (columns > 1 and math.prod(stored.shape) == rows)
-
-    if key == "exp_avg_sq" and is_by_row != isinstance(parameter.optimizer, PartialRowWiseAdam):
-        local_unit, stored_unit = ("weight", "row") if is_by_row else ("row", "weight")
-        raise CheckpointError(
-            f"{stored.path[-1]!r} of {parameter.name!r} has one number for each {stored_unit}, and "
-            f"{type(parameter.optimizer).__name__} keeps one for each {local_unit}; "
-            f"{_WEIGHTS_ONLY}"
-        )
-
     if not stored.shape:
         return torch.zeros((), dtype=stored.dtype)
+
     shape = stored.shape if table is None else tuple(tensor.shape)
-    if is_by_row:
-        shape = (local_rows, 1)
+    if tensor.dim() == 2:
+        local_rows, columns = tensor.shape
+        rows = local_rows if table is None else table.rows
+        if stored.widths or (columns > 1 and math.prod(stored.shape) == rows):
+            shape = (local_rows, 1)
     return torch.zeros(shape, dtype=stored.dtype, device=tensor.device)
 
 
