@@ -73,7 +73,7 @@ def counts_of_rows(offsets: Tensor, rows: int) -> list[int]:
 
 
 def forget_written_block() -> None:
-    """Call before each block of a checkpoint that `torch.save` writes: older ones keep written ones.
+    """Call before `torch.save` writes a block of a checkpoint: older ones keep written blocks.
 
     `torch.save` leaves a block in a reference cycle there, and Python collects after so many
     objects, whatever their size: 56 MB piled up while a table of 128 MB was saved.
