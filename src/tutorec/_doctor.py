@@ -22,7 +22,7 @@ __all__ = ["Report", "doctor"]
 
 @dataclass
 class Report:
-    """What :func:`doctor` found.
+    """The result of :func:`doctor`.
 
     Attributes:
         verdict: One line for a person.
@@ -76,14 +76,15 @@ class Report:
         present = [f"{name} {version}" for name, version in self.versions.items() if version]
         lines = [self.verdict, f"  {', '.join(present)}; {self.machine}"]
         for device, kernels in self.kernels.items():
-            by: dict[str, list[str]] = {}
+            by_library: dict[str, list[str]] = {}
             for requested, kernel in kernels.items():
-                by.setdefault(kernel.split(".")[0], []).append(requested)
-            lines += [
-                f"  on {device} by {library}: {', '.join(which)}" for library, which in by.items()
-            ]
+                by_library.setdefault(kernel.split(".")[0], []).append(requested)
+            for library, requests in by_library.items():
+                lines.append(f"  on {device} by {library}: {', '.join(requests)}")
+
         if self.cuda:
             lines.append(f"  {self.cuda}")
+
         through = " and ".join(self.collectives) or "nothing: this torch has no gloo"
         checks = "on" if self.validation else "off"
         cores = f"{self.cores} core{'s' if self.cores > 1 else ''}, {self.threads} in use by torch"
@@ -91,6 +92,7 @@ class Report:
             f"  {', '.join(self.devices)}; {cores}; ranks talk through {through}; input checks "
             f"{checks}"
         )
+
         if self.calibration:
             lines.append(f"  the planner's speeds: {self.calibration}")
         if self.remedy:
@@ -131,27 +133,27 @@ def doctor(json: bool = False) -> Report:
 
 
 def _examine() -> Report:
-    """Look at wheels, kernels, devices and settings; never raises for what it finds."""
+    """Look at wheels, kernels, devices and settings; never raises."""
     import torch
 
+    runs = True
     try:
-        choice, name = backend(), None
+        choice = backend()
     except (BackendError, ValueError) as error:
-        # The demand cannot be met; say what stands behind it as if nothing had been demanded.
+        # The requested backend is not available: report the wheels as if none were requested.
+        runs = False
         judged = choose(override="auto")
         choice = BackendChoice(
             "torch", str(error), judged.remedy, judged.pair, judged.versions, broken=True
         )
-        name = "none"
-    devices = [
-        "cpu",
-        *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
-    ]
-    cores = _cores()
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    device_types = ["cpu", "cuda"] if gpus else ["cpu"]
+
     report = Report(
         verdict="",
         broken=choice.broken,
-        backend=name or choice.name,
+        backend=choice.name if runs else "none",
         reason=choice.reason,
         pair=choice.pair,
         remedy=choice.remedy,
@@ -160,22 +162,22 @@ def _examine() -> Report:
             "python": platform.python_version(),
             **choice.versions,
         },
-        kernels={} if name else _kernels(["cpu", *(["cuda"] if len(devices) > 1 else [])]),
-        devices=tuple(devices),
+        kernels=_kernels(device_types) if runs else {},
+        devices=("cpu", *gpus),
         collectives=_collectives(),
-        cuda=_cuda(choice) if len(devices) > 1 else None,
-        cores=cores,
+        cuda=_cuda(choice) if gpus else None,
+        cores=_cores(),
         threads=torch.get_num_threads(),
         validation=validation_enabled(),
         machine=f"{platform.system()} {platform.machine()}",
-        calibration="" if name else kept().state,
+        calibration=kept().state if runs else "",
     )
     report.verdict = _verdict(report)
     return report
 
 
 def _verdict(report: Report) -> str:
-    """The one line that matters."""
+    """The first line of the report."""
     kernels = {"fbgemm": "fbgemm kernels", "torch": "plain-torch kernels", "none": "no kernels"}[
         report.backend
     ]
@@ -184,6 +186,7 @@ def _verdict(report: Report) -> str:
             f"tutorec {report.versions['tutorec']} finds something broken, {kernels} run: "
             f"{report.reason}"
         )
+
     state = "ready, and could be faster" if report.remedy else "ready"
     return f"tutorec {report.versions['tutorec']} is {state}: {kernels} ({report.reason})"
 
@@ -206,14 +209,19 @@ def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
     from tutorec._kernels.tbe_build import build_table_batch
 
     group = GroupSpec((TableSpec("probe", rows=1, columns=4),), feature_tables=(0,))
-    rules = {"dense": None, **{kind: OptimizerSpec(kind) for kind in get_args(OptimizerKind)}}
-    return {
-        device: {
-            name: build_table_batch(group, optimizer=rule, device=torch.device(device)).kernel
-            for name, rule in rules.items()
+    optimizers: dict[str, OptimizerSpec | None] = {"dense": None}
+    for optimizer in get_args(OptimizerKind):
+        optimizers[optimizer] = OptimizerSpec(optimizer)
+
+    kernels: dict[str, dict[str, str]] = {}
+    for device_type in device_types:
+        device = torch.device(device_type)
+        kernels[device_type] = {
+            name: build_table_batch(group, optimizer=spec, device=device).kernel
+            for name, spec in optimizers.items()
         }
-        for device in device_types
-    }
+
+    return kernels
 
 
 def _collectives() -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Checks of what is loaded into a module or an optimizer: tensors of one process, numbers that fit.
 
-torch's ``copy_`` converts whatever it is given: 300 is 44 as int8, 1e6 infinite as float16, and a
-complex number loses its imaginary part. Here numbers may be rounded to another floating-point
-format, and nothing else may change them.
+torch's ``copy_`` converts any numbers: 300 is 44 as int8, 1e6 infinite as float16, and a complex
+number loses its imaginary part. Here numbers may be rounded to another floating-point format, and
+nothing else may change them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Numbers that are looked at at once.
-_AT_ONCE = 1 << 20
+_BLOCK = 1 << 20  # numbers that are checked at once
 
 
 def dtype_problem(
-    what: str, here: torch.dtype, loaded: torch.dtype, *, single: bool = False
+    label: str, here: torch.dtype, loaded: torch.dtype, *, single: bool = False
 ) -> str | None:
     """Why numbers of one dtype cannot be loaded as another; None if they can, or values decide.
 
     Args:
-        what: What is loaded, for the message.
+        label: The name of the numbers, for the message.
         here: The dtype to load into.
         loaded: The dtype of the numbers.
         single: Whether it is one number, such as a count of steps: its value decides.
@@ -36,12 +35,15 @@ def dtype_problem(
     """
     if here == loaded or single or _rounds(here, loaded):
         return None
+
     if _kind(here) == _kind(loaded) == "integer":
-        own, given = torch.iinfo(here), torch.iinfo(loaded)
-        if own.min <= given.min and own.max >= given.max:
+        range_here = torch.iinfo(here)
+        range_loaded = torch.iinfo(loaded)
+        if range_here.min <= range_loaded.min and range_here.max >= range_loaded.max:
             return None
+
     return (
-        f"{what} is {here} here and {loaded} in what is loaded, and a conversion can change the "
+        f"{label} is {here} here and {loaded} in what is loaded, and a conversion can change the "
         f"numbers: make it {loaded} here, or load a converted copy, value.to({here})"
     )
 
@@ -56,12 +58,12 @@ def values_decide(here: torch.dtype, loaded: torch.dtype) -> bool:
 
 
 def value_problem(
-    what: str, here: torch.dtype, loaded: Tensor, *, counts: bool = False
+    label: str, here: torch.dtype, loaded: Tensor, *, counts: bool = False
 ) -> str | None:
     """Why numbers cannot be loaded as another dtype, by their values; None if they can.
 
     Args:
-        what: What is loaded, for the message.
+        label: The name of the numbers, for the message.
         here: The dtype to load into.
         loaded: The numbers.
         counts: Whether whole numbers may be loaded as floats that are equal to them.
@@ -72,10 +74,11 @@ def value_problem(
     """
     counted = counts and _kind(loaded.dtype) == "integer" and _kind(here) == "float"
     single = counted or loaded.dim() == 0
-    problem = dtype_problem(what, here, loaded.dtype, single=single)
+    problem = dtype_problem(label, here, loaded.dtype, single=single)
     if problem is not None or loaded.is_meta or not values_decide(here, loaded.dtype):
         return problem
-    for block in loaded.detach().reshape(-1).split(_AT_ONCE):
+
+    for block in loaded.detach().reshape(-1).split(_BLOCK):
         if _rounds(here, block.dtype):
             numbers = torch.view_as_real(block) if block.is_complex() else block
             # Not 8 bits, whose formats have few operators.
@@ -84,12 +87,15 @@ def value_problem(
             lost = block.isfinite() & (block.abs() > torch.finfo(here).max)
         else:
             lost = block.to(here).to(block.dtype) != block
+
         if bool(lost.any()):
+            count = int(lost.sum())
             return (
-                f"{what} is {here} here, and {int(lost.sum())} of the loaded numbers does not fit: "
+                f"{label} is {here} here, and {count} of the loaded numbers does not fit: "
                 f"{block[lost][0].item()}; make it {loaded.dtype} here, or load a converted copy, "
                 f"value.to({here})"
             )
+
     return None
 
 
@@ -105,7 +111,7 @@ def check_loaded(
     local_metadata: Mapping[str, Any] | None = None,
     *_: Any,
 ) -> None:
-    """Check, before it is loaded, what a state dict has for a module that is not sharded.
+    """Check the tensors of a state dict for a module that is not sharded, before they are loaded.
 
     A hook for ``register_load_state_dict_pre_hook``. With ``assign=True`` the loaded tensors
     replace the module's, and nothing is converted.
@@ -130,6 +136,7 @@ def check_loaded(
                 "tutorec.distributed.checkpoint.full_state_dict(sharded_model), which every rank "
                 "calls and rank 0 receives"
             )
+
         if isinstance(loaded, Tensor) and not replaced:
             problem = value_problem(repr(key), own.dtype, loaded)
             if problem is not None:

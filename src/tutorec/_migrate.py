@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, without_magics, word_places
+from tutorec._migrate_code import Call, CodeBlock, Use, parsed, without_magics, word_positions
 from tutorec._migrate_files import SourceText, read_source, source_paths
 from tutorec._text import several, visible
 from tutorec._torchrec_names import absent_names, instead_of
@@ -35,33 +36,33 @@ _PUBLIC = re.compile(r"^(?:class|def) ([A-Za-z]\w*)|^__all__ = \[(.*?)\]", re.DO
 
 @dataclass(frozen=True)
 class Finding:
-    """A place that somebody has to look at."""
+    """A place in the code that has to be changed by hand."""
 
     file: str
     cell: int  # of a notebook, from 1; 0 in a Python file
     line: int
     name: str
     problem: str
-    remedy: str = ""  # the end of the problem, which may be that of other places, too
+    remedy: str = ""  # the end of the problem; findings with the same remedy are listed together
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File and line."""
         if self.cell:
             return f"{self.file}: cell {self.cell}, line {self.line}"
         return f"{self.file}:{self.line}"
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.name}: {self.problem}"
+        return f"{self.location}: {self.name}: {self.problem}"
 
 
 @dataclass
 class Migration:
-    """What was found in a project, and which of its files were renamed.
+    """The findings in a project, and the files in which the package was renamed.
 
     ``findings`` are names and calls that the other package does not have as they are; ``missing``
     are the names among them, and ``unknown`` those that TorchRec 1.8.0 lacks, too. ``skipped`` are
-    files that were not read or not written, each with the reason: places to change by hand as well.
+    files that were not read or not written, with the reason; they have to be changed by hand.
     """
 
     package: str
@@ -94,38 +95,44 @@ class Migration:
 
     def __str__(self) -> str:
         lines = [visible(line) for line in _by_remedy(self.findings)]
-        lines += [visible(f"{file}: {why}") for file, why in self.skipped.items()]
+        lines += [visible(f"{file}: {reason}") for file, reason in self.skipped.items()]
+
         using = f"{self.using} of {several(self.files, 'file')} use {self.package}"
         if self.checked:
             resolved = len(self.names) - len(self.missing) - len(self.unknown)
-            places = len(self.findings) + len(self.skipped)
             names = f"{several(len(self.names), 'name')}, {resolved} of them in {self.to}"
             if self.unknown:
                 names += f" and {len(self.unknown)} not in TorchRec {TORCHREC} either"
+
+            by_hand = len(self.findings) + len(self.skipped)
             lines.append(
                 f"{using}: {names}; {several(self.calls, 'call')} compared, "
-                f"{several(places, 'place')} to change by hand"
+                f"{several(by_hand, 'place')} to change by hand"
             )
         else:
             lines.append(f"{using}; names were not compared, for {self.to} cannot be imported here")
+
         if self.written:
-            return "\n".join([*lines, f"renamed in {several(len(self.written), 'file')}"])
-        return "\n".join([*lines, "nothing was changed; --write renames"] if self.using else lines)
+            lines.append(f"renamed in {several(len(self.written), 'file')}")
+        elif self.using:
+            lines.append("nothing was changed; --write renames")
+        return "\n".join(lines)
 
 
 def _by_remedy(findings: list[Finding]) -> list[str]:
     """A line for each finding; those with the same remedy below one line that says it."""
-    together: dict[str, list[Finding]] = {}
+    groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        together.setdefault(finding.remedy or str(finding), []).append(finding)
+        groups.setdefault(finding.remedy or str(finding), []).append(finding)
 
     lines = []
-    for remedy, found in together.items():
-        if len(found) == 1:
-            lines.append(str(found[0]))
+    for remedy, group in groups.items():
+        if len(group) == 1:
+            lines.append(str(group[0]))
             continue
-        lines.append(f"{len(found)} places: {remedy}")
-        lines += [f"  {each.place}: {each.name}" for each in found]
+
+        lines.append(f"{len(group)} places: {remedy}")
+        lines += [f"  {finding.location}: {finding.name}" for finding in group]
     return lines
 
 
@@ -143,14 +150,16 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
     """
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
+
     path = path.resolve() if path.is_symlink() else path
     if not path.is_dir() and path.suffix not in (".py", ".ipynb"):
         raise ValueError(f"{str(path)!r} is neither a Python file (.py) nor a notebook (.ipynb)")
+
     package = next(name for name in _PACKAGES if name != to)
     report = Migration(package, to, checked=_imports(to))
 
     def failed(name: Path, error: Exception) -> None:
-        report.skipped[str(name)] = f"not read: {_why(error)}"
+        report.skipped[str(name)] = f"not read: {_error_text(error)}"
 
     for file in source_paths(path, failed):
         report.files += 1
@@ -158,6 +167,7 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
             _migrate_path(report, file, path, write)
         except Exception as error:  # one odd file does not end the others' migration
             failed(file, error)
+
     return report
 
 
@@ -165,15 +175,15 @@ def _migrate_path(report: Migration, file: Path, project: Path, write: bool) -> 
     """Read one file, if it is the project's own, and migrate it."""
     if file.is_symlink() and os.path.exists(file):
         if file.resolve().is_relative_to(project.resolve()):
-            return  # what it names is read where it lies
+            return  # its target is read at its own path
         if read_source(file, report.package) is not None:
             raise ValueError(f"a link to {file.resolve()}, outside of {project}: migrate that file")
     elif source := read_source(file, report.package):
         _migrate_file(report, source, write)
 
 
-def _why(error: Exception) -> str:
-    """What an error says, with its kind where the text alone does not say it."""
+def _error_text(error: Exception) -> str:
+    """The text of an error, with its class if the text alone is not clear."""
     if isinstance(error, (RecursionError, MemoryError)):
         return f"nested too deeply, or too large ({type(error).__name__})"
     known = isinstance(error, (OSError, ValueError)) and not isinstance(error, UnicodeError)
@@ -183,34 +193,36 @@ def _why(error: Exception) -> str:
 def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
     """Add one file to the report, and rename in it."""
     bound: dict[str, str] = {}
-    places: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     count = 0
-    for number, text in source.pieces.items():
+
+    for number, text in source.blocks.items():
         try:
-            piece = PieceOfCode(_python(text, source), report.package, bound)
+            block = CodeBlock(_python(text, source), report.package, bound)
         except Exception as error:  # Python's parser and what goes through its tree raise many
             name = f"{source.path}: cell {number}" if number else str(source.path)
-            why = (
-                f"{error.msg}, line {error.lineno}"
-                if isinstance(error, SyntaxError)
-                else _why(error)
-            )
-            report.skipped[name] = f"not read: not Python {platform.python_version()}: {why}"
+            reason = _error_text(error)
+            if isinstance(error, SyntaxError):
+                reason = f"{error.msg}, line {error.lineno}"
+            report.skipped[name] = f"not read: not Python {platform.python_version()}: {reason}"
             continue
-        other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
+
+        other_text = {use for use in block.uses if use.in_text and not _is_import_path(use.path)}
         if report.checked:
-            uses = [use for use in piece.uses if use not in other]
-            findings = sorted(set(_findings(report, piece, uses)))
-            report.findings += [Finding(str(source.path), number, *found) for found in findings]
-        count += sum(use not in other for _, _, use in piece.words)
-        places[number] = word_places(text, piece, other)
+            uses = [use for use in block.uses if use not in other_text]
+            for fields in sorted(set(_findings(report, block, uses))):
+                report.findings.append(Finding(str(source.path), number, *fields))
+
+        count += sum(use not in other_text for _, _, use in block.occurrences)
+        positions[number] = word_positions(text, block, other_text)
+
     report.using += count > 0
     if write and count:
         try:
-            source.write(places, report.package, report.to)
+            source.write(positions, report.package, report.to)
             report.written.append(str(source.path))
         except Exception as error:
-            report.skipped[str(source.path)] = f"not written: {_why(error)}"
+            report.skipped[str(source.path)] = f"not written: {_error_text(error)}"
 
 
 def _python(text: str, source: SourceText) -> str:
@@ -223,18 +235,20 @@ def _python(text: str, source: SourceText) -> str:
 
 
 def _findings(
-    report: Migration, piece: PieceOfCode, uses: list[Use]
+    report: Migration, block: CodeBlock, uses: list[Use]
 ) -> Iterator[tuple[int, str, str, str]]:
     """Names that the other package lacks, and calls that it refuses, as a `Finding` has them."""
     for use in uses:
         if use.base and _missing(use.base, report):
-            continue  # the import says it
+            continue  # the finding of the import says it
+
         report.names.add(use.path)
         if lack := _missing(use.path, report):
-            of_both = lack.remedy.startswith((_UNKNOWN, _NEW))
-            (report.unknown if of_both else report.missing).add(use.path)
+            is_unknown = lack.remedy.startswith((_UNKNOWN, _NEW))
+            (report.unknown if is_unknown else report.missing).add(use.path)
             yield use.line, use.path, lack.problem, lack.remedy
-    for call in piece.calls:
+
+    for call in block.calls:
         if not _missing(call.path, report):
             report.calls += 1
             if problem := _misfit(_resolved(_in(call.path, report)), call):
@@ -264,6 +278,7 @@ def _missing(path: str, report: Migration) -> Lack | None:
         problem = str(error.args[0])
         if report.to != "tutorec":
             return Lack(problem, "")
+
         below = path.partition(".")[2]
         remedy = instead_of(below) or defined_elsewhere(below) or _UNKNOWN
         return Lack(f"{problem}: {remedy}", remedy)
@@ -298,8 +313,8 @@ def _defining_modules() -> dict[str, str]:
     files = sorted(root.rglob("*.py"), key=lambda file: (len(file.parts), file))
     modules: dict[str, str] = {}
     for file in files:
-        parts = file.relative_to(root).with_suffix("").parts
-        module = ".".join(("tutorec", *parts)).removesuffix(".__init__")
+        path = file.relative_to(root.parent).with_suffix("")
+        module = ".".join(path.parts).removesuffix(".__init__")
         if "._" in module:
             continue
         # A search, not a parse: parsing all sources takes seconds.
@@ -319,6 +334,7 @@ def _resolved(path: str) -> object:
     """
     root, *names = path.split(".")
     value: object = importlib.import_module(root)
+
     for position, name in enumerate(names, 1):
         # A function may have the name of the module that defines it: what follows more dots is in
         # the module.
@@ -329,9 +345,11 @@ def _resolved(path: str) -> object:
             except ImportError as error:
                 if not (error.name or "").startswith(root):
                     return None
+
         if not hasattr(value, name):
             raise LookupError(f"there is no {name} in {'.'.join([root, *names[: position - 1]])}")
         value = getattr(value, name)
+
     return value
 
 
@@ -356,24 +374,27 @@ def _is_import_path(text: str) -> bool:
 def _misfit(function: object, call: Call) -> str | None:
     """Why a function refuses a call, by names and numbers of arguments, or None if it takes it."""
     try:
-        takes = inspect.signature(function).parameters if callable(function) else {}
+        parameters = inspect.signature(function).parameters if callable(function) else {}
     except (TypeError, ValueError):
         return None
-    kinds = [parameter.kind for parameter in takes.values()]
-    if not takes or inspect.Parameter.VAR_KEYWORD in kinds:
+
+    by_kind = Counter(parameter.kind for parameter in parameters.values())
+    if not parameters or by_kind[inspect.Parameter.VAR_KEYWORD]:
         return None
-    given = [
+
+    takes_any_number = by_kind[inspect.Parameter.VAR_POSITIONAL] > 0
+    names = [
         name
-        for name, parameter in takes.items()
+        for name, parameter in parameters.items()
         if parameter.kind is not inspect.Parameter.VAR_POSITIONAL
     ]
-    unknown = [name for name in call.keywords if name not in given]
+    unknown = [name for name in call.keywords if name not in names]
     if unknown:
-        return f"there is no argument {', '.join(unknown)}; it takes {', '.join(given)}"
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        fixed = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
-        if call.positional > fixed:
-            return (
-                f"it takes {several(fixed, 'argument')} without a name, and gets {call.positional}"
-            )
+        return f"there is no argument {', '.join(unknown)}; it takes {', '.join(names)}"
+
+    positional = len(names) - by_kind[inspect.Parameter.KEYWORD_ONLY]
+    if call.positional > positional and not takes_any_number:
+        return (
+            f"it takes {several(positional, 'argument')} without a name, and gets {call.positional}"
+        )
     return None

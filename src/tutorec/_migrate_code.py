@@ -1,4 +1,4 @@
-"""Where Python code uses a package: names, calls, and the places of the package's own name."""
+"""Uses of a package in Python code: names, calls, and the positions of the package's own name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-__all__ = ["Call", "PieceOfCode", "Use", "parsed", "without_magics", "word_places"]
+__all__ = ["Call", "CodeBlock", "Use", "parsed", "without_magics", "word_positions"]
 
-# A string that is the package's bare name stands for it where one of these functions gets it.
+# A string that is the package's bare name is a use of it as an argument of these functions.
 _TAKES_A_NAME = {
     "__import__",
     "find_spec",
@@ -37,13 +37,13 @@ class Use:
 
     line: int
     path: str  # with dots, from the package's name on
-    base: str = ""  # what an import has bound, for a name that is reached by dots
+    base: str = ""  # the object that an import binds, for a name that is reached by dots
     in_text: bool = False
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of something that an import has bound."""
+    """A call of an object that an import binds."""
 
     line: int
     path: str
@@ -52,13 +52,13 @@ class Call:
 
 
 @dataclass
-class PieceOfCode(ast.NodeVisitor):
-    """One file, or one cell of a notebook; cells share what imports have bound.
+class CodeBlock(ast.NodeVisitor):
+    """One file, or one cell of a notebook; the cells of a notebook share bound names.
 
     Args:
         text: Python.
         package: The name to look for.
-        bound: Names that imports have bound -> what they stand for; those of this piece are added.
+        bound: Name that an import binds -> path of the object; names of this block are added.
 
     Raises:
         SyntaxError: The text does not parse.
@@ -69,14 +69,15 @@ class PieceOfCode(ast.NodeVisitor):
     bound: dict[str, str]
     uses: list[Use] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    # Line and byte where the package's name begins; the use in a string, for a string that may be
-    # something else.
-    words: list[tuple[int, int, Use | None]] = field(default_factory=list)
+    # Line and byte where the package's name begins; the use, if it is in a string, which may not be
+    # an import path.
+    occurrences: list[tuple[int, int, Use | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lines = [line.encode() for line in _lines(self.text)]
         self._word = re.compile(rb"(?<![\w.])%b(?!\w)" % self.package.encode())
         self._bases: list[str | None] = []
+
         tree = parsed(self.text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -87,6 +88,7 @@ class PieceOfCode(ast.NodeVisitor):
                 and self._is_inside(node.module or "")
             ):
                 self._bind_names(node, node.module or "")
+
         with _deep_calls():
             self.visit(tree)
 
@@ -110,12 +112,14 @@ class PieceOfCode(ast.NodeVisitor):
         return path.split(".")[0] == self.package
 
     def _note(self, node: ast.expr | ast.stmt | ast.alias, use: Use | None = None) -> None:
-        """The first place from the node on where the package's name stands by itself."""
+        """Add the first occurrence of the package's name as a word of its own in a node."""
         start = node.col_offset
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-            if match := self._word.search(self._lines[line - 1], start):
-                self.words.append((line, match.start(), use))
+            match = self._word.search(self._lines[line - 1], start)
+            if match:
+                self.occurrences.append((line, match.start(), use))
                 return
+
             start = 0
 
     def _note_text(self, node: ast.expr, text: str) -> None:
@@ -129,17 +133,22 @@ class PieceOfCode(ast.NodeVisitor):
         while isinstance(node, ast.Attribute):
             names.insert(0, node.attr)
             node = node.value
+
         base = self.bound.get(node.id) if isinstance(node, ast.Name) else None
         return (".".join([base, *names]), base) if base else None
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """A chain of dots is one use."""
+        path = self._path(node)
+        if path is None:
+            self.visit(node.value)
+            return
+
+        self.uses.append(Use(node.lineno, *path))
         first: ast.expr = node
-        if path := self._path(node):
-            self.uses.append(Use(node.lineno, *path))
-            while isinstance(first, ast.Attribute):
-                first = first.value
-        self.visit(first if path else node.value)
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        self.visit(first)
 
     def visit_Name(self, node: ast.Name) -> None:
         """The package's own name, where ``import package`` has bound it."""
@@ -167,10 +176,12 @@ class PieceOfCode(ast.NodeVisitor):
         path = resolved and resolved[0]
         if self._bases and _is_super_init(function):
             path = self._bases[-1]
+
         if path:
             fixed = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
             keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
             self.calls.append(Call(node.lineno, path, len(fixed), keywords))
+
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         match node.args:
             case [ast.Constant(value=str(text)), *_] if (
@@ -188,20 +199,23 @@ class PieceOfCode(ast.NodeVisitor):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """The expressions of an f-string, whose nodes have reliable positions from Python 3.12."""
-        before = len(self.words)
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                self.visit(part)
-        if len(self.words) > before:
-            del self.words[before:]
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                for braces in re.finditer(rb"(?<!\{)\{[^{}]*\}", self._lines[line - 1]):
-                    matches = self._word.finditer(self._lines[line - 1], *braces.span())
-                    self.words.extend((line, match.start(), None) for match in matches)
+        before = len(self.occurrences)
+        for value in node.values:
+            if isinstance(value, ast.FormattedValue):
+                self.visit(value)
+
+        if len(self.occurrences) == before:
+            return
+
+        del self.occurrences[before:]
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+            for braces in re.finditer(rb"(?<!\{)\{[^{}]*\}", self._lines[line - 1]):
+                matches = self._word.finditer(self._lines[line - 1], *braces.span())
+                self.occurrences.extend((line, match.start(), None) for match in matches)
 
 
 def parsed(text: str) -> ast.Module:
-    """The syntax tree; what Python would warn of is not this command's business."""
+    """The syntax tree, without Python's warnings about the code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
@@ -234,28 +248,31 @@ def _lines(text: str) -> Iterator[str]:
     return io.StringIO(text, newline="")
 
 
-def word_places(text: str, piece: PieceOfCode, kept: Iterable[Use]) -> list[int]:
-    r"""Where in a text the package's name begins, but for strings that are not import paths.
+def word_positions(text: str, block: CodeBlock, excluded: Iterable[Use]) -> list[int]:
+    r"""The positions in a text where the package's name begins.
 
     Args:
         text: As it is stored.
-        piece: What was read from it.
-        kept: Strings that stay as they are.
+        block: The block that was read from it.
+        excluded: Strings that are not import paths.
 
     Example:
         >>> text = "import a.b as ab  # a is good\nprint(ab.a, 'a.b', 'a.txt')"
-        >>> piece = PieceOfCode(text, "a", {})
-        >>> word_places(text, piece, [use for use in piece.uses if use.path == "a.txt"])
+        >>> block = CodeBlock(text, "a", {})
+        >>> word_positions(text, block, [use for use in block.uses if use.path == "a.txt"])
         [7, 43]
     """
-    lines, stays = [*_lines(text)], set(kept)
+    lines = [*_lines(text)]
     starts = [0, *accumulate(map(len, lines))]
-    places = {
-        starts[line - 1] + len(lines[line - 1].encode()[:start].decode())
-        for line, start, use in piece.words
-        if use not in stays
-    }
-    return sorted(places)
+    other_text = set(excluded)
+    positions: set[int] = set()
+
+    for line, start, use in block.occurrences:
+        if use not in other_text:
+            before = lines[line - 1].encode()[:start].decode()
+            positions.add(starts[line - 1] + len(before))
+
+    return sorted(positions)
 
 
 def without_magics(cell: str) -> str:
@@ -267,13 +284,11 @@ def without_magics(cell: str) -> str:
         >>> without_magics("%%bash\nls")
         ''
     """
-    lines = list(_lines(cell))
-    if (
-        lines
-        and lines[0].startswith("%%")
-        and lines[0][2:].split()[:1] not in [[name] for name in _PYTHON_CELLS]
-    ):
+    magic = re.match(r"%%[ \t]*(\S*)", cell)
+    if magic and magic[1] not in _PYTHON_CELLS:
         return ""
+
     return "".join(
-        _MAGIC.sub(lambda match: (match[1] or match[2] or "") + "pass", line) for line in lines
+        _MAGIC.sub(lambda match: (match[1] or match[2] or "") + "pass", line)
+        for line in _lines(cell)
     )

@@ -18,9 +18,9 @@ from tutorec._whole_file import whole_file
 
 __all__ = ["SourceText", "read_source", "source_paths"]
 
-# Bytes of a file that is read at most: what a tree of its syntax needs is some hundred times that.
+# The largest files that are read, in bytes: a syntax tree needs about a hundred times as many.
 _LARGEST = {".py": 1 << 24, ".ipynb": 1 << 28}
-Span = tuple[int, int]  # from where to where in a text
+Span = tuple[int, int]  # start and end in a text
 _NOT_THE_PROJECT = {"__pycache__", "node_modules", "site-packages"}
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]+|\\.)*"|[\[\]{},]', re.DOTALL)
 _JSON_CHARACTER = re.compile(
@@ -34,11 +34,12 @@ def source_paths(path: Path, failed: Callable[[Path, OSError], None]) -> Iterato
 
     Args:
         path: A file or a folder.
-        failed: Told of each folder that cannot be read.
+        failed: Called for a folder that cannot be read.
     """
     if not path.is_dir():
         yield path
         return
+
     folders = [path]
     while folders:
         folder = folders.pop()
@@ -47,11 +48,15 @@ def source_paths(path: Path, failed: Callable[[Path, OSError], None]) -> Iterato
         except OSError as error:
             failed(folder, error)
             continue
-        inside = [name for name in names if os.path.isdir(folder / name)]
-        yield from (
-            folder / name for name in names if name.endswith((*_LARGEST,)) and name not in inside
-        )
-        folders += [folder / name for name in reversed(inside) if _is_of_project(folder / name)]
+
+        subfolders = [name for name in names if os.path.isdir(folder / name)]
+        for name in names:
+            if name.endswith(tuple(_LARGEST)) and name not in subfolders:
+                yield folder / name
+
+        for name in reversed(subfolders):
+            if _is_of_project(folder / name):
+                folders.append(folder / name)
 
 
 def _is_of_project(folder: Path) -> bool:
@@ -69,48 +74,54 @@ class SourceText:
 
     Args:
         path: Of the file.
-        pieces: The text of a Python file, or of each cell with code, by its number from 1; 0 for a
+        blocks: The text of a Python file, or of each cell with code, by its number from 1; 0 for a
             Python file.
         text: Of the whole file.
         encoding: Of the file.
-        cells: For each cell by its number, where the strings that make up its source stand in a
-            notebook's text; None for a Python file.
+        cells: Number of a cell -> spans of its source's strings in the notebook's text; None for a
+            Python file.
     """
 
     path: Path
-    pieces: dict[int, str]
+    blocks: dict[int, str]
     text: str
     encoding: str
     cells: dict[int, list[Span]] | None
 
-    def write(self, places: Mapping[int, Sequence[int]], word: str, other: str) -> None:
-        """Put another word in the place of one, whole or not at all; permissions stay.
+    def write(self, positions: Mapping[int, Sequence[int]], word: str, other: str) -> None:
+        """Replace a word, in the whole file or not at all; permissions stay.
 
         Args:
-            places: Where in each piece the word begins.
+            positions: Number of a block -> the positions where the word begins.
             word: The word.
             other: The other one; letters, digits and ``_``.
         """
         edits: list[tuple[int, int, str]] = []
-        for number, starts in places.items():
+        for number, starts in positions.items():
             if self.cells is None:
                 edits += [(start, start + len(word), other) for start in starts]
                 continue
+
             # The word may be written with escapes, or over two strings of a list.
             characters = self._characters(self.cells[number]) if starts else []
             for start in starts:
                 first, *rest = characters[start : start + len(word)]
-                edits += [(*first, other), *((*span, "") for span in rest)]
-        parts, end = [], 0
-        for start, stop, put in sorted(edits):
-            parts += [self.text[end:start], put]
+                edits.append((*first, other))
+                edits += [(*span, "") for span in rest]
+
+        chunks: list[str] = []
+        end = 0
+        for start, stop, replacement in sorted(edits):
+            chunks += [self.text[end:start], replacement]
             end = stop
+        chunks.append(self.text[end:])
+
         with whole_file(self.path) as draft:
-            draft.write_bytes("".join([*parts, self.text[end:]]).encode(self.encoding))
+            draft.write_bytes("".join(chunks).encode(self.encoding))
             shutil.copymode(self.path, draft)
 
     def _characters(self, strings: list[Span]) -> list[Span]:
-        """Where each character of a cell's source stands in the notebook's text."""
+        """The span in the notebook's text of each character of a cell's source."""
         return [
             match.span()
             for string in strings
@@ -119,9 +130,10 @@ class SourceText:
 
 
 def _sources(text: str) -> dict[int, list[Span]]:
-    """Where the strings of each cell's source stand in a notebook's text, without their quotes."""
-    found: dict[int, list[Span]] = {}
-    path: list[Any] = []  # down to this place: names, numbers in lists, None before a name
+    """Number of a cell -> spans of its source's strings in a notebook's text, without quotes."""
+    sources: dict[int, list[Span]] = {}
+    path: list[Any] = []  # to this token: names, numbers in lists, None before a name
+
     for token in _JSON_TOKEN.finditer(text):
         match token[0][0]:
             case "{":
@@ -135,8 +147,9 @@ def _sources(text: str) -> dict[int, list[Span]]:
             case '"' if path and path[-1] is None:
                 path[-1] = json.loads(token[0])
             case '"' if path[:1] == ["cells"] and path[2:3] == ["source"] and len(path) < 5:
-                found.setdefault(path[1] + 1, []).append((token.start() + 1, token.end() - 1))
-    return found
+                sources.setdefault(path[1] + 1, []).append((token.start() + 1, token.end() - 1))
+
+    return sources
 
 
 def read_source(path: Path, package: str) -> SourceText | None:
@@ -154,11 +167,16 @@ def read_source(path: Path, package: str) -> SourceText | None:
     if not path.is_file():
         mode = path.lstat().st_mode  # says so if it has gone
         raise ValueError(f"not an ordinary file, or a link to none ({stat.filemode(mode)})")
-    if (size := path.stat().st_size) > (most := _LARGEST[path.suffix]):
-        raise ValueError(f"{size:,} bytes, and {most:,} are read at most; divide it")
+
+    size = path.stat().st_size
+    limit = _LARGEST[path.suffix]
+    if size > limit:
+        raise ValueError(f"{size:,} bytes, and {limit:,} are read at most; divide it")
+
     raw = path.read_bytes()
     if package.encode() not in raw:
         return None
+
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
         text = raw.decode(encoding)
@@ -168,25 +186,28 @@ def read_source(path: Path, package: str) -> SourceText | None:
         raise ValueError(
             f"not UTF-8; save it so, or name its encoding in the first line ({error})"
         ) from None
+
     if path.suffix != ".ipynb":
         return SourceText(path, {0: text}, text, encoding, None)
+
     try:
         notebook = json.loads(text)
-        about = notebook.get("metadata", {})
-        language = about.get("kernelspec", {}).get("language") or about.get(
-            "language_info", {}
-        ).get("name", "python")
-        pieces = dict(_code(notebook["cells"])) if language == "python" else {}
+        metadata = notebook.get("metadata", {})
+        language = metadata.get("kernelspec", {}).get("language")
+        language = language or metadata.get("language_info", {}).get("name", "python")
+        blocks = dict(_code(notebook["cells"])) if language == "python" else {}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"not a notebook of format 4; open it in Jupyter and save it ({error!r})"
         ) from None
-    strings = _sources(text)
-    for number, piece in pieces.items():
-        spans = strings.get(number, [])
-        if "".join(json.loads(f'"{text[start:stop]}"') for start, stop in spans) != piece:
+
+    sources = _sources(text)
+    for number, block in blocks.items():
+        spans = sources.get(number, [])
+        if "".join(json.loads(f'"{text[start:stop]}"') for start, stop in spans) != block:
             raise ValueError(f"cell {number} has two sources; open it in Jupyter and save it")
-    return SourceText(path, pieces, text, encoding, strings)
+
+    return SourceText(path, blocks, text, encoding, sources)
 
 
 def _code(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[int, str]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_TICK_SECONDS = 0.25  # between two looks at the clock while planning
+_TICK_SECONDS = 0.25  # between updates of the clock while planning
 
 _PLAN_EXAMPLE = """\
 tables.yaml lists tables by the names of EmbeddingBagConfig's and ParameterConstraints' fields:
@@ -44,18 +44,20 @@ examples:
   tutorec plan tables.yaml --topology 8xH100 --optimal --out plan.json --plot plan.svg
   tutorec plan tables.yaml --topology laptop --explain item
 """
-_FAILED, _MISUSED = 1, 2
+# Exit statuses.
+_FAILED = 1
+_MISUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The words behind ``tutorec``; None takes them from the command line.
+        argv: The arguments after ``tutorec``; None takes them from the command line.
 
     Returns:
-        The exit status: 0; 1 when the doctor finds something broken, no plan fits, or code does
-        not migrate as it is; 2 when a word or a file cannot be understood.
+        The exit status: 0; 1 if the doctor finds something broken, no plan fits, or code does not
+        migrate as it is; 2 if an argument or a file is invalid.
 
     Example:
         >>> import contextlib, io
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _calibrate()
     if arguments.command == "migrate":
         return _migrate(arguments)
+
     from tutorec._doctor import doctor
 
     return 1 if doctor(json=arguments.json).broken else 0
@@ -82,12 +85,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="tutorec", description="Distributed embeddings that run anywhere."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
     doctor = commands.add_parser(
         "doctor", help="what runs on this machine, why, and what would improve it"
     )
     doctor.add_argument(
         "--json", action="store_true", help="print the report as JSON, for programs"
     )
+
     plan = commands.add_parser(
         "plan",
         help="how to shard tables over machines that need not exist",
@@ -119,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="PLAN.svg", help="draw memory and time of each rank (.svg, .png, .pdf)"
     )
     plan.add_argument("--explain", metavar="TABLE", help="why this table is sharded as it is")
+
     commands.add_parser(
         "calibrate",
         help=(
@@ -127,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
         description="Measure this machine for the planner. Close other programs first.",
     )
+
     migrate = commands.add_parser(
         "migrate",
         help="what of a project's code that uses TorchRec runs here, and the renaming",
@@ -145,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     migrate.add_argument(
         "--to", choices=["tutorec", "torchrec"], default="tutorec", help="the other way: torchrec"
     )
+
     return parser
 
 
@@ -156,7 +164,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         with _warnings_as_lines():
             _write_plan(arguments)
     except (OSError, ValueError, KeyError) as error:
-        # The text of a KeyError is its repr.
+        # str() of a KeyError is the repr of its text.
         text = error.args[0] if isinstance(error, KeyError) else error
         print(f"tutorec plan: {text}", file=sys.stderr)
         misused = (
@@ -178,6 +186,7 @@ def _calibrate() -> int:
     except OSError as error:
         print(f"tutorec calibrate: {error}", file=sys.stderr)
         return _MISUSED
+
     calibration = calibrate()
     for device in calibration.speeds:
         print(f"{device}: {speeds_text(Topology.calibrated(calibration, 2, device))}")
@@ -198,6 +207,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"tutorec migrate: {visible(str(error))}", file=sys.stderr)
         return _MISUSED
+
     print(report.as_json() if arguments.json else report)
     return 0 if report.complete else _FAILED
 
@@ -206,8 +216,8 @@ def _write_plan(arguments: argparse.Namespace) -> None:
     """Plan, then print, save and draw."""
     from tutorec.table_files import load_tables
 
+    # A search may take a minute, so arguments are checked first.
     for path in (arguments.out, arguments.plot):
-        # A search may take a minute: what it writes to is looked at first.
         if path is not None and Path(path).is_dir():
             raise IsADirectoryError(
                 f"{path} is a folder: write the name of a file, {Path(path) / 'plan'}..."
@@ -220,11 +230,14 @@ def _write_plan(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--plot {arguments.plot}: write a name that ends in .svg, .png or .pdf")
     if arguments.time_limit is not None and not arguments.time_limit > 0:
         raise ValueError(f"--time-limit {arguments.time_limit}: give a positive number of seconds")
+
     file = load_tables(arguments.tables)
     _check_explained(arguments.explain, sorted(file.constraints))
     planner = _planner(arguments, file)
+
     with _bar_while_planning():
         plan = planner.plan(file.model, _sharders(arguments.tables, file))
+
     print(plan.explain())
     if arguments.explain is not None:
         print(f"\n{plan.explain(arguments.explain)}")
@@ -237,7 +250,7 @@ def _write_plan(arguments: argparse.Namespace) -> None:
 
 
 def _check_explained(table: str | None, names: Sequence[str]) -> None:
-    """A search may take a minute: the table that is to be explained is looked for first."""
+    """Raise ValueError if the file does not have the table that is to be explained."""
     from tutorec._check import did_you_mean
 
     if table is not None and table.rpartition(".")[2] not in names:
@@ -254,6 +267,7 @@ def _planner(arguments: argparse.Namespace, file: TableFile) -> EmbeddingShardin
     if arguments.optimal:
         limit = {} if arguments.time_limit is None else {"time_limit": arguments.time_limit}
         return OptimalPlanner(topology, batch_size, file.constraints, **limit)
+
     return EmbeddingShardingPlanner(
         topology, batch_size, constraints=file.constraints, timeout_seconds=arguments.time_limit
     )
@@ -275,10 +289,11 @@ def _sharders(source: str, file: TableFile) -> list[Any]:
 
 @contextmanager
 def _bar_while_planning() -> Iterator[None]:
-    """The seconds that planning has taken, shown on a terminal once two have passed."""
+    """Show the seconds of planning on a terminal, from the third second on."""
     from tqdm import tqdm
 
     planned = threading.Event()
+
     # disable=None hides it if standard error is not a terminal
     with tqdm(
         desc="planning", bar_format="{desc}: {elapsed}", delay=2.0, leave=False, disable=None
@@ -299,10 +314,10 @@ def _bar_while_planning() -> Iterator[None]:
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Warnings of the planner as lines, without the place in its code where they come from."""
+    """Print warnings of the planner as lines, without file and line number."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_rest, **_words: print(
+        warnings.showwarning = lambda message, *_, **__: print(
             f"tutorec plan: {message}", file=sys.stderr
         )
         yield

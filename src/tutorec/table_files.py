@@ -49,10 +49,8 @@ _CONSTRAINTS = (
     "colocate is_weighted"
 ).split()
 _LISTS = ("feature_names", *_CONSTRAINTS[:6])
-_MOST = {
-    "num_embeddings": 10**15,
-    "embedding_dim": 10**6,
-}  # with more columns, too many column shardings would be listed
+# With more columns there would be too many column shardings to list.
+_LARGEST = {"num_embeddings": 10**15, "embedding_dim": 10**6}
 
 _Config = EmbeddingBagConfig | EmbeddingConfig
 
@@ -113,6 +111,7 @@ def tables_of(text: str | bytes, source: str = "the text") -> TableFile:
                 "the file lists no tables: give 'tables:' with name, num_embeddings and "
                 "embedding_dim of each"
             )
+
         constraints: dict[str, ParameterConstraints] = {}
         modules: dict[str, list[_Config]] = {}
         for number, entry in enumerate(entries, 1):
@@ -121,15 +120,14 @@ def tables_of(text: str | bytes, source: str = "the text") -> TableFile:
                 raise bad_input(f"2 tables have the name {config.name!r}: rename one")
             constraints[config.name] = constraint
             modules.setdefault(path, []).append(config)
-        fused = top.get("fused_params")
-        return TableFile(
-            _model(modules),
-            constraints,
-            _number(top.get("batch_size")),
-            None
-            if fused is None
-            else {key: _number(value) for key, value in _mapping(fused, "fused_params").items()},
-        )
+
+        fused_params = top.get("fused_params")
+        if fused_params is not None:
+            fused_params = _mapping(fused_params, "fused_params")
+            fused_params = {key: _number(value) for key, value in fused_params.items()}
+
+        batch_size = _number(top.get("batch_size"))
+        return TableFile(_model(modules), constraints, batch_size, fused_params)
     except (ValueError, TypeError, RuntimeError, OverflowError, KeyError) as error:
         raise bad_input(f"{source}: {error.args[0] if error.args else error}") from None
 
@@ -155,22 +153,25 @@ def _load(text: str | bytes) -> Any:
         raise bad_input(f"this is not YAML: {' '.join(str(error).split())}") from None
 
 
-def _mapping(value: object, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
+def _mapping(value: object, label: str, known: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_input(
-            f"{what} is {value!r}, not a mapping: write keys and values, as 'name: item'"
+            f"{label} is {value!r}, not a mapping: write keys and values, as 'name: item'"
         )
+
     for key in value:
         if known and key not in known:
             hint = did_you_mean(key, known) or f"; it takes {', '.join(known)}"
-            raise bad_input(f"{what} has the key {key!r}{hint}")
+            raise bad_input(f"{label} has the key {key!r}{hint}")
+
     return value
 
 
 def _number(value: Any) -> Any:
     """Convert a number that YAML reads as a string, such as 1e8, also in lists; integers to int."""
     if isinstance(value, list):
-        return [_number(each) for each in value]
+        return [_number(item) for item in value]
+
     try:
         number = float(value) if isinstance(value, str) else value
     except ValueError:
@@ -178,50 +179,55 @@ def _number(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _table(entry: object, what: str) -> tuple[str, _Config, ParameterConstraints]:
+def _table(entry: object, label: str) -> tuple[str, _Config, ParameterConstraints]:
     """The path, configuration and constraints of a table."""
-    given: dict[str, Any] = {
-        key: [value] if key in _LISTS and not isinstance(value, list) else value
-        for key, value in _mapping(entry, what, (*_TABLE, *_CONSTRAINTS)).items()
-        if value is not None
-    }
+    values: dict[str, Any] = {}
+    for key, value in _mapping(entry, label, (*_TABLE, *_CONSTRAINTS)).items():
+        if value is not None:
+            is_scalar = key in _LISTS and not isinstance(value, list)
+            values[key] = [value] if is_scalar else value
+
     for key in ("name", "num_embeddings", "embedding_dim"):
-        if key not in given:
-            raise bad_input(f"{what} lacks {key!r}")
-    name, path = given["name"], given.get("module", "")
-    features = given.get("feature_names", [name])
+        if key not in values:
+            raise bad_input(f"{label} lacks {key!r}")
+
+    name = values["name"]
+    path = values.get("module", "")
+    features = values.get("feature_names", [name])
     for text in (name, path, *features):
         if not isinstance(text, str):  # YAML reads no, 7 and 1:20 as other types than str
-            raise bad_input(f"{what}: {text!r} is not a name: write it in quotes")
-    require_one_of(f"table {name!r}: is_weighted", given.get("is_weighted", False), (True, False))
-    pooling = _member(PoolingType, given.get("pooling", "SUM"), name)
+            raise bad_input(f"{label}: {text!r} is not a name: write it in quotes")
+
+    require_one_of(f"table {name!r}: is_weighted", values.get("is_weighted", False), (True, False))
+    pooling = _member(PoolingType, values.get("pooling", "SUM"), name)
     fields = {
-        "num_embeddings": _number(given["num_embeddings"]),
-        "embedding_dim": _number(given["embedding_dim"]),
+        "num_embeddings": _number(values["num_embeddings"]),
+        "embedding_dim": _number(values["embedding_dim"]),
         "name": name,
-        "data_type": _member(DataType, given.get("data_type", "FP32"), name),
+        "data_type": _member(DataType, values.get("data_type", "FP32"), name),
         "feature_names": features,
     }
-    config = (
-        EmbeddingConfig(**fields)
-        if pooling is PoolingType.NONE
-        else EmbeddingBagConfig(**fields, pooling=pooling)
-    )
-    for key, most in _MOST.items():
-        if fields[key] > most:
-            raise bad_input(f"table {name!r}: {key} is {fields[key]:,}: give at most {most:,}")
-    constraints = {key: _number(given[key]) for key in _CONSTRAINTS if key in given}
+    if pooling is PoolingType.NONE:
+        config = EmbeddingConfig(**fields)
+    else:
+        config = EmbeddingBagConfig(**fields, pooling=pooling)
+
+    for key, largest in _LARGEST.items():
+        if fields[key] > largest:
+            raise bad_input(f"table {name!r}: {key} is {fields[key]:,}: give at most {largest:,}")
+
+    constraints = {key: _number(values[key]) for key in _CONSTRAINTS if key in values}
     return path, config, ParameterConstraints(**constraints)
 
 
-def _member(kind: Any, value: Any, table: str) -> Any:
+def _member(enumeration: Any, value: Any, table: str) -> Any:
     """A member of an enumeration, by its value in any letter case."""
-    for member in kind:
+    for member in enumeration:
         if member.value == str(value).upper():
             return member
-    raise bad_input(
-        f"table {table!r}: {value!r} is not one of {', '.join(member.value for member in kind)}"
-    )
+
+    values = ", ".join(member.value for member in enumeration)
+    raise bad_input(f"table {table!r}: {value!r} is not one of {values}")
 
 
 def _model(modules: Mapping[str, list[_Config]]) -> nn.Module:
@@ -231,24 +237,29 @@ def _model(modules: Mapping[str, list[_Config]]) -> nn.Module:
         collection = _collection(configs)
         if not path and len(modules) == 1:
             return collection
+
         *parents, last = path.split(".")
         module = root
         for name in parents:
             if name not in dict(module.named_children()):
                 module.add_module(name, nn.Module())
             module = module.get_submodule(name)
+
         if not path or isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
             raise bad_input(
                 f"table {configs[0].name!r}: module {path!r} and another one are inside one another"
             )
         module.add_module(last, collection)
+
     return root
 
 
 def _collection(configs: list[Any]) -> nn.Module:
-    kinds = {type(config) for config in configs}
-    if len(kinds) > 1:
+    config_types = {type(config) for config in configs}
+    if len(config_types) > 1:
         names = ", ".join(repr(config.name) for config in configs)
         raise bad_input(f"tables {names} differ in whether they pool: give them different modules")
-    kind = EmbeddingCollection if EmbeddingConfig in kinds else EmbeddingBagCollection
-    return kind(configs, device=torch.device("meta"))
+
+    pools = EmbeddingConfig not in config_types
+    collection_type = EmbeddingBagCollection if pools else EmbeddingCollection
+    return collection_type(configs, device=torch.device("meta"))
