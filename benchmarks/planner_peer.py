@@ -20,7 +20,7 @@ from tutorec.distributed.plan.plan import (
     ParameterSharding,
     ShardingPlan,
 )
-from tutorec.distributed.planner.options import Pieces, Shard, ShardingOption
+from tutorec.distributed.planner.options import Shard, ShardArrays, ShardingOption
 from tutorec.distributed.planner.problem import PlanningProblem, cost
 from tutorec.distributed.planner.topology import Perf, Storage
 
@@ -236,7 +236,7 @@ def _with_our_shards(option: Any) -> ShardingOption:
         sharding_type=option.sharding_type,
         partition_by=option.partition_by,
         compute_kernel=option.compute_kernel,
-        shards=Pieces.of_shards(shards),
+        shards=ShardArrays.from_shards(shards),
     )
 
 

@@ -20,7 +20,7 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.plan.sizes import cut_arrays
 from tutorec.distributed.planner.cost import fixed_cost, shard_perf
-from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.options import TableProfile
 from tutorec.distributed.planner.shard_estimators import shard_storage
 from tutorec.distributed.planner.topology import Topology
 
@@ -42,9 +42,9 @@ TW, CW, RW = ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.ROW
 TWRW, DP = ShardingType.TABLE_ROW_WISE, ShardingType.DATA_PARALLEL
 
 
-def table(rows: int = MANY_ROWS, bag: float = 1.0, batch: int = 4096) -> TableFacts:
+def table(rows: int = MANY_ROWS, bag: float = 1.0, batch: int = 4096) -> TableProfile:
     """A table of one feature, with row-wise Adagrad."""
-    return TableFacts(
+    return TableProfile(
         path="",
         name="table",
         rows=rows,
@@ -56,13 +56,13 @@ def table(rows: int = MANY_ROWS, bag: float = 1.0, batch: int = 4096) -> TableFa
     )
 
 
-def pieces(kind: ShardingType, facts: TableFacts, machine: Topology) -> np.ndarray:
+def pieces(kind: ShardingType, facts: TableProfile, machine: Topology) -> np.ndarray:
     """Rows and columns of the pieces, ``[P, 2]``."""
     shape = (facts.rows, facts.columns)
     return cut_arrays(kind, shape, machine.world_size, machine.local_world_size, WIDTH)[0]
 
 
-def of_each_rank(kind: ShardingType, facts: TableFacts, machine: Topology) -> float:
+def of_each_rank(kind: ShardingType, facts: TableProfile, machine: Topology) -> float:
     """Milliseconds per rank of one table among many such tables that are spread evenly."""
     return (
         shard_perf(facts, kind, "fused", pieces(kind, facts, machine), machine).sum()
@@ -70,7 +70,7 @@ def of_each_rank(kind: ShardingType, facts: TableFacts, machine: Topology) -> fl
     )
 
 
-def of_its_holder(facts: TableFacts, machine: Topology) -> float:
+def of_its_holder(facts: TableProfile, machine: Topology) -> float:
     """Milliseconds that the table costs the rank that has it whole."""
     return of_each_rank(TW, facts, machine) * machine.world_size
 

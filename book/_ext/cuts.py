@@ -19,7 +19,7 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.plan.sizes import cut_arrays, slice_width
 from tutorec.distributed.planner.constants import HARDWARE
 from tutorec.distributed.planner.cost import WORK, fixed_cost, shard_perf
-from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.options import TableProfile
 from tutorec.distributed.planner.topology import Topology
 
 CUTS = {
@@ -48,9 +48,9 @@ class Case:
     columns: int = 128
 
     @property
-    def facts(self) -> TableFacts:
+    def facts(self) -> TableProfile:
         samples = float(self.batch)
-        return TableFacts(
+        return TableProfile(
             "",
             "table",
             self.rows,

@@ -38,7 +38,7 @@ from tutorec.distributed.plan.geometry import (
 )
 from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingType
 from tutorec.distributed.planner.cost import exchanges, fixed_cost, shard_perf
-from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.options import TableProfile
 from tutorec.distributed.planner.topology import Floats, Topology
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -158,7 +158,7 @@ def loads(
     estimates = np.zeros((topology.world_size, 6))
     for table in tables:
         ids = (float(samples * table.pooling),)
-        facts = TableFacts(
+        facts = TableProfile(
             "",
             table.name,
             table.rows,

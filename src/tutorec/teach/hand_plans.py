@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.problem import fixed_time
+from tutorec.distributed.planner.report import PlannedSharding
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -201,7 +201,7 @@ def judge(words: Words) -> str:
     limit = _SLACK * best
     if report.cost <= limit:
         return GOOD
-    if report.cost - fixed_time(report.problem, report.taken) + fewest <= limit:
+    if report.cost - fixed_time(report.problem, report.choices) + fewest <= limit:
         return TOO_MANY_TYPES
     times = report.rank_parts.sum(axis=1)
     return UNEVEN if times.max() > _UNEVEN * times.mean() else TOO_MUCH
@@ -212,7 +212,7 @@ def _best() -> tuple[float, float]:
     """Milliseconds of a step under the planner's own plan, and those of its exchanges."""
     report = shop_plan(bags=BUSY_VISITORS).report
     assert report is not None, "a plan that was just made has its report"
-    return report.cost, fixed_time(report.problem, report.taken)
+    return report.cost, fixed_time(report.problem, report.choices)
 
 
 def _checked(words: Words) -> Words:

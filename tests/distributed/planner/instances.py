@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from tutorec.distributed.planner.problem import Choice, Ints, PlanningProblem, Spread
+from tutorec.distributed.planner.problem import Choice, Ints, PlacementRule, PlanningProblem
 
 SHAPES = ((1, 1), (2, 1), (2, 2), (3, 3), (4, 2))
 
@@ -37,13 +37,13 @@ def problems(draw: st.DrawFn, most_tables: int = 3, latencies: bool = True) -> P
 @st.composite
 def choices(draw: st.DrawFn, world_size: int, local_size: int) -> Choice:
     """One choice; its pieces are equal, or each drawn."""
-    spread = draw(st.sampled_from(list(Spread)))
+    spread = draw(st.sampled_from(list(PlacementRule)))
     pieces = {
-        Spread.ANY: draw(st.integers(1, 2)),
-        Spread.HOST: draw(st.integers(1, 3)),
-        Spread.HOST_ROWS: local_size,
-        Spread.HOSTS_ROWS: local_size * draw(st.integers(1, 2)),
-        Spread.ALL: world_size,
+        PlacementRule.ANY_RANK: draw(st.integers(1, 2)),
+        PlacementRule.ONE_HOST: draw(st.integers(1, 3)),
+        PlacementRule.ROWS_ON_HOST: local_size,
+        PlacementRule.ROW_BLOCKS_ON_HOSTS: local_size * draw(st.integers(1, 2)),
+        PlacementRule.EVERY_RANK: world_size,
     }[spread]
     drawn = 1 if draw(st.booleans()) else pieces
     time = np.resize([draw(st.integers(0, 12)) / 4 for _ in range(drawn)], pieces)
@@ -51,7 +51,7 @@ def choices(draw: st.DrawFn, world_size: int, local_size: int) -> Choice:
         [[draw(st.integers(0, 10)), draw(st.sampled_from([0, 0, 3]))] for _ in range(drawn)]
     )
     allowed = None
-    if spread is not Spread.ALL and draw(st.integers(0, 4)) == 0:
+    if spread is not PlacementRule.EVERY_RANK and draw(st.integers(0, 4)) == 0:
         allowed = np.array(draw(st.lists(st.booleans(), min_size=world_size, max_size=world_size)))
     group = (draw(st.integers(0, 2)),)
     return Choice(
@@ -73,11 +73,11 @@ def _all_ways(problem: PlanningProblem, choice: Choice) -> Iterator[Ints]:
         problem.world_size // problem.local_size,
     )
     rows = np.arange(size)
-    if choice.spread is Spread.ALL:
+    if choice.rule is PlacementRule.EVERY_RANK:
         yield np.arange(problem.world_size)
-    elif choice.spread is Spread.ANY:
+    elif choice.rule is PlacementRule.ANY_RANK:
         yield from (np.array(ranks) for ranks in product(range(problem.world_size), repeat=pieces))
-    elif choice.spread is Spread.HOST:
+    elif choice.rule is PlacementRule.ONE_HOST:
         for host in range(hosts):
             yield from (
                 host * size + np.array(ranks) for ranks in product(range(size), repeat=pieces)
@@ -145,7 +145,7 @@ def model(seed: int, tables: int, world_size: int, local_size: int, fill: float)
     room = 10**9
     bytes_ = (sizes / sizes.sum() * fill * room * world_size).astype(np.int64)
 
-    def choice(ms: float, size: int, pieces: int, spread: Spread, group: int) -> Choice:
+    def choice(ms: float, size: int, pieces: int, spread: PlacementRule, group: int) -> Choice:
         memory = np.zeros((pieces, 2), dtype=np.int64)
         memory[:, 0] = size
         return Choice(np.full(pieces, ms), memory, spread, (group,), group)
@@ -154,27 +154,33 @@ def model(seed: int, tables: int, world_size: int, local_size: int, fill: float)
     for lookup, size, columns in zip(work.tolist(), bytes_.tolist(), slices.tolist(), strict=True):
         home = 0.2 * lookup
         ways_ = [
-            choice(lookup + home, size, 1, Spread.ANY, 0),
+            choice(lookup + home, size, 1, PlacementRule.ANY_RANK, 0),
             choice(
                 (lookup + 2.0 * home) / world_size + 0.3,
                 -(-size // world_size),
                 world_size,
-                Spread.ALL,
+                PlacementRule.EVERY_RANK,
                 1,
             ),
-            choice(lookup + home, size // 50 + 1, 1, Spread.ANY, 5),
+            choice(lookup + home, size // 50 + 1, 1, PlacementRule.ANY_RANK, 5),
         ]
-        ways_[2] = Choice(8.0 * ways_[2].time, ways_[2].memory, Spread.ANY, (0,), 6)
+        ways_[2] = Choice(8.0 * ways_[2].time, ways_[2].memory, PlacementRule.ANY_RANK, (0,), 6)
         if columns > 1:
             part = (0.6 * lookup + home) / columns + 0.4 * lookup / columns + 0.1
-            ways_.append(choice(part, -(-size // columns), columns, Spread.ANY, 2))
+            ways_.append(choice(part, -(-size // columns), columns, PlacementRule.ANY_RANK, 2))
         if local_size < world_size:
             rows = (lookup + 1.5 * home) / local_size + 0.2
-            ways_.append(choice(rows, -(-size // local_size), local_size, Spread.HOST_ROWS, 3))
+            ways_.append(
+                choice(rows, -(-size // local_size), local_size, PlacementRule.ROWS_ON_HOST, 3)
+            )
         if size < room // 20:
             ways_.append(
                 choice(
-                    lookup / world_size + size / room * 40.0, 2 * size, world_size, Spread.ALL, 4
+                    lookup / world_size + size / room * 40.0,
+                    2 * size,
+                    world_size,
+                    PlacementRule.EVERY_RANK,
+                    4,
                 )
             )
         found.append(tuple(ways_))

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 import torch
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.options import ParameterConstraints
-from tutorec.distributed.planner.placements import place_options
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, to_sharding_plan
-from tutorec.distributed.planner.report import PlanInputs, PlanReport
+from tutorec.distributed.planner.problem import place_options
+from tutorec.distributed.planner.report import PlanInputs, PlannedSharding, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.distributed.planner.topology import Topology

@@ -15,9 +15,9 @@ from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
-from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.problem import broken_rules, rank_memory
+from tutorec.distributed.planner.report import PlannedSharding
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.errors import PlannerError
 

@@ -11,14 +11,14 @@ from hypothesis import given
 
 from tutorec.distributed.planner.problem import (
     Choice,
+    PlacementRule,
     PlanningProblem,
-    Spread,
     lower_bound,
 )
 
 
 def _whole(ms: float, size: int, *groups: int) -> Choice:
-    return Choice(np.array([ms]), np.array([[size, 0]]), Spread.ANY, groups)
+    return Choice(np.array([ms]), np.array([[size, 0]]), PlacementRule.ANY_RANK, groups)
 
 
 def _rooms(*rooms: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, rep
 from tutorec.distributed.core.cache_params import CacheParams
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.distributed.planner import ParameterConstraints, PlanComparison, Topology, compare
-from tutorec.distributed.planner.explain import PlannedSharding
+from tutorec.distributed.planner.report import PlannedSharding
 from tutorec.errors import PlannerError
 
 MACHINE = Topology(4, "cuda", hbm_cap=4 * GIB)

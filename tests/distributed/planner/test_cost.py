@@ -51,22 +51,22 @@ from tutorec.distributed.planner.cost import (
     registered_kernels,
     shard_perf,
 )
-from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.options import TableProfile
 from tutorec.distributed.planner.topology import Floats, Topology
 from tutorec.distributed.traffic import count_traffic
 from tutorec.errors import PlannerError, PlannerErrorType
 
 
-def facts(rows: int = 1000, columns: int = 32, **changes: Any) -> TableFacts:
+def facts(rows: int = 1000, columns: int = 32, **changes: Any) -> TableProfile:
     words: dict[str, Any] = {"features": ("f",), "samples": (10.0,), "ids": (20.0,)}
-    return TableFacts("", "t", rows, columns, **(words | changes))
+    return TableProfile("", "t", rows, columns, **(words | changes))
 
 
 @dataclass(frozen=True)
 class Case:
     """A table, how it is cut, and the world."""
 
-    table: TableFacts
+    table: TableProfile
     kind: ShardingType
     pieces: list[ShardPiece]
     hosts: int
@@ -212,7 +212,7 @@ def test_times_are_finite_and_none_is_negative(case, kernel):
 
 
 def one(
-    table: TableFacts,
+    table: TableProfile,
     kind: ShardingType,
     topology: Topology,
     kernel: str = "fused",

@@ -26,7 +26,7 @@ from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
 from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.options import ParameterConstraints, Pieces, ShardingOption
+from tutorec.distributed.planner.options import ParameterConstraints, ShardArrays, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import ShardEstimator
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -102,13 +102,13 @@ def test_sequences_have_the_same_options():
 def test_grid_comes_when_asked_for():
     asked = {"item": ParameterConstraints(sharding_types=["grid_shard"], min_partition=4)}
     [option] = listed(bags(item=(5, 8)), Topology.hosts(2, 2), asked)
-    assert option.pieces().sizes.tolist() == [[3, 4], [2, 4], [3, 4], [2, 4]]
+    assert option.shard_arrays().sizes.tolist() == [[3, 4], [2, 4], [3, 4], [2, 4]]
     assert option.partition_by == "multi_host"
 
 
 def test_options_are_listed_without_making_shards():
     for option in listed(bags(item=(8, 256)), Topology.hosts(2, 2)):
-        assert isinstance(option._shards, Pieces)
+        assert isinstance(option._shards, ShardArrays)
 
 
 def test_tables_of_one_shape_share_their_arrays_and_not_their_ranks():
@@ -117,9 +117,9 @@ def test_tables_of_one_shape_share_their_arrays_and_not_their_ranks():
         Topology(2, "cpu"),
         dict.fromkeys("ab", ParameterConstraints(sharding_types=["row_wise"])),
     )
-    assert np.shares_memory(first.pieces().sizes, second.pieces().sizes)
+    assert np.shares_memory(first.shard_arrays().sizes, second.shard_arrays().sizes)
     first.place([0, 1])
-    assert second.pieces().ranks is None
+    assert second.shard_arrays().ranks is None
 
 
 @given(
@@ -176,7 +176,10 @@ def placed(option: ShardingOption, hosts: int, local_size: int) -> list[ShardPie
     if option.sharding_type == "table_column_wise":
         ranks = [last] * count
     lines = zip(
-        ranks, option.pieces().offsets.tolist(), option.pieces().sizes.tolist(), strict=True
+        ranks,
+        option.shard_arrays().offsets.tolist(),
+        option.shard_arrays().sizes.tolist(),
+        strict=True,
     )
     return [ShardPiece(rank, *offset, *size) for rank, offset, size in lines]
 
@@ -189,8 +192,8 @@ def test_replicated_tables_are_fused_where_the_sharder_names_an_optimizer():
     sharder = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.02})
     [option] = listed(bags(item=(8, 4)), Topology(2, "cpu"), only_copies, [sharder])
     assert option.compute_kernel == "fused"
-    assert option.facts.optimizer is not None
-    assert option.facts.optimizer.learning_rate == 0.02
+    assert option.profile.optimizer is not None
+    assert option.profile.optimizer.learning_rate == 0.02
 
 
 def test_replicated_tables_are_fused_where_the_table_names_an_optimizer():
@@ -199,8 +202,8 @@ def test_replicated_tables_are_fused_where_the_table_names_an_optimizer():
     only_copies = {"item": ParameterConstraints(sharding_types=["data_parallel"])}
     [option] = listed(module, Topology(2, "cpu"), only_copies)
     assert option.compute_kernel == "fused"
-    assert option.facts.optimizer is not None
-    assert option.facts.optimizer.learning_rate == 0.5
+    assert option.profile.optimizer is not None
+    assert option.profile.optimizer.learning_rate == 0.5
 
 
 @pytest.mark.parametrize("asked", ["dense", "batched_dense"])
@@ -224,7 +227,7 @@ def test_kernel_that_is_registered_later_is_listed():
     assert {
         option.compute_kernel for option in enumerator.enumerate(module, [PackedSharder()])
     } == {"fused"}
-    assert any("cost is not known" in refusal.reason for refusal in enumerator.refusals)
+    assert any("no cost model is registered" in refusal.reason for refusal in enumerator.refusals)
     try:
         register_kernel("quant_uvm", KernelModel(devices=("cuda",)))
         options = enumerator.enumerate(module, [PackedSharder()])
@@ -254,7 +257,7 @@ def test_columns_are_cut_as_narrow_as_allowed(
 ):
     words = ParameterConstraints(sharding_types=["column_wise"], min_partition=min_partition)
     [option] = listed(bags(item=(8, columns)), Topology(2, "cpu"), {"item": words})
-    assert option.pieces().sizes[:, 1].tolist() == widths
+    assert option.shard_arrays().sizes[:, 1].tolist() == widths
 
 
 def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cut_it():
@@ -481,7 +484,7 @@ def test_tables_come_in_the_order_of_the_model():
 def test_options_and_their_copies_share_table_and_module():
     module = bags(item=(8, 64))
     for option in listed(module, Topology(2, "cpu")):
-        for shared in (option, option.with_pieces(option.pieces()), copy.deepcopy(option)):
+        for shared in (option, option.with_shards(option.shard_arrays()), copy.deepcopy(option)):
             assert shared.module[1] is module
             assert shared.tensor is module.embedding_bags["item"].weight
 
@@ -517,8 +520,8 @@ def test_sharder_of_any_class_is_asked_by_the_protocol():
     constraints = {"shelf": ParameterConstraints(pooling_factors=[2.0, 3.0])}
     [option] = listed(Shelf(), Topology(2, "cpu"), constraints, [ShelfSharder()])
     assert words(option) == ("row_wise", "dense")
-    assert option.facts.ids == (8.0, 12.0)
-    assert option.facts.features == ("shelf[0]", "shelf[1]")
+    assert option.profile.ids == (8.0, 12.0)
+    assert option.profile.features == ("shelf[0]", "shelf[1]")
 
 
 def test_facts_hold_what_the_constraints_say_of_each_feature():
@@ -531,7 +534,7 @@ def test_facts_hold_what_the_constraints_say_of_each_feature():
         batch_sizes=[10, 5],
     )
     [option] = listed(module, Topology(2, "cpu"), {"item": said})
-    facts = option.facts
+    facts = option.profile
     assert (facts.samples, facts.ids, facts.weighted) == ((10.0, 10.0), (10.0, 200.0), True)
     assert option.input_lengths == [1.0, 20.0]
 
@@ -540,7 +543,7 @@ def test_one_pooling_factor_holds_for_all_features():
     table = EmbeddingBagConfig(8, 4, "item", feature_names=["now", "seen"])
     module = EmbeddingBagCollection([table], device=torch.device("meta"))
     said = {"item": ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[3.0])}
-    assert listed(module, Topology(2, "cpu"), said)[0].facts.ids == (12.0, 12.0)
+    assert listed(module, Topology(2, "cpu"), said)[0].profile.ids == (12.0, 12.0)
 
 
 def test_narrow_wire_is_known_from_the_sharder():
@@ -549,20 +552,20 @@ def test_narrow_wire_is_known_from_the_sharder():
     registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
     option = listed(bags(item=(8, 4)), Topology(2, "cpu"), sharders=[sharder])[0]
-    assert (option.facts.row_wire_bytes, option.facts.gradient_wire_bytes) == (2, 4)
+    assert (option.profile.row_wire_bytes, option.profile.gradient_wire_bytes) == (2, 4)
 
 
 def test_default_estimators_fill_time_and_storage():
     enumerator = EmbeddingEnumerator(Topology.hosts(2, 2), 4)
     for option in enumerator.enumerate(bags(item=(8, 256)), SHARDERS):
-        pieces = option.pieces()
+        pieces = option.shard_arrays()
         assert pieces.perf is not None
         assert pieces.storage is not None
         assert (pieces.perf >= 0).all()
         assert pieces.storage[:, 1].min() > 0
         pieces.perf = pieces.storage = None
         enumerator.populate_estimates([option])
-        assert option.pieces().perf is not None
+        assert option.shard_arrays().perf is not None
 
 
 def test_same_table_name_in_two_modules_is_two_tables():

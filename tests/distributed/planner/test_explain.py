@@ -13,19 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorec._text import WIDTH, Explanation, Facts
-from tutorec.distributed.planner.explain import find_table, steps_of_choices, with_choice
 from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,
+    PlacementRule,
     PlanningProblem,
-    Spread,
     broken_rules,
     cost,
     rank_memory,
     rank_time,
 )
-from tutorec.distributed.planner.report import PlanInputs, type_of
+from tutorec.distributed.planner.report import (
+    PlanInputs,
+    find_table,
+    steps_of_choices,
+    type_of,
+)
+from tutorec.distributed.planner.search import with_choice
 from tutorec.distributed.planner.topology import Topology
 
 TOLD = ["item", "word", "day"]
@@ -121,7 +126,7 @@ def test_table_story_names_choice_and_every_option(plan, stories, name):
     rows, columns = SHOP[name]
     assert f"{rows:,} rows of {columns} columns" in text
     chosen = [line for line in text.splitlines() if line.endswith("  chosen")]
-    assert [fields(line)[0] for line in chosen] == [type_of(report.taken[table])]
+    assert [fields(line)[0] for line in chosen] == [type_of(report.choices[table])]
     for choice in report.problem.choices[table]:
         row = next(
             fields(line) for line in text.splitlines() if re.match(rf"{type_of(choice)}  +\d", line)
@@ -197,7 +202,7 @@ def problems(draw: st.DrawFn) -> PlanningProblem:
     """A few tables of every spread on two hosts of two ranks."""
     numbers = st.integers(0, 6)
 
-    def choice(spread: Spread, pieces: int) -> Choice:
+    def choice(spread: PlacementRule, pieces: int) -> Choice:
         time = np.array([float(draw(numbers)) for _ in range(pieces)])
         memory = np.array([[draw(numbers), draw(numbers)] for _ in range(pieces)])
         allowed = (
@@ -208,15 +213,19 @@ def problems(draw: st.DrawFn) -> PlanningProblem:
         return Choice(time, memory, spread, (draw(st.integers(0, 2)),), 0, allowed)
 
     shapes = [
-        (Spread.ANY, 1),
-        (Spread.ANY, 3),
-        (Spread.HOST, 2),
-        (Spread.HOST_ROWS, 2),
-        (Spread.HOSTS_ROWS, 4),
+        (PlacementRule.ANY_RANK, 1),
+        (PlacementRule.ANY_RANK, 3),
+        (PlacementRule.ONE_HOST, 2),
+        (PlacementRule.ROWS_ON_HOST, 2),
+        (PlacementRule.ROW_BLOCKS_ON_HOSTS, 4),
     ]
     tables = []
     for _ in range(draw(st.integers(1, 3))):
-        picked = draw(st.lists(st.sampled_from([*shapes, (Spread.ALL, 4)]), min_size=1, max_size=4))
+        picked = draw(
+            st.lists(
+                st.sampled_from([*shapes, (PlacementRule.EVERY_RANK, 4)]), min_size=1, max_size=4
+            )
+        )
         tables.append(tuple(choice(*shape) for shape in picked))
     capacity = np.array([[draw(st.integers(0, 15)), draw(st.integers(0, 15))] for _ in range(4)])
     return PlanningProblem(4, 2, capacity, tuple(tables), np.array([0.5, 0.0, 2.0]))

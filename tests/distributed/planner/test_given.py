@@ -89,7 +89,7 @@ def test_a_plan_written_by_hand_has_an_estimate_for_each_way_to_cut():
     plan = by_hand(item=column_wise(ranks=[1, 0]), user=row_wise(), day=data_parallel())
     report = planner().estimate(plan, MODEL).report
     assert report is not None
-    chosen = [choice.options[0].sharding_type for choice in report.taken]
+    chosen = [choice.options[0].sharding_type for choice in report.choices]
     assert chosen == ["column_wise", "row_wise", "data_parallel"]
     assert report.placement.ranks[0].tolist() == [1, 0]
 

@@ -15,8 +15,8 @@ from tutorec.distributed.planner.milp import CLOSED, solve
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,
+    PlacementRule,
     PlanningProblem,
-    Spread,
     broken_rules,
     cost,
     lower_bound,
@@ -27,7 +27,7 @@ from tutorec.distributed.planner.search import search
 def choice(
     times: list[float],
     memory: list[int],
-    spread: Spread = Spread.ANY,
+    spread: PlacementRule = PlacementRule.ANY_RANK,
     group: int | None = None,
     **words,
 ):
@@ -89,7 +89,7 @@ def test_start_never_becomes_worse(problem: PlanningProblem, random: Any) -> Non
 
 
 def test_equal_tables_are_spread_over_hosts() -> None:
-    pair = [choice([2.0, 1.0], [1, 1], Spread.HOST)]
+    pair = [choice([2.0, 1.0], [1, 1], PlacementRule.ONE_HOST)]
     problem = problem_of([pair] * 4, hosts=2, local_size=2)
     result = solve(problem)
     assert result.placement is not None
@@ -101,8 +101,14 @@ def test_equal_tables_are_spread_over_hosts() -> None:
 
 def test_groups_are_paid_once() -> None:
     # Alone table 0 is best whole, and table 1 split; but each way costs 2 ms once it is used.
-    whole_0, split_0 = choice([3.0], [1], group=0), choice([3.5, 0.5], [1, 1], Spread.ALL, group=1)
-    whole_1, split_1 = choice([9.0], [1], group=0), choice([2.0, 2.0], [1, 1], Spread.ALL, group=1)
+    whole_0, split_0 = (
+        choice([3.0], [1], group=0),
+        choice([3.5, 0.5], [1, 1], PlacementRule.EVERY_RANK, group=1),
+    )
+    whole_1, split_1 = (
+        choice([9.0], [1], group=0),
+        choice([2.0, 2.0], [1, 1], PlacementRule.EVERY_RANK, group=1),
+    )
     problem = problem_of([[whole_0, split_0], [whole_1, split_1]], fixed=np.array([2.0, 2.0]))
     result = solve(problem)
     assert result.placement is not None

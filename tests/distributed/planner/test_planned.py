@@ -9,7 +9,7 @@ import pytest
 from distributed.planner.planned_cases import SHOP, inputs_of, planned, report_of
 
 from tutorec.distributed.plan.plan import ShardingPlan
-from tutorec.distributed.planner.explain import PlannedSharding
+from tutorec.distributed.planner.report import PlannedSharding
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerError
 
@@ -75,7 +75,7 @@ def test_html_of_a_plan_lists_every_table(plan):
 def test_report_numbers_agree_with_the_plan(plan):
     report = report_of(plan)
     held = {rank: 0 for rank in range(4)}
-    for (_, entry), choice in zip(plan.plan[""].items(), report.taken, strict=True):
+    for (_, entry), choice in zip(plan.plan[""].items(), report.choices, strict=True):
         assert entry.sharding_type == choice.options[0].sharding_type
         for rank, size in zip(entry.ranks, choice.memory.sum(axis=1).tolist(), strict=True):
             held[rank] += size

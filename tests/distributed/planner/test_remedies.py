@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from distributed.planner.planned_cases import GIB, inputs_of
 
-from tutorec.distributed.planner import report
+from tutorec.distributed.planner import remedies
 from tutorec.distributed.planner.options import ParameterConstraints
-from tutorec.distributed.planner.report import PlanInputs, find_shortage, why_infeasible
+from tutorec.distributed.planner.remedies import find_shortage, why_infeasible
+from tutorec.distributed.planner.report import PlanInputs
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerErrorType
@@ -144,7 +145,7 @@ def test_constraints_of_tables_that_do_not_fit_together_are_loosened():
 def test_at_most_three_remedies_take_one_search_each(monkeypatch):
     searched = []
     monkeypatch.setattr(
-        report, "search", lambda problem: (searched.append(problem), search(problem))[1]
+        remedies, "search", lambda problem: (searched.append(problem), search(problem))[1]
     )
     wanted = {"item": ParameterConstraints(sharding_types=["table_wise"])}
     lines = str(
@@ -202,7 +203,7 @@ def test_shortage_is_that_of_the_least_demanding_option():
     inputs = inputs_of(BIG, Topology(1, "cuda", hbm_cap=16 * GIB))
     short = find_shortage(inputs.problem)
     needed = min(int(choice.memory[:, 0].max()) for choice in inputs.problem.choices[0])
-    assert (short.kind, short.needed, short.room, short.tables, short.ranks) == (
+    assert (short.memory, short.needed, short.room, short.tables, short.ranks) == (
         0,
         needed,
         16 * GIB,

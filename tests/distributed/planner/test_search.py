@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,
+    PlacementRule,
     PlanningProblem,
-    Spread,
     broken_rules,
     cost,
     lower_bound,
@@ -30,7 +30,7 @@ def _whole(ms: float, size: int, allowed: list[bool] | None = None) -> Choice:
     return Choice(
         np.array([ms]),
         np.array([[0, size]]),
-        Spread.ANY,
+        PlacementRule.ANY_RANK,
         allowed=None if allowed is None else np.array(allowed),
     )
 
@@ -79,7 +79,7 @@ def test_the_order_of_hosts_does_not_matter(problem: PlanningProblem, data: st.D
 
     def moved(choice: Choice) -> Choice:
         allowed = None if choice.allowed is None else choice.allowed[ranks]
-        if choice.spread is Spread.ALL:
+        if choice.rule is PlacementRule.EVERY_RANK:
             return replace(
                 choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed
             )
@@ -96,9 +96,9 @@ def test_the_order_of_hosts_does_not_matter(problem: PlanningProblem, data: st.D
 def test_a_table_whose_only_usable_choice_is_in_a_free_group_is_placed() -> None:
     free = np.zeros((1, 2), dtype=np.int64)
     choices = (
-        Choice(np.zeros(2), np.array([[3, 0], [3, 0]]), Spread.ANY, (0,)),
-        Choice(np.zeros(1), free, Spread.ANY, (0,), allowed=np.array([False])),
-        Choice(np.zeros(1), free, Spread.ANY, (1,), allowed=np.array([True])),
+        Choice(np.zeros(2), np.array([[3, 0], [3, 0]]), PlacementRule.ANY_RANK, (0,)),
+        Choice(np.zeros(1), free, PlacementRule.ANY_RANK, (0,), allowed=np.array([False])),
+        Choice(np.zeros(1), free, PlacementRule.ANY_RANK, (1,), allowed=np.array([True])),
     )
     problem = PlanningProblem(1, 1, np.array([[4, 0]]), (choices,), np.array([0.0, 0.0, 0.5]))
     assert _found(problem).chosen.tolist() == [2]
@@ -128,7 +128,9 @@ def test_equal_tables_go_to_ranks_in_their_order() -> None:
 
 def test_equal_tables_in_rows_of_a_host_go_to_hosts_in_their_order() -> None:
     def rows(size: int) -> tuple[Choice, ...]:
-        return (Choice(np.array([1.0, 1.0]), np.array([[0, size]] * 2), Spread.HOST_ROWS),)
+        return (
+            Choice(np.array([1.0, 1.0]), np.array([[0, size]] * 2), PlacementRule.ROWS_ON_HOST),
+        )
 
     found = _found(PlanningProblem(4, 2, _rooms(9, 9, 9, 9), tuple(map(rows, (7, 7, 2, 2)))))
     assert [ranks.tolist() for ranks in found.ranks] == [[0, 1], [2, 3], [0, 1], [2, 3]]
@@ -187,7 +189,9 @@ def test_a_second_group_is_opened_only_where_it_is_worth_its_latency() -> None:
     """Rows take 1 ms off the slowest rank; a second group of exchanges costs more than that, or
     less.
     """
-    rows = Choice(np.array([1.0, 1.0]), np.array([[0, 1]] * 2), Spread.ALL, (1,), preference=1)
+    rows = Choice(
+        np.array([1.0, 1.0]), np.array([[0, 1]] * 2), PlacementRule.EVERY_RANK, (1,), preference=1
+    )
     whole = replace(_whole(2.0, 1), groups=(0,))
     only_whole = replace(_whole(3.0, 1), groups=(0,))
     tables = ((only_whole,), (only_whole,), (whole, rows))
@@ -222,7 +226,9 @@ def test_a_piece_as_long_as_the_slowest_rank_is_cut_where_others_have_to_make_ro
     """One table takes 10 ms, or 6 ms on both ranks, which two of 3 ms hold already: 10 and 6, or 9
     and 9.
     """
-    rows = Choice(np.array([6.0, 6.0]), np.array([[0, 1]] * 2), Spread.ALL, preference=1)
+    rows = Choice(
+        np.array([6.0, 6.0]), np.array([[0, 1]] * 2), PlacementRule.EVERY_RANK, preference=1
+    )
     tables = (_whole(10.0, 1), rows), (_whole(3.0, 1),), (_whole(3.0, 1),)
     found = _found(PlanningProblem(2, 2, _rooms(9, 9), tables))
     assert found.chosen.tolist() == [1, 0, 0]
@@ -232,9 +238,11 @@ def test_no_overfull_rank_is_left_of_a_search_that_lets_ranks_be_overfull() -> N
     """Only one of the ranks has room for the table in both kinds of memory, and no plan takes
     longer than another.
     """
-    table = (Choice(np.zeros(1), np.array([[9, 3]]), Spread.ANY),)
-    rows = Choice(np.zeros(4), np.array([[0, 0], [5, 0], [5, 0], [3, 0]]), Spread.HOSTS_ROWS)
-    halves = (Choice(np.zeros(2), np.array([[6, 0], [6, 0]]), Spread.ANY),)
+    table = (Choice(np.zeros(1), np.array([[9, 3]]), PlacementRule.ANY_RANK),)
+    rows = Choice(
+        np.zeros(4), np.array([[0, 0], [5, 0], [5, 0], [3, 0]]), PlacementRule.ROW_BLOCKS_ON_HOSTS
+    )
+    halves = (Choice(np.zeros(2), np.array([[6, 0], [6, 0]]), PlacementRule.ANY_RANK),)
     capacity = np.array([[4, 0], [16, 0], [9, 100], [4, 0]])
     problem = PlanningProblem(4, 2, capacity, ((*table, rows), halves))
     assert broken_rules(problem, _found(problem)) == []
@@ -243,7 +251,7 @@ def test_no_overfull_rank_is_left_of_a_search_that_lets_ranks_be_overfull() -> N
 def test_equal_shards_take_the_preferred_group_and_dearer_ones_do_not():
     def table(*preferences: int) -> tuple[Choice, ...]:
         time, memory = np.array([1.0, 1.0]), np.zeros((2, 2), int)
-        spreads = (Spread.ALL, Spread.HOST_ROWS)
+        spreads = (PlacementRule.EVERY_RANK, PlacementRule.ROWS_ON_HOST)
         return tuple(
             Choice(time, memory, spread, groups=(group,), preference=preference)
             for group, (spread, preference) in enumerate(zip(spreads, preferences, strict=True))

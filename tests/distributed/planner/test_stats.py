@@ -7,8 +7,7 @@ import logging
 from distributed.planner.planned_cases import SHOP, inputs_of, planned, report_of
 
 from tutorec._text import ms_text
-from tutorec.distributed.planner.placements import place_options
-from tutorec.distributed.planner.problem import rank_time
+from tutorec.distributed.planner.problem import place_options, rank_time
 from tutorec.distributed.planner.stats import EmbeddingStats, NoopEmbeddingStats
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.distributed.planner.topology import Topology

@@ -32,7 +32,7 @@ from tutorec.distributed.planner.options import (
     PartitionByType,
     Shard,
     ShardingOption,
-    TableFacts,
+    TableProfile,
 )
 from tutorec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
@@ -125,7 +125,9 @@ def check_allocated(
     of_tables = shapes(unsharded(pooled))
     for index, (name, pieces) in enumerate(sorted(found[0][1].items())):
         rows, columns = of_tables[name]
-        facts = TableFacts("", name, rows, columns, features=("f",), pooled=pooled, optimizer=spec)
+        facts = TableProfile(
+            "", name, rows, columns, features=("f",), pooled=pooled, optimizer=spec
+        )
         sizes = np.array([[own_rows, own_columns] for _, own_rows, own_columns in pieces])
         stored = stored_bytes(facts, ShardingType(kind_of(kind, index)), kernel, sizes, topology)
         np.add.at(estimated, [rank for rank, _, _ in pieces], stored.weights + stored.state)
@@ -224,14 +226,15 @@ def test_bytes_of_a_mapping_are_those_that_it_takes_and_are_in_the_plan(kind):
             )
         ]
         first, second = (
-            option.pieces().storage[:, option.pieces().storage[0].argmax()] for option in options
+            option.shard_arrays().storage[:, option.shard_arrays().storage[0].argmax()]
+            for option in options
         )
         assert (first - second).tolist() == [mapping.row_bytes() * 2048] * 2
 
 
-def facts(**changes: Any) -> TableFacts:
+def facts(**changes: Any) -> TableProfile:
     words: dict[str, Any] = {"features": ("f",), "samples": (10.0,), "ids": (20.0,)}
-    return TableFacts("", "t", 1000, 32, **(words | changes))
+    return TableProfile("", "t", 1000, 32, **(words | changes))
 
 
 ADAGRAD = OptimizerSpec("rowwise_adagrad")
@@ -264,7 +267,7 @@ def test_copies_take_the_whole_table_on_every_rank():
     assert found.weights.tolist() == [128_000] * 2
     assert found.gradients.tolist() == [0, 0]
     assert found.output.tolist() == [20 * 128] * 2  # gradients of all ranks' bags
-    small = TableFacts("", "t", 4, 32, features=("f",), samples=(10.0,), ids=(20.0,))
+    small = TableProfile("", "t", 4, 32, features=("f",), samples=(10.0,), ids=(20.0,))
     in_sum = stored_bytes(
         small, ShardingType.DATA_PARALLEL, "fused", np.array([[4, 32]] * 2), Topology(2, "cuda")
     )

@@ -32,9 +32,9 @@ from tutorec.distributed.plan.plan import (
     ShardingType,
 )
 from tutorec.distributed.planner.cost import fixed_cost, shard_perf
-from tutorec.distributed.planner.options import ParameterConstraints, TableFacts
-from tutorec.distributed.planner.placements import place_options
+from tutorec.distributed.planner.options import ParameterConstraints, TableProfile
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+from tutorec.distributed.planner.problem import place_options
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.simulate.ids import PowerLaw
 from tutorec.distributed.simulate.loads import Load
@@ -175,7 +175,7 @@ def test_time_under_even_ids_is_what_the_planner_estimates(
         Load(int(samples), ids / samples),
     )
     pieces = KINDS[kind](config.num_embeddings, config.embedding_dim, topology)
-    facts = TableFacts(
+    facts = TableProfile(
         "", "item", config.num_embeddings, 64, 4, ("item",), True, False, (samples,), (ids,)
     )
     sizes = np.array([[piece.rows, piece.columns] for piece in pieces])
@@ -204,7 +204,7 @@ def test_a_planned_model_takes_what_its_planner_says_and_more_where_a_row_is_hot
     assert report is not None
     own = np.zeros((topology.world_size, 6))
     for option in place_options(report.inputs.problem, report.placement):
-        pieces = option.pieces()
+        pieces = option.shard_arrays()
         np.add.at(own, pieces.ranks, pieces.perf)
     for phase, column in {"lookup": 0, "update": 2}.items():
         assert even.phases[phase].tolist() == pytest.approx(own[:, column].tolist(), rel=1e-6), (

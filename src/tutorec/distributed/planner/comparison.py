@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tutorec._text import TextTable, bytes_text, number_text
 from tutorec.distributed.plan.plan import ShardingType
-from tutorec.distributed.planner.explain import PlannedSharding, named_entries
+from tutorec.distributed.planner.report import PlannedSharding, named_entries
 from tutorec.errors import PlannerError
 
 # Columns of a line, and copied tables that are named in it.
@@ -86,7 +86,7 @@ class PlanComparison(Mapping[str, ComparedPlan]):
             number_text(plan.ms, _MS_DIGITS),
             f"{100 * plan.above_best:.1f} %" if plan.above_best else "best",
             "" if plan.seconds is None else f"{plan.seconds:.2f}",
-            ", ".join(f"{count:,} {kind}" for kind, count in plan.types.items()),
+            ", ".join(f"{count:,} {sharding_type}" for sharding_type, count in plan.types.items()),
             _few(plan.copied),
             bytes_text(plan.largest_rank_bytes),
         ]
@@ -126,6 +126,7 @@ def compare(plans: Mapping[str, PlannedSharding]) -> PlanComparison:
     """
     if not plans:
         raise ValueError("there is nothing to compare: pass at least one plan, as {name: plan}")
+
     for name, plan in plans.items():
         if not plan.plan:
             raise PlannerError(f"plan {name!r} has no table: leave it out")
@@ -134,6 +135,7 @@ def compare(plans: Mapping[str, PlannedSharding]) -> PlanComparison:
                 f"plan {name!r} has no report of a planner: EmbeddingShardingPlanner(...).estimate("
                 "plan, model) gives it one"
             )
+
     best = min(plan.report.cost for plan in plans.values() if plan.report is not None)
     return PlanComparison({name: _compared(plan, best) for name, plan in plans.items()})
 
@@ -144,6 +146,7 @@ def _compared(plan: PlannedSharding, best: float) -> ComparedPlan:
     entries = named_entries(plan)
     types = Counter(entry.sharding_type for entry in entries.values())
     copied = ShardingType.DATA_PARALLEL.value
+
     return ComparedPlan(
         ms=report.cost,
         above_best=report.cost / best - 1 if best else 0.0,
@@ -159,5 +162,5 @@ def _compared(plan: PlannedSharding, best: float) -> ComparedPlan:
 def _few(names: tuple[str, ...]) -> str:
     """The first names, and the number of the others."""
     more = len(names) - _NAMED
-    shown = ", ".join(names[:_NAMED])
-    return f"{shown} and {more:,} more" if more > 0 else shown
+    listed = ", ".join(names[:_NAMED])
+    return f"{listed} and {more:,} more" if more > 0 else listed

@@ -47,7 +47,7 @@ from tutorec.distributed.planner.constants import (
     DENSE_GRADIENT_PASSES,
     ROW_READ_BYTES,
 )
-from tutorec.distributed.planner.options import TableFacts
+from tutorec.distributed.planner.options import TableProfile
 from tutorec.distributed.planner.topology import PERF_FIELDS, CollectiveType, Floats, Ints, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -144,6 +144,7 @@ def register_kernel(value: str, model: KernelModel) -> None:
             f"compute kernel {value!r} is unknown: register one of {', '.join(names)}",
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
+
     _kernels[value] = model
 
 
@@ -178,6 +179,7 @@ def kernel_model(value: str) -> KernelModel:
             f"{', '.join(_kernels)}; register_kernel(value, KernelModel(...)) adds one",
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
+
     return model
 
 
@@ -209,7 +211,8 @@ class Leg(NamedTuple):
 
     def ms(self, topology: Topology) -> float:
         """Milliseconds of the slower link (eq-cost-wire)."""
-        bandwidths, local = topology.comms_bandwidths, topology.intra_group_size
+        bandwidths = topology.comms_bandwidths
+        local = topology.intra_group_size
         return max(
             self.inside / bandwidths.get_bw(local, local, self.collective) if self.inside else 0.0,
             self.across / bandwidths.get_bw(local, topology.world_size, self.collective)
@@ -247,11 +250,11 @@ class Work(NamedTuple):
 
 
 def table_wise_work(
-    facts: TableFacts,
+    table: TableProfile,
     size: Size,
     topology: Topology,
-    home: CollectiveType = CollectiveType.ALL_TO_ALL,
-    back: CollectiveType = CollectiveType.ALL_TO_ALL,
+    rows_collective: CollectiveType = CollectiveType.ALL_TO_ALL,
+    gradients_collective: CollectiveType = CollectiveType.ALL_TO_ALL,
 ) -> Work:
     """Table-wise: the holder looks up all ranks' ids and returns their rows (eq-cost-tw).
 
@@ -260,45 +263,48 @@ def table_wise_work(
     gets all ids (eq-cost-cw); a shard of r rows gets n of the N ids.
 
     Args:
-        facts: The table.
+        table: The table.
         size: Rows and columns of the shard.
         topology: The machines.
-        home: The collective that returns rows.
-        back: The collective that sends their gradients.
+        rows_collective: The collective that returns rows.
+        gradients_collective: The collective that sends their gradients.
     """
-    found = facts.total_ids * size[0] / max(facts.rows, 1)
-    bags = facts.total_samples
-    rows = bags if facts.pooled else found
+    shard_ids = table.total_ids * size[0] / max(table.rows, 1)
+    bags = table.total_samples
+    rows = bags if table.pooled else shard_ids
     inside, across = _peers(topology)
-    ids_in = _id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found
+    ids_in = _id_bytes(table) * (bags + shard_ids) + _weight_bytes(table) * shard_ids
     rows_home, gradients_back = (
-        each * rows * size[1] for each in (facts.row_wire_bytes, facts.gradient_wire_bytes)
+        each * rows * size[1] for each in (table.row_wire_bytes, table.gradient_wire_bytes)
     )
     world_size = topology.world_size
+
     return Work(
-        lookups=world_size * found,
+        lookups=world_size * shard_ids,
         outputs=world_size * rows,
-        updates=world_size * found,
+        updates=world_size * shard_ids,
         gradients=world_size * rows,
         lists=world_size * bags,
         ids_in=(Leg(inside * ids_in, across * ids_in),),
-        rows_home=(Leg(inside * rows_home, across * rows_home, home),),
-        gradients_back=(Leg(inside * gradients_back, across * gradients_back, back),),
+        rows_home=(Leg(inside * rows_home, across * rows_home, rows_collective),),
+        gradients_back=(
+            Leg(inside * gradients_back, across * gradients_back, gradients_collective),
+        ),
     )
 
 
-def row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
+def row_wise_work(table: TableProfile, size: Size, topology: Topology) -> Work:
     """Row-wise: the holder returns a partial sum of every bag of every rank (eq-cost-rw).
 
     It receives ``b_i * (S + n) + b_w * n`` bytes of ids from each rank, makes W * n lookups, and
     sends ``b_r * S * D`` bytes of rows to each rank.
     """
     return table_wise_work(
-        facts, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
+        table, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
     )
 
 
-def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
+def table_row_wise_work(table: TableProfile, size: Size, topology: Topology) -> Work:
     """Table-row-wise: row-wise inside a host, then one sum per sample between hosts (eq-cost-twrw).
 
     The holder sends ``b_r * H * S * d`` bytes to each of the L - 1 other ranks of its host, then
@@ -306,21 +312,24 @@ def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Wo
     rows are sent to their ranks directly. Each column shard of a grid is such a table
     (eq-cost-grid).
     """
-    work = table_wise_work(facts, size, topology)
-    if not facts.pooled:
+    work = table_wise_work(table, size, topology)
+    if not table.pooled:
         return work
-    hosts, peers = topology.num_hosts, topology.intra_group_size - 1
-    numbers = facts.total_samples * size[1]
+
+    hosts = topology.num_hosts
+    peers = topology.intra_group_size - 1
+    numbers = table.total_samples * size[1]
 
     def two_steps(wire_bytes: int) -> tuple[Leg, Leg]:
         inside = Leg(wire_bytes * hosts * peers * numbers, 0.0, CollectiveType.REDUCE_SCATTER)
         return inside, Leg(0.0, wire_bytes * (hosts - 1) * numbers)
 
-    home, back = two_steps(facts.row_wire_bytes), two_steps(facts.gradient_wire_bytes)[::-1]
-    return work._replace(rows_home=home, gradients_back=back)
+    rows_home = two_steps(table.row_wire_bytes)
+    gradients_back = two_steps(table.gradient_wire_bytes)[::-1]
+    return work._replace(rows_home=rows_home, gradients_back=gradients_back)
 
 
-def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
+def data_parallel_work(table: TableProfile, size: Size, topology: Topology) -> Work:
     """Data-parallel: a rank looks up its own ids and exchanges gradients in backward (eq-cost-dp).
 
     It sends each rank ``b_i * (S + N) + b_w * N + 4 * S * D`` bytes, its batch with the gradients
@@ -328,20 +337,23 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
     together exceed ``8 * R * D`` bytes, gradients of the whole table are summed instead:
     ``8 * R * D / W`` bytes to each rank, and every rank updates all rows with the sum.
     """
-    world_size, ids = topology.world_size, facts.total_ids
-    whole = float(facts.rows * facts.columns)
-    lists = facts.total_samples if facts.pooled else 0.0
-    bags = lists if facts.pooled else ids
-    batch = (_id_bytes(facts) + _weight_bytes(facts)) * ids + _FLOAT * bags * facts.columns
+    world_size = topology.world_size
+    ids = table.total_ids
+    table_elements = float(table.rows * table.columns)
+    lists = table.total_samples if table.pooled else 0.0
+    bags = lists if table.pooled else ids
+    batch = (_id_bytes(table) + _weight_bytes(table)) * ids + _FLOAT * bags * table.columns
     work = Work(ids, bags, ids, bags, lists)
     if world_size == 1:
         return work
-    in_sum = world_size * (batch + _FLOAT * lists) > 2 * _FLOAT * whole
-    sent = 2 * _FLOAT * whole / world_size if in_sum else batch + _id_bytes(facts) * lists
+
+    in_sum = world_size * (batch + _FLOAT * lists) > 2 * _FLOAT * table_elements
+    sent = 2 * _FLOAT * table_elements / world_size if in_sum else batch + _id_bytes(table) * lists
     inside, across = _peers(topology)
     back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
     if in_sum:
-        return work._replace(table=whole, gradients_back=(back,))
+        return work._replace(table=table_elements, gradients_back=(back,))
+
     return work._replace(
         updates=world_size * ids,
         gradients=world_size * bags,
@@ -351,7 +363,7 @@ def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Wor
     )
 
 
-WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
+WORK: dict[ShardingType, Callable[[TableProfile, Size, Topology], Work]] = {
     ShardingType.DATA_PARALLEL: data_parallel_work,
     ShardingType.TABLE_WISE: table_wise_work,
     ShardingType.COLUMN_WISE: table_wise_work,
@@ -362,20 +374,21 @@ WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
 }
 
 
-def serving_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
+def serving_work(table: TableProfile, size: Size, topology: Topology) -> Work:
     """Serving: one process sends ids to its devices and gets rows back (eq-cost-serve).
 
     For a shard's n ids and S bags: ``b_i * (S + n) + b_w * n`` bytes to its device, n lookups, ``4
     * S * d`` bytes back. CPU devices share one memory, and nothing is copied.
     """
-    found = facts.total_ids * size[0] / max(facts.rows, 1)
-    bags = facts.total_samples
-    rows = bags if facts.pooled else found
+    shard_ids = table.total_ids * size[0] / max(table.rows, 1)
+    bags = table.total_samples
+    rows = bags if table.pooled else shard_ids
     apart = topology.compute_device != "cpu" and topology.world_size > 1
-    ids_in = Leg(_id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found, 0.0)
+    ids_in = Leg(_id_bytes(table) * (bags + shard_ids) + _weight_bytes(table) * shard_ids, 0.0)
     rows_home = Leg(_FLOAT * rows * size[1], 0.0)
+
     return Work(
-        lookups=found,
+        lookups=shard_ids,
         outputs=rows,
         updates=0.0,
         gradients=0.0,
@@ -387,7 +400,7 @@ def serving_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
 
 def work_of(
     kernel: KernelModel, sharding_type: ShardingType
-) -> Callable[[TableFacts, Size, Topology], Work]:
+) -> Callable[[TableProfile, Size, Topology], Work]:
     """The function that counts the work of a shard.
 
     Example:
@@ -398,7 +411,7 @@ def work_of(
 
 
 def shard_perf(
-    facts: TableFacts,
+    table: TableProfile,
     sharding_type: ShardingType,
     compute_kernel: str,
     sizes: Ints,
@@ -414,7 +427,7 @@ def shard_perf(
     that misses the cache is read with its optimizer state, and written back later.
 
     Args:
-        facts: The table.
+        table: The table.
         sharding_type: Its sharding type.
         compute_kernel: `EmbeddingComputeKernel` value.
         sizes: ``[P, 2]`` rows and columns of the shards.
@@ -427,12 +440,12 @@ def shard_perf(
         PlannerError: The kernel has no model.
 
     Example:
-        >>> facts = TableFacts(
+        >>> table = TableProfile(
         ...     "", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,)
         ... )
         >>> machine = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0)
         >>> shard_perf(
-        ...     facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine
+        ...     table, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine
         ... ).tolist()
         [[8000.0, 1280.0, 16000.0, 1280.0, 120.0, 0.0]]
     """
@@ -440,7 +453,7 @@ def shard_perf(
     count = work_of(kernel, sharding_type)
     return for_each_size(
         sizes,
-        lambda size: _perf(facts, kernel, size, count(facts, size, topology), topology),
+        lambda size: _perf(table, kernel, size, count(table, size, topology), topology),
         len(PERF_FIELDS),
     )
 
@@ -478,6 +491,7 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
         return 3
     if pooled and sharding_type in HOST_ROW_CUTS:
         return 2 + 2 * ((topology.intra_group_size > 1) + (topology.num_hosts > 1))
+
     return 4
 
 
@@ -507,34 +521,37 @@ def for_each_size(
     if (sizes == sizes[:1]).all():  # np.unique takes 30 us, and there are thousands of options
         lines = [line((rows, columns)) for rows, columns in sizes[:1].tolist()]
         return np.broadcast_to(np.array(lines, dtype).reshape(-1, count), (len(sizes), count))
-    few, places = np.unique(sizes, axis=0, return_inverse=True)
+
+    few, size_index = np.unique(sizes, axis=0, return_inverse=True)
     lines = [line((rows, columns)) for rows, columns in few.tolist()]
-    return np.array(lines, dtype)[places.ravel()]
+    return np.array(lines, dtype)[size_index.ravel()]
 
 
 def _perf(
-    facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topology: Topology
+    table: TableProfile, kernel: KernelModel, size: Size, work: Work, topology: Topology
 ) -> list[float]:
     """The milliseconds of one shard."""
     rows, columns = size
     bandwidth = kernel.row_bandwidth(topology)
-    row_bytes = _ID + max(facts.row_bytes(columns), ROW_READ_BYTES)
+    row_bytes = _ID + max(table.row_bytes(columns), ROW_READ_BYTES)
     forward = work.lookups * row_bytes + _FLOAT * work.outputs * columns
     multiplier = topology.bwd_compute_multiplier
-    if facts.weighted:
+    if table.weighted:
         multiplier *= topology.weighted_feature_bwd_compute_multiplier
+
     backward = (multiplier + work.twice) * (
         work.updates * row_bytes + _FLOAT * work.gradients * columns
     )
-    whole = work.table + (0 if kernel.updates else rows * columns)
-    missed = facts.miss_rate * work.lookups
-    states = facts.optimizer.states if facts.optimizer else ()
+    gradient_elements = work.table + (0 if kernel.updates else rows * columns)
+    missed = table.miss_rate * work.lookups
+    states = table.optimizer.states if table.optimizer else ()
     state_bytes = _FLOAT * sum(1 if state.rowwise else columns for state in states)
-    moved = facts.row_bytes(columns) + state_bytes
+    moved = table.row_bytes(columns) + state_bytes
+
     return [
         forward / bandwidth,
         sum(leg.ms(topology) for leg in work.rows_home),
-        (backward + DENSE_GRADIENT_PASSES * _FLOAT * whole) / bandwidth
+        (backward + DENSE_GRADIENT_PASSES * _FLOAT * gradient_elements) / bandwidth
         + topology.row_ms * distinct_rows(work.updates, rows),
         sum(leg.ms(topology) for leg in work.gradients_back),
         sum(leg.ms(topology) for leg in work.ids_in),
@@ -557,9 +574,9 @@ def _peers(topology: Topology) -> tuple[int, int]:
     return topology.intra_group_size - 1, topology.world_size - topology.intra_group_size
 
 
-def _id_bytes(facts: TableFacts) -> int:
-    return 4 if facts.rows < 2**31 else 8
+def _id_bytes(table: TableProfile) -> int:
+    return 4 if table.rows < 2**31 else 8
 
 
-def _weight_bytes(facts: TableFacts) -> int:
-    return 4 if facts.weighted else 0
+def _weight_bytes(table: TableProfile) -> int:
+    return 4 if table.weighted else 0

@@ -39,9 +39,9 @@ from tutorec.distributed.planner.options import (
     Constraints,
     ParameterConstraints,
     PartitionByType,
-    Pieces,
+    ShardArrays,
     ShardingOption,
-    TableFacts,
+    TableProfile,
     check_names,
     check_numbers,
     members,
@@ -57,10 +57,13 @@ from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, ShardEstimator
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
-_DENSE, _FUSED = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value
+_DENSE = EmbeddingComputeKernel.DENSE.value
+_FUSED = EmbeddingComputeKernel.FUSED.value
+_FLOAT = 4  # bytes of an element on the wire without a codec
 _IN_FILE = [kernel.value for kernel in IN_FILE]
 # each is about half of the next, and so is its memory
 _LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_ONLY_COLUMNS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 # Kernels that a table has only if a constraint asks for them; none of them is implemented.
 GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
@@ -150,7 +153,7 @@ class EmbeddingEnumerator(Enumerator):
         ...     Topology(2, "cpu"), constraints={"products": words}
         ... )
         >>> options = enumerator.enumerate(ebc, [EmbeddingBagCollectionSharder()])
-        >>> [(option.sharding_type, option.pieces().sizes.tolist()) for option in options]
+        >>> [(option.sharding_type, option.shard_arrays().sizes.tolist()) for option in options]
         [('column_wise', [[8, 32], [8, 32]]), ('row_wise', [[4, 64], [4, 64]])]
 
     Source:
@@ -170,6 +173,7 @@ class EmbeddingEnumerator(Enumerator):
         self._constraints = dict(constraints or {})
         if estimator is None:
             estimator = [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
+
         self._estimators = estimator if isinstance(estimator, Sequence) else [estimator]
         self._breadth_first = bool(use_exact_enumerate_order)
         self.sharder_map: dict[str, ModuleSharder[Any]] = {}
@@ -195,19 +199,23 @@ class EmbeddingEnumerator(Enumerator):
         self.sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
         for name, constraint in self._constraints.items():
             check_numbers(name, constraint, self._topology.world_size)
+
         tables = model_tables(
             module, sharders, self._batch_size, self._constraints, self._breadth_first
         )
-        if sharders:
-            check_names(self._constraints, dict.fromkeys(table.facts.name for table in tables))
-        else:
+        if self._constraints and sharders:
+            check_names(self._constraints, dict.fromkeys(table.profile.name for table in tables))
+        elif self._constraints:
             warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
+
         self.refusals = []
         effects: dict[str, list[str]] = {}
         cut = cache(cut_arrays)  # tables of one shape share their arrays
-        options = [option for table in tables for option in self._options_of(table, cut, effects)]
+        options = [option for table in tables for option in self._options(table, cut, effects)]
         self.populate_estimates(options)
-        warn_without_effect(self._constraints, effects)
+        if self._constraints or effects:
+            warn_without_effect(self._constraints, effects)
+
         self.last_stored_search_space = options
         return options
 
@@ -216,134 +224,173 @@ class EmbeddingEnumerator(Enumerator):
         for estimator in self._estimators:
             estimator.estimate(sharding_options, self.sharder_map)
 
-    def _options_of(
+    def _options(
         self, table: ModelTable, cut: Callable[..., Any], effects: dict[str, list[str]]
     ) -> Iterator[ShardingOption]:
-        facts, constraint = table.facts, table.constraint
-        device = self._topology.compute_device
-        if constraint.device_group not in (None, device):
-            reason = f"it is left to a planner for {constraint.device_group}, and this is {device}"
-            self.refusals.append(Refusal(facts.path, facts.name, "", "", reason))
+        """The options of a table, without estimates."""
+        profile = table.profile
+        least_columns = table.constraint.min_partition
+        types_and_kernels = self._types_and_kernels(table)
+        if not types_and_kernels:
             return
-        considered = list(self._considered(table))
-        ways = [(kind, kernel) for kind, kernel, reason in considered if not reason]
-        refusals = [
-            Refusal(facts.path, facts.name, kind.value, kernel, reason)
-            for kind, kernel, reason in considered
-            if reason
-        ]
-        self.refusals += refusals
-        if not ways:
-            kinds = {ShardingType(kind).value for kind in constraint.sharding_types or ()}
-            removed = [str(each) for each in refusals if each.sharding_type in kinds or not kinds]
-            head = (
-                f"the constraints of table {facts.name!r} leave no way to shard it: "
-                f"{self._remedy(table)}"
-            )
-            raise PlannerError("\n  ".join([head, *removed]), PlannerErrorType.STRICT_CONSTRAINTS)
-        width = slice_width(facts.columns, constraint.min_partition or MIN_CW_DIM)
-        effect = _without_effect(
-            facts.columns, width, constraint.min_partition, {kind for kind, _ in ways}
-        )
-        if effect and (constraint.min_partition or self._topology.world_size > 1):
-            effects.setdefault(effect, []).append(facts.name)
-        for kind, kernel in ways:
-            columns = width if kind in COLUMN_CUTS else 0
-            ranks = self._topology.world_size, self._topology.intra_group_size
-            pieces = Pieces(*cut(kind, (facts.rows, facts.columns), *ranks, columns))
-            for params, numbers in _caches(kernel, table, self._topology.world_size):
-                option = table.option.with_pieces(pieces)
-                option.sharding_type, option.compute_kernel = kind.value, kernel
-                option.partition_by = get_partition_by_type(kind.value)
-                option.cache_params, option.facts = params, numbers
+
+        width = slice_width(profile.columns, least_columns or MIN_CW_DIM)
+        sharding_types = {sharding_type for sharding_type, _ in types_and_kernels}
+        if least_columns or sharding_types <= _ONLY_COLUMNS:
+            effect = _without_effect(profile.columns, width, least_columns, sharding_types)
+            if effect and (least_columns or self._topology.world_size > 1):
+                effects.setdefault(effect, []).append(profile.name)
+
+        world_size = self._topology.world_size
+        local_size = self._topology.intra_group_size
+        shape = (profile.rows, profile.columns)
+        for sharding_type, kernel in types_and_kernels:
+            columns = width if sharding_type in COLUMN_CUTS else 0
+            shards = ShardArrays(*cut(sharding_type, shape, world_size, local_size, columns))
+            variants: list[tuple[CacheParams | None, TableProfile]] = [(None, profile)]
+            if kernel in _IN_FILE:
+                variants = list(_caches(kernel, table, world_size))
+            for cache_params, cached_profile in variants:
+                option = table.option.with_shards(shards)
+                option.sharding_type = sharding_type.value
+                option.compute_kernel = kernel
+                option.partition_by = _PARTITION_BY[sharding_type].value
+                option.cache_params = cache_params
+                option.profile = cached_profile
                 yield option
+
+    def _types_and_kernels(self, table: ModelTable) -> list[tuple[ShardingType, str]]:
+        """The sharding types of a table, each with a kernel; the others are stored as refusals.
+
+        Raises:
+            PlannerError: There are none.
+        """
+        profile = table.profile
+        planned_device = table.constraint.device_group
+        device = self._topology.compute_device
+        if planned_device not in (None, device):
+            reason = f"it is left to a planner for {planned_device}, and this is {device}"
+            self.refusals.append(Refusal(profile.path, profile.name, "", "", reason))
+            return []
+
+        allowed = []
+        refusals = []
+        for sharding_type, kernel, reason in self._considered(table):
+            if reason:
+                refusal = Refusal(profile.path, profile.name, sharding_type.value, kernel, reason)
+                refusals.append(refusal)
+            else:
+                allowed.append((sharding_type, kernel))
+
+        self.refusals += refusals
+        if not allowed:
+            raise self._nothing_allowed(table, refusals)
+        return allowed
+
+    def _nothing_allowed(self, table: ModelTable, refusals: Sequence[Refusal]) -> PlannerError:
+        """The error for a table without an option, with the reasons and what would free it."""
+        constrained = table.constraint.sharding_types or ()
+        names = {ShardingType(sharding_type).value for sharding_type in constrained}
+        reasons = [
+            str(refusal) for refusal in refusals if refusal.sharding_type in names or not names
+        ]
+        head = (
+            f"the constraints of table {table.profile.name!r} leave no way to shard it: "
+            f"{self._remedy(table)}"
+        )
+        return PlannerError("\n  ".join([head, *reasons]), PlannerErrorType.STRICT_CONSTRAINTS)
 
     def _considered(self, table: ModelTable) -> Iterator[tuple[ShardingType, str, str]]:
         """Types and kernels in the sharder's order, each with why a table cannot have it.
 
         The reason is empty for an option, and the kernel where the type itself is refused.
         """
-        name, constraint = table.facts.name, table.constraint
-        wanted_types = members(ShardingType, constraint.sharding_types, "sharding_types", name)
-        kernels_of = EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels"
-        wanted = [kernel.value for kernel in members(*kernels_of, name)]
-        device, sharder = self._topology.compute_device, type(table.sharder).__name__
-        built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
-        for kind in wanted_types:
-            if kind not in built:
-                yield kind, "", f"{sharder} does not build it"
-        for kind in built:
-            if reason := self._type_refused(table, kind, wanted_types):
-                yield kind, "", reason
+        device = self._topology.compute_device
+        sharder_class = type(table.sharder).__name__
+        allowed_types = table.constrained_types
+        allowed_kernels = table.constrained_kernels
+        supported = [ShardingType(value) for value in table.sharder.sharding_types(device)]
+        for sharding_type in allowed_types:
+            if sharding_type not in supported:
+                yield sharding_type, "", f"{sharder_class} does not build it"
+
+        for sharding_type in supported:
+            reason = self._type_refused(table, sharding_type, allowed_types)
+            if reason:
+                yield sharding_type, "", reason
                 continue
-            offered = table.sharder.compute_kernels(kind.value, device)
+
+            offered = table.sharder.compute_kernels(sharding_type.value, device)
             # No table is put into a file unless a constraint asks for it, or its sharder supports
             # nothing else.
-            in_file = constraint.cache_params is not None or all(
-                each in _IN_FILE for each in offered
-            )
+            in_file = table.constraint.cache_params is not None
+            in_file = in_file or all(kernel in _IN_FILE for kernel in offered)
             kernels = [
-                each for each in offered if in_file or each not in _IN_FILE or each in wanted
+                kernel
+                for kernel in offered
+                if in_file or kernel not in _IN_FILE or kernel in allowed_kernels
             ]
-            for kernel in wanted:
+            for kernel in allowed_kernels:
                 if kernel not in kernels:
-                    yield kind, kernel, f"{sharder} does not build this kernel"
+                    yield sharding_type, kernel, f"{sharder_class} does not build this kernel"
+
             for kernel in kernels:
-                why = self._kernel_refused(table, kind, kernel, kernels, wanted)
+                reason = self._kernel_refused(sharding_type, kernel, kernels, allowed_kernels)
                 # The kernel dense without a type asks for a replicated table, as in TorchRec.
-                typed = wanted_types or kind is ShardingType.DATA_PARALLEL
-                if kernel == _DENSE and _DENSE in wanted and not typed:
-                    why = why or "the kernel 'dense' without a sharding type means data_parallel"
-                yield kind, kernel, why
+                typed = allowed_types or sharding_type is ShardingType.DATA_PARALLEL
+                if kernel == _DENSE and _DENSE in allowed_kernels and not typed:
+                    dense_means = "the kernel 'dense' without a sharding type means data_parallel"
+                    reason = reason or dense_means
+                yield sharding_type, kernel, reason
 
     def _kernel_refused(
         self,
-        table: ModelTable,
-        kind: ShardingType,
+        sharding_type: ShardingType,
         kernel: str,
-        built: Sequence[str],
-        wanted: Sequence[str],
+        supported: Sequence[str],
+        allowed: Sequence[str],
     ) -> str:
         """Why a table cannot have a kernel that its sharder supports; empty if it can."""
         costed = registered_kernels(self._topology.compute_device)
         if kernel not in costed:
-            return "its cost is not known: register_kernel(...) tells it"
-        if wanted and kernel not in wanted:
-            return f"its constraints allow only {', '.join(wanted)}"
-        if kernel != _DENSE or _FUSED not in {*built} & {*costed} & {*(wanted or built)}:
+            return "no cost model is registered for it: call register_kernel(...)"
+        if allowed and kernel not in allowed:
+            return f"its constraints allow only {', '.join(allowed)}"
+        if kernel != _DENSE or _FUSED not in {*supported} & {*costed} & {*(allowed or supported)}:
             return ""
-        ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
+
+        types = f"sharding_types=[{sharding_type.value!r}], compute_kernels=[{kernel!r}]"
         return (
             "it leaves the table to the caller's optimizer, which only the caller can decide: "
-            f"ParameterConstraints({ask}) asks for it"
+            f"ParameterConstraints({types}) asks for it"
         )
 
     def _type_refused(
-        self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]
+        self, table: ModelTable, sharding_type: ShardingType, allowed: Sequence[ShardingType]
     ) -> str:
         """Why a table cannot have a sharding type with any kernel; empty if it can."""
-        if wanted and kind not in wanted:
-            return f"its constraints allow only {', '.join(each.value for each in wanted)}"
-        if kind is ShardingType.GRID_SHARD and not wanted:
+        if allowed and sharding_type not in allowed:
+            return f"its constraints allow only {', '.join(member.value for member in allowed)}"
+        if sharding_type is ShardingType.GRID_SHARD and not allowed:
             return (
                 "it is taken only where ParameterConstraints(sharding_types=['grid_shard']) "
                 "asks for it"
             )
-        pin = table.constraint.pin
-        if pin is None:
-            return ""
-        ranks, world_size, local_size = (
-            set(pin),
-            self._topology.world_size,
-            self._topology.intra_group_size,
-        )
-        if kind in _EVERY_RANK and len(ranks) < world_size:
+        if table.constraint.pin is not None:
+            return self._pin_refused(sharding_type, set(table.constraint.pin))
+
+        return ""
+
+    def _pin_refused(self, sharding_type: ShardingType, ranks: set[int]) -> str:
+        """Why a table pinned to some ranks cannot have a sharding type; empty if it can."""
+        world_size = self._topology.world_size
+        local_size = self._topology.intra_group_size
+        if sharding_type in _EVERY_RANK and len(ranks) < world_size:
             return f"it takes all {world_size} ranks, and pin={sorted(ranks)} allows {len(ranks)}"
-        whole = any(
-            ranks.issuperset(range(first, first + local_size))
-            for first in range(0, world_size, local_size)
-        )
-        if kind in HOST_ROW_CUTS and not whole:
+
+        hosts = [range(first, first + local_size) for first in range(0, world_size, local_size)]
+        has_host = any(ranks.issuperset(host) for host in hosts)
+        if sharding_type in HOST_ROW_CUTS and not has_host:
             return (
                 f"it takes all {local_size} ranks of a host, and pin={sorted(ranks)} holds no "
                 "whole host"
@@ -354,45 +401,47 @@ class EmbeddingEnumerator(Enumerator):
         """For each constraint, the sharding types that the table would have without it."""
         freed_types = []
         for field in ("sharding_types", "compute_kernels", "pin"):
-            if getattr(table.constraint, field):
-                freed = replace(table, constraint=replace(table.constraint, **{field: None}))
-                considered = self._considered(freed)
-                kinds = list(dict.fromkeys(kind.value for kind, _, why in considered if not why))
-                freed_types += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
-        return (
-            "; ".join(freed_types)
-            or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
-        )
+            if not getattr(table.constraint, field):
+                continue
+            freed = replace(table, constraint=replace(table.constraint, **{field: None}))
+            considered = self._considered(freed)
+            names = dict.fromkeys(member.value for member, _, reason in considered if not reason)
+            if names:
+                freed_types.append(f"without {field} it may be {', '.join(names)}")
+
+        sharder_class = type(table.sharder).__name__
+        nothing = f"{sharder_class} builds nothing that the planner can estimate"
+        return "; ".join(freed_types) or nothing
 
 
 def _caches(
     kernel: str, table: ModelTable, world_size: int
-) -> Iterator[tuple[CacheParams | None, TableFacts]]:
-    """The caches that a table may have with a kernel, and its numbers with each.
+) -> Iterator[tuple[CacheParams, TableProfile]]:
+    """The caches that a table in a file may have, and its numbers with each.
 
     Several sizes are tried if the caller sets none.
     """
-    facts = table.facts
-    if kernel not in _IN_FILE:
-        yield None, facts
-        return
-    asked_for = table.constraint.cache_params or sharder_cache(
+    profile = table.profile
+    requested = table.constraint.cache_params or sharder_cache(
         getattr(table.sharder, "fused_params", None)
     )
-    stats, ids = asked_for.stats, world_size * facts.total_ids
+    stats = requested.stats
+    ids = world_size * profile.total_ids
+
     # Without statistics all rows are assumed to be equally popular.
-    rows = stats.expected_lookups if stats else distinct_rows(ids, facts.rows)
-    factors: Sequence[float | None] = [asked_for.load_factor]
+    rows = stats.expected_lookups if stats else distinct_rows(ids, profile.rows)
+    factors: Sequence[float | None] = [requested.load_factor]
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
         factors = [None]
-    elif asked_for.load_factor is None:
+    elif requested.load_factor is None:
         factors = _LOAD_FACTORS
+
     for factor in factors:
         cached = factor or 0.0
         missed = stats.expected_miss_rate(cached) if stats else 1 - cached
         miss_rate = min(1.0, missed * rows / ids) if ids else 0.0
-        params = replace(asked_for, load_factor=factor)
-        yield params, replace(facts, cached=cached, miss_rate=miss_rate)
+        params = replace(requested, load_factor=factor)
+        yield params, replace(profile, cached=cached, miss_rate=miss_rate)
 
 
 def get_partition_by_type(sharding_type: str) -> str:
@@ -408,9 +457,11 @@ def get_partition_by_type(sharding_type: str) -> str:
     return _PARTITION_BY[ShardingType(sharding_type)].value
 
 
-def _without_effect(columns: int, width: int, least: int | None, kinds: set[ShardingType]) -> str:
+def _without_effect(
+    columns: int, width: int, least: int | None, sharding_types: set[ShardingType]
+) -> str:
     """Why a width constraint, or the default width, has no effect; empty if it has."""
-    cuts = kinds.intersection(COLUMN_CUTS)
+    cuts = sharding_types.intersection(COLUMN_CUTS)
     if least is not None and not cuts:
         return f"min_partition={least} has no effect: no remaining sharding type splits columns"
     if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):
@@ -418,7 +469,8 @@ def _without_effect(columns: int, width: int, least: int | None, kinds: set[Shar
             f"min_partition={least} has no effect: {columns} columns have no equal slices of "
             f"{least} to {width - 1} columns that are multiples of 4"
         )
-    only_cuts = kinds <= {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
+
+    only_cuts = sharding_types <= _ONLY_COLUMNS
     if least is None and width == columns and only_cuts and slice_width(columns, 1) < columns:
         half = slice_width(columns, -(-columns // 2))
         fitting = half if half < columns else slice_width(columns, 1)
@@ -426,6 +478,7 @@ def _without_effect(columns: int, width: int, least: int | None, kinds: set[Shar
             f"column-wise does not split {columns} columns, as column shards have at least "
             f"{MIN_CW_DIM} columns: min_partition={fitting} makes {columns // fitting}"
         )
+
     return ""
 
 
@@ -460,9 +513,26 @@ class ModelTable:
     constraint: ParameterConstraints
 
     @property
-    def facts(self) -> TableFacts:
-        """Its numbers."""
-        return self.option.facts
+    def profile(self) -> TableProfile:
+        """The table in numbers."""
+        return self.option.profile
+
+    @property
+    def constrained_types(self) -> list[ShardingType]:
+        """The sharding types of its constraints; empty if all are allowed."""
+        values = self.constraint.sharding_types
+        if values is None:
+            return []
+        return members(ShardingType, values, "sharding_types", self.option.name)
+
+    @property
+    def constrained_kernels(self) -> list[str]:
+        """The kernels of its constraints; empty if all are allowed."""
+        values = self.constraint.compute_kernels
+        if values is None:
+            return []
+        kernels = members(EmbeddingComputeKernel, values, "compute_kernels", self.option.name)
+        return [kernel.value for kernel in kernels]
 
 
 def shardable_modules(
@@ -490,13 +560,15 @@ def shardable_modules(
     by_type = {sharder.module_type: sharder for sharder in sharders}
     waiting = [("", module)]
     while waiting:
-        path, part = waiting.pop(0)
-        sharder = by_type.get(type(part))
+        path, child_module = waiting.pop(0)
+        sharder = by_type.get(type(child_module))
         if sharder is not None:
-            yield path, part, sharder
+            yield path, child_module, sharder
             continue
+
         children = [
-            (f"{path}.{name}" if path else name, child) for name, child in part.named_children()
+            (f"{path}.{name}" if path else name, child)
+            for name, child in child_module.named_children()
         ]
         waiting = [*waiting, *children] if breadth_first else [*children, *waiting]
 
@@ -532,18 +604,18 @@ def model_tables(
         >>> [table] = model_tables(
         ...     ebc, [EmbeddingBagCollectionSharder()], batch_size=2, constraints=words
         ... )
-        >>> table.facts.samples, table.facts.ids
+        >>> table.profile.samples, table.profile.ids
         ((2.0, 2.0), (2.0, 6.0))
     """
     batch_size = require_int("batch_size", batch_size, 1, error=bad_input)
     return [
         table
-        for path, part, sharder in shardable_modules(module, sharders, breadth_first)
-        for table in _tables_of(path, part, sharder, batch_size, constraints or {})
+        for path, collection, sharder in shardable_modules(module, sharders, breadth_first)
+        for table in _collection_tables(path, collection, sharder, batch_size, constraints or {})
     ]
 
 
-def _tables_of(
+def _collection_tables(
     path: str,
     module: nn.Module,
     sharder: ModuleSharder[Any],
@@ -551,21 +623,40 @@ def _tables_of(
     constraints: Constraints,
 ) -> Iterator[ModelTable]:
     """The tables of one collection."""
-    configs = _configs_of(module)
-    fused_params = getattr(sharder, "fused_params", None)
-    shared_optimizer = _optimizer_of(fused_params)
+    configs = _table_configs(module)
+    shared_optimizer = _shared_optimizer(getattr(sharder, "fused_params", None))
+    is_weighted = bool(getattr(module, "is_weighted", bool)())
     packed_table: Any = getattr(module, "packed_table", None)
     collection: Any = getattr(module, "_managed_collision_collection", None)
     mappings: Any = {} if collection is None else collection._managed_collision_modules
     for name, tensor in sharder.shardable_parameters(module).items():
         constraint = constraints.get(name) or ParameterConstraints()
-        features = _features_of(name, configs.get(name), constraint)
+        features = _features(name, configs.get(name), constraint)
         lengths = _per_feature(name, "pooling_factors", constraint.pooling_factors, features)
         bags = _per_feature(name, "num_poolings", constraint.num_poolings or [1.0], features)
         sizes = _per_feature(name, "batch_sizes", constraint.batch_sizes or [batch_size], features)
         samples = tuple(float(size * count) for size, count in zip(sizes, bags, strict=True))
-        own_optimizer = optimizer_spec_of_parameter(name, tensor)
+        ids = tuple(length * count for length, count in zip(lengths, samples, strict=True))
+        pooled = ShardingOption.module_pooled(module, name)
+        row_bytes, gradient_bytes = _wire_bytes(sharder, pooled)
         packed: Any = packed_table(name) if callable(packed_table) else None
+        profile = TableProfile(
+            path,
+            name,
+            rows=tensor.shape[0],
+            columns=tensor.shape[1],
+            element_bytes=tensor.element_size(),
+            features=features,
+            pooled=pooled,
+            weighted=is_weighted or constraint.is_weighted,
+            samples=samples,
+            ids=ids,
+            optimizer=optimizer_spec_of_parameter(name, tensor) or shared_optimizer,
+            row_wire_bytes=row_bytes,
+            gradient_wire_bytes=gradient_bytes,
+            packed=packed,
+            mapping_row_bytes=mappings[name].row_bytes() if name in mappings else 0,
+        )
         option = ShardingOption(
             name,
             tensor,
@@ -576,26 +667,16 @@ def _tables_of(
             partition_by="",
             compute_kernel="",
             shards=[],
+            is_pooled=pooled,
             feature_names=list(features),
             num_poolings=bags if constraint.num_poolings else None,
+            profile=profile,
             **{field: getattr(constraint, field) for field in _CARRIED},
-        )
-        row_bytes, gradient_bytes = _wire_bytes(sharder, option.facts.pooled)
-        option.facts = replace(
-            option.facts,
-            weighted=option.facts.weighted or constraint.is_weighted,
-            samples=samples,
-            ids=tuple(length * count for length, count in zip(lengths, samples, strict=True)),
-            optimizer=own_optimizer or shared_optimizer,
-            row_wire_bytes=row_bytes,
-            gradient_wire_bytes=gradient_bytes,
-            packed=packed,
-            mapping_row_bytes=mappings[name].row_bytes() if name in mappings else 0,
         )
         yield ModelTable(option, sharder, constraint)
 
 
-def _configs_of(module: nn.Module) -> dict[str, Any]:
+def _table_configs(module: nn.Module) -> dict[str, Any]:
     """Table name -> its configuration; empty for an unknown module."""
     bags: Any = getattr(module, "embedding_bag_configs", None)
     ask: Any = bags or getattr(module, "embedding_configs", None)
@@ -603,37 +684,42 @@ def _configs_of(module: nn.Module) -> dict[str, Any]:
     return {config.name: config for config in configs}
 
 
-def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tuple[str, ...]:
+def _features(name: str, config: Any, constraint: ParameterConstraints) -> tuple[str, ...]:
     """The features of a table: from its configuration, else its constraint, else numbered."""
-    given = tuple(constraint.feature_names or ())
+    constrained = tuple(constraint.feature_names or ())
     if config is not None:
         known = tuple(config.feature_names)
-        surplus = [feature for feature in given if feature not in known]
+        surplus = [feature for feature in constrained if feature not in known]
         if surplus:
             raise bad_input(
-                f"ParameterConstraints(feature_names={list(given)}) of table {name!r} names "
+                f"ParameterConstraints(feature_names={list(constrained)}) of table {name!r} names "
                 f"{surplus}, which do not read it: its features are {list(known)}"
             )
+
         return known
-    return given or tuple(f"{name}[{index}]" for index in range(len(constraint.pooling_factors)))
+
+    return constrained or tuple(
+        f"{name}[{index}]" for index in range(len(constraint.pooling_factors))
+    )
 
 
 def _per_feature(
-    name: str, what: str, numbers: Sequence[float], features: Sequence[str]
+    name: str, field: str, numbers: Sequence[float], features: Sequence[str]
 ) -> list[float]:
     """One number per feature; a single number applies to all."""
     if len(numbers) == 1:
         return [numbers[0]] * len(features)
-    if len(numbers) != len(features):
-        raise bad_input(
-            f"ParameterConstraints({what}={list(numbers)}) of table {name!r} lists {len(numbers)} "
-            f"numbers, and {len(features)} features read the table, {list(features)}: give one "
-            "number for each, or one for all"
-        )
-    return list(numbers)
+    if len(numbers) == len(features):
+        return list(numbers)
+
+    raise bad_input(
+        f"ParameterConstraints({field}={list(numbers)}) of table {name!r} lists {len(numbers)} "
+        f"numbers, and {len(features)} features read the table, {list(features)}: give one "
+        "number for each, or one for all"
+    )
 
 
-def _optimizer_of(fused_params: Mapping[str, Any] | None) -> OptimizerSpec | None:
+def _shared_optimizer(fused_params: Mapping[str, Any] | None) -> OptimizerSpec | None:
     """The optimizer in a sharder's ``fused_params``; None if they have another format."""
     try:
         return optimizer_spec(fused_params)
@@ -644,8 +730,14 @@ def _optimizer_of(fused_params: Mapping[str, Any] | None) -> OptimizerSpec | Non
 
 def _wire_bytes(sharder: ModuleSharder[Any], pooled: bool) -> tuple[int, int]:
     """Bytes on the wire of a row element and of a gradient element."""
-    move = "POOLED_EMBEDDINGS_ALL_TO_ALL" if pooled else "SEQUENCE_EMBEDDINGS_ALL_TO_ALL"
-    codecs: Any = (getattr(sharder, "qcomm_codecs_registry", None) or {}).get(move)
-    ways = (getattr(codecs, "forward", None), getattr(codecs, "backward", None))
-    forward, backward = (4 if codec is None else codec.dtype.itemsize for codec in ways)
-    return forward, backward
+    registry = getattr(sharder, "qcomm_codecs_registry", None)
+    if not registry:
+        return _FLOAT, _FLOAT
+
+    exchange = "POOLED_EMBEDDINGS_ALL_TO_ALL" if pooled else "SEQUENCE_EMBEDDINGS_ALL_TO_ALL"
+    codecs: Any = registry.get(exchange)
+    forward = getattr(codecs, "forward", None)
+    backward = getattr(codecs, "backward", None)
+    row_bytes = _FLOAT if forward is None else forward.dtype.itemsize
+    gradient_bytes = _FLOAT if backward is None else backward.dtype.itemsize
+    return row_bytes, gradient_bytes

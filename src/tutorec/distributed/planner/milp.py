@@ -10,9 +10,9 @@
                 u[t, c]                         <= y[g]     a used group is paid for
                 lower_bound <= objective <= cost of the plan to start from
 
-The place p of a block of shards is a unit of ranks (see `problem.units`). A choice whose shards
-must share a host is one choice c for each host. Equal blocks of a choice are counted, not
-distinguished. The lower bound is the relaxation of this program to all ranks together
+A place p of a block of shards is a block of ranks (see `problem.candidate_rank_blocks`). A choice
+whose shards must share a host is one choice c for each host. Equal blocks of a choice are counted,
+not distinguished. The lower bound is the relaxation of this program to all ranks together
 (`problem.ChoiceProgram` has what they share).
 
 Source:
@@ -36,10 +36,10 @@ from tutorec.distributed.planner.problem import (
     Placement,
     PlanningProblem,
     broken_rules,
+    candidate_rank_blocks,
     cost,
     longest_ms,
     lower_bound,
-    units,
 )
 
 CLOSED = 1e-3
@@ -86,10 +86,10 @@ def solve(
         Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in
         2 ms on each:
 
-        >>> from tutorec.distributed.planner.problem import Spread
+        >>> from tutorec.distributed.planner.problem import PlacementRule
         >>> def whole(ms):
-        ...     return Choice(np.array([ms]), np.array([[0, 0]]), Spread.ANY)
-        >>> rows = Choice(np.array([2.0, 2.0]), np.zeros((2, 2), int), Spread.ALL)
+        ...     return Choice(np.array([ms]), np.array([[0, 0]]), PlacementRule.ANY_RANK)
+        >>> rows = Choice(np.array([2.0, 2.0]), np.zeros((2, 2), int), PlacementRule.EVERY_RANK)
         >>> tables = (whole(3.0), rows), (whole(3.0),), (whole(2.0),)
         >>> problem = PlanningProblem(2, 2, np.zeros((2, 2), int), tables)
         >>> result = solve(problem)
@@ -98,46 +98,55 @@ def solve(
     """
     if not problem.choices:
         return MilpResult(Placement(np.zeros(0, np.int64), []), 0.0, 0.0, 0.0, "optimal")
+
     bound = lower_bound(problem).ms
-    best, limit = start, np.inf if start is None else cost(problem, start)
+    best = start
+    limit = np.inf if start is None else cost(problem, start)
     status = "time limit"
     deadline = time.perf_counter() + seconds
+
     # HiGHS satisfies constraints up to a millionth. A solution that exceeds memory is computed
     # again with less capacity.
     for spare in (0.0, 1e-5):
         if bound >= limit * (1 - CLOSED):
             break
+
         model = MilpModel(problem, bound, limit, spare)
         if model.program.size > _MOST_VARIABLES:
             status = "too large"
             break
+
         placement, proven = model.solve(deadline - time.perf_counter())
         if spare == 0.0:
             bound = max(bound, proven)
+
         if placement is None:
             break
+
         if not broken_rules(problem, placement):
             best, limit = min(
                 (best, limit), (placement, cost(problem, placement)), key=lambda pair: pair[1]
             )
             break
+
     if best is None:
         infeasible = bool(np.isinf(bound))
         return MilpResult(
             None, limit, bound, 1.0 - infeasible, "infeasible" if infeasible else status
         )
+
     bound = min(bound, limit)
     gap = (limit - bound) / limit if limit > 0 else 0.0
     return MilpResult(best, limit, bound, gap, "optimal" if gap <= CLOSED else status)
 
 
 class _Way(NamedTuple):
-    """A choice of a table, and the units of ranks that its blocks take (see `units`)."""
+    """A choice of a table, and the blocks of ranks that its blocks of shards may take."""
 
     table: int
     number: int
     choice: Choice
-    units: Ints
+    rank_blocks: Ints
 
 
 class _Blocks(NamedTuple):
@@ -146,8 +155,8 @@ class _Blocks(NamedTuple):
     Args:
         way: The choice, and where its blocks may be.
         shards: ``[n, S]`` numbers of the shards of n equal blocks.
-        ranks: ``[U, S]`` units on which such a block fits.
-        counts: ``[U]`` numbers of the variables: how many of the blocks a unit has.
+        ranks: ``[U, S]`` blocks of ranks on which such a block fits.
+        counts: ``[U]`` numbers of the variables: how many of the blocks are there.
     """
 
     way: _Way
@@ -169,7 +178,8 @@ class MilpModel:
     def __init__(
         self, problem: PlanningProblem, bound: float, below: float, spare: float = 0.0
     ) -> None:
-        self.problem, self.below = problem, below
+        self.problem = problem
+        self.below = below
         self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
         fixed = problem.fixed / self.scale
         self.blocks: list[_Blocks] = []
@@ -178,7 +188,7 @@ class MilpModel:
             for table, choices in enumerate(problem.choices)
             for number, choice in enumerate(choices)
             if longest_ms(problem, choice) < below
-            for group in units(choice.spread, problem.world_size, problem.local_size)
+            for group in candidate_rank_blocks(choice.rule, problem.world_size, problem.local_size)
         ]
         table = np.array([way.table for way in ways], np.int64)
         choices = [way.choice for way in ways]
@@ -200,15 +210,19 @@ class MilpModel:
 
     def _place(self, way: _Way, used: int) -> None:
         """If a way is used, each of its blocks takes a unit; equal blocks are counted."""
-        program, choice, size = self.program, way.choice, way.units.shape[1]
-        kind = choice.alike(size)
+        program = self.program
+        choice = way.choice
+        size = way.rank_blocks.shape[1]
+        numbers = choice.block_numbers(size)
         blocks = np.arange(len(choice.time)).reshape(-1, size)
-        for shards in (blocks[kind == number] for number in range(int(kind.max()) + 1)):
-            time, memory = choice.time[shards[0]], choice.memory[shards[0]]
-            free = self.problem.capacity[way.units] >= memory  # [U, S, 2]
+        for shards in (blocks[numbers == number] for number in range(int(numbers.max()) + 1)):
+            time = choice.time[shards[0]]
+            memory = choice.memory[shards[0]]
+            free = self.problem.capacity[way.rank_blocks] >= memory  # [U, S, 2]
             if choice.allowed is not None:
-                free &= choice.allowed[way.units][..., None]
-            ranks = way.units[free.all(axis=(1, 2))]
+                free &= choice.allowed[way.rank_blocks][..., None]
+
+            ranks = way.rank_blocks[free.all(axis=(1, 2))]
             counts = program.variables(len(ranks), len(shards))
             row = program.rows(1, 0.0, 0.0)
             program.put(row, counts, 1.0)
@@ -221,24 +235,27 @@ class MilpModel:
 
     def solve(self, seconds: float) -> tuple[Placement | None, float]:
         """A placement of fewer ms than `below`, if HiGHS finds one, and a lower bound."""
-        answer = self.program.solve(time_limit=max(seconds, 0.0), mip_rel_gap=CLOSED / 2)
-        if answer.status == 2:  # infeasible
+        result = self.program.solve(time_limit=max(seconds, 0.0), mip_rel_gap=CLOSED / 2)
+        if result.status == 2:  # infeasible
             return None, self.below
+
         bound = (
             0.0
-            if answer.mip_dual_bound is None
-            else float(answer.mip_dual_bound) * self.scale * (1 - 1e-6)
+            if result.mip_dual_bound is None
+            else float(result.mip_dual_bound) * self.scale * (1 - 1e-6)
         )
-        return (None if answer.x is None else self._read(answer.x)), bound
+        return (None if result.x is None else self._read(result.x)), bound
 
     def _read(self, solution: Floats) -> Placement:
         counts = np.rint(solution).astype(np.int64)
         tables = len(self.problem.choices)
-        chosen, ranks = np.zeros(tables, np.int64), [np.zeros(0, np.int64)] * tables
-        for way, shards, units_of_blocks, variables in self.blocks:
+        chosen = np.zeros(tables, np.int64)
+        ranks = [np.zeros(0, np.int64)] * tables
+        for way, shards, rank_blocks, variables in self.blocks:
             if counts[variables].any():
                 if not len(ranks[way.table]):
                     ranks[way.table] = np.empty(len(way.choice.time), np.int64)
                 chosen[way.table] = way.number
-                ranks[way.table][shards] = np.repeat(units_of_blocks, counts[variables], axis=0)
+                ranks[way.table][shards] = np.repeat(rank_blocks, counts[variables], axis=0)
+
         return Placement(chosen, ranks)

@@ -2,7 +2,7 @@
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.types``, with its names, signatures and
 printed forms. An option of a row-wise table on 512 ranks has 512 shards, and there are thousands of
-options: shards are stored as arrays (`Pieces`) and converted to `Shard` objects on request.
+options: shards are stored as arrays (`ShardArrays`) and converted to `Shard` objects on request.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PartitionByType(Enum):
 
 
 @dataclass
-class Pieces:
+class ShardArrays:
     """The shards of an option as arrays, one row per shard; P is the number of shards.
 
     Args:
@@ -99,7 +99,7 @@ class Pieces:
         ranks: ``[P]``, -1 for a shard that is not placed; None if none is.
 
     Example:
-        >>> halves = Pieces(
+        >>> halves = ShardArrays(
         ...     np.array([[2, 4], [2, 4]]), np.array([[0, 0], [2, 0]]), ranks=np.array([0, 1])
         ... )
         >>> [shard.rank for shard in halves.as_shards()]
@@ -122,13 +122,15 @@ class Pieces:
         storage = unknown
         if self.storage is not None:
             storage = [Storage(*line) for line in self.storage.tolist()]
+
         ranks = unknown
         if self.ranks is not None:
             ranks = [None if rank < 0 else rank for rank in self.ranks.tolist()]
+
         return [*map(Shard, self.sizes.tolist(), self.offsets.tolist(), storage, perf, ranks)]
 
     @classmethod
-    def of_shards(cls, shards: Sequence[Any]) -> Pieces:
+    def from_shards(cls, shards: Sequence[Any]) -> ShardArrays:
         """Arrays from `Shard` objects; a field that one object lacks is None for all."""
 
         def table(name: str, columns: Sequence[str], dtype: type) -> Any:
@@ -150,7 +152,7 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class TableFacts:
+class TableProfile:
     """A table of a collection, as numbers.
 
     Args:
@@ -174,7 +176,7 @@ class TableFacts:
         mapping_row_bytes: Bytes that a mapping of raw ids keeps for each row.
 
     Example:
-        >>> TableFacts(
+        >>> TableProfile(
         ...     "", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)
         ... ).total_ids
         8.0
@@ -221,11 +223,11 @@ class _Shards:
     def __get__(self, option: ShardingOption | None, owner: object) -> list[Shard]:
         if option is None:
             raise AttributeError(f"{owner} has no shards: ask an option")
-        if isinstance(option._shards, Pieces):
+        if isinstance(option._shards, ShardArrays):
             option._shards = option._shards.as_shards()
         return option._shards
 
-    def __set__(self, option: ShardingOption, shards: list[Shard] | Pieces) -> None:
+    def __set__(self, option: ShardingOption, shards: list[Shard] | ShardArrays) -> None:
         option._shards = shards
 
 
@@ -253,7 +255,7 @@ class ShardingOption:
         output_dtype: TorchRec's; has no effect, rows are looked up as float32.
         key_value_params: Passed on to the plan.
         num_poolings: Bags per sample, for each feature; 1 by default.
-        facts: The numbers of the table, if already known.
+        profile: The table in numbers, if already known.
 
     Source:
         TorchRec's ``ShardingOption``.
@@ -278,38 +280,40 @@ class ShardingOption:
     output_dtype: Any = None
     key_value_params: Any = None
     num_poolings: list[float] | None = None
-    facts: TableFacts = field(default=None, kw_only=True)  # type: ignore[assignment]
-    _shards: list[Shard] | Pieces = field(init=False)
+    profile: TableProfile = field(default=None, kw_only=True)  # type: ignore[assignment]
+    _shards: list[Shard] | ShardArrays = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute what is not given."""
         if self.is_pooled is None:
             self.is_pooled = self.module_pooled(self.module[1], self.name)
-        if self.facts is None:
-            poolings = self.num_poolings or [1.0] * self.num_inputs
-            samples = tuple(self.batch_size * each for each in poolings)
-            self.facts = TableFacts(
-                path=self.path,
-                name=self.name,
-                rows=self.tensor.shape[0],
-                columns=self.tensor.shape[1],
-                element_bytes=self.tensor.element_size(),
-                features=tuple(
-                    self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))
-                ),
-                pooled=self.is_pooled,
-                weighted=self.is_weighted,
-                samples=samples,
-                ids=tuple(
-                    length * bags for length, bags in zip(self.input_lengths, samples, strict=True)
-                ),
-            )
+        if self.profile is None:
+            self.profile = self._default_profile(self.is_pooled)
 
-    def with_pieces(self, pieces: Pieces) -> ShardingOption:
+    def _default_profile(self, is_pooled: bool) -> TableProfile:
+        """The table in numbers, from the other fields."""
+        poolings = self.num_poolings or [1.0] * self.num_inputs
+        samples = tuple(self.batch_size * count for count in poolings)
+        lengths = zip(self.input_lengths, samples, strict=True)
+        numbered = [f"{self.name}[{index}]" for index in range(self.num_inputs)]
+        return TableProfile(
+            path=self.path,
+            name=self.name,
+            rows=self.tensor.shape[0],
+            columns=self.tensor.shape[1],
+            element_bytes=self.tensor.element_size(),
+            features=tuple(self.feature_names or numbered),
+            pooled=is_pooled,
+            weighted=self.is_weighted,
+            samples=samples,
+            ids=tuple(length * bags for length, bags in lengths),
+        )
+
+    def with_shards(self, shards: ShardArrays) -> ShardingOption:
         """The same option with other shards; table and module are shared."""
         other = object.__new__(type(self))  # copy() would take the state for pickling
         vars(other).update(vars(self))
-        other.shards = pieces
+        other.shards = shards
         return other
 
     @property
@@ -322,9 +326,13 @@ class ShardingOption:
         """Path of the collection and name of the table."""
         return f"{self.path}.{self.name}"
 
-    def pieces(self) -> Pieces:
+    def shard_arrays(self) -> ShardArrays:
         """The shards as arrays, rebuilt if there are objects."""
-        return self._shards if isinstance(self._shards, Pieces) else Pieces.of_shards(self._shards)
+        return (
+            self._shards
+            if isinstance(self._shards, ShardArrays)
+            else ShardArrays.from_shards(self._shards)
+        )
 
     def times(self) -> Floats:
         """Milliseconds of each shard, ``[P]``.
@@ -332,7 +340,7 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, are negative, or are not finite.
         """
-        times = self._estimated("time", self.pieces().perf).sum(axis=1)
+        times = self._estimated("time", self.shard_arrays().perf).sum(axis=1)
         self._check(times, "ms: an estimator writes finite times from 0 into Perf")
         return times
 
@@ -342,7 +350,7 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, or are negative.
         """
-        storage = self._estimated("storage", self.pieces().storage)
+        storage = self._estimated("storage", self.shard_arrays().storage)
         self._check(storage.min(axis=1), "bytes: an estimator writes bytes from 0 into Storage")
         return storage
 
@@ -360,7 +368,7 @@ class ShardingOption:
         Raises:
             PlannerError: A shard is not placed, or its rank is not below ``world_size``.
         """
-        ranks = self.pieces().ranks
+        ranks = self.shard_arrays().ranks
         if ranks is None or not len(ranks) or (ranks < 0).any():
             raise bad_input(
                 f"{self._named} has not been placed: call a partitioner's partition() first"
@@ -370,23 +378,25 @@ class ShardingOption:
                 f"{self._named} has a shard on rank {ranks.max()}, and the topology has ranks 0 to "
                 f"{world_size - 1}: place it on the topology that the plan is for"
             )
+
         return ranks
 
     @property
     def _named(self) -> str:
         return f"table {self.name!r} as {self.sharding_type}"
 
-    def _estimated(self, what: str, amounts: _Amounts | None) -> _Amounts:
+    def _estimated(self, quantity: str, amounts: _Amounts | None) -> _Amounts:
         if amounts is None:
             raise bad_input(
-                f"{self._named} has no estimate of its {what}: call the enumerator's "
+                f"{self._named} has no estimate of its {quantity}: call the enumerator's "
                 "populate_estimates([option]), with an estimator that writes it"
             )
+
         return amounts
 
     def set_estimates(self, **estimates: Floats | Ints) -> None:
         """Store estimates: ``perf``, milliseconds ``[P, 6]``, or ``storage``, bytes ``[P, 3]``."""
-        self.shards = replace(self.pieces(), **estimates)
+        self.shards = replace(self.shard_arrays(), **estimates)
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
         """Set the rank of each shard.
@@ -399,7 +409,8 @@ class ShardingOption:
                 f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give "
                 "one for each"
             )
-        self.shards = replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64))
+
+        self.shards = replace(self.shard_arrays(), ranks=np.asarray(ranks, dtype=np.int64))
 
     @property
     def num_shards(self) -> int:
@@ -436,12 +447,14 @@ class ShardingOption:
         """Whether the collection of a table pools; one with ``embedding_configs`` does not."""
         if hasattr(module, "embedding_bag_configs"):
             return True
-        for part in module.modules():
-            configs: Any = getattr(part, "embedding_configs", None)
+
+        for child in module.modules():
+            configs: Any = getattr(child, "embedding_configs", None)
             if callable(configs) and (
-                part is module or any(config.name == sharding_option_name for config in configs())  # type: ignore[union-attr]
+                child is module or any(config.name == sharding_option_name for config in configs())  # type: ignore[union-attr]
             ):
                 return False
+
         return True
 
     def get_shards_assignment(self) -> list[int | None]:
@@ -467,7 +480,7 @@ class ShardingOption:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
         """A copy whose shards can be placed independently; table and module are shared."""
-        return self.with_pieces(self.pieces())
+        return self.with_shards(self.shard_arrays())
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling: everything but the weights and the module."""
@@ -478,6 +491,26 @@ class ShardingOption:
         head = f"name: {self.name}\nsharding type: {self.sharding_type}\n"
         head += f"compute kernel: {self.compute_kernel}\nnum shards: {self.num_shards}"
         return "\n\t".join([head, *map(str, self.shards)])
+
+
+def check_tables_are_distinct(source: str, options: Sequence[ShardingOption]) -> None:
+    """Check that there is at most one option per table.
+
+    Args:
+        source: Source of the options, for the message.
+        options: The options.
+
+    Raises:
+        PlannerError: A table has two.
+    """
+    seen: dict[str, ShardingOption] = {}
+    for option in options:
+        if option.fqn in seen:
+            raise bad_input(
+                f"{source} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} "
+                f"and as {option.sharding_type}: take one option for each table"
+            )
+        seen[option.fqn] = option
 
 
 # --- constraints
@@ -543,11 +576,13 @@ class ParameterConstraints:
 Constraints = Mapping[str, ParameterConstraints]  # table name -> its constraints
 
 
-def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str) -> list[_E]:
+def members(
+    enumeration: type[_E], values: Sequence[Any] | None, field: str, table: str
+) -> list[_E]:
     """The members of an enumeration that a constraint lists, as values or members.
 
     Args:
-        kind: `ShardingType` or `EmbeddingComputeKernel`.
+        enumeration: `ShardingType` or `EmbeddingComputeKernel`.
         values: The constraint's list; None for an empty one.
         field: Name of the constraint, for the message.
         table: Name of the table, for the message.
@@ -567,17 +602,19 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
             f"ParameterConstraints({field}={values!r}) of table {table!r} is not a list: "
             f"{field}=[{values!r}]"
         )
+
     named = []
     for value in values or ():
         try:
-            named.append(kind(value))
+            named.append(enumeration(value))
         except ValueError:
-            known = [each.value for each in kind]
+            known = [member.value for member in enumeration]
             raise bad_input(
                 f"ParameterConstraints({field}=...) of table {table!r} names {value!r}, which "
-                f"{kind.__name__} does not have{did_you_mean(value, known)} (there are "
+                f"{enumeration.__name__} does not have{did_you_mean(value, known)} (there are "
                 f"{', '.join(known)})"
             ) from None
+
     return named
 
 
@@ -601,6 +638,7 @@ def check_names(constraints: Constraints, tables: Collection[str]) -> None:
                 f"constraints name table {name!r}, which no sharded module has; the sharders shard "
                 "no table of this model: give one for the class of each collection"
             )
+
         hint = did_you_mean(name, tables) or f"; the tables are {_listed(tables)}"
         raise bad_input(f"constraints name table {name!r}, which no module has{hint}")
 
@@ -633,21 +671,26 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         raise wrong(
             "min_partition", "is not a number of columns: at least 1, and usually a multiple of 4"
         )
+
     for counts, least in (("pooling_factors", 0), ("num_poolings", 0), ("batch_sizes", 1)):
         numbers = getattr(constraint, counts)
         for number in () if numbers is None else numbers:
             if isinstance(number, str) or not least <= number < math.inf:
                 raise wrong(counts, f"has {number!r}, where a number of at least {least} belongs")
+
         if numbers is not None and not len(numbers):
             raise wrong(counts, "lists no numbers, one per feature")
+
     if isinstance(constraint.feature_names, str):
         raise wrong("feature_names", "is not a list of names: feature_names=['feature']")
     if constraint.device_group not in (None, *DEVICES):
         raise wrong("device_group", f"is not one of {', '.join(DEVICES)}, or None")
+
     pin = constraint.pin
     for rank in () if pin is None else pin:
         if rank not in range(world_size):
             raise wrong("pin", f"names rank {rank!r}; there are ranks 0 to {world_size - 1}")
+
     if pin is not None and not len(pin):
         raise wrong("pin", "leaves it no rank: name one, or pin=None for all")
 
@@ -659,26 +702,31 @@ def warn_without_effect(constraints: Constraints, effects: Mapping[str, Sequence
         constraints: Constraints of the tables.
         effects: Further reason -> tables without effect.
     """
-    for what, tables in effects.items():
-        warn_of(tables, what)
+    for reason, tables in effects.items():
+        warn_of(tables, reason)
+
     for unused, reason in _WITHOUT_EFFECT.items():
-        given = [
-            name for name, each in constraints.items() if getattr(each, unused) not in (None, False)
+        tables = [
+            name
+            for name, constraint in constraints.items()
+            if getattr(constraint, unused) not in (None, False)
         ]
-        warn_of(given, f"{unused} has no effect: {reason}")
-    labels = Counter(each.colocate for each in constraints.values())
-    for name, each in constraints.items():
-        if each.colocate is not None and labels[each.colocate] == 1:
-            warn_of(
-                [name], f"colocate={each.colocate!r} has no effect: no other table has that word"
-            )
+        warn_of(tables, f"{unused} has no effect: {reason}")
+
+    labels = Counter(constraint.colocate for constraint in constraints.values())
+    for name, constraint in constraints.items():
+        label = constraint.colocate
+        if label is not None and labels[label] == 1:
+            warn_of([name], f"colocate={label!r} has no effect: no other table has that word")
 
 
-def warn_of(tables: Sequence[str], what: str) -> None:
+def warn_of(tables: Sequence[str], reason: str) -> None:
     """One warning for all tables concerned, none if there are none."""
     if tables:
         # The caller of a planner, beyond the enumerator.
-        warnings.warn(f"constraints of table {_listed(tables)}: {what}", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"constraints of table {_listed(tables)}: {reason}", UserWarning, stacklevel=4
+        )
 
 
 def _listed(names: Collection[str]) -> str:

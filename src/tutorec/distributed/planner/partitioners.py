@@ -3,7 +3,7 @@
 Corresponds to TorchRec's ``torchrec.distributed.planner.partitioners``: the same rules, on arrays.
 Tables with a shard on every rank are placed first. The others follow, the largest first, each shard
 on the least loaded rank with enough memory: longest-processing-time-first (LPT) list scheduling
-(Graham 1969). The default search uses `placements` instead.
+(Graham 1969). The default search uses its `Packing` instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 
 from tutorec.distributed.plan.plan import ShardingType
-from tutorec.distributed.planner.options import PartitionByType, ShardingOption
+from tutorec.distributed.planner.options import (
+    PartitionByType,
+    ShardingOption,
+    check_tables_are_distinct,
+)
 from tutorec.distributed.planner.perf_models import NoopPerfModel
-from tutorec.distributed.planner.placements import check_one_each
 from tutorec.distributed.planner.topology import Ints, Topology, memory_of
 from tutorec.distributed.planner.types import Partitioner
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -96,7 +99,7 @@ class GreedyPerfPartitioner(Partitioner):
             PlannerError: A shard does not fit, the number of shards does not match the ranks, a
                 table occurs twice, or an option has no estimate.
         """
-        check_one_each("proposal", proposal)
+        check_tables_are_distinct("proposal", proposal)
         return self._partition(proposal, _Ranks(storage_constraint, 0, hbm_per_device))
 
     def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
@@ -106,8 +109,9 @@ class GreedyPerfPartitioner(Partitioner):
             for group in self._groups(proposal)
             for pair in zip(group, ranks.place(group), strict=True)
         ]
-        for option, places in placed:
-            option.place(places)
+        for option, ranks_of in placed:
+            option.place(ranks_of)
+
         return proposal
 
     def _groups(self, options: Sequence[ShardingOption]) -> list[list[ShardingOption]]:
@@ -122,9 +126,11 @@ class GreedyPerfPartitioner(Partitioner):
         def size(group: list[ShardingOption]) -> tuple[float, ...]:
             if group[0].partition_by == uniform:
                 return (1,)
+
             few = -per_collection[group[0].path] if self._balance_modules else 0
             if self._sort_by is SortBy.PERF:
                 return 0, few, sum(option.total_perf for option in group)
+
             memory = [option.memory().sum(axis=0) for option in group]
             return 0, few, *np.sum(memory, axis=0).tolist()
 
@@ -164,29 +170,38 @@ class MemoryBalancedPartitioner(Partitioner):
         model = NoopPerfModel(storage_constraint)
         slowest = model.rate(plan) * (1 + self._tolerance)
         room = memory_of(storage_constraint)
-        kind = 0 if room[:, 0].any() else 1
-        memory = [option.memory()[:, kind] for option in plan]
-        held = np.zeros(len(room), np.int64)
+        memory_index = 0 if room[:, 0].any() else 1
+        memory = [option.memory()[:, memory_index] for option in plan]
+        used = np.zeros(len(room), np.int64)
         best = [option.placed_ranks(len(room)) for option in plan]
         for needed, placed in zip(memory, best, strict=True):
-            np.add.at(held, placed, needed)
+            np.add.at(used, placed, needed)
+
         largest = max((int(needed.max()) for needed in memory), default=0)
-        low, high = max(int(held.sum() / len(held)), largest), int(held.max())
+        low = max(int(used.sum() / len(used)), largest)
+        high = int(used.max())
         for _ in range(self._max_search_count):
             if low + CLOSE_ENOUGH >= high:
                 break
+
             middle = (low + high) // 2
             try:
-                trial = self._greedy._partition(plan, _Ranks(storage_constraint, kind, middle))
+                trial = self._greedy._partition(
+                    plan, _Ranks(storage_constraint, memory_index, middle)
+                )
                 fast_enough = model.rate(trial) <= slowest
             except PlannerError:
                 fast_enough = False
+
             if fast_enough:
-                high, best = middle, [option.placed_ranks(len(room)) for option in plan]
+                high = middle
+                best = [option.placed_ranks(len(room)) for option in plan]
             else:
                 low = middle
+
         for option, placed in zip(plan, best, strict=True):
             option.place(placed)
+
         return plan
 
 
@@ -199,12 +214,14 @@ class _Ranks:
         most: Bytes of this memory per rank; the topology's by default.
     """
 
-    def __init__(self, topology: Any, kind: int, most: int | None) -> None:
+    def __init__(self, topology: Any, memory: int, most: int | None) -> None:
         self.room = memory_of(topology)  # [W, 3] bytes: HBM, DDR, SSD
         if most:
-            self.room[:, kind] = most
+            self.room[:, memory] = most
+
         self.load = np.array([device.perf.total for device in topology.devices], np.float64)
         ranks = np.arange(len(self.load))
+
         # Ties go to the lowest local rank: the ranks of a host share its memory, so hosts should
         # fill evenly.
         self.order = np.lexsort((ranks, ranks % topology.local_world_size))
@@ -223,11 +240,15 @@ class _Ranks:
         """
         refusal: PlannerError | None = None
         for targets in self._targets(group):
-            room, load = self.room.copy(), self.load.copy()
+            room = self.room.copy()
+            load = self.load.copy()
             try:
                 return [self._put(option, targets) for option in group]
             except PlannerError as error:
-                self.room, self.load, refusal = room, load, refusal or error
+                self.room = room
+                self.load = load
+                refusal = refusal or error
+
         assert refusal is not None, "there are targets"
         raise refusal
 
@@ -238,7 +259,8 @@ class _Ranks:
             PlannerError: Tables depend on one another but not all are on one host, or shards do not
                 fill whole hosts.
         """
-        first, by = group[0], PartitionByType(group[0].partition_by)
+        first = group[0]
+        by = PartitionByType(group[0].partition_by)
         hosts = self.hosts[np.argsort(self.load[self.hosts].sum(axis=1), kind="stable")]
         if by is PartitionByType.HOST:
             return list(hosts)
@@ -252,12 +274,14 @@ class _Ranks:
             return [np.arange(len(self.load))]
         if by is PartitionByType.DEVICE:
             return [self.order]
+
         blocks, rest = divmod(first.num_shards, hosts.shape[1])
         if rest:
             raise _refusal(
                 first,
                 f"its {first.num_shards} shards do not fill whole hosts of {hosts.shape[1]} ranks",
             )
+
         # Neighbors in the list of hosts by load; if there are more blocks than hosts, a host holds
         # several.
         starts = range(max(len(hosts) - blocks, 0) + 1)
@@ -279,6 +303,7 @@ class _Ranks:
                 option,
                 f"its {option.num_shards} shards go one to each of {len(targets)} ranks",
             )
+
         ranks = np.empty(option.num_shards, np.int64)
         amounts = zip(option.memory(), option.times().tolist(), strict=True)
         for shard, (memory, ms) in enumerate(amounts):
@@ -292,9 +317,11 @@ class _Ranks:
                     f"shard {shard} needs {_bytes(memory)}, and the most that {where} has left "
                     f"is {left}",
                 )
+
             ranks[shard] = rank = fitting[self.load[fitting].argmin()]
             self.room[rank] -= memory
             self.load[rank] += ms
+
         return ranks
 
 
@@ -309,7 +336,7 @@ def _refusal(option: ShardingOption, problem: str) -> PlannerError:
 
 def _bytes(memory: Ints) -> str:
     """Text of the kinds of memory that are not zero."""
-    kinds = zip(memory.tolist(), ("HBM", "DDR", "SSD"), strict=True)
+    counts = zip(memory.tolist(), ("HBM", "DDR", "SSD"), strict=True)
     return (
-        " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
+        " and ".join(f"{count:,} bytes of {name}" for count, name in counts if count) or "no memory"
     )

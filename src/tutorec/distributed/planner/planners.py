@@ -39,14 +39,22 @@ from tutorec.distributed.plan.plan import (
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.explain import PlannedSharding
-from tutorec.distributed.planner.given import given_placement
 from tutorec.distributed.planner.milp import solve
-from tutorec.distributed.planner.options import Constraints, ShardingOption
-from tutorec.distributed.planner.placements import check_one_each, in_rank_order, place_options
-from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
-from tutorec.distributed.planner.proposers import best_proposal, placement_of
-from tutorec.distributed.planner.report import PlanInputs, PlanReport, why_infeasible
+from tutorec.distributed.planner.options import (
+    Constraints,
+    ShardingOption,
+    check_tables_are_distinct,
+)
+from tutorec.distributed.planner.placements import options_placement, plan_placement
+from tutorec.distributed.planner.problem import (
+    Placement,
+    PlanningProblem,
+    in_rank_order,
+    place_options,
+)
+from tutorec.distributed.planner.proposers import best_proposal
+from tutorec.distributed.planner.remedies import why_infeasible
+from tutorec.distributed.planner.report import PlanInputs, PlannedSharding, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats, logger
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
@@ -149,12 +157,14 @@ class EmbeddingShardingPlanner:
         self._proposers: list[Proposer] = (
             proposer if isinstance(proposer, list) else [proposer] if proposer else []
         )
-        self._partitioner, self._perf_model = partitioner, performance_model
+        self._partitioner = partitioner
+        self._perf_model = performance_model
         self._stats = stats if isinstance(stats, list) or stats is None else [stats]
         self._debug = debug
         self._callbacks = list(callbacks or [])
         if timeout_seconds is not None and timeout_seconds != math.inf:
             require_finite("timeout_seconds", timeout_seconds, positive=True, error=bad_input)
+
         self._timeout_seconds = timeout_seconds
         self._num_proposals = 0
         self._num_plans = 0
@@ -178,26 +188,38 @@ class EmbeddingShardingPlanner:
         problem = inputs.problem
         if not inputs.options:
             return PlannedSharding({}, None)
+
         placement, searched, gap = self._find(inputs)
         placement = in_rank_order(problem, placement)
-        broken = broken_rules(problem, placement)
-        assert not broken, f"the search returned a plan that breaks rules: {broken[:3]}"
         model_order = {option.fqn: index for index, option in enumerate(inputs.options)}
-        placed = sorted(
-            place_options(problem, placement), key=lambda option: model_order[option.fqn]
-        )
+        placed = place_options(problem, placement)
+        placed.sort(key=lambda option: model_order[option.fqn])
         if self._callbacks:
             for callback in self._callbacks:
                 placed = callback(placed)
-            placement = placement_of(problem, placed, "what the callbacks returned")
+            placement = options_placement(problem, placed, "what the callbacks returned")
+
         seconds = time.perf_counter() - start
         report = PlanReport(inputs, placement, seconds, searched, gap)
         plan = PlannedSharding(to_sharding_plan(placed, self._topology).plan, report)
         stats = self._stats
         if stats is None:  # the log, if someone reads it
             stats = [EmbeddingStats()] if logger.isEnabledFor(logging.INFO) else []
-        for each in stats:
-            each.log(
+        if stats:
+            self._log(stats, plan, placed, seconds, sharders)
+        return plan
+
+    def _log(
+        self,
+        stats: Sequence[Stats],
+        plan: PlannedSharding,
+        placed: list[ShardingOption],
+        seconds: float,
+        sharders: Sequence[ModuleSharder[Any]],
+    ) -> None:
+        """Pass a plan to the loggers of statistics."""
+        for stats_logger in stats:
+            stats_logger.log(
                 sharding_plan=plan,
                 topology=self._topology,
                 batch_size=self._batch_size,
@@ -211,7 +233,6 @@ class EmbeddingShardingPlanner:
                 enumerator=self._enumerator,
                 debug=self._debug,
             )
-        return plan
 
     def estimate(
         self,
@@ -239,9 +260,10 @@ class EmbeddingShardingPlanner:
         inputs = self._inputs(
             module, list(get_default_sharders() if sharders is None else sharders)
         )
-        placement = given_placement(inputs, plan)
+        placement = plan_placement(inputs, plan)
         seconds = time.perf_counter() - start
         report = PlanReport(inputs, placement, seconds, "the plan was given")
+
         return PlannedSharding(plan.plan, report)
 
     def collective_plan(
@@ -267,15 +289,18 @@ class EmbeddingShardingPlanner:
                 "collective_plan needs a process group, and none has been started: call "
                 "plan(module, sharders), which needs none, or start one with tutorec.spmd.init()"
             )
+
         result: PlannedSharding | Exception | None = None
         if group.rank() == 0:
             try:
                 result = self._with_measured_speeds().plan(module, sharders)
             except Exception as error:
                 result = error
+
         result = messages.broadcast_object(result, 0, group, _STAGE)
         if isinstance(result, Exception):
             raise result
+
         assert result is not None, "rank 0 sends a plan or an error"
         return result
 
@@ -287,7 +312,9 @@ class EmbeddingShardingPlanner:
         """
         if not self._default_topology:
             return self
-        planner, usual = copy(self), self._topology
+
+        planner = copy(self)
+        usual = self._topology
         planner._topology = this_machine(
             usual.world_size, usual.compute_device, usual.local_world_size
         )
@@ -295,17 +322,19 @@ class EmbeddingShardingPlanner:
             planner._enumerator = EmbeddingEnumerator(
                 planner._topology, self._batch_size, self._constraints
             )
+
         return planner
 
     def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
         """The options of every table of a model, and the memory available for them."""
-        topology, constraints = self._topology, self._constraints
+        topology = self._topology
+        constraints = self._constraints
 
         def remake(**changes: Any) -> PlanInputs:
-            given = {"topology": topology, "batch_size": self._batch_size, **changes}
-            given["constraints"] = {**constraints, **changes.get("constraints", {})}
+            arguments = {"topology": topology, "batch_size": self._batch_size, **changes}
+            arguments["constraints"] = {**constraints, **changes.get("constraints", {})}
             return EmbeddingShardingPlanner(
-                **given, storage_reservation=self._storage_reservation
+                **arguments, storage_reservation=self._storage_reservation
             )._inputs(module, sharders)
 
         options = self._enumerator.enumerate(module, sharders)
@@ -315,10 +344,9 @@ class EmbeddingShardingPlanner:
 
         def fixed(option: ShardingOption) -> float:
             # Inference has no exchange with other ranks.
-            serves = kernel_model(option.compute_kernel).serves
-            return (
-                0.0 if serves else fixed_cost(topology, option.sharding_type, option.facts.pooled)
-            )
+            if kernel_model(option.compute_kernel).serves:
+                return 0.0
+            return fixed_cost(topology, option.sharding_type, option.profile.pooled)
 
         return PlanInputs(
             options=options,
@@ -335,23 +363,25 @@ class EmbeddingShardingPlanner:
     def _find(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
         """The placement, how it was found, and its gap to a proven bound if there is one."""
         if self._proposers or self._partitioner or self._perf_model:
-            placement, self._num_proposals, self._num_plans = best_proposal(
-                inputs,
-                self._enumerator,
-                self._proposers,
-                self._partitioner,
-                self._perf_model,
-                self._timeout_seconds,
-            )
-            return (
-                placement,
-                f"{self._num_proposals} proposals, {self._num_plans} of them placed",
-                None,
-            )
+            return self._try_proposals(inputs)
+
         placement = search(inputs.problem, self._timeout_seconds)
         if placement is None:
             raise why_infeasible(inputs)
         return placement, "local search over options and places", None
+
+    def _try_proposals(self, inputs: PlanInputs) -> tuple[Placement, str, float | None]:
+        """The best placed proposal, as TorchRec's planner finds it."""
+        placement, self._num_proposals, self._num_plans = best_proposal(
+            inputs,
+            self._enumerator,
+            self._proposers,
+            self._partitioner,
+            self._perf_model,
+            self._timeout_seconds,
+        )
+        searched = f"{self._num_proposals} proposals, {self._num_plans} of them placed"
+        return placement, searched, None
 
 
 class OptimalPlanner(EmbeddingShardingPlanner):
@@ -420,25 +450,28 @@ def to_sharding_plan(
     Source:
         TorchRec's ``to_sharding_plan``.
     """
-    check_one_each("sharding_options", sharding_options)
+    check_tables_are_distinct("sharding_options", sharding_options)
     plan: dict[str, EmbeddingModuleShardingPlan] = {}
     for option in sharding_options:
         plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(
             option, topology
         )
+
     return ShardingPlan(plan)
 
 
 def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
-    pieces, ranks = option.pieces(), option.placed_ranks(topology.world_size).tolist()
+    shards = option.shard_arrays()
+    ranks = option.placed_ranks(topology.world_size).tolist()
     spec = None
     if option.sharding_type != ShardingType.DATA_PARALLEL.value:
-        lines = zip(ranks, pieces.offsets.tolist(), pieces.sizes.tolist(), strict=True)
+        lines = zip(ranks, shards.offsets.tolist(), shards.sizes.tolist(), strict=True)
         spec = sharding_spec(
             [ShardPiece(rank, *offset, *size) for rank, offset, size in lines],
             topology.compute_device,
             topology.local_world_size,
         )
+
     rows, columns = option.tensor.shape
     return ParameterSharding(
         sharding_type=option.sharding_type,
@@ -462,6 +495,7 @@ def _topology_of_process_group() -> Topology:
             "topology=Topology(world_size=2, compute_device='cpu'), or start one with "
             "tutorec.spmd.init()"
         )
+
     world_size = group.size()
     on_host = local_world_size()
     return Topology(

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,42 +46,49 @@ _NODES = 100
 _SHORT = "the tables need more memory than the ranks have"
 
 
-class Spread(Enum):
+class PlacementRule(Enum):
     """Where the shards of an option may be placed; L ranks are a host.
 
-    - ``ANY``: each on any rank (table-wise, column-wise).
-    - ``HOST``: each on any rank of one host (table-column-wise).
-    - ``HOST_ROWS``: shard i on local rank i of one host (table-row-wise); P = L.
-    - ``HOSTS_ROWS``: blocks of L shards, each as in ``HOST_ROWS`` (grid); hosts may repeat.
-    - ``ALL``: shard r on rank r (row-wise, data-parallel); P = W.
+    - ``ANY_RANK``: each on any rank (table-wise, column-wise).
+    - ``ONE_HOST``: each on any rank of one host (table-column-wise).
+    - ``ROWS_ON_HOST``: shard i on local rank i of one host (table-row-wise); P = L.
+    - ``ROW_BLOCKS_ON_HOSTS``: blocks of L shards, each as in ``ROWS_ON_HOST`` (grid); hosts may
+      repeat.
+    - ``EVERY_RANK``: shard r on rank r (row-wise, data-parallel); P = W.
     """
 
-    ANY = "any"
-    HOST = "host"
-    HOST_ROWS = "host_rows"
-    HOSTS_ROWS = "hosts_rows"
-    ALL = "all"
+    ANY_RANK = "any"
+    ONE_HOST = "host"
+    ROWS_ON_HOST = "host_rows"
+    ROW_BLOCKS_ON_HOSTS = "hosts_rows"
+    EVERY_RANK = "all"
 
 
-def units(spread: Spread, world_size: int, local_size: int) -> Ints:
-    """Where blocks of shards can go: ``[G, U, S]``, G groups of U units of S ranks.
+def candidate_rank_blocks(rule: PlacementRule, world_size: int, local_size: int) -> Ints:
+    """The blocks of ranks that may hold a block of shards: ``[G, U, S]``.
 
-    Shards come in blocks of S. Each block takes a unit, and all blocks take units of one group.
+    Shards come in blocks of S, each of which goes to one of U blocks of S ranks. All blocks of a
+    table go to one of G groups of rank blocks.
 
     Example:
-        >>> units(Spread.ANY, 4, 2).tolist()  # one host after the other
+        >>> candidate_rank_blocks(
+        ...     PlacementRule.ANY_RANK, 4, 2
+        ... ).tolist()  # one host after the other
         [[[0], [2], [1], [3]]]
-        >>> units(Spread.HOST, 4, 2).tolist()
+        >>> candidate_rank_blocks(PlacementRule.ONE_HOST, 4, 2).tolist()
         [[[0], [1]], [[2], [3]]]
-        >>> units(Spread.HOST_ROWS, 4, 2).tolist()
+        >>> candidate_rank_blocks(PlacementRule.ROWS_ON_HOST, 4, 2).tolist()
         [[[0, 1], [2, 3]]]
     """
     ranks = np.arange(world_size).reshape(-1, local_size)
-    if spread is Spread.ANY:
+    if rule is PlacementRule.ANY_RANK:
         return ranks.T.reshape(1, -1, 1)
-    if spread is Spread.HOST:
+    if rule is PlacementRule.ONE_HOST:
         return ranks[:, :, None]
-    return ranks.reshape(1, 1, -1) if spread is Spread.ALL else ranks[None]
+    if rule is PlacementRule.EVERY_RANK:
+        return ranks.reshape(1, 1, -1)
+
+    return ranks[None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +98,7 @@ class Choice:
     Args:
         time: ``[P]`` ms of each shard in a step.
         memory: ``[P, 2]`` bytes of each shard: HBM, DDR.
-        spread: Where shards may be placed.
+        rule: Where shards may be placed.
         groups: Indices of the groups whose exchanges it uses.
         preference: Ties in cost go to the smallest preference.
         allowed: ``[W]``, the ranks that may hold a shard; None for all.
@@ -99,13 +107,13 @@ class Choice:
 
     time: Floats
     memory: Ints
-    spread: Spread
+    rule: PlacementRule
     groups: tuple[int, ...] = ()
     preference: int = 0
     allowed: NDArray[np.bool_] | None = None
     options: tuple[ShardingOption, ...] = ()
 
-    def alike(self, block: int) -> Ints:
+    def block_numbers(self, block: int) -> Ints:
         """``[B]``: equal numbers for equal blocks of shards, in the order of their costs."""
         costs = np.column_stack([self.time, self.memory]).reshape(-1, 3 * block)
         return np.unique(costs, axis=0, return_inverse=True)[1].ravel()
@@ -128,7 +136,7 @@ class PlanningProblem:
         fixed: ``[G]`` ms of each used group.
 
     Example:
-        >>> half = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
+        >>> half = Choice(np.array([2.0]), np.array([[0, 8]]), PlacementRule.ANY_RANK)
         >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((half,), (half,)))
         >>> cost(problem, Placement(np.array([0, 0]), [np.array([0]), np.array([1])]))
         2.0
@@ -161,31 +169,42 @@ class PlanningProblem:
                 estimate, or was made for another topology.
         """
         constraints = constraints or {}
-        world_size, local_size = topology.world_size, topology.intra_group_size
-        groups: dict[tuple[str, str], tuple[int, ShardingOption]] = {}
-        placed_together: dict[str, dict[str, list[Choice]]] = {}
+        world_size = topology.world_size
+        local_size = topology.intra_group_size
+        groups: dict[tuple[str, str], int] = {}
+        latencies = []
+        colocated_tables: dict[str, dict[str, list[Choice]]] = {}
         for option in options:
             key = option.path, option.sharding_type
-            group, _ = groups.setdefault(key, (len(groups), option))
+            if key not in groups:
+                groups[key] = len(groups)
+                latencies.append(fixed(option) if fixed else 0.0)
+
             constraint = constraints.get(option.name)
             pin = constraint and constraint.pin
             choice = Choice(
                 time=option.times(),
                 memory=option.memory()[:, :2],
-                spread=_SPREADS[option.sharding_type],
-                groups=(group,),
-                preference=list(_SPREADS).index(option.sharding_type),
+                rule=_PLACEMENT_RULES[option.sharding_type],
+                groups=(groups[key],),
+                preference=list(_PLACEMENT_RULES).index(option.sharding_type),
                 allowed=None if pin is None else np.isin(np.arange(world_size), list(pin)),
                 options=(option,),
             )
-            _check_cut(choice, world_size, local_size)
+            _check_shard_count(choice, world_size, local_size)
+
             label = constraint and constraint.colocate
             together = option.fqn if label is None else f"colocate {label}"
-            tables = placed_together.setdefault(together, {})
+            tables = colocated_tables.setdefault(together, {})
             tables.setdefault(option.fqn, []).append(choice)
-        choices = tuple(_colocated(list(tables.values())) for tables in placed_together.values())
-        latencies = [fixed(option) if fixed else 0.0 for _, option in groups.values()]
-        return cls(world_size, local_size, memory_of(topology)[:, :2], choices, np.array(latencies))
+
+        choices = []
+        for tables in colocated_tables.values():
+            first, *others = tables.values()
+            choices.append(_colocated([first, *others]) if others else tuple(first))
+
+        capacity = memory_of(topology)[:, :2]
+        return cls(world_size, local_size, capacity, tuple(choices), np.array(latencies))
 
 
 @dataclass(eq=False)
@@ -200,16 +219,16 @@ class Placement:
     chosen: Ints
     ranks: list[Ints]
 
-    def taken(self, problem: PlanningProblem) -> list[Choice]:
+    def choices(self, problem: PlanningProblem) -> list[Choice]:
         """The choice of each table."""
         return [
             choices[index]
             for choices, index in zip(problem.choices, self.chosen.tolist(), strict=True)
         ]
 
-    def placed(self, problem: PlanningProblem) -> Iterator[tuple[Choice, Ints]]:
+    def choices_and_ranks(self, problem: PlanningProblem) -> Iterator[tuple[Choice, Ints]]:
         """The choice of each table, with the ranks of its shards."""
-        return zip(self.taken(problem), self.ranks, strict=True)
+        return zip(self.choices(problem), self.ranks, strict=True)
 
 
 def rank_sums(
@@ -222,11 +241,13 @@ def rank_sums(
         placement: The placement.
         amounts: ``[P, ...]`` numbers of the shards of a choice.
     """
-    of_shards = [amounts(choice) for choice in placement.taken(problem)]
-    if not of_shards:
+    table_amounts = [amounts(choice) for choice in placement.choices(problem)]
+    if not table_amounts:
         return np.zeros(problem.world_size)
-    sums = np.zeros((problem.world_size, *of_shards[0].shape[1:]), of_shards[0].dtype)
-    np.add.at(sums, np.concatenate(placement.ranks), np.concatenate(of_shards))
+
+    first = table_amounts[0]
+    sums = np.zeros((problem.world_size, *first.shape[1:]), first.dtype)
+    np.add.at(sums, np.concatenate(placement.ranks), np.concatenate(table_amounts))
     return sums
 
 
@@ -248,7 +269,7 @@ def fixed_time(problem: PlanningProblem, choices: Iterable[Choice]) -> float:
 
 def cost(problem: PlanningProblem, placement: Placement) -> float:
     """Milliseconds of a step: those of the slowest rank and of the used groups."""
-    fixed = fixed_time(problem, placement.taken(problem))
+    fixed = fixed_time(problem, placement.choices(problem))
     return float(rank_time(problem, placement).max()) + fixed
 
 
@@ -260,27 +281,31 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         placement: The placement.
     """
     broken = []
-    for table, (choice, ranks) in enumerate(placement.placed(problem)):
-        legal = units(choice.spread, problem.world_size, problem.local_size)
-        size, name = legal.shape[2], table_name(choice, table)
+    for table, (choice, ranks) in enumerate(placement.choices_and_ranks(problem)):
+        name = table_name(choice, table)
+        rank_blocks = candidate_rank_blocks(choice.rule, problem.world_size, problem.local_size)
+        size = rank_blocks.shape[2]
         if len(ranks) != len(choice.time) or len(ranks) % size:
             broken.append(f"{name}: {len(ranks)} ranks for {len(choice.time)} shards")
             continue
-        taken = (legal[:, :, None] == ranks.reshape(-1, size)).all(axis=3)  # [G, U, B]
-        if not taken.any(axis=1).all(axis=1).any():
+
+        used = (rank_blocks[:, :, None] == ranks.reshape(-1, size)).all(axis=3)  # [G, U, B]
+        if not used.any(axis=1).all(axis=1).any():
             broken.append(
                 f"{name}: ranks {ranks.tolist()} of a world of {problem.world_size} are not a "
-                f"placement {choice.spread.value!r}"
+                f"placement {choice.rule.value!r}"
             )
         elif choice.allowed is not None and not choice.allowed[ranks].all():
             broken.append(f"{name}: ranks {ranks.tolist()} are not all allowed")
+
     if broken:
         return broken
-    held = rank_memory(problem, placement)
-    for rank, kind in np.argwhere(held > problem.capacity).tolist():
+
+    used_bytes = rank_memory(problem, placement)
+    for rank, memory in np.argwhere(used_bytes > problem.capacity).tolist():
         broken.append(
-            f"rank {rank}: {held[rank, kind]} bytes of {MEMORIES[kind]} where "
-            f"{problem.capacity[rank, kind]} are"
+            f"rank {rank}: {used_bytes[rank, memory]} bytes of {MEMORIES[memory]} where "
+            f"{problem.capacity[rank, memory]} are"
         )
     return broken
 
@@ -292,26 +317,27 @@ def table_name(choice: Choice, number: int) -> str:
 
 
 # Ties between options go to the first type.
-_SPREADS = {
-    "table_wise": Spread.ANY,
-    "row_wise": Spread.ALL,
-    "column_wise": Spread.ANY,
-    "table_row_wise": Spread.HOST_ROWS,
-    "table_column_wise": Spread.HOST,
-    "grid_shard": Spread.HOSTS_ROWS,
-    "data_parallel": Spread.ALL,
+_PLACEMENT_RULES = {
+    "table_wise": PlacementRule.ANY_RANK,
+    "row_wise": PlacementRule.EVERY_RANK,
+    "column_wise": PlacementRule.ANY_RANK,
+    "table_row_wise": PlacementRule.ROWS_ON_HOST,
+    "table_column_wise": PlacementRule.ONE_HOST,
+    "grid_shard": PlacementRule.ROW_BLOCKS_ON_HOSTS,
+    "data_parallel": PlacementRule.EVERY_RANK,
 }
 
 
-def _check_cut(choice: Choice, world_size: int, local_size: int) -> None:
-    """Check that an option has as many shards as its spread requires in this topology.
+def _check_shard_count(choice: Choice, world_size: int, local_size: int) -> None:
+    """Check that an option has as many shards as its rule requires in this topology.
 
     Raises:
         PlannerError: It was made for another topology.
     """
-    option, count = choice.options[0], len(choice.time)
-    block = units(choice.spread, world_size, local_size).shape[2]
-    one_block = choice.spread in (Spread.ALL, Spread.HOST_ROWS)
+    option = choice.options[0]
+    count = len(choice.time)
+    block = candidate_rank_blocks(choice.rule, world_size, local_size).shape[2]
+    one_block = choice.rule in (PlacementRule.EVERY_RANK, PlacementRule.ROWS_ON_HOST)
     if count % block or (one_block and count != block):
         raise bad_input(
             f"table {option.name!r} as {option.sharding_type} is cut into {count} shards, and "
@@ -321,31 +347,32 @@ def _check_cut(choice: Choice, world_size: int, local_size: int) -> None:
 
 
 def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
-    """The choices of a table; of colocated tables those that all have, summed per shard.
+    """The choices that all colocated tables have, summed per shard.
 
     Raises:
         PlannerError: They have no sharding and allowed rank in common.
     """
-    if len(tables) == 1:
-        return tuple(tables[0])
     by_sharding = [{_sharding(choice): choice for choice in choices} for choices in tables]
     summed = []
     for key in by_sharding[0]:
-        members = [of_table[key] for of_table in by_sharding if key in of_table]
+        members = [choices[key] for choices in by_sharding if key in choices]
         masks = [choice.allowed for choice in members if choice.allowed is not None]
         allowed = np.logical_and.reduce(masks) if masks else None
         if len(members) < len(tables) or (allowed is not None and not allowed.any()):
             continue
+
+        groups = {group for choice in members for group in choice.groups}
         summed.append(
             replace(
                 members[0],
                 time=np.sum([choice.time for choice in members], axis=0),
                 memory=np.sum([choice.memory for choice in members], axis=0),
-                groups=tuple(sorted({group for choice in members for group in choice.groups})),
+                groups=tuple(sorted(groups)),
                 allowed=allowed,
                 options=tuple(option for choice in members for option in choice.options),
             )
         )
+
     if not summed:
         fqns = [repr(choices[0].options[0].fqn.strip(".")) for choices in tables]
         raise PlannerError(
@@ -354,11 +381,104 @@ def _colocated(tables: Sequence[Sequence[Choice]]) -> tuple[Choice, ...]:
             "pin, or different values of colocate",
             PlannerErrorType.STRICT_CONSTRAINTS,
         )
+
     return tuple(summed)
 
 
 def _sharding(choice: Choice) -> tuple[str, str, int]:
     return choice.options[0].sharding_type, choice.options[0].compute_kernel, len(choice.time)
+
+
+# --- from and to options
+
+
+def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:
+    """The chosen option of each table, as a copy with placed shards, in the problem's order."""
+    placed = []
+    for choice, ranks in placement.choices_and_ranks(problem):
+        for option in choice.options:
+            placed.append(option.with_shards(replace(option.shard_arrays(), ranks=ranks)))
+
+    return placed
+
+
+# --- canonical order
+
+
+def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
+    """The same placement with equal shards of a table on ascending ranks, a canonical form.
+
+    Args:
+        problem: The problem.
+        placement: The placement.
+    """
+    sorted_ranks = []
+    for choice, ranks in placement.choices_and_ranks(problem):
+        # Shards of a grid keep their local rank: whole blocks are exchanged.
+        block = candidate_rank_blocks(choice.rule, problem.world_size, problem.local_size).shape[2]
+        rank_blocks = ranks.reshape(-1, block)
+        number = choice.block_numbers(block)
+        in_order = np.empty_like(rank_blocks)
+        in_order[number.argsort(kind="stable")] = rank_blocks[
+            np.lexsort((rank_blocks[:, 0], number))
+        ]
+        sorted_ranks.append(in_order.ravel())
+
+    return Placement(placement.chosen, sorted_ranks)
+
+
+def canonical_order(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]:
+    """The problem with tables and ranks in canonical order, and the permutations of both."""
+    tables = sorted(range(len(problem.choices)), key=lambda table: _key(problem.choices[table]))
+    choices = tuple(problem.choices[table] for table in tables)
+    ranks = np.arange(problem.world_size)
+    pinned = any(choice.allowed is not None for choice in chain.from_iterable(choices))
+    if not pinned and (problem.capacity == problem.capacity[0]).all():
+        return replace(problem, choices=choices), tables, ranks
+
+    ranks = _rank_order(problem, list(chain.from_iterable(choices)))
+    choices = tuple(tuple(_reordered(choice, ranks) for choice in table) for table in choices)
+    return replace(problem, capacity=problem.capacity[ranks], choices=choices), tables, ranks
+
+
+def _rank_order(problem: PlanningProblem, choices: Sequence[Choice]) -> Ints:
+    """The ranks, hosts sorted by capacity, then by what the choices allow and put on each rank."""
+    columns = [-problem.capacity]
+    columns += [~choice.allowed[:, None] for choice in choices if choice.allowed is not None]
+    columns += [
+        choice.time[:, None] for choice in choices if choice.rule is PlacementRule.EVERY_RANK
+    ]
+    hosts = problem.world_size // problem.local_size
+    host_rows = np.concatenate(columns, axis=1).reshape(hosts, -1)
+    order = np.lexsort(host_rows.T[::-1])  # by the first column, then by the second, ...
+    return np.arange(problem.world_size).reshape(hosts, -1)[order].ravel()
+
+
+def _reordered(choice: Choice, ranks: Ints) -> Choice:
+    """A choice after the ranks have been put into another order."""
+    allowed = None if choice.allowed is None else choice.allowed[ranks]
+    if choice.rule is not PlacementRule.EVERY_RANK:
+        return replace(choice, allowed=allowed)
+
+    return replace(choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed)
+
+
+def _key(choices: Sequence[Choice]) -> tuple[object, ...]:
+    """Sort key: much work first, then large memory, then everything in which tables differ."""
+    keys = sorted(
+        (
+            float(choice.time.sum()),
+            -int(choice.memory.sum()),
+            choice.longest,
+            choice.rule.value,
+            choice.preference,
+            choice.groups,
+            len(choice.time),
+            () if choice.allowed is None else tuple(choice.allowed.tolist()),
+        )
+        for choice in choices
+    )
+    return (-keys[0][0], keys[0][1], keys)
 
 
 # --- lower bound
@@ -392,8 +512,10 @@ def lower_bound(problem: PlanningProblem) -> Bound:
         The bound; infinite if memory does not suffice for any choices.
 
     Example:
-        >>> whole = Choice(np.array([6.0]), np.array([[0, 8]]), Spread.ANY)
-        >>> rows = Choice(np.array([4.0, 4.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
+        >>> whole = Choice(np.array([6.0]), np.array([[0, 8]]), PlacementRule.ANY_RANK)
+        >>> rows = Choice(
+        ...     np.array([4.0, 4.0]), np.array([[0, 4], [0, 4]]), PlacementRule.EVERY_RANK
+        ... )
         >>> print(
         ...     lower_bound(
         ...         PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, rows), (whole,)))
@@ -403,32 +525,38 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     """
     if not problem.choices:
         return Bound(0.0, "there are no tables")
-    usable = [[c for c in of_table if fits(problem, c)] for of_table in problem.choices]
+
+    usable = [
+        [choice for choice in choices if fits(problem, choice)] for choices in problem.choices
+    ]
     room = np.maximum(problem.capacity, 0).sum(axis=0)
     if not all(usable) or (_least_memory(usable) > room).any():
         return Bound(math.inf, _SHORT)
-    longest = [[longest_ms(problem, c) for c in of_table] for of_table in usable]
-    shortest = [min(of_table) for of_table in longest]
+
+    longest = [[longest_ms(problem, choice) for choice in choices] for choices in usable]
+    shortest = [min(table_longest) for table_longest in longest]
     floor = max(shortest)
     relaxed, groups, full = _relaxation(problem, usable)
     small = sum(map(len, usable)) <= _SMALL
     for _ in range(_ROUNDS if small else 0):
         # A plan faster than `following` contains none of the longer shards.
         reached = max(relaxed, floor)
-        following = min(
-            (ms for of_table in longest for ms in of_table if ms > reached), default=0.0
-        )
-        brief = [
-            [choice for choice, ms in zip(*pair, strict=True) if ms <= reached]
-            for pair in zip(usable, longest, strict=True)
-        ]
+        longer = [ms for table_longest in longest for ms in table_longest if ms > reached]
+        following = min(longer, default=0.0)
+        brief = []
+        for choices, table_longest in zip(usable, longest, strict=True):
+            lengths = zip(choices, table_longest, strict=True)
+            brief.append([choice for choice, ms in lengths if ms <= reached])
+
         tightened, opened, filled = _relaxation(problem, brief)
         if min(tightened, following) <= reached * (1 + _TOLERANCE):
             break
         relaxed = min(tightened, following)
         if tightened <= following:
-            groups, full = opened, filled
+            groups = opened
+            full = filled
             break
+
     if relaxed <= floor:
         table = shortest.index(floor)
         reason = (
@@ -438,6 +566,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
         return Bound(floor * (1 - 1e-12), reason, groups)
     if math.isinf(relaxed):
         return Bound(relaxed, _SHORT)
+
     reason = f"it is the work of all tables, spread evenly over {problem.world_size} ranks"
     return Bound(relaxed, reason + (", in the memory that they have" if full else ""), groups)
 
@@ -446,8 +575,8 @@ def _relaxation(
     problem: PlanningProblem, usable: list[list[Choice]]
 ) -> tuple[float, frozenset[int], bool]:
     """Optimum of the linear program, the groups that it uses, and whether memory is full."""
-    choices = [choice for of_table in usable for choice in of_table]
-    table = np.repeat(np.arange(len(usable)), [len(of_table) for of_table in usable])
+    choices = list(chain.from_iterable(usable))
+    table = np.repeat(np.arange(len(usable)), [len(table_choices) for table_choices in usable])
     longest = np.array([choice.longest for choice in choices])
     unit = float(longest.max()) or 1.0  # ms: the solver's tolerances are absolute
     mean = np.array([choice.time.sum() for choice in choices]) / problem.world_size
@@ -458,13 +587,17 @@ def _relaxation(
     program = ChoiceProgram(
         choices, table, len(usable), problem.fixed / unit, (False, whole_groups)
     )
-    share, slowest, paid = program.share, program.slowest, program.paid
+    share = program.share
+    paid = program.paid
+
+    # the slowest rank takes the mean of all ranks, and a table's longest shard
     at_most_slowest = program.rows(1)
     program.put(at_most_slowest, share, mean / unit)
-    program.put(at_most_slowest, slowest, -1.0)
+    program.put(at_most_slowest, program.slowest, -1.0)
     at_most_slowest = program.rows(len(usable))
     program.put(at_most_slowest[table], share, longest / unit)
-    program.put(at_most_slowest, slowest, -1.0)
+    program.put(at_most_slowest, program.slowest, -1.0)
+
     program.pay_for_groups()
     program.put(program.rows(2, high=1.0)[:, None], share, memory.T)
 
@@ -473,9 +606,11 @@ def _relaxation(
         return math.inf, frozenset(), True
     if result.x is None:
         return 0.0, frozenset(paid.tolist()), False
+
     bound = result.mip_dual_bound if whole_groups else result.fun
     full = bool((result.x[share] @ memory >= 1.0 - _TOLERANCE).any())
     opened = frozenset(paid[result.x[program.used] > 0.5].tolist())
+
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
 
 
@@ -490,7 +625,7 @@ class ChoiceProgram:
         table: For each choice the number of its table.
         tables: Number of tables.
         fixed: ``[G]`` cost of each group.
-        whole: Whether a table takes one choice, and groups are paid for entirely or not at all.
+        integer: Whether a table takes one choice, and groups are paid for entirely or not at all.
 
     Attributes:
         share: Variables: the share of its table that each choice has.
@@ -505,15 +640,17 @@ class ChoiceProgram:
         table: Ints,
         tables: int,
         fixed: Floats,
-        whole: tuple[bool, bool],
+        integer: tuple[bool, bool],
     ) -> None:
         self._variables: list[tuple[float, bool, float]] = []  # largest value, integrality, cost
         self._rows: list[tuple[float, float]] = []
         self._entries: list[list[NDArray[Any]]] = []
-        self._choices, self._table, self.paid = choices, table, np.flatnonzero(fixed)
-        self.share = self.variables(len(choices), whole=whole[0])
-        self.slowest = self.variables(1, whole=False, cost=1.0)
-        self.used = self.variables(len(self.paid), whole=whole[1], cost=fixed[self.paid])
+        self._choices = choices
+        self._table = table
+        self.paid = np.flatnonzero(fixed)
+        self.share = self.variables(len(choices), integer=integer[0])
+        self.slowest = self.variables(1, integer=False, cost=1.0)
+        self.used = self.variables(len(self.paid), integer=integer[1], cost=fixed[self.paid])
         self.put(self.rows(tables, 1.0, 1.0)[table], self.share, 1.0)
 
     @property
@@ -522,11 +659,11 @@ class ChoiceProgram:
         return len(self._variables)
 
     def variables(
-        self, count: int, high: float = math.inf, whole: bool = True, cost: Floats | float = 0.0
+        self, count: int, high: float = math.inf, integer: bool = True, cost: Floats | float = 0.0
     ) -> Ints:
         """Add variables of 0 to ``high``; returns their numbers."""
         costs = np.broadcast_to(cost, count).tolist()
-        self._variables += [(high, whole, each) for each in costs]
+        self._variables += [(high, integer, variable_cost) for variable_cost in costs]
         return np.arange(self.size - count, self.size)
 
     def rows(self, count: int, low: float = -math.inf, high: float = 0.0) -> Ints:
@@ -537,19 +674,21 @@ class ChoiceProgram:
     def put(self, rows: Any, columns: Any, values: Any) -> None:
         """Add ``values`` times variables to sums; the arguments are broadcast."""
         columns = np.asarray(columns, np.int64)
-        self._entries.append([each.ravel() for each in np.broadcast_arrays(rows, columns, values)])
+        broadcast = np.broadcast_arrays(rows, columns, values)
+        self._entries.append([array.ravel() for array in broadcast])
 
     def solve(self, **options: float) -> Any:
         """The result of ``scipy.optimize.milp``, which runs HiGHS."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csc_array
 
-        high, whole, costs = np.array(self._variables, np.float64).T
-        rows, columns, values = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        high, integrality, costs = np.array(self._variables, np.float64).T
+        rows, columns, values = (np.concatenate(axis) for axis in zip(*self._entries, strict=True))
         matrix = csc_array((values, (rows, columns)), shape=(len(self._rows), self.size))
+
         return milp(
             costs,
-            integrality=whole,
+            integrality=integrality,
             bounds=Bounds(0.0, high),  # pyright: ignore[reportArgumentType]
             constraints=LinearConstraint(matrix, *np.array(self._rows).T),
             options=options,
@@ -559,8 +698,8 @@ class ChoiceProgram:
         """Constrain the shares of each table that use a group to what the group is paid for."""
         paid = self.paid.tolist()
         uses = [[group in choice.groups for group in paid] for choice in self._choices]
-        using, which = np.nonzero(np.reshape(uses, (len(uses), len(paid))))
-        pairs, row = np.unique(self._table[using] * len(paid) + which, return_inverse=True)
+        using, group = np.nonzero(np.reshape(uses, (len(uses), len(paid))))
+        pairs, row = np.unique(self._table[using] * len(paid) + group, return_inverse=True)
         at_most_used = self.rows(len(pairs))
         self.put(at_most_used[row], self.share[using], 1.0)
         self.put(at_most_used, self.used[pairs % max(len(paid), 1)], -1.0)
@@ -573,7 +712,7 @@ def longest_ms(problem: PlanningProblem, choice: Choice) -> float:
 
 def fits(problem: PlanningProblem, choice: Choice) -> bool:
     """Whether each shard of a choice fits on some allowed rank."""
-    if choice.spread is Spread.ALL:
+    if choice.rule is PlacementRule.EVERY_RANK:
         pinned = choice.allowed is not None and not choice.allowed.all()
         return not pinned and bool((choice.memory <= problem.capacity).all())
     room = problem.capacity if choice.allowed is None else problem.capacity[choice.allowed]
@@ -582,5 +721,7 @@ def fits(problem: PlanningProblem, choice: Choice) -> bool:
 
 def _least_memory(tables: Iterable[Sequence[Choice]]) -> Ints:
     """``[2]``: the least bytes of all tables, HBM and DDR each for itself."""
-    least = [np.min([c.memory.sum(axis=0) for c in choices], axis=0) for choices in tables]
+    least = [
+        np.min([choice.memory.sum(axis=0) for choice in choices], axis=0) for choices in tables
+    ]
     return np.sum(least, axis=0)

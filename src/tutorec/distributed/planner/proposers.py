@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec._text import several
-from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.options import ShardingOption, check_tables_are_distinct
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
-from tutorec.distributed.planner.placements import check_one_each
-from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
-from tutorec.distributed.planner.report import PlanInputs, why_infeasible
+from tutorec.distributed.planner.placements import options_placement
+from tutorec.distributed.planner.problem import Placement
+from tutorec.distributed.planner.remedies import why_infeasible
+from tutorec.distributed.planner.report import PlanInputs
 from tutorec.distributed.planner.topology import Floats, Topology, memory_of
 from tutorec.distributed.planner.types import Enumerator, Partitioner, PerfModel, Proposer
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
@@ -158,7 +159,8 @@ class GreedyProposer(_GeneratedProposer):
         ]
         needs = [[_needed(option) for option in options] for options in tables]
         current = [0] * len(tables)
-        best_rating, worse_in_a_row = math.inf, 0
+        best_rating = math.inf
+        worse_in_a_row = 0
         while True:
             rating, _ = yield [
                 options[number] for options, number in zip(tables, current, strict=True)
@@ -166,14 +168,17 @@ class GreedyProposer(_GeneratedProposer):
             if rating:
                 worse_in_a_row += 1
                 if rating < best_rating:
-                    best_rating, worse_in_a_row = rating, 0
+                    best_rating = rating
+                    worse_in_a_row = 0
+
             movable = [
-                (of_table[number], -table)
-                for table, (of_table, number) in enumerate(zip(needs, current, strict=True))
-                if number + 1 < len(of_table) and any(of_table[number])
+                (table_needs[number], -table)
+                for table, (table_needs, number) in enumerate(zip(needs, current, strict=True))
+                if number + 1 < len(table_needs) and any(table_needs[number])
             ]
             if worse_in_a_row > self._threshold or not movable:
                 return
+
             current[-max(movable)[1]] += 1
 
 
@@ -228,7 +233,10 @@ class GridSearchProposer(_GeneratedProposer):
                 self._max_proposals,
             )
             return
-        fastest_first = (sorted(each, key=lambda option: _score(option, True)) for each in tables)
+
+        fastest_first = (
+            sorted(options, key=lambda option: _score(option, True)) for options in tables
+        )
         for proposal in itertools.product(*fastest_first):
             yield list(proposal)
 
@@ -287,8 +295,8 @@ class DynamicProgrammingProposer(_GeneratedProposer):
 
     def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
         # options for machines without HBM differ in DDR
-        kind = 0 if any(option.memory()[:, 0].any() for option in search_space) else 1
-        smallest_first = sorted(search_space, key=lambda option: option.memory()[:, kind].sum())
+        memory = 0 if any(option.memory()[:, 0].any() for option in search_space) else 1
+        smallest_first = sorted(search_space, key=lambda option: option.memory()[:, memory].sum())
         tables = list(_by_table(smallest_first).values())
         _, topology = yield [options[0] for options in tables]
         if topology is None:
@@ -297,6 +305,7 @@ class DynamicProgrammingProposer(_GeneratedProposer):
                 "is; call feedback(partitionable, storage_constraint=topology) after the first "
                 "proposal"
             )
+
         for numbers in self._fill(tables, topology):
             yield [options[number] for options, number in zip(tables, numbers, strict=True)]
 
@@ -307,29 +316,36 @@ class DynamicProgrammingProposer(_GeneratedProposer):
             PlannerError: The bins need too much memory.
         """
         memory = memory_of(topology)
-        kind = 0 if memory[:, 0].sum() > 0 else 1
+        memory_index = 0 if memory[:, 0].sum() > 0 else 1
         bins = self._bins_per_device * len(topology.devices)
-        of_a_bin = 8 * len(tables) + 40 * max(len(options) for options in tables)
-        if bins * of_a_bin > _MOST_BYTES:
-            most = _MOST_BYTES // (of_a_bin * len(topology.devices))
+        bytes_per_bin = 8 * len(tables) + 40 * max(len(options) for options in tables)
+        if bins * bytes_per_bin > _MOST_BYTES:
+            most = _MOST_BYTES // (bytes_per_bin * len(topology.devices))
             raise bad_input(
                 f"hbm_bins_per_device={self._bins_per_device:,} need too much memory: give at "
                 f"most {most:,}"
             )
-        width = float(memory[:, kind].sum()) / bins or 1.0
-        time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one empty state
+
+        width = float(memory[:, memory_index].sum()) / bins or 1.0
+        # of the states so far; at first one empty state
+        time = np.zeros(1)
+        filled = np.zeros(1)
         came_from: list[tuple[_Indices, _Indices]] = []
         for options in tables:
-            needs = np.array([float(option.memory()[:, kind].sum()) / width for option in options])
+            needs = np.array(
+                [float(option.memory()[:, memory_index].sum()) / width for option in options]
+            )
             takes = np.array([option.total_perf for option in options])
             time, filled, option, state = _best_of_each_bin(time, filled, takes, needs, bins)
             came_from.append((option, state))
+
         reached = np.arange(len(time))[::-1]
         proposals = np.empty((len(reached), len(tables)), np.int32)
         for table in range(len(tables) - 1, -1, -1):
             option, state = came_from[table]
             proposals[:, table] = option[reached]
             reached = state[reached]
+
         return proposals
 
 
@@ -353,11 +369,13 @@ def _best_of_each_bin(
     new_filled = np.add.outer(needs, filled).ravel()
     slowest_first = np.argsort(new_time, kind="stable")[::-1]
     slowest_first = slowest_first[new_filled[slowest_first] < bins]
+
     # What is written last remains in a bin: the fastest, and the first of equals.
     winner = np.full(bins, -1)
     winner[new_filled[slowest_first].astype(np.int64)] = slowest_first
     winner = winner[winner >= 0]
     option, state = np.divmod(winner, len(time))
+
     return new_time[winner], new_filled[winner], option.astype(np.int32), state.astype(np.int32)
 
 
@@ -390,6 +408,7 @@ def proposers_to_proposals_list(
             proposer.feedback(partitionable=True)
             # Options are compared by identity; comparing their contents would take long.
             distinct.setdefault(tuple(sorted(id(option) for option in proposal)), proposal)
+
     return list(distinct.values())
 
 
@@ -420,22 +439,29 @@ def best_proposal(
     partitioner = partitioner or GreedyPerfPartitioner()
     perf_model = perf_model or NoopPerfModel(inputs.topology)
     deadline = time.perf_counter() + (seconds or math.inf)
-    proposals, placed_proposals, best, best_rating = 0, 0, None, math.inf
+    proposals = 0
+    placed_proposals = 0
+    best = None
+    best_rating = math.inf
     for proposer in proposers or default_proposers():
         proposer.load(list(inputs.options), enumerator)
         while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
             proposals += 1
-            check_one_each(f"what {type(proposer).__name__} proposed", proposal)
+            check_tables_are_distinct(f"what {type(proposer).__name__} proposed", proposal)
             try:
                 placed = partitioner.partition(deepcopy(proposal), inputs.reserved)
             except PlannerError:
                 proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
                 continue
+
             placed_proposals += 1
             rating = perf_model.rate(placed)
             if best is None or rating < best_rating:
-                best, best_rating = placed, rating
+                best = placed
+                best_rating = rating
+
             proposer.feedback(True, placed, rating, inputs.reserved)
+
     if best is None and time.perf_counter() >= deadline:
         raise PlannerError(
             f"timeout_seconds={seconds:g} ended after {several(proposals, 'proposal')}, of which "
@@ -445,55 +471,6 @@ def best_proposal(
         )
     if best is None:
         raise why_infeasible(inputs, proposed=True)
+
     source = f"what {type(partitioner).__name__} placed"
-    return placement_of(inputs.problem, best, source), proposals, placed_proposals
-
-
-def placement_of(
-    problem: PlanningProblem, placed: Sequence[ShardingOption], source: str
-) -> Placement:
-    """The placement of options from a partitioner or a callback; the inverse of `place_options`.
-
-    Args:
-        problem: The planning problem.
-        placed: An option for each table, with placed shards.
-        source: Who placed them, for the message.
-
-    Raises:
-        PlannerError: A table has no option, one that is not in the problem, or one whose shards are
-            on ranks that its sharding type does not allow.
-    """
-    by_table = {option.fqn: option for option in placed}
-    chosen, ranks = [], []
-    for choices in problem.choices:
-        fqn = choices[0].options[0].fqn
-        option = by_table.get(fqn)
-        if option is None or option.pieces().ranks is None:
-            raise PlannerError(f"{source} is not a plan: table {fqn.strip('.')!r} is not placed")
-        shardings = [_sharding(choice.options[0]) for choice in choices]
-        if _sharding(option) not in shardings:
-            raise PlannerError(
-                f"{source} is not a plan: table {option.name!r} is placed as "
-                f"{_sharding(option)[:2]}, which is none of its options"
-            )
-        chosen.append(shardings.index(_sharding(option)))
-        ranks.append(option.pieces().ranks)
-    placement = Placement(np.array(chosen, dtype=np.int64), ranks)
-    if broken := broken_rules(problem, placement):
-        pinned = (
-            "; pin and colocate are kept by the planner's own search: leave proposer and "
-            "partitioner out"
-        )
-        hint = pinned if any("allowed" in each for each in broken) else ""
-        raise PlannerError(f"{source} is not a plan: {'; '.join(broken[:3])}{hint}")
-    return placement
-
-
-def _sharding(option: ShardingOption) -> tuple[Any, ...]:
-    """What tells the options of a table apart."""
-    return (
-        option.sharding_type,
-        option.compute_kernel,
-        option.cache_load_factor,
-        option.pieces().sizes.tolist(),
-    )
+    return options_placement(inputs.problem, best, source), proposals, placed_proposals

@@ -1,30 +1,41 @@
-"""Inputs and results of planning, and the error where there is no plan.
+"""Results of planning: a plan with its inputs, and why it is as it is.
 
-The error says what is short, and at most three changes that make it fit::
-
-    no sharding plan fits: table 'item' needs 24.2 GiB of HBM on one rank, and each has ...
-      weights 100,000,000 x 64 x 4 B = 23.8 GiB, optimizer state 0.4 GiB; ...
-      ParameterConstraints(sharding_types=['row_wise']) for table 'item': 12.1 GiB ...
-
-The size of each change is computed from the shortage, and the change is offered if the planner
-finds a plan with it.
+`PlannedSharding` is the plan, with the `PlanReport` of its planner. Explanations and figures are
+made of the report: time and memory of each rank, and why each table is sharded as it is. The cost
+of an alternative for one table is computed with all other tables unchanged; no search is run.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from tutorec._text import bytes_text, ms_text, ranks_text, several
-from tutorec.distributed.plan.plan import ShardingType
+from tutorec._text import (
+    WIDTH,
+    Explanation,
+    Facts,
+    TextTable,
+    bytes_text,
+    ms_text,
+    ranks_text,
+    several,
+)
+from tutorec.distributed.plan.plan import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 from tutorec.distributed.planner.enumerators import Refusal
+from tutorec.distributed.planner.figure import plan_figure
 from tutorec.distributed.planner.options import Constraints, ParameterConstraints, ShardingOption
 from tutorec.distributed.planner.problem import (
     MEMORIES,
@@ -33,27 +44,30 @@ from tutorec.distributed.planner.problem import (
     Floats,
     Ints,
     Placement,
+    PlacementRule,
     PlanningProblem,
     cost,
-    fits,
     fixed_time,
     lower_bound,
     rank_memory,
     rank_sums,
 )
-from tutorec.distributed.planner.search import search
+from tutorec.distributed.planner.search import with_choice
 from tutorec.distributed.planner.shard_estimators import StoredBytes, stored_bytes
-from tutorec.distributed.planner.topology import PERF_FIELDS, Topology, memory_of, own_memory
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.distributed.planner.topology import PERF_FIELDS, Topology, memory_of
+from tutorec.errors import PlannerError
 
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]
-_REMEDIES = 3
-_NAMED = 3
-_NARROWING = ("sharding_types", "compute_kernels", "pin", "colocate")
-# Shards do not fill ranks to the last byte: the offered memory and ranks include this margin.
-_SPARE = 1.25
-# With more than this many times the ranks, it is the memory of each that is too small.
-_MOST_TIMES = 64
+# Maximum number of ranks or tables shown.
+_RANKS_SHOWN = 16
+_TABLES_SHOWN = 24
+_BAR = 12
+_STEP_NOTE = (
+    "step: milliseconds of the whole step if the table had to be sharded so and the other "
+    "tables stayed where they are."
+)
+# In the order of the fields of `Perf`.
+_PERF_NAMES = ("lookup", "pooled rows", "update", "gradients", "ids", "prefetch")
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,7 @@ class PlanInputs:
         """The inputs after a change; None if the model is missing or contradicts the change."""
         if self.remake is None:
             return None
+
         try:
             with warnings.catch_warnings():
                 # about constraints: the caller has been warned already
@@ -137,9 +152,9 @@ class PlanReport:
         return cost(self.problem, self.placement)
 
     @cached_property
-    def taken(self) -> list[Choice]:
+    def choices(self) -> list[Choice]:
         """The choice of each table."""
-        return self.placement.taken(self.problem)
+        return self.placement.choices(self.problem)
 
     @cached_property
     def rank_parts(self) -> Floats:
@@ -179,7 +194,7 @@ class PlanReport:
         The latency is that of all exchanges, however few bytes they carry.
         """
         memory_work, exchanges = self.rank_parts[int(self.rank_times.argmax())].tolist()
-        latency = fixed_time(self.problem, self.taken)
+        latency = fixed_time(self.problem, self.choices)
         return {
             "lookup and update": memory_work,
             "bytes on the wire": exchanges,
@@ -199,30 +214,30 @@ class PlanReport:
         """
         return self._stored(lambda stored: stored.weights + stored.state)
 
-    def _stored(self, bytes_of: Callable[[StoredBytes], Ints]) -> list[int]:
+    def _stored(self, component: Callable[[StoredBytes], Ints]) -> list[int]:
         """The sum on each rank of some bytes of its shards."""
         topology = self.inputs.topology
 
-        def of_choice(choice: Choice) -> Ints:
+        def choice_bytes(choice: Choice) -> Ints:
             stored = [
                 stored_bytes(
-                    option.facts,
+                    option.profile,
                     ShardingType(option.sharding_type),
                     option.compute_kernel,
-                    option.pieces().sizes,
+                    option.shard_arrays().sizes,
                     topology,
                 )
                 for option in choice.options
             ]
-            return np.sum([bytes_of(each) for each in stored], axis=0)
+            return np.sum([component(each) for each in stored], axis=0)
 
-        return rank_sums(self.problem, self.placement, of_choice).tolist()
+        return rank_sums(self.problem, self.placement, choice_bytes).tolist()
 
 
 def choice_perf(choice: Choice) -> Floats:
     """``[P, 6]`` ms of the shards of a choice, in the order of `Perf`."""
     # Options without estimates do not reach a problem: `ShardingOption.times` refuses them.
-    estimates: Any = [option.pieces().perf for option in choice.options]
+    estimates: Any = [option.shard_arrays().perf for option in choice.options]
     return np.sum(estimates, axis=0)
 
 
@@ -236,6 +251,7 @@ def type_of(choice: Choice) -> str:
     option = choice.options[0]
     if option.cache_load_factor is not None:
         return f"{option.sharding_type} {100 * option.cache_load_factor:g} % cached"
+
     return (
         option.sharding_type
         if option.compute_kernel == "fused"
@@ -243,336 +259,481 @@ def type_of(choice: Choice) -> str:
     )
 
 
-# --- no plan
+@dataclass(eq=False)
+class PlannedSharding(ShardingPlan):
+    """A plan with the report of its planner.
 
-
-@dataclass(frozen=True)
-class Shortage:
-    """The memory that is too small.
+    It is a `ShardingPlan`, and equals every plan with the same entries. `save` writes the plan
+    without the report.
 
     Args:
-        kind: The kind of memory: 0 HBM, 1 DDR.
-        needed: Bytes of the largest shard of the first table that fits on no rank; else the least
-            bytes of all `tables`.
-        room: Available bytes.
-        tables: Indices of the tables, the largest first.
-        ranks: The ranks that these tables share; empty if the first table does not fit even alone.
-    """
-
-    kind: int
-    needed: int
-    room: int
-    tables: tuple[int, ...]
-    ranks: tuple[int, ...] = ()
-
-
-def find_shortage(problem: PlanningProblem) -> Shortage:
-    """The memory with the largest shortage.
+        report: The planner's report; None if it is not available.
 
     Example:
-        >>> from tutorec.distributed.planner.problem import Choice, Spread
-        >>> whole = Choice(np.array([1.0]), np.array([[0, 12]]), Spread.ANY)
-        >>> find_shortage(PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole,),)))
-        Shortage(kind=1, needed=12, room=8, tables=(0,), ranks=())
+        >>> PlannedSharding() == ShardingPlan() and ShardingPlan() == PlannedSharding()
+        True
     """
-    room = problem.capacity.max(axis=0)
-    largest = {
-        table: _smallest(problem, table).memory.max(axis=0)
-        for table, choices in enumerate(problem.choices)
-        if not any(fits(problem, choice) for choice in choices)
-    }
-    if largest:
-        tables = sorted(largest, key=lambda table: -_fullness(largest[table], room))
-        worst = largest[tables[0]]
-        kind = int((worst - room).argmax())
-        return Shortage(kind, int(worst[kind]), int(room[kind]), tuple(tables))
-    everywhere = np.ones(problem.world_size, dtype=np.bool_)
-    pins = [
-        everywhere if choices[0].allowed is None else choices[0].allowed
-        for choices in problem.choices
-    ]
-    shared = []
-    for ranks in np.unique([everywhere, *pins], axis=0)[::-1]:
-        inside = [table for table, mask in enumerate(pins) if not (mask & ~ranks).any()]
-        for kind in (0, 1):
-            needed = {table: _least_bytes(problem, table, kind) for table in inside}
-            tables = tuple(sorted(needed, key=lambda table: -needed[table]))
-            total, available = sum(needed.values()), int(problem.capacity[ranks, kind].sum())
-            shared.append(
-                Shortage(kind, total, available, tables, tuple(np.flatnonzero(ranks).tolist()))
+
+    # The documentation of this class resolves the inherited annotation here.
+    plan: dict[str, EmbeddingModuleShardingPlan] = field(default_factory=dict)
+    report: PlanReport | None = field(default=None, repr=False)
+
+    def explain(self, table: str | None = None) -> Explanation:
+        """Explain the plan, or the sharding of one table; prints as text, in a notebook as HTML.
+
+        Args:
+            table: Name of the table, or path and name.
+
+        Raises:
+            KeyError: There is no such table.
+            PlannerError: The plan has no report.
+        """
+        report = self._reported()
+        return explain_plan(report) if table is None else explain_table(report, table)
+
+    def plot(self, claim: str | None = None) -> Any:
+        """Memory and time of each rank as a matplotlib figure.
+
+        Raises:
+            PlannerError: The plan has no report.
+        """
+        report = self._reported()
+        memory = report.memory
+        return plan_figure(
+            report.rank_parts,
+            used=report.rank_memory[:, memory],
+            room=report.problem.capacity[:, memory],
+            memory=MEMORIES[memory],
+            claim=claim,
+        )
+
+    def load_factors(self) -> dict[str, float]:
+        """The fraction of the rows of each table that its rank keeps in fast memory.
+
+        It is that of the cache of a cached table, 0 for another table in a file or in the memory
+        of the host, and 1 for every other table. A table's key is its name, with the path of its
+        collection if several tables have that name.
+
+        Example:
+            >>> PlannedSharding().load_factors()
+            {}
+        """
+        return {name: _load_factor(entry) for name, entry in named_entries(self).items()}
+
+    def _reported(self) -> PlanReport:
+        if not self.plan:
+            raise PlannerError(
+                "there is nothing to explain: the model has no table that a sharder shards; plan "
+                "the model that holds the collections, with a sharder for each class of them"
             )
-    return max(shared, key=lambda short: short.needed / max(short.room, 1))
+        if self.report is None:
+            raise PlannerError(
+                "this plan came without the report of its planner, which explains and plots it: "
+                "ask the plan that EmbeddingShardingPlanner.plan returned"
+            )
+
+        return self.report
+
+    def __eq__(self, other: object) -> bool:
+        return self.plan == other.plan if isinstance(other, ShardingPlan) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def _fullness(memory: Ints, room: Ints) -> float:
-    return float((memory / np.maximum(room, 1)).max())
+def named_entries(plan: ShardingPlan) -> dict[str, ParameterSharding]:
+    """The entry of each table; its key has the path where several tables have the same name."""
+    entries = [
+        (path, name, entry) for path, tables in plan.plan.items() for name, entry in tables.items()
+    ]
+    counts = Counter(name for _, name, _ in entries)
+    return {
+        name if counts[name] == 1 else f"{path}.{name}".strip("."): entry
+        for path, name, entry in entries
+    }
 
 
-def _smallest(problem: PlanningProblem, table: int) -> Choice:
-    """The choice of a table whose largest shard is smallest."""
-    room = problem.capacity.max(axis=0)
-    return min(
-        problem.choices[table], key=lambda choice: _fullness(choice.memory.max(axis=0), room)
+def _load_factor(entry: ParameterSharding) -> float:
+    if entry.compute_kernel == EmbeddingComputeKernel.FUSED_UVM.value:
+        return 0.0
+    factor = getattr(entry.cache_params, "load_factor", None)
+    return 1.0 if factor is None else factor
+
+
+# --- the whole plan
+
+
+def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
+    """Time and memory of each rank, and the bound; with ``tables`` also each table."""
+    problem = report.problem
+    topology = report.inputs.topology
+    hosts = problem.world_size // topology.local_world_size
+    local_size = topology.local_world_size
+    machines = f" ({hosts} hosts of {local_size})" if hosts > 1 else ""
+    count = several(sum(len(choices[0].options) for choices in problem.choices), "table")
+    title = (
+        f"A plan for {count} on "
+        f"{several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
+        f"{several(report.inputs.batch_size, 'sample')} on each rank."
+    )
+    options = several(sum(len(choices) for choices in problem.choices), "option")
+    refused = len(report.inputs.refusals)
+    others = f", {several(refused, 'other')} refused" if refused else ""
+    how = f"; {report.searched}" if report.searched else ""
+    lines = [
+        *_step_facts(report),
+        *_memory_facts(report),
+        ("search", f"{options} in {report.seconds:.2f} s{others}{how}."),
+        ("speeds", f"{topology.source}."),
+    ]
+    table_blocks = _tables_blocks(report) if tables else ()
+
+    return Explanation([title, Facts(lines), *_ranks_blocks(report), *table_blocks])
+
+
+def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
+    times = report.rank_times
+    fixed = fixed_time(report.problem, report.choices)
+    slowest = int(times.argmax())
+    groups = several(
+        len({group for choice in report.choices for group in choice.groups}), "sharding type"
+    )
+    latency = (
+        f" and {ms_text(fixed)} ms for the exchanges of {groups}, however little they carry"
+        if fixed
+        else ""
+    )
+    text = (
+        f"{ms_text(report.cost)} ms expected: {ms_text(times[slowest])} ms on rank {slowest}, "
+        f"which has the most to do,{latency}. The mean of all ranks is {ms_text(times.mean())} ms."
+    )
+    yield "step", text
+    if report.bound.ms > 0:
+        over = max(report.cost / report.bound.ms - 1, 0.0)
+        near = "among the best" if over < 5e-4 else f"at most {100 * over:.1f} % above the best"
+        yield (
+            "bound",
+            (
+                f"no plan takes less than {ms_text(report.bound.ms)} ms ({report.bound.reason}): "
+                f"this one is {near}."
+            ),
+        )
+
+    if report.gap is not None:
+        yield (
+            "gap",
+            f"the solver leaves {100 * report.gap:.2f} % between this plan and the best one.",
+        )
+
+    shards, largest, _ = _on_ranks(report)
+    if shards[slowest] == 1 and report.problem.world_size > 1:
+        text = (
+            f"rank {slowest} has a single shard, of table {largest[slowest]!r}: no other place "
+            "for tables makes the step shorter, only another cut of this one."
+        )
+        yield "limit", text
+
+
+def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
+    installed = memory_of(report.inputs.topology)
+    for memory, name in enumerate(MEMORIES):
+        used = report.rank_memory[:, memory]
+        room = report.problem.capacity[:, memory]
+        if not used.any():
+            continue
+
+        full = report.fullness[:, memory]
+        fullest = int(full.argmax())
+        has = installed[fullest, memory]
+        reserved_text = (
+            f"; {bytes_text(has - room[fullest])} of its {bytes_text(has)} are kept for "
+        )
+        reserved = f"{reserved_text}everything else" if has > room[fullest] else ""
+        text = (
+            f"{bytes_text(used.sum())} in all; rank {fullest} is the fullest with "
+            f"{bytes_text(used[fullest])} of {bytes_text(room[fullest])} "
+            f"({100 * full[fullest]:.1f} %){reserved}."
+        )
+        yield name, text
+
+    files = sum(
+        int(option.total_storage.ssd) for choice in report.choices for option in choice.options
+    )
+    if files:
+        yield "SSD", f"{bytes_text(files)} in files."
+
+
+def _table(rows: Sequence[Mapping[str, str]], text_columns: Collection[str]) -> TextTable:
+    """A table of rows (column -> cell); the columns of words are aligned left."""
+    head = list(rows[0])
+    right = [number for number, name in enumerate(head) if name not in text_columns]
+    return TextTable(head, [list(row.values()) for row in rows], right, WIDTH)
+
+
+def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
+    """A row per rank; in a large world for the slowest, the fullest and the fastest only."""
+    memory = report.memory
+    times = report.rank_times
+    used = report.rank_memory[:, memory]
+    full = report.fullness[:, memory]
+    shards, largest, largest_ms = _on_ranks(report)
+    rows_shown = list(range(len(times)))
+    if len(rows_shown) > _RANKS_SHOWN:
+        slowest_first = np.argsort(-times, kind="stable").tolist()
+        fullest = int(used.argmax())
+        rows_shown = sorted(
+            {*slowest_first[:8], fullest, *slowest_first[-3:]}, key=slowest_first.index
+        )
+
+    rows = [
+        {
+            "rank": f"{rank}",
+            "ms": ms_text(times[rank]),
+            "": "#" * round(_BAR * times[rank] / (times.max() or 1.0)),
+            "lookup": ms_text(report.rank_parts[rank, 0]),
+            "exchange": ms_text(report.rank_parts[rank, 1]),
+            MEMORIES[memory]: bytes_text(used[rank]),
+            "full": f"{100 * full[rank]:.0f} %",
+            "shards": f"{shards[rank]}",
+            "largest part": f"{largest[rank]} {100 * largest_ms[rank] / times[rank]:.0f} %"
+            if times[rank]
+            else "",
+        }
+        for rank in rows_shown
+    ]
+    yield _table(rows, ("", "largest part"))
+    hidden = np.setdiff1d(np.arange(len(times)), rows_shown)
+    if len(hidden):
+        takes, holds = ("takes", "holds") if len(hidden) == 1 else ("take", "hold")
+        times = times[hidden]
+        used = used[hidden]
+        yield (
+            f"{several(len(hidden), 'other rank')} {takes} {ms_text(times.min())} to "
+            f"{ms_text(times.max())} ms and {holds} {bytes_text(used.min())} to "
+            f"{bytes_text(used.max())}."
+        )
+
+
+def _on_ranks(report: PlanReport) -> tuple[Ints, list[str], Floats]:
+    """Number of shards per rank, and the table with most of its time, with that time."""
+    problem = report.problem
+    placement = report.placement
+    shards = rank_sums(
+        problem, placement, lambda choice: np.full(len(choice.time), len(choice.options))
+    )
+    times = np.zeros((len(report.choices), problem.world_size))
+    for (choice, ranks), table_times in zip(
+        placement.choices_and_ranks(problem), times, strict=True
+    ):
+        np.add.at(table_times, ranks, choice.time)
+
+    names = [names_of(report.choices[table]) for table in times.argmax(axis=0).tolist()]
+    return shards, names, times.max(axis=0)
+
+
+def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
+    """A row per table, those with the most work first."""
+    rows = []
+    heaviest = np.argsort([-choice.time.sum() for choice in report.choices], kind="stable").tolist()
+    for table in heaviest[:_TABLES_SHOWN]:
+        choice = report.choices[table]
+        ranks = report.placement.ranks[table]
+        everywhere = len(set(ranks.tolist())) == report.problem.world_size > 1
+        steps = steps_of_choices(report, table)
+        del steps[int(report.placement.chosen[table])]
+        other = min(steps, key=steps.__getitem__, default=-1)
+        fits = np.isfinite(steps.get(other, np.inf))
+        rows.append(
+            {
+                "table": names_of(choice),
+                "sharding": type_of(choice),
+                "ranks": "all" if everywhere else ranks_text(ranks),
+                "ms": ms_text(choice.longest),
+                MEMORIES[report.memory]: bytes_text(int(choice.memory[:, report.memory].sum())),
+                "otherwise": type_of(report.problem.choices[table][other]) if fits else "nothing",
+                "step": ms_text(steps[other]) if fits else "",
+            }
+        )
+
+    yield _table(rows, ("table", "sharding", "ranks", "otherwise"))
+    hidden = Counter(type_of(report.choices[table]) for table in heaviest[_TABLES_SHOWN:])
+    shardings = ", ".join(f"{count:,} {sharding}" for sharding, count in hidden.most_common())
+    rest = (
+        f"{several(hidden.total(), 'table')} that take less time: {shardings}. " if hidden else ""
+    )
+    yield (
+        f"{rest}ms: of the table's longest shard. otherwise: the best other way to shard the "
+        "table, and what the step would take if the other tables stayed where they are; "
+        "explain('table') tells more."
     )
 
 
-def _least_bytes(problem: PlanningProblem, table: int, kind: int) -> int:
-    """The least bytes of a table, over all its shards."""
-    return min(int(choice.memory[:, kind].sum()) for choice in problem.choices[table])
+def steps_of_choices(report: PlanReport, table: int) -> dict[int, float]:
+    """Ms of a step for each choice of a table, others unchanged; infinite if it does not fit."""
+    steps = {}
+    for number in range(len(report.problem.choices[table])):
+        placement = report.placement
+        if number != placement.chosen[table]:
+            placement = with_choice(report.problem, placement, table, number)
+        steps[number] = np.inf if placement is None else cost(report.problem, placement)
+
+    return steps
 
 
-def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
-    """The error for inputs without a plan: what is short, by how much, and what would make it fit.
+# --- one table
+
+
+def find_table(report: PlanReport, name: str) -> tuple[int, ShardingOption]:
+    """Index of a table in the problem, and its option in the plan.
 
     Args:
-        inputs: The inputs of the plan.
-        proposed: Whether only proposals failed, and the planner's own search has not run.
+        report: The planner's report.
+        name: Name of the table, or path and name.
+
+    Raises:
+        KeyError: No table has that name, or several modules have one.
     """
-    problem = inputs.problem
-    if proposed and search(problem) is not None:
-        return PlannerError(
-            "none of the proposals could be placed, though "
-            f"{several(len(problem.choices), 'table')} fit on "
-            f"{several(problem.world_size, 'rank')}: leave proposer, partitioner and "
-            "performance_model out, and the planner searches for itself",
-            PlannerErrorType.PARTITION,
-        )
-    shortage = find_shortage(problem)
-    lines = (_lines_of_all if shortage.ranks else _lines_of_a_table)(inputs, shortage)
-    kind = PlannerErrorType.PARTITION if shortage.ranks else PlannerErrorType.INSUFFICIENT_STORAGE
-    if any(
-        _narrowed(inputs, option.name)
-        for choices in problem.choices
-        for option in choices[0].options
-    ):
-        kind = PlannerErrorType.STRICT_CONSTRAINTS
-    if shortage.needed > shortage.room and len(shortage.ranks) == problem.world_size:
-        kind = PlannerErrorType.INSUFFICIENT_STORAGE
-    changes = (_looser_constraints, _smaller_reservation, _smaller_batch, _more_memory, _more_ranks)
-    remedies = (line for change in changes if (line := change(inputs, shortage)) is not None)
-    lines += list(islice(remedies, _REMEDIES)) or [
-        "no single change was found that makes it fit: give it more ranks and more memory"
-    ]
-    return PlannerError("\n  ".join(lines), kind)
-
-
-# --- what is short
-
-
-def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
-    """A table that fits on no rank: the bytes of the largest shard under the best sharding."""
-    problem, kind = inputs.problem, shortage.kind
-    first, *others = shortage.tables
-    choices = problem.choices[first]
-    least = _smallest(problem, first)
-    tables = (
-        f"table {names_of(least)!r} needs"
-        if len(least.options) == 1
-        else f"tables {names_of(least)} need"
-    )
-    reason = f"{bytes_text(shortage.needed)} of {MEMORIES[kind]} on one rank, and "
-    if shortage.needed <= shortage.room:
-        reason += "the ranks that it may lie on have no room for it"
-    else:
-        even = (problem.capacity[:, kind] == shortage.room).all()
-        where = (
-            "each rank"
-            if even
-            else f"rank {problem.capacity[:, kind].argmax()}, which has the most,"
-        )
-        reason += f"{where} has {bytes_text(shortage.room)} for tables"
-    option = least.options[0]
-    facts, size = option.facts, option.pieces().sizes[[int(least.memory.max(axis=1).argmax())]]
-    stored = stored_bytes(
-        facts, ShardingType(option.sharding_type), option.compute_kernel, size, inputs.topology
-    )
-    rows, columns = size[0].tolist()
-    each = (
-        f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
-    )
-    parts = [f"weights {rows:,} x {each} = {bytes_text(stored.weights[0])}"]
-    names = ("optimizer state", "gradients", "ids", "looked-up rows", "mapping of raw ids")
-    parts += [
-        f"{name} {bytes_text(of[0])}"
-        for name, of in zip(names, stored[1:6], strict=True)
-        if of[0] > 0
-    ]
-    allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
-    pin = inputs.constraint(option.name).pin
-    pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"
-    lines = [
-        f"no sharding plan fits: {tables} {reason} (world_size={problem.world_size})",
-        f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_reserved_text(inputs)}",
-    ]
-    if others:
-        lines.append(
-            f"so do {_listed([names_of(problem.choices[t][0]) for t in others])}, each more "
-            "than a rank has"
-        )
-    return lines
-
-
-def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
-    """Tables that fit alone, but not together."""
-    problem, memory, tables = inputs.problem, MEMORIES[shortage.kind], shortage.tables
-    count = several(sum(len(problem.choices[table][0].options) for table in tables), "table")
-    where = several(problem.world_size, "rank")
-    if len(shortage.ranks) < problem.world_size:
-        where = _ranks(shortage.ranks)
-        count += f" pinned to {where}"
-    has = "has" if len(shortage.ranks) == 1 else "have"
-    need = "together need" if len(tables) > 1 else "needs"
-    text = (
-        f"{count} {need} at least {bytes_text(shortage.needed)} of {memory}, and {where} {has} "
-        f"{bytes_text(shortage.room)} for tables"
-    )
-    head = f"no sharding plan fits: {text}"
-    if shortage.needed <= shortage.room:
-        head = f"no sharding plan was found: {text}, but no way was found to place all shards"
-    largest = ", ".join(
-        (
-            f"{names_of(problem.choices[table][0])!r} "
-            f"{bytes_text(_least_bytes(problem, table, shortage.kind))}"
-        )
-        for table in tables[:_NAMED]
-    )
-    return [
-        f"{head} (world_size={problem.world_size})",
-        f"the largest: {largest}{_reserved_text(inputs)}",
-    ]
-
-
-def _reserved_text(inputs: PlanInputs) -> str:
-    kind = own_memory(inputs.topology)
-    has = int(memory_of(inputs.topology)[0, kind])
-    kept = has - int(inputs.problem.capacity[0, kind])
-    text = (
-        f"; {bytes_text(kept)} of a rank's {bytes_text(has)} {MEMORIES[kind]} are kept for "
-        "everything else"
-    )
-    return text if kept * 100 >= has else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {several(len(names) - _NAMED, 'other')}" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
-
-
-# --- changes, each of which is offered only if the search finds a plan with it
-
-
-def _fits(inputs: PlanInputs | None) -> bool:
-    return inputs is not None and search(inputs.problem) is not None
-
-
-def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
-    """The constraints that exclude options or ranks of a table."""
-    return [name for name in _NARROWING if getattr(inputs.constraint(table), name) is not None]
-
-
-def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    narrowed = {
-        option.name: fields
-        for table in shortage.tables
-        for option in inputs.problem.choices[table][0].options
-        if (fields := _narrowed(inputs, option.name))
-    }
-    loosened = {
-        name: replace(inputs.constraint(name), **dict.fromkeys(fields))
-        for name, fields in narrowed.items()
-    }
-    remade = inputs.remade(constraints=loosened) if narrowed else None
-    placement = search(remade.problem) if remade else None
-    if remade is None or placement is None:
-        return None
-    taken = {
-        option.name: choice
-        for choice in placement.taken(remade.problem)
+    known = {
+        option.fqn.strip("."): (number, option)
+        for number, choice in enumerate(report.choices)
         for option in choice.options
     }
-    fields = [
-        name for name in _NARROWING if any(name in of_table for of_table in narrowed.values())
-    ]
-    change = f"no {' and no '.join(fields)}"
-    if fields == ["sharding_types"]:
-        kinds = dict.fromkeys(taken[name].options[0].sharding_type for name in narrowed)
-        change = f"ParameterConstraints(sharding_types={list(kinds)})"
-    names = list(narrowed)
-    held = bytes_text(taken[names[0]].memory[:, shortage.kind].max())
-    return (
-        f"{change} for {'table' if len(names) == 1 else 'tables'} {_listed(names)}: {held} of "
-        f"{names[0]!r} on a rank, a step of {ms_text(cost(remade.problem, placement))} ms"
-    )
+    path = str(name).strip(".")
+    named = [path] if path in known else [fqn for fqn in known if fqn.endswith(f".{path}")]
+    if len(named) == 1:
+        return known[named[0]]
+    if named:
+        raise KeyError(
+            f"table {name!r} is in several modules, {', '.join(named)}: give path and name"
+        )
+
+    near = get_close_matches(path, known, n=3) or list(known)[:5]
+    raise KeyError(f"the plan has no table {name!r}; see {', '.join(map(repr, near))}")
 
 
-def _smaller_reservation(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    kind, whole = own_memory(inputs.topology), memory_of(inputs.topology)[:, :2]
-    kept = int((whole - inputs.problem.capacity)[:, kind].max())
-    problem = replace(inputs.problem, capacity=whole)
-    placement = search(problem) if kept > 0 else None
-    if placement is None:
-        return None
-    left = min(int((whole - rank_memory(problem, placement))[:, kind].min()), kept)
-    return (
-        f"FixedAbsoluteStorageReservation({left}) keeps {bytes_text(left)} of each rank for "
-        f"everything else, instead of {bytes_text(kept)}"
-    )
+def explain_table(report: PlanReport, name: str) -> Explanation:
+    """What was chosen for one table, the alternatives, and what is not an option.
 
-
-def _smaller_batch(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    """A batch size whose buffers fit; it helps if nearly all memory of a table is buffers."""
-    share = shortage.room / max(shortage.needed, 1) / _SPARE
-    smaller = 2 ** int(math.log2(max(inputs.batch_size * share, 1)))
-    if smaller >= inputs.batch_size or not _fits(inputs.remade(batch_size=smaller)):
-        return None
-    return f"batch_size={smaller} instead of {inputs.batch_size}"
-
-
-def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    kind, topology, problem = shortage.kind, inputs.topology, inputs.problem
-    has, room = int(memory_of(topology)[:, kind].max()), int(problem.capacity[:, kind].min())
-    if has <= 0:
-        return None
-    least = sum(_least_bytes(problem, table, kind) for table in range(len(problem.choices)))
-    needed = max(least * _SPARE / problem.world_size, 0 if shortage.ranks else shortage.needed)
-    # The reservation is a fraction of the memory, or a number of bytes.
-    wanted = max(has * needed / room if room > has / 2 else 0, has - room + needed)
-    step = 2 ** max(int(math.log2(wanted)) - 4, 0)  # a number with few digits in binary units
-    count = math.ceil(wanted / step) * step
-    storages = [
-        replace(device.storage, **{("hbm", "ddr")[kind]: count}) for device in topology.devices
-    ]
-    if not _fits(inputs.remade(topology=topology.with_storage(storages))):
-        return None
-    return (
-        f"{bytes_text(count)} of {MEMORIES[kind]} on each rank instead of {bytes_text(has)}: "
-        f"{('hbm_cap', 'ddr_cap')[kind]}={count}"
-    )
-
-
-def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    """More ranks per host if a host has few, else more hosts; new ranks are like the old ones.
-
-    If a rank has next to no room for tables, no number of ranks is offered.
+    Raises:
+        KeyError: There is no such table.
     """
-    topology = inputs.topology
-    world_size, local_size = topology.world_size, topology.local_world_size
-    factor = max(
-        math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2
+    table, option = find_table(report, name)
+    profile = option.profile
+    size = bytes_text(profile.rows * profile.row_bytes(profile.columns))
+    module = f" of module {profile.path!r}" if profile.path else ""
+    blocks = [
+        (
+            f"Table {profile.name!r}{module}: {profile.rows:,} rows of {profile.columns} columns, "
+            f"{size}."
+        ),
+        Facts(list(_table_facts(report, table, option))),
+        _options_table(report, table),
+        _STEP_NOTE,
+    ]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for refusal in report.inputs.refusals:
+        if (refusal.path, refusal.table) == (profile.path, option.name):
+            reasons.setdefault((refusal.compute_kernel, refusal.reason), []).append(
+                refusal.sharding_type
+            )
+
+    if reasons:
+        lines = [
+            ("", f"{', '.join(sharding_types)}{kernel and ' '}{kernel}: {reason}")
+            for (kernel, reason), sharding_types in reasons.items()
+        ]
+        blocks.append(Facts(lines, "not considered"))
+
+    return Explanation(blocks)
+
+
+def _table_facts(
+    report: PlanReport, table: int, option: ShardingOption
+) -> Iterable[tuple[str, str]]:
+    choice = report.choices[table]
+    ranks = report.placement.ranks[table]
+    profile = option.profile
+    bags = "bags" if profile.pooled else "lists"
+    ids = f"{profile.total_ids:,.0f} ids in {profile.total_samples:,.0f} {bags} of a rank's batch"
+    yield "read by", f"{', '.join(profile.features) or 'no feature'}: {ids}"
+    others = [other.name for other in choice.options if other is not option]
+    if others:
+        yield (
+            "lies with",
+            f"{', '.join(others)}, as colocate asks; times and bytes are of all of them",
+        )
+
+    kernel = f"kernel {option.compute_kernel}, {several(len(ranks), 'shard')}"
+    yield "chosen", f"{type_of(choice)}, {kernel}, on {_where(report, ranks)}"
+    longest = int(choice.time.argmax())
+    busiest = int(ranks[longest])
+    perf = choice_perf(choice)[longest].tolist()
+    perf_texts = [
+        f"{name} {ms_text(ms)}" for name, ms in zip(_PERF_NAMES, perf, strict=True) if ms > 0
+    ]
+    rank_ms = ms_text(float(report.rank_times[busiest]))
+    yield (
+        "time",
+        (
+            f"{ms_text(choice.time[longest])} ms of rank {busiest}'s {rank_ms} ms: "
+            f"{', '.join(perf_texts) or 'nothing'}"
+        ),
     )
-    if factor > _MOST_TIMES:
-        return None
-    group = topology.intra_group_size
-    if world_size == local_size and local_size * factor <= 8:
-        local_size = group = local_size * factor
-    ranks = [rank % world_size for rank in range(factor * world_size)]
-    if not _fits(inputs.remade(topology=topology.regrouped(ranks, local_size, group))):
-        return None
-    return (
-        f"{several(len(ranks), 'rank')} instead of {world_size}: world_size={len(ranks)}, "
-        f"local_world_size={local_size}"
-    )
+    for index, memory in enumerate(MEMORIES):
+        used = choice.memory[:, index]
+        if used.any():
+            most = f", {bytes_text(used.max())} in the largest shard" if len(used) > 1 else ""
+            yield memory, f"{bytes_text(used.sum())}{most}"
+
+
+def _where(report: PlanReport, ranks: Ints) -> str:
+    distinct = set(ranks.tolist())
+    if len(distinct) == report.problem.world_size > 1:
+        return "every rank"
+    return f"{'rank' if len(distinct) == 1 else 'ranks'} {ranks_text(distinct)}"
+
+
+def _options_table(report: PlanReport, table: int) -> TextTable:
+    choices = report.problem.choices[table]
+    steps = steps_of_choices(report, table)
+    has_caches = any(choice.options[0].cache_load_factor is not None for choice in choices)
+    memory_name = MEMORIES[report.memory]
+    rows = []
+    for number in sorted(steps, key=lambda number: (steps[number], choices[number].preference)):
+        choice = choices[number]
+        step = steps[number]
+        memory = choice.memory[:, report.memory]
+        factor = choice.options[0].cache_load_factor
+
+        # The cache has its own column: in a long row names are shortened, numbers are not.
+        cached = {"cached": "" if factor is None else f"{100 * factor:g} %"}
+        chosen = number == report.placement.chosen[table]
+        rows.append(
+            {
+                "option": type_of(choice) if factor is None else choice.options[0].sharding_type,
+                **(cached if has_caches else {}),
+                "shards": f"{len(choice.time)}",
+                "ms largest": ms_text(choice.longest),
+                "ms all": ms_text(choice.time.sum()),
+                f"{memory_name} largest": bytes_text(memory.max(initial=0)),
+                f"{memory_name} all": bytes_text(memory.sum()),
+                "step": ms_text(step) if np.isfinite(step) else "-",
+                "": "chosen" if chosen else _verdict(report, choice, step),
+            }
+        )
+
+    return _table(rows, ("option", ""))
+
+
+def _verdict(report: PlanReport, choice: Choice, step: float) -> str:
+    if np.isfinite(step):
+        over = step / report.cost - 1 if report.cost else 0.0
+        return "no better" if abs(over) < 5e-4 else f"{100 * over:+.1f} %"
+    if (
+        choice.allowed is not None
+        and choice.rule is PlacementRule.EVERY_RANK
+        and not choice.allowed.all()
+    ):
+        return "its pin leaves ranks out"
+
+    lacking = int((choice.memory.max(axis=0) - report.problem.capacity.max(axis=0)).max())
+    return f"over by {bytes_text(lacking)}" if lacking > 0 else "no room with others"

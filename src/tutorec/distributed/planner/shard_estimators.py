@@ -10,6 +10,7 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.shard_estimators``.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from tutorec.distributed.planner.cost import (
     shard_perf,
     work_of,
 )
-from tutorec.distributed.planner.options import Constraints, ShardingOption, TableFacts
+from tutorec.distributed.planner.options import Constraints, ShardingOption, TableProfile
 from tutorec.distributed.planner.topology import MOST_BYTES, Ints, Topology
 from tutorec.distributed.planner.types import ShardEstimator
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -39,10 +40,32 @@ _FORWARD = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])
 _FLOAT = 4  # bytes of an element in computation, and of a row's state
 _ID = 8  # bytes of an id or a length in memory
 # Bytes that a cache stores per row of the table, and additionally per cached row.
-_ROW_INDEX, _SLOT_INDEX = 8, 24
+_ROW_INDEX = 8
+_SLOT_INDEX = 24
 
 
-class EmbeddingPerfEstimator(ShardEstimator):
+class _Estimator(ShardEstimator):
+    """Writes one estimate of every option, for a topology."""
+
+    def __init__(self, topology: Topology, is_inference: bool) -> None:
+        self._topology = topology
+        self._is_inference = is_inference
+
+    def estimate(
+        self,
+        sharding_options: list[ShardingOption],
+        sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None,
+    ) -> None:
+        """Write the estimate of every shard."""
+        for option in sharding_options:
+            option.set_estimates(**self._estimates(option, option.shard_arrays().sizes))
+
+    @abstractmethod
+    def _estimates(self, option: ShardingOption, sizes: Ints) -> dict[str, Any]:
+        """The estimate of an option with shards of these sizes."""
+
+
+class EmbeddingPerfEstimator(_Estimator):
     """Writes the milliseconds of every shard in one training step, see `cost`.
 
     Args:
@@ -60,21 +83,17 @@ class EmbeddingPerfEstimator(ShardEstimator):
         constraints: Constraints | None = None,
         is_inference: bool = False,
     ) -> None:
-        self._topology, self._is_inference = topology, is_inference
+        super().__init__(topology, is_inference)
 
-    def estimate(
-        self,
-        sharding_options: list[ShardingOption],
-        sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None,
-    ) -> None:
-        """Write ``perf`` of every shard."""
-        for option in sharding_options:
-            kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
-            perf = shard_perf(option.facts, kind, option.compute_kernel, sizes, self._topology)
-            option.set_estimates(perf=perf * _FORWARD if self._is_inference else perf)
+    def _estimates(self, option: ShardingOption, sizes: Ints) -> dict[str, Any]:
+        sharding_type = ShardingType(option.sharding_type)
+        perf = shard_perf(
+            option.profile, sharding_type, option.compute_kernel, sizes, self._topology
+        )
+        return {"perf": perf * _FORWARD if self._is_inference else perf}
 
 
-class EmbeddingStorageEstimator(ShardEstimator):
+class EmbeddingStorageEstimator(_Estimator):
     """Writes the bytes of every shard: rows, optimizer state, gradients and buffers.
 
     Args:
@@ -94,26 +113,19 @@ class EmbeddingStorageEstimator(ShardEstimator):
         *,
         is_inference: bool = False,
     ) -> None:
-        self._topology, self._is_inference = topology, is_inference
+        super().__init__(topology, is_inference)
 
-    def estimate(
-        self,
-        sharding_options: list[ShardingOption],
-        sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None,
-    ) -> None:
-        """Write ``storage`` of every shard, see `stored_bytes`."""
-        for option in sharding_options:
-            kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
-            option.set_estimates(
-                storage=shard_storage(
-                    option.facts,
-                    kind,
-                    option.compute_kernel,
-                    sizes,
-                    self._topology,
-                    self._is_inference,
-                )
-            )
+    def _estimates(self, option: ShardingOption, sizes: Ints) -> dict[str, Any]:
+        sharding_type = ShardingType(option.sharding_type)
+        storage = shard_storage(
+            option.profile,
+            sharding_type,
+            option.compute_kernel,
+            sizes,
+            self._topology,
+            self._is_inference,
+        )
+        return {"storage": storage}
 
 
 class StoredBytes(NamedTuple):
@@ -141,7 +153,7 @@ class StoredBytes(NamedTuple):
 
 
 def stored_bytes(
-    facts: TableFacts,
+    table: TableProfile,
     sharding_type: ShardingType,
     compute_kernel: str,
     sizes: Ints,
@@ -150,7 +162,7 @@ def stored_bytes(
     """The bytes of each shard, by component.
 
     Args:
-        facts: The table.
+        table: The table.
         sharding_type: Its sharding type.
         compute_kernel: `EmbeddingComputeKernel` value.
         sizes: ``[P, 2]`` rows and columns of the shards.
@@ -160,11 +172,11 @@ def stored_bytes(
         PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
 
     Example:
-        >>> facts = TableFacts(
+        >>> table = TableProfile(
         ...     "", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,)
         ... )
         >>> found = stored_bytes(
-        ...     facts,
+        ...     table,
         ...     ShardingType.TABLE_WISE,
         ...     "fused",
         ...     np.array([[1000, 32]]),
@@ -181,7 +193,7 @@ def stored_bytes(
     kernel = kernel_model(compute_kernel)
     lines = for_each_size(
         sizes,
-        lambda size: _stored(facts, sharding_type, kernel, size, topology),
+        lambda size: _stored(table, sharding_type, kernel, size, topology),
         len(StoredBytes._fields),
         np.int64,
     )
@@ -189,7 +201,7 @@ def stored_bytes(
 
 
 def shard_storage(
-    facts: TableFacts,
+    table: TableProfile,
     sharding_type: ShardingType,
     compute_kernel: str,
     sizes: Ints,
@@ -199,7 +211,7 @@ def shard_storage(
     """Bytes that each shard takes on its rank, ``[P, 3]``: HBM, DDR, SSD.
 
     Args:
-        facts: The table.
+        table: The table.
         sharding_type: Its sharding type.
         compute_kernel: `EmbeddingComputeKernel` value.
         sizes: ``[P, 2]`` rows and columns of the shards.
@@ -209,14 +221,14 @@ def shard_storage(
     Raises:
         PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
     """
-    stored = stored_bytes(facts, sharding_type, compute_kernel, sizes, topology)
+    stored = stored_bytes(table, sharding_type, compute_kernel, sizes, topology)
     rows = stored.weights if inference else stored.weights + stored.state + stored.spare
     buffers = stored.mapping if inference else np.sum(stored[2:-1], axis=0)
     return kernel_model(compute_kernel).memory(topology, rows) + on_device(topology, buffers)
 
 
 def _stored(
-    facts: TableFacts,
+    table: TableProfile,
     sharding_type: ShardingType,
     kernel: KernelModel,
     size: Size,
@@ -228,35 +240,47 @@ def _stored(
         PlannerError: They exceed the memory of any rank, so that sums over ranks would exceed 64
             bits.
     """
-    work = work_of(kernel, sharding_type)(facts, size, topology)
-    optimizer = facts.optimizer if kernel.updates and not kernel.serves else None
+    work = work_of(kernel, sharding_type)(table, size, topology)
+    optimizer = table.optimizer if kernel.updates and not kernel.serves else None
     # Of trained rows only those in float32 are padded.
-    padded = not kernel.serves and facts.element_bytes == _FLOAT
+    padded = not kernel.serves and table.element_bytes == _FLOAT
     rows, columns = _as_stored(size, optimizer, topology) if padded else size
+
     # this rank's gradient of the table, and the sum over ranks
-    summed = 2 * _FLOAT * int(work.table)
-    own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
-    id_bytes = _ID + (_FLOAT if facts.weighted else 0)
-    parts = (
-        rows * facts.row_bytes(columns),
+    summed_gradient = 2 * _FLOAT * int(work.table)
+    dense_gradient = 0 if kernel.updates else _FLOAT * size[0] * size[1]
+    ids = max(work.updates, work.lookups if kernel.serves else 0.0)
+    id_bytes = _ID + (_FLOAT if table.weighted else 0)
+    cache_bytes = (0, 0)
+    if table.cached:
+        cache_bytes = _cache_bytes(table, optimizer, rows, columns, topology)
+
+    components = (
+        rows * table.row_bytes(columns),
         _state_bytes(optimizer, rows, columns),
-        summed + own,
-        ceil(
-            max(work.updates, work.lookups if kernel.serves else 0.0) * id_bytes + _ID * work.lists
-        ),
+        summed_gradient + dense_gradient,
+        ceil(ids * id_bytes + _ID * work.lists),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
-        size[0] * facts.mapping_row_bytes,
-        *_cache_bytes(facts, optimizer, rows, columns, topology),
+        size[0] * table.mapping_row_bytes,
+        *cache_bytes,
     )
-    if sum(parts) > MOST_BYTES:
-        raise PlannerError(
-            f"table {facts.name!r}, {sharding_type.value}: a shard of {rows:,} x {columns:,} takes "
-            f"{sum(parts):.3g} bytes on its rank with {sum(facts.ids):.3g} ids and "
-            f"{sum(facts.samples):.3g} bags of a batch, and no rank has {MOST_BYTES:.3g}: look at "
-            "num_embeddings, embedding_dim, batch_size and pooling_factors",
-            PlannerErrorType.INSUFFICIENT_STORAGE,
-        )
-    return parts
+    if sum(components) > MOST_BYTES:
+        raise _too_large(table, sharding_type, (rows, columns), sum(components))
+    return components
+
+
+def _too_large(
+    table: TableProfile, sharding_type: ShardingType, size: Size, shard_bytes: int
+) -> PlannerError:
+    """The error for a shard that takes more memory than any rank has."""
+    rows, columns = size
+    return PlannerError(
+        f"table {table.name!r}, {sharding_type.value}: a shard of {rows:,} x {columns:,} takes "
+        f"{shard_bytes:.3g} bytes on its rank with {sum(table.ids):.3g} ids and "
+        f"{sum(table.samples):.3g} bags of a batch, and no rank has {MOST_BYTES:.3g}: look at "
+        "num_embeddings, embedding_dim, batch_size and pooling_factors",
+        PlannerErrorType.INSUFFICIENT_STORAGE,
+    )
 
 
 def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> int:
@@ -268,18 +292,21 @@ def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> in
 
 
 def _cache_bytes(
-    facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int, topology: Topology
+    table: TableProfile,
+    optimizer: OptimizerSpec | None,
+    rows: int,
+    columns: int,
+    topology: Topology,
 ) -> tuple[int, int]:
     """Bytes of a cache in memory, and of the spare rows behind the table in its file.
 
     In memory are the cached rows with their state; per row of the table its slot; per slot its row
     and last use. On CUDA the slower memory has no spare rows.
     """
-    if not facts.cached:
-        return 0, 0
-    slots = max(1, ceil(facts.cached * rows))
+    slots = max(1, ceil(table.cached * rows))
     index = _ROW_INDEX * rows + _SLOT_INDEX * slots
-    in_slots = slots * facts.row_bytes(columns) + _state_bytes(optimizer, slots, columns)
+    in_slots = slots * table.row_bytes(columns) + _state_bytes(optimizer, slots, columns)
+
     return in_slots + index, in_slots if topology.compute_device == "cpu" else 0
 
 
@@ -294,4 +321,5 @@ def _as_stored(size: Size, optimizer: OptimizerSpec | None, topology: Topology) 
         return size
     if not runs_in_fbgemm(optimizer, [columns], topology.compute_device):
         return size
+
     return max(rows, 1), -(-columns // 4) * 4

@@ -15,8 +15,8 @@ from typing import Any
 from tutorec._text import several
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.plan.plan import ShardingPlan
-from tutorec.distributed.planner.explain import explain_plan
 from tutorec.distributed.planner.options import Constraints, ShardingOption
+from tutorec.distributed.planner.report import explain_plan
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, Stats, StorageReservation
 
@@ -64,6 +64,7 @@ class EmbeddingStats(Stats):
         """
         if not logger.isEnabledFor(logging.INFO):
             return
+
         tried = (
             f", {several(num_proposals, 'proposal')}, {num_plans:,} of them placed"
             if num_proposals
@@ -80,6 +81,7 @@ class EmbeddingStats(Stats):
         report = getattr(sharding_plan, "report", None)
         if report is not None:
             lines += str(explain_plan(report, tables=debug)).splitlines()
+
         for line in lines:
             logger.info(line)
 

@@ -20,7 +20,13 @@ from tutorec._check import require_finite
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.planner.enumerators import model_tables, shardable_modules
 from tutorec.distributed.planner.options import Constraints
-from tutorec.distributed.planner.topology import Storage, Topology, memory_of, own_memory
+from tutorec.distributed.planner.topology import (
+    Ints,
+    Storage,
+    Topology,
+    memory_of,
+    own_memory,
+)
 from tutorec.distributed.planner.types import StorageReservation
 from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
@@ -52,9 +58,10 @@ class _Reservation(StorageReservation):
         name = ("hbm", "ddr")[own_memory(topology)]
         had = [device.storage for device in topology.devices]
         reserved = topology.with_storage(
-            [replace(each, **{name: self._left(getattr(each, name))}) for each in had]
+            [replace(storage, **{name: self._left(getattr(storage, name))}) for storage in had]
         )
         self.last_reserved_topology = reserved
+
         return reserved
 
     @abstractmethod
@@ -202,26 +209,33 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
             PlannerError: A device has less memory than is reserved.
         """
         dense, batches = self._needs(module, sharders, batch_size, constraints)
-        kind = own_memory(topology)
-        self.dense_storage, self.kjt_storage = (
-            Storage(0, kept) if kind else Storage(kept, 0) for kept in (dense, batches)
-        )
+        memory = own_memory(topology)
+        self.dense_storage = Storage(0, dense) if memory else Storage(dense, 0)
+        self.kjt_storage = Storage(0, batches) if memory else Storage(batches, 0)
         self._needed = dense + batches
         reserved = super().reserve(topology, batch_size, module, sharders, constraints)
-        for rank, left in enumerate(memory_of(reserved)[:, kind].tolist()):
-            if left < 0:
-                has = int(memory_of(topology)[rank, kind])
-                raise PlannerError(
-                    f"nothing is left for tables on rank {rank}: of {has:,} bytes of "
-                    f"{('HBM', 'host memory')[kind]}, "
-                    f"{has - super()._left(has):,} are kept as a margin "
-                    f"(percentage={self._percentage}), {dense:,} for dense parameters and "
-                    f"{batches:,} for batches (batch_size={batch_size}), which is {-left:,} too "
-                    "many: give the topology more memory, a smaller percentage or batch_size, or "
-                    "dense_tensor_estimate=... if the dense part is known to be smaller",
-                    PlannerErrorType.INSUFFICIENT_STORAGE,
-                )
+        left = memory_of(reserved)[:, memory]
+        if left.min() < 0:
+            raise self._nothing_left(topology, left, dense, batches, batch_size)
         return reserved
+
+    def _nothing_left(
+        self, topology: Topology, left: Ints, dense: int, batches: int, batch_size: int
+    ) -> PlannerError:
+        """The error for a rank whose memory is less than what is reserved."""
+        memory = own_memory(topology)
+        rank = int((left < 0).argmax())
+        total = int(memory_of(topology)[rank, memory])
+        return PlannerError(
+            f"nothing is left for tables on rank {rank}: of {total:,} bytes of "
+            f"{('HBM', 'host memory')[memory]}, "
+            f"{total - super()._left(total):,} are kept as a margin "
+            f"(percentage={self._percentage}), {dense:,} for dense parameters and "
+            f"{batches:,} for batches (batch_size={batch_size}), which is {-int(left[rank]):,} too "
+            "many: give the topology more memory, a smaller percentage or batch_size, or "
+            "dense_tensor_estimate=... if the dense part is known to be smaller",
+            PlannerErrorType.INSUFFICIENT_STORAGE,
+        )
 
     def _left(self, memory: int) -> int:
         return super()._left(memory) - self._needed
@@ -235,20 +249,24 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
     ) -> tuple[int, int]:
         """Bytes that the dense layers and the batches need on each rank."""
         tables = model_tables(module, sharders, batch_size, constraints)
-        batches = (
-            math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * self._kjt_copies
-        )
+        ids = math.ceil(sum(table.profile.total_ids for table in tables))
+        batches = ids * ID_BYTES * self._kjt_copies
         if self._dense_tensor_estimate is not None:
             return int(self._dense_tensor_estimate), batches
-        of_tables = {id(table.option.tensor) for table in tables}
+
+        table_tensors = {id(table.option.tensor) for table in tables}
         # The rows of quantized tables are buffers.
-        of_tables |= {
-            id(rows)
-            for _, part, _ in shardable_modules(module, sharders)
-            for rows in part.buffers()
-        }
-        parameters = sum(each.nbytes for each in module.parameters() if id(each) not in of_tables)
-        buffers = sum(each.nbytes for each in module.buffers() if id(each) not in of_tables)
+        for _, collection, _ in shardable_modules(module, sharders):
+            table_tensors.update(id(rows) for rows in collection.buffers())
+
+        parameters = sum(
+            parameter.nbytes
+            for parameter in module.parameters()
+            if id(parameter) not in table_tensors
+        )
+        buffers = sum(
+            buffer.nbytes for buffer in module.buffers() if id(buffer) not in table_tensors
+        )
         return round(self._parameter_multiplier * parameters) + buffers, batches
 
 

@@ -72,7 +72,7 @@ class Perf:
         return Perf(*map(add, astuple(self), astuple(other)))
 
 
-PERF_FIELDS = tuple(each.name for each in fields(Perf))
+PERF_FIELDS = tuple(field.name for field in fields(Perf))
 
 
 @dataclass(order=True, unsafe_hash=True)
@@ -153,6 +153,7 @@ class CustomTopologyData:
                     f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} "
                     "ranks: give one per rank"
                 )
+
         self._data = {key: list(numbers) for key, numbers in data.items()}
 
     def get_data(self, key: str) -> list[int]:
@@ -309,6 +310,7 @@ class Topology:
             raise bad_input(
                 f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}"
             )
+
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
         self.source = source or ("preset laptop" if compute_device == "cpu" else usual.source)
         self.compute_device = compute_device
@@ -338,20 +340,22 @@ class Topology:
         self._check_speeds()
 
     @classmethod
-    def hosts(cls, hosts: int, ranks_per_host: int, device: str = "cpu", **words: Any) -> Topology:
+    def hosts(
+        cls, hosts: int, ranks_per_host: int, device: str = "cpu", **arguments: Any
+    ) -> Topology:
         """Hosts with equal numbers of ranks.
 
         Args:
             hosts: Number of hosts.
             ranks_per_host: L.
             device: ``"cpu"`` or ``"cuda"``.
-            words: Further arguments of the constructor.
+            arguments: Further arguments of the constructor.
 
         Example:
             >>> Topology.hosts(2, 2).world_size
             4
         """
-        return cls(hosts * ranks_per_host, device, local_world_size=ranks_per_host, **words)
+        return cls(hosts * ranks_per_host, device, local_world_size=ranks_per_host, **arguments)
 
     @classmethod
     def laptop(cls, world_size: int = 2, hosts: int = 1) -> Topology:
@@ -373,7 +377,9 @@ class Topology:
         return cls._of("laptop", world_size, world_size // hosts)
 
     @classmethod
-    def measured(cls, world_size: int = 2, compute_device: str = "cpu", **words: Any) -> Topology:
+    def measured(
+        cls, world_size: int = 2, compute_device: str = "cpu", **arguments: Any
+    ) -> Topology:
         """Ranks on this machine, with the speeds measured by ``tutorec calibrate``.
 
         Without a valid calibration the machine is measured now, which takes some seconds.
@@ -381,26 +387,32 @@ class Topology:
         Args:
             world_size: W, all on this host.
             compute_device: ``"cpu"`` or ``"cuda"``.
-            words: Further arguments of the constructor.
+            arguments: Further arguments of the constructor.
 
         Raises:
             PlannerError: There is no measurement of this device, or it is called inside ranks
                 without any.
         """
-        kept = calibration.kept()
-        if kept.calibration is None and comm.default_group() is None:
+        stored = calibration.kept()
+        if stored.calibration is None and comm.default_group() is None:
             calibration.measure_in_own_process()
-            kept = calibration.kept()
-        if kept.calibration is None or compute_device not in kept.calibration.speeds:
+            stored = calibration.kept()
+
+        if stored.calibration is None or compute_device not in stored.calibration.speeds:
             raise bad_input(
-                f"there is no measurement of {compute_device} on this machine ({kept.state}): run "
-                f"`{calibration.COMMAND}`, outside ranks"
+                f"there is no measurement of {compute_device} on this machine ({stored.state}): "
+                f"run `{calibration.COMMAND}`, outside ranks"
             )
-        return cls.calibrated(kept.calibration, world_size, compute_device, **words)
+
+        return cls.calibrated(stored.calibration, world_size, compute_device, **arguments)
 
     @classmethod
     def calibrated(
-        cls, measured: calibration.Calibration, world_size: int, compute_device: str, **words: Any
+        cls,
+        measured: calibration.Calibration,
+        world_size: int,
+        compute_device: str,
+        **arguments: Any,
     ) -> Topology:
         """Ranks on one host with given measured speeds; missing speeds are the preset's.
 
@@ -408,14 +420,14 @@ class Topology:
             measured: The speeds and the date of the measurement.
             world_size: W, all on this host.
             compute_device: ``"cpu"`` or ``"cuda"``.
-            words: Further arguments of the constructor.
+            arguments: Further arguments of the constructor.
         """
         source = f"measured on this machine on {measured.date}"
         return cls(
             world_size,
             compute_device,
             source=source,
-            **{**measured.speeds[compute_device], **words},
+            **{**measured.speeds[compute_device], **arguments},
         )
 
     @classmethod
@@ -436,32 +448,37 @@ class Topology:
             >>> big.world_size, big.local_world_size, Topology.preset("H200").world_size
             (128, 8, 8)
         """
-        found = _PRESET.fullmatch(name.strip()) if isinstance(name, str) else None
-        kinds = {kind.lower(): kind for kind in constants.HARDWARE}
-        if found is None or found[2].lower() not in kinds:
+        match = _PRESET.fullmatch(name.strip()) if isinstance(name, str) else None
+        machines = {machine.lower(): machine for machine in constants.HARDWARE}
+        if match is None or match[2].lower() not in machines:
             raise bad_input(
                 f"there is no preset {name!r}: write ranks per host, kind and hosts as in "
                 f"'8xH100x16'; kinds are {', '.join(constants.HARDWARE)}"
             )
-        kind = kinds[found[2].lower()]
-        most = constants.HARDWARE[kind].ranks_per_host
-        ranks = int(found[1]) if found[1] else most
-        hosts = int(found[3]) if found[3] else 1
-        if ranks > most and kind != "laptop":
+
+        machine = machines[match[2].lower()]
+        most = constants.HARDWARE[machine].ranks_per_host
+        ranks = int(match[1]) if match[1] else most
+        hosts = int(match[3]) if match[3] else 1
+        if ranks > most and machine != "laptop":
             raise bad_input(
-                f"preset {name!r} puts {ranks} ranks on a host, and a host of {kind} has {most}: "
-                f"write '{most}x{kind}x{-(-ranks * hosts // most)}'"
+                f"preset {name!r} puts {ranks} ranks on a host, and a host of {machine} has "
+                f"{most}: write '{most}x{machine}x{-(-ranks * hosts // most)}'"
             )
-        return cls._of(kind, hosts * ranks, ranks)
+
+        return cls._of(machine, hosts * ranks, ranks)
 
     @classmethod
-    def _of(cls, kind: str, world_size: int, ranks_per_host: int) -> Topology:
+    def _of(cls, machine_name: str, world_size: int, ranks_per_host: int) -> Topology:
         machine = dict(
-            vars(constants.HARDWARE[kind]), source=f"preset {kind}", local_world_size=ranks_per_host
+            vars(constants.HARDWARE[machine_name]),
+            source=f"preset {machine_name}",
+            local_world_size=ranks_per_host,
         )
         del machine["ranks_per_host"]
-        if kind == "laptop" and world_size:  # shared by all ranks
+        if machine_name == "laptop" and world_size:  # shared by all ranks
             machine["ddr_cap"] //= world_size
+
         return cls(world_size, machine.pop("device"), **machine)
 
     @property
@@ -492,6 +509,7 @@ class Topology:
             raise bad_input(
                 f"{len(storage)} storages for {self.world_size} ranks: give one per rank"
             )
+
         changed = copy(self)
         changed.devices = _devices(storage)
         return changed
@@ -516,6 +534,7 @@ class Topology:
                 f"ranks {list(ranks)} of a topology of {self.world_size}: give ascending ranks "
                 "of the topology"
             )
+
         local_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
         return self.regrouped(
             ranks, local_size, local_world_size or ranks_per_host(ranks, self.intra_group_size)
@@ -535,8 +554,10 @@ class Topology:
         changed.devices = [
             replace(self.devices[rank], rank=number) for number, rank in enumerate(ranks)
         ]
-        changed.world_size, changed.local_world_size = len(ranks), local_world_size
+        changed.world_size = len(ranks)
+        changed.local_world_size = local_world_size
         changed.intra_group_size = intra_group_size
+
         return changed
 
     def _check_speeds(self) -> None:
@@ -544,6 +565,7 @@ class Topology:
             "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split()
         ):
             require_finite(name, getattr(self, name), positive=True, error=bad_input)
+
         times = "latency_ms row_ms bwd_compute_multiplier weighted_feature_bwd_compute_multiplier"
         for name in (*times.split(), "uneven_sharding_perf_multiplier"):
             require_finite(name, getattr(self, name), 0, error=bad_input)
@@ -571,11 +593,13 @@ def _ranks_of_a_host(world_size: int, local_world_size: int | None, pod_size: in
             f"{world_size} ranks make no hosts of local_world_size={local_size} each: give one "
             f"of {divisors}"
         )
+
     hosts = world_size // local_size
     if hosts % require_int("pod_size", pod_size or 1, 1, hosts, error=bad_input):
         raise bad_input(
             f"pod_size={pod_size} of {hosts} hosts: give a number of hosts that divides them"
         )
+
     return local_size
 
 
@@ -583,17 +607,31 @@ def _storages(
     world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None
 ) -> list[Storage]:
     """The memory of each rank."""
+    if custom is not None:
+        return _custom_storages(world_size, caps, custom)
+
+    for key, cap in caps.items():
+        require_finite(key, cap, 0, MOST_BYTES, error=bad_input)
+    storage = Storage(*map(int, caps.values()))
+    return [replace(storage) for _ in range(world_size)]
+
+
+def _custom_storages(
+    world_size: int, caps: Mapping[str, int], custom: CustomTopologyData
+) -> list[Storage]:
+    """The memory of each rank if ranks differ."""
     memory = []
     for key, cap in caps.items():
-        of_ranks = custom.get_data(key) if custom and custom.has_data(key) else [cap] * world_size
-        if len(of_ranks) != world_size:
+        numbers = custom.get_data(key) if custom.has_data(key) else [cap] * world_size
+        if len(numbers) != world_size:
             raise bad_input(
-                f"CustomTopologyData has {len(of_ranks)} numbers of {key} for {world_size} ranks"
+                f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} ranks"
             )
-        for number in set(of_ranks):
+        for number in set(numbers):
             require_finite(key, number, 0, MOST_BYTES, error=bad_input)
-        memory.append([int(number) for number in of_ranks])
-    return [Storage(*of_rank) for of_rank in zip(*memory, strict=True)]
+        memory.append([int(number) for number in numbers])
+
+    return [Storage(*rank_bytes) for rank_bytes in zip(*memory, strict=True)]
 
 
 def _devices(storages: Sequence[Storage]) -> list[DeviceHardware]:
@@ -612,7 +650,8 @@ def memory_of(topology: Any) -> Ints:
     """
     storages = [device.storage for device in topology.devices]
     return np.array(
-        [[each.hbm, each.ddr, getattr(each, "ssd", 0)] for each in storages], dtype=np.int64
+        [[storage.hbm, storage.ddr, getattr(storage, "ssd", 0)] for storage in storages],
+        dtype=np.int64,
     )
 
 
@@ -621,9 +660,9 @@ def own_memory(topology: Topology) -> int:
     return int(topology.compute_device == "cpu")
 
 
-def _or(given: _T | None, usual: _T) -> _T:
-    """The given value unless it is None, else the default; 0 is a value."""
-    return usual if given is None else given
+def _or(value: _T | None, usual: _T) -> _T:
+    """The value unless it is None, else the default; 0 is a value."""
+    return usual if value is None else value
 
 
 def this_machine(world_size: int, device: str, local_world_size: int | None) -> Topology:
@@ -643,10 +682,13 @@ def this_machine(world_size: int, device: str, local_world_size: int | None) -> 
     usual = Topology(world_size, device, local_world_size=local_world_size)
     if usual.num_hosts > 1:
         return usual
-    kept = calibration.kept()
-    if kept.calibration is not None and device in kept.calibration.speeds:
-        return Topology.calibrated(kept.calibration, world_size, device)
-    if kept.problem:
-        warn_caller(f"the planner uses the preset's speeds: {kept.state}")
-    usual.source = f"{usual.source}; {kept.state}"
+
+    stored = calibration.kept()
+    if stored.calibration is not None and device in stored.calibration.speeds:
+        return Topology.calibrated(stored.calibration, world_size, device)
+
+    if stored.problem:
+        warn_caller(f"the planner uses the preset's speeds: {stored.state}")
+
+    usual.source = f"{usual.source}; {stored.state}"
     return usual

@@ -9,7 +9,8 @@ from tutorec.distributed.planner.enumerators import sharder_name as sharder_name
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.topology import Storage
 
-_MIB, _GIB = 1024**2, 1024**3
+_MIB = 1024**2
+_GIB = 1024**3
 
 
 def bytes_to_gb(num_bytes: int) -> float:
@@ -90,8 +91,8 @@ def storage_repr_in_gb(storage: Storage | None) -> str:
     if storage is None:
         return ""
     names = ["hbm", "ddr"] + (["ssd"] if storage.ssd else [])
-    parts = (f"{name} = {round(bytes_to_gb(getattr(storage, name)), 3)} GB" for name in names)
-    return f"Storage({', '.join(parts)})"
+    texts = (f"{name} = {round(bytes_to_gb(getattr(storage, name)), 3)} GB" for name in names)
+    return f"Storage({', '.join(texts)})"
 
 
 def reset_shard_rank(proposal: Sequence[ShardingOption]) -> None:

@@ -63,7 +63,8 @@ class Exchange:
     @property
     def connects(self) -> bool:
         """Whether some rank has another rank to send to."""
-        world_size, local_size = len(self.left), self.local_size
+        world_size = len(self.left)
+        local_size = self.local_size
         return {
             Reach.ALL: world_size,
             Reach.HOST: local_size,
@@ -92,11 +93,13 @@ class Exchange:
                 f"a matrix of {world_size} x {world_size} ranks is too large, at most "
                 f"{MATRIX_RANKS}: use the sums by rank (sent, received) or by host"
             )
+
         sent = self.left @ self.right
         if self.reach is not Reach.ALL:
             host, number = np.divmod(np.arange(world_size), self.local_size)
             group = host if self.reach is Reach.HOST else number
             sent[group[:, None] != group] = 0.0
+
         np.fill_diagonal(sent, 0.0)
         return sent
 
@@ -119,5 +122,6 @@ def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:
         inside = to_host - to_self
         if reach is Reach.ALL:
             across = left @ right.sum(axis=1) - to_host
+
     # Differences of expected numbers may miss 0 by a rounding error.
     return np.maximum(np.stack([inside, across]), 0.0)

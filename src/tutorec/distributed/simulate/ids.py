@@ -65,6 +65,7 @@ class RowShares:
         for step in order[:count]:
             of_step = range(self.edges[step], self.edges[step + 1])[: count - len(rows)]
             rows += [(row, float(share_of_row[step])) for row in of_step if share_of_row[step] > 0]
+
         return rows
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
@@ -97,6 +98,7 @@ class RowShares:
         widths = np.diff(self.edges)
         if ids == 0:
             return np.zeros(len(widths))
+
         # log1p(-1) is minus infinity: every id is that row.
         with np.errstate(divide="ignore"):
             return widths * -np.expm1(ids * np.log1p(-np.minimum(self.shares / widths, 1.0)))
@@ -110,6 +112,7 @@ def _distinct_below_edges(shares: RowShares, ids: float) -> Floats:
         rows, steps = shares.behind
         widths = np.diff(shares.edges)[steps]
         touched[steps] = widths * (rows._touched(ids).sum() / max(widths.sum(), 1))
+
     return np.append(0.0, np.cumsum(touched))
 
 
@@ -172,18 +175,22 @@ def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
     head = min(rows, _HEAD)
     steps = max(1, math.ceil(math.log(rows / head) / math.log(_GROWTH)))
     tail = np.unique(np.round(np.geomspace(head, rows, steps + 1)).astype(np.int64))
+
     # For such k, the sum of (k + 1) ** -s over a step is close to the integral of x ** -s from
     # first + 1/2 to end + 1/2.
     mass = np.append(np.arange(1.0, head + 1) ** -exponent, np.diff(_area(tail + 0.5, exponent)))
     mass /= mass.sum()
     if scattered is None:
         return RowShares(np.append(np.arange(head), tail), mass)
+
     hot = np.random.default_rng(scattered).choice(rows, size=head, replace=False).astype(np.int64)
     edges = np.unique(np.concatenate([[0, rows], hot, hot + 1]))
+
     # The other rows have the mean share of the rest; their order is undetermined.
     shares = np.diff(edges) * (float(mass[head:].sum()) / max(rows - head, 1))
     hot_steps = np.searchsorted(edges, hot)
     shares[hot_steps] = mass[:head]
+
     return RowShares(
         edges,
         shares,
@@ -225,7 +232,9 @@ class Observed:
                 raise ValueError(
                     f"Observed: id {row} is outside a table of {rows} rows: 0 to {rows - 1}"
                 )
+
         edges = np.unique(np.concatenate([[0, rows], self._rows, self._rows + 1]))
         shares = np.zeros(len(edges) - 1)
         shares[np.searchsorted(edges, self._rows)] = self._shares
+
         return RowShares(edges, shares)

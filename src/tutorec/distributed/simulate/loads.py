@@ -79,6 +79,7 @@ class ExpectedLoads(_Classes):
                 f"Load.batch_size={load.batch_size!r} for {world_size} ranks: give one number of "
                 "at least 0, or one for each rank"
             )
+
         factors = (
             load.pooling_factor
             if isinstance(load.pooling_factor, Mapping)
@@ -90,6 +91,7 @@ class ExpectedLoads(_Classes):
                     f"Load.pooling_factor={factor!r} of feature {feature!r}: give the mean number "
                     "of ids of a bag, at least 0"
                 )
+
         self._sizes, classes = np.unique(sizes, return_inverse=True)
         super().__init__(classes.reshape(-1))
         self._load = load
@@ -125,6 +127,7 @@ class ExpectedLoads(_Classes):
             (total * (law.below(hot + 1) - law.below(hot)) for law, total in laws),
             np.zeros(len(hot)),
         )
+
         return _most_frequent(hot, reads, count)
 
     def _total(self, feature: str) -> float:
@@ -166,6 +169,7 @@ class MeasuredLoads(_Classes):
                 f"a simulation of {world_size} ranks got {len(batches)} batches: give one for each "
                 "rank, or fewer that come again in turn"
             )
+
         super().__init__(np.arange(world_size) % len(batches))
         self.variable = any(batch.variable_stride_per_key() for batch in batches)
         self._samples = [
@@ -200,6 +204,7 @@ class MeasuredLoads(_Classes):
                     f"batch {index}: id {wrong} of feature {feature!r} is outside its table of "
                     f"{rows} rows: it must be 0 to {rows - 1}"
                 )
+
         counts = [np.searchsorted(ids, ends) - np.searchsorted(ids, starts) for ids in of_batches]
         return np.stack(counts).astype(np.float64)
 

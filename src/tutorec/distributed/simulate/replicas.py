@@ -105,10 +105,12 @@ def simulate_sync(
         for stage, shapes in ((REPLICA_WEIGHTS, pieces), (REPLICA_STATES, states)):
             by_stage[stage][:, mates] = _sent(sync_parts(shapes, len(mates)), mates // local_size)
             exchanges[number] += 2 * len(list(sync_blocks(shapes))) if len(mates) > 1 else 0
+
     inside, across = by_stage[REPLICA_WEIGHTS] + by_stage[REPLICA_STATES]
     wire = np.maximum(inside / topology.intra_host_bw, across / topology.inter_host_bw)
     waits = np.zeros(topology.world_size)
     waits[groups] = topology.latency_ms * exchanges
+
     return SyncSimulation(by_stage, int(exchanges.max()), float((wire + waits).max()))
 
 

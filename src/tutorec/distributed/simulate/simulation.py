@@ -82,7 +82,8 @@ def simulate(
         ValueError: Plan, tables, load and topology do not match, or a slow rank does not exist.
         PlannerError: A compute kernel is not supported.
     """
-    world_size, local_size = topology.world_size, topology.intra_group_size
+    world_size = topology.world_size
+    local_size = topology.intra_group_size
     slowness = np.ones(world_size)
     for rank, factor in (slow or {}).items():
         if not 0 <= rank < world_size or not factor > 0:
@@ -91,10 +92,12 @@ def simulate(
                 f"{world_size - 1}, and a factor above 0"
             )
         slowness[rank] = factor
+
     placed = placed_tables(plan, tables, topology, weighted)
     loads = rank_loads(load, world_size)
     work, exchanges = step_work(placed, loads, local_size, (row_bytes, gradient_bytes))
     features = [feature for table in placed for feature in table.features]
+
     return Simulation(
         world_size=world_size,
         local_size=local_size,
@@ -119,10 +122,12 @@ def _parts(
         phase = _PHASE_OF.get(exchange.stage, "gradients")
         # Links are full duplex, and a rank's two links work in parallel: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
-        inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw
+        inside = inside / topology.intra_host_bw
+        across = across / topology.inter_host_bw
         times[phase]["latency"] += topology.latency_ms
         times[phase]["inside hosts"] += np.where(inside > across, inside, 0.0)
         times[phase]["across hosts"] += np.where(inside > across, 0.0, across)
+
     return times
 
 
@@ -151,4 +156,5 @@ def _hot_row(
         of_rank = reads / work.lookups.sum()
     else:  # A rank may hold several column shards of a row, and looks each of them up.
         of_rank = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
+
     return HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(of_rank))

@@ -168,6 +168,7 @@ class Simulation:
             raise ValueError(
                 f"stragglers(behind={behind}): give a fraction of the mean, at least 0, e.g. 0.1"
             )
+
         mean = float(self.rank_ms.mean())
         slowest = np.argsort(-self.rank_ms, kind="stable").tolist()
         return [
@@ -183,12 +184,14 @@ class Simulation:
         reason = f"{loses[phase]:.3g} ms more than the mean for {phase}"
         if lookups[rank] > lookups.mean():
             reason += f"; {lookups[rank] / lookups.mean():.2f} times the mean of rows looked up"
+
         for hot in self.hot_rows:
             if rank in hot.ranks and hot.of_rank > 0.1 and len(hot.ranks) < self.world_size:
                 reason += (
                     f", {100 * hot.of_rank:.0f} % of them row {hot.row} of table {hot.table!r}"
                 )
                 break
+
         ms = float(self.rank_ms[rank])
         return Straggler(rank, ms, ms / mean - 1, phase, reason)
 
@@ -277,6 +280,7 @@ def _headline(step: Simulation) -> str:
         times = {phase: float(ms.max()) for phase, ms in step.phases.items()}
         phase = max(times, key=times.__getitem__)
         text += f"; {100 * times[phase] / step.step_ms:.0f} % of it is {phase}"
+
     return text
 
 
@@ -302,14 +306,17 @@ def _by_rank(step: Simulation) -> TextTable:
             ("bytes got from other hosts", step.received(crossing=True), bytes_text),
             ("bytes that leave a host", step.host_sent(), bytes_text),
         ]
+
     lines += [(f"ms, {phase}", times, ms_text) for phase, times in step.phases.items()]
     lines.append(("ms, all of them", step.rank_ms, ms_text))
     rows = []
     for what, values, text in lines:
-        mean, most = float(values.mean()), float(values.max())
+        mean = float(values.mean())
+        most = float(values.max())
         who = "host" if len(values) < step.world_size else "rank"
         where = f"{who} {int(values.argmax())}" if most > mean * 1.0001 else "all alike"
         rows.append([what, text(mean), text(most), where, f"{most / mean:.2f}" if mean else "-"])
+
     return TextTable(
         ["of each rank", "mean", "most", "where", "most / mean"], rows, right=[1, 2, 4]
     )
@@ -342,6 +349,7 @@ def _hot(step: Simulation) -> TextTable:
                 f"{100 * hot.of_rank:.1f} %",
             ]
         )
+
     head = ["hot row of", "row", "ids a step", "of its table", "on rank", "of its lookups"]
     return TextTable(head, rows, right=[1, 2, 3, 5])
 
@@ -350,6 +358,7 @@ def _waiting(step: Simulation) -> str:
     """The fraction of time that ranks wait, and the ranks they wait for."""
     if step.step_ms == 0:
         return "nothing is looked up and nothing is sent"
+
     idle = 1 - float(step.rank_ms.mean()) / step.step_ms
     spent = sorted(step.step_parts.items(), key=lambda part: -part[1])
     text = "the step is " + ", ".join(
@@ -362,6 +371,7 @@ def _waiting(step: Simulation) -> str:
             f"; {several(len(slow), 'rank')} more than a tenth behind: rank {slow[0].rank}, "
             f"{slow[0].reason}"
         )
+
     return text
 
 
@@ -389,6 +399,7 @@ def _figure(step: Simulation) -> Figure:
         drawn.suptitle(
             "\n".join(textwrap.wrap(_headline(step), 85)), x=0.012, ha="left", fontsize=11
         )
+
     return drawn
 
 
@@ -410,6 +421,7 @@ def _stack(axes: Any, parts: Mapping[str, Floats]) -> None:
             label=label,
         )
         base = base + values
+
     axes.set_xlim(edges[0], edges[-1])
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -122,6 +122,7 @@ def placed_tables(
         raise ValueError(
             f"the plan is for modules {list(by_path)}: give path -> tables, or the model"
         )
+
     placed = []
     for path, module_plan in by_path.items():
         optimizers: dict[str, OptimizerSpec | None] = {}
@@ -136,6 +137,7 @@ def placed_tables(
                 optimizers[table] = optimizer_spec_of_parameter(table, weight)
         else:
             configs = tables[path] if isinstance(tables, Mapping) else tables
+
         check_plan_covers([config.name for config in configs], module_plan)
         placed += [
             _placed(
@@ -148,6 +150,7 @@ def placed_tables(
             )
             for config in configs
         ]
+
     return placed
 
 
@@ -166,6 +169,7 @@ def _placed(
             "are not simulated: give it 'fused'",
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
+
     kind = ShardingType(sharding.sharding_type)
     shape = (config.num_embeddings, config.embedding_dim)
     pieces = placed_pieces(
@@ -174,6 +178,7 @@ def _placed(
     update_factor = topology.bwd_compute_multiplier
     if weighted:
         update_factor *= topology.weighted_feature_bwd_compute_multiplier
+
     return SimulatedTable(
         path=path,
         name=config.name,
@@ -234,15 +239,18 @@ def step_work(
         local_size: L, ranks per host.
         wire: Bytes of an element on the wire, of rows and of gradients.
     """
-    work, exchanges = RankWork(*np.zeros((5, len(loads.classes)))), list[Exchange]()
+    work = RankWork(*np.zeros((5, len(loads.classes))))
+    exchanges = list[Exchange]()
     groups: dict[tuple[str, ShardingType], list[SimulatedTable]] = {}
     for table in tables:
         groups.setdefault((table.path, table.sharding_type), []).append(table)
+
     for (_, kind), members in groups.items():
         if kind is ShardingType.DATA_PARALLEL:
             exchanges += _replicated(members, loads, local_size, work)
         else:
             exchanges += _sharded(members, loads, local_size, wire, work)
+
     return work, [exchange for exchange in exchanges if exchange.connects]
 
 
@@ -254,7 +262,8 @@ def _sharded(
     work: RankWork,
 ) -> list[Exchange]:
     """The exchanges of the tables of one sharding type; adds their work to ``work``."""
-    world_size, classes = len(loads.classes), len(loads.members)
+    world_size = len(loads.classes)
+    classes = len(loads.members)
     sent, slots = _looked_up(tables, loads, work)
 
     def exchange(stage: str, left: Floats, right: Floats, reach: Reach = Reach.ALL) -> Exchange:
@@ -269,8 +278,10 @@ def _sharded(
     ]
     if loads.variable:
         exchanges.append(exchange(STRIDES_STAGE, one, 8 * slots[None]))
+
     if tables[0].weighted:
         exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * ids))
+
     rows, gradients = (element_bytes * numbers for element_bytes in wire)
     if tables[0].sharding_type in HOST_ROW_CUTS and tables[0].pooled:
         # Per class: the ranks with this local number, whose samples this rank reduces or forwards.
@@ -283,6 +294,7 @@ def _sharded(
             exchange(GRADIENTS_STAGE, of_class, gradients, Reach.PEERS),
             exchange(GRADIENTS_STAGE, alike, gradients, Reach.HOST),
         ]
+
     return [
         *exchanges,
         exchange(ROWS_STAGE, rows.T, of_class.T),
@@ -319,10 +331,13 @@ def _looked_up(
                 lookup_ms=lookup_ms,
                 update_ms=table.update_factor * lookup_ms,
             )
+
         if table.leaves_gradient:
             work.add(ranks, update_ms=table.whole_ms((ends - starts) * columns))
+
         distinct = loads.distinct(table.features, table.rows, starts, ends)
         work.add(ranks, distinct=distinct, update_ms=table.row_ms * distinct)
+
     return sent, slots
 
 
@@ -330,15 +345,19 @@ def _replicated(
     tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, work: RankWork
 ) -> list[Exchange]:
     """Replicated tables: gradients to every rank, as bags or as whole tables."""
-    world_size, pooled = len(loads.classes), tables[0].pooled
-    id_bytes, weight_bytes = _id_bytes(tables), 4 * tables[0].weighted
+    world_size = len(loads.classes)
+    pooled = tables[0].pooled
+    id_bytes = _id_bytes(tables)
+    weight_bytes = 4 * tables[0].weighted
     features = [feature for table in tables for feature in table.features]
+
     # bags are padded to the largest number of samples of a feature
     samples = most_samples(loads, features)
     # Tables whose gradients are sent as bags: bytes of a rank of each class, for ids and lengths,
     # weights, rows.
     as_bags: list[Floats] = []
-    summed, first = 0, np.array([0])
+    summed = 0
+    first = np.array([0])
     for table in tables:
         end = np.array([table.rows])
         ids = sum(
@@ -349,6 +368,7 @@ def _replicated(
         numbers = (bags if pooled else ids) * table.columns
         bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
         rule = table.optimizer
+
         # Whole tables are fewer bytes; a rule that clips gradients needs those of each rank.
         clips = rule is not None and rule.max_gradient is not None
         in_sum = world_size > 1 and bag_bytes > 8 * table.rows * table.columns and not clips
@@ -371,6 +391,7 @@ def _replicated(
         for stage, count in zip(_BAG_STAGES, np.sum(as_bags, axis=0), strict=True):
             if weight_bytes or stage != sparse_gradients.WEIGHTS_STAGE:
                 exchanges.append(to_all(stage, count[loads.classes]))
+
     if summed:
         sums = 4.0 * np.array(even_counts(summed, world_size))
         # Every rank adds up a share, and sends it to the others.
@@ -378,6 +399,7 @@ def _replicated(
             to_all(sparse_gradients.SUMS_STAGE, 1.0, sums),
             to_all(sparse_gradients.SUMS_STAGE, sums),
         ]
+
     return exchanges
 
 
