@@ -91,12 +91,12 @@ def test_the_planner_counts_packed_rows_and_no_backward(kind, row_bytes):
     plan = EmbeddingShardingPlanner(Topology(2, "cpu"), batch_size=8).plan(quantized)
     option = plan.report.inputs.options[0]
     assert option.compute_kernel == "quant"
-    perf = option.pieces().perf
+    perf = option.shard_arrays().perf
     assert perf[:, 0].sum() > 0
     assert not perf[:, 1:].any()  # devices of one memory: nothing travels, nothing is updated
     ids_and_lengths, rows_given = 8 * (8 + 8), 4 * 8 * 64
     whole = next(each for each in plan.report.inputs.options if each.sharding_type == "table_wise")
-    assert whole.pieces().storage.sum() == 1000 * row_bytes + ids_and_lengths + rows_given
+    assert whole.shard_arrays().storage.sum() == 1000 * row_bytes + ids_and_lengths + rows_given
     assert kernel_model("quant").serves
     assert "explain" in dir(plan)
     assert "1,000 rows of 64 columns" in str(plan.explain("t0"))
@@ -109,7 +109,7 @@ def test_gpus_pay_for_the_way_to_them():
         .plan(quantized)
         .report.inputs.options
     )
-    perf = next(each for each in options if each.sharding_type == "table_wise").pieces().perf
+    perf = next(each for each in options if each.sharding_type == "table_wise").shard_arrays().perf
     assert perf[0, 1] > 0
     assert perf[0, 4] > 0
     assert not perf[:, 2:4].any()

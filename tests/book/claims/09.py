@@ -53,7 +53,7 @@ assert sum(busy(one_each, 0).values()) < sum(busy(one_each, 1).values())
 for choices in planner.plan(two, [sharder]).report.problem.choices:
     for choice in choices:
         option = choice.options[0]
-        for index, (rows_of_it, columns_of_it) in enumerate(option.pieces().sizes.tolist()):
+        for index, (rows_of_it, columns_of_it) in enumerate(option.shard_arrays().sizes.tolist()):
             its_parts, its_bytes = shard(option.name, rows_of_it, columns_of_it)
             assert math.isclose(sum(its_parts.values()), choice.time[index])
             assert math.isclose(its_bytes, choice.memory[index, 0], rel_tol=1e-6)
