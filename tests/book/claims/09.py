@@ -18,7 +18,7 @@ def places(choice):
     one_slice = choice.options[0].sharding_type == "column_wise" and len(choice.time) == 1
     if one_slice:  # the pages: this is the whole table
         return 0
-    return GPUS ** len(choice.time) if choice.spread.value == "any" else 1
+    return GPUS ** len(choice.time) if choice.rule.value == "any" else 1
 
 
 options = plan.report.problem.choices
