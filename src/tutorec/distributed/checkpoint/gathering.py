@@ -10,7 +10,6 @@ from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.contents import collect_contents, process_group
 from tutorec.distributed.checkpoint.entries import BLOCK_BYTES, Entry, Form
 from tutorec.distributed.core import messages
-from tutorec.distributed.plan.geometry import ShardPiece
 from tutorec.distributed.plan.plan import ShardingType
 
 _STAGE = "full state dict"
@@ -63,8 +62,8 @@ def _gather_table(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor
     """The whole table on rank 0, None on other ranks."""
     table = entry.table
     assert table is not None, f"{entry.name} is not a table"
-    rank = 0 if group is None else group.rank()
-    result = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
+    is_first = group is None or group.rank() == 0
+    result = torch.empty(table.rows, table.columns, dtype=table.dtype) if is_first else None
     local = {shard.bounds: shard.tensor for shard in entry.shards}
     is_replicated = table.sharding_type is ShardingType.DATA_PARALLEL
 
@@ -74,7 +73,8 @@ def _gather_table(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor
             rows = min(step, bounds.rows - start)
             block = local[bounds][start : start + rows] if bounds in local else None
             if bounds.rank != 0 and group is not None:
-                block = _send_to_first(block, bounds, rows, group, table.dtype)
+                numbers = rows * bounds.columns
+                block = _send_to_first(block, bounds.rank, numbers, table.dtype, group)
             if result is not None and block is not None:
                 bounds.of(result)[start : start + rows] = block.view(rows, -1)
     return result
@@ -82,22 +82,21 @@ def _gather_table(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor
 
 def _send_to_first(
     block: torch.Tensor | None,
-    bounds: ShardPiece,
-    rows: int,
-    group: dist.ProcessGroup,
+    sender: int,
+    numbers: int,
     dtype: torch.dtype,
+    group: dist.ProcessGroup,
 ) -> torch.Tensor | None:
     """Send a block from its rank to rank 0; None on other ranks."""
     device = messages.message_device(group)
-    numbers = rows * bounds.columns
+    is_first = group.rank() == 0
     sent = torch.empty(0, dtype=dtype, device=device)
-    sent_numbers = [0] * group.size()
-    received_numbers = [0] * group.size()
     if block is not None:
         sent = block.reshape(-1).to(device).contiguous()
-        sent_numbers[0] = numbers
-    if group.rank() == 0:
-        received_numbers[bounds.rank] = numbers
 
-    received = comm.all_to_all(sent, sent_numbers, received_numbers, group, _STAGE).wait()
-    return received if group.rank() == 0 else None
+    numbers_to = [sent.numel()] + [0] * (group.size() - 1)
+    numbers_from = [0] * group.size()
+    if is_first:
+        numbers_from[sender] = numbers
+    received = comm.all_to_all(sent, numbers_to, numbers_from, group, _STAGE).wait()
+    return received if is_first else None
