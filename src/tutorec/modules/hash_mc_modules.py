@@ -1,12 +1,11 @@
 """Multi-probe hashing: each id gets its own row near its hash, until it expires.
 
-Of a table's rows an id may have those that follow its hash, ``max_probe`` of them. A new id takes
-one that is empty, or one whose id has not been used for longer than its time to live. So ids share
-a row only where all of these are in use.
+An id may have one of ``max_probe`` rows, those that follow its hash. A new id takes an empty one,
+or one whose id has not been used for longer than its time to live. So ids share a row only if all
+of these are in use.
 
-Rows are split into buckets, and an id stays inside the bucket that its value names. A rank holds
-whole buckets; the same table on any number of ranks, and in a served model, gives an id the same
-row.
+Rows are split into buckets, and the value of an id determines its bucket. A rank has whole buckets;
+the same table on any number of ranks, and in a served model, gives an id the same row.
 """
 
 # No import of annotations: TorchScript reads them from the functions.
@@ -102,7 +101,7 @@ class TrainInputMapper(nn.Module):
 class HashZchManagedCollisionModule(ManagedCollisionModule):
     """A mapping of raw ids to rows by multi-probe hashing, with eviction: TorchRec's MPZCH.
 
-    In training mode a batch's new ids are given rows, and every use of an id is noted; in
+    In training mode a batch's new ids are given rows, and every use of an id is recorded; in
     evaluation mode nothing changes. An id without a row of its own shares the row at its hash. The
     result of a batch does not depend on the order of its ids, and two runs give the same rows, on
     the CPU and on CUDA.
@@ -662,7 +661,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
 
 class _TwoUsesError(ValueError, AssertionError):
-    """The numbers of ids are to hold two things; TorchRec raises an AssertionError."""
+    """Two options need the numbers of ids; TorchRec raises an AssertionError."""
 
 
 def _equal_buckets(rows: int, buckets: int) -> list[int]:
