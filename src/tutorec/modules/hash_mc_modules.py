@@ -612,14 +612,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             hits = rows != -1
             table = self._hash_zch_identities.data
             self._scalar_logger.update(
-                before,
-                table,
-                ids,
-                rows[hits],
-                hits,
-                evicted,
-                scores_before,
-                self._eviction_config,
+                before, table, ids, rows[hits], hits, evicted, scores_before, self._eviction_config
             )
 
     @torch.jit.unused
