@@ -100,16 +100,18 @@ def gloo_connects_silently() -> Iterator[None]:
     if not BEFORE_2_11:
         yield
         return
+
     sys.stdout.flush()
-    shown = os.dup(1)
+    stdout = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
+
     try:
         yield
     finally:
-        os.dup2(shown, 1)
-        os.close(shown)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def renew_constants(program: torch.export.ExportedProgram) -> None:

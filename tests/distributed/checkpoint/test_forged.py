@@ -67,16 +67,17 @@ def write_listed(file: Path, content: bytes) -> None:
 
 def outcomes(path: Path) -> list[str]:
     """What each reader says; anything but a CheckpointError is raised."""
-    found = []
+    results = []
     for name, read in READERS.items():
         try:
             read(path)
         except CheckpointError as error:
-            found.append(str(error))
+            results.append(str(error))
         else:
-            found.append(f"{name} went through")
+            results.append(f"{name} went through")
+
     assert latest_checkpoint(path.parent) in (None, path)
-    return found
+    return results
 
 
 class Runs:
@@ -170,7 +171,7 @@ def test_an_index_that_no_save_writes_is_refused(path, index):
     change_index(path, INDEXES[index])
     # A checkpoint without tensors can be read, and is of another model.
     said = outcomes(path)[2 if index in ("no tensors", "one key") else 1 :]
-    assert not any("went through" in each for each in said), said
+    assert not any("went through" in text for text in said), said
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80", b"[" * 100_000, b"3", b'{"a": [1]}', b"\0" * 50])
@@ -253,12 +254,12 @@ LEADING_OUT: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LEADING_OUT)
-def test_names_stay_in_the_folder_and_are_of_regular_files(path, kind):
-    change, words = LEADING_OUT[kind]
+@pytest.mark.parametrize("name", LEADING_OUT)
+def test_names_stay_in_the_folder_and_are_of_regular_files(path, name):
+    change, message = LEADING_OUT[name]
     change(path)
     for said in outcomes(path)[1:]:
-        assert words in said, said
+        assert message in said, said
 
 
 def test_a_manifest_that_is_a_fifo_or_a_link_is_refused_and_passed_over(path):
@@ -288,10 +289,10 @@ CONTENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CONTENTS)
-def test_a_manifest_with_other_content_is_refused_and_stops_no_search(path, kind):
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_manifest_with_other_content_is_refused_and_stops_no_search(path, content):
     save_checkpoint(path.parent / "other", nn.Linear(2, 1), step=0)
-    rewrite(path, CONTENTS[kind])
+    rewrite(path, CONTENTS[content])
     for name, read in READERS.items():
         with pytest.raises(
             CheckpointError, match=r"manifest.json has an invalid format \(\w+: .*\): load another"

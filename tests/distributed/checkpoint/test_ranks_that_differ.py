@@ -18,37 +18,37 @@ from tutorec.optim.keyed import KeyedOptimizerWrapper
 
 
 def dense_of_two(
-    kind: type[torch.optim.Optimizer] = torch.optim.Adam,
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
 ) -> tuple[nn.Module, KeyedOptimizerWrapper]:
     """A dense model with an optimizer that has made a step."""
     torch.manual_seed(1)
     layer = nn.Linear(2, 1)
     optimizer = KeyedOptimizerWrapper(
-        dict(layer.named_parameters()), lambda params: kind(params, lr=0.1)
+        dict(layer.named_parameters()), lambda params: optimizer_class(params, lr=0.1)
     )
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     return layer, optimizer
 
 
-def apart(folder: str, doing: str, what: str, rank: int) -> str:
-    """Rank 1 does something else than rank 0; what each is told."""
-    kind = torch.optim.SGD if what == "another optimizer" and rank else torch.optim.Adam
-    model, optimizer = dense_of_two(kind)
+def apart(folder: str, doing: str, case: str, rank: int) -> str:
+    """Rank 1 does something else than rank 0; the message of each rank."""
+    optimizer_class = torch.optim.SGD if case == "another optimizer" and rank else torch.optim.Adam
+    model, optimizer = dense_of_two(optimizer_class)
     options: dict[str, Any] = {}
     arguments: list[Any] = [folder, model, optimizer]
     if rank:
-        if what == "no optimizer":
+        if case == "no optimizer":
             arguments[2] = None
-        elif what == "no state":
+        elif case == "no state":
             options["optimizer_state"] = False
-        elif what == "no model":
+        elif case == "no model":
             arguments[1] = None
-        elif what == "no path":
+        elif case == "no path":
             arguments[0] = None
-        elif what == "a path that cannot be":
+        elif case == "a path that cannot be":
             arguments[0] = folder + "\0"
-        elif what == "another path":
+        elif case == "another path":
             arguments[0] = folder + "x"
     try:
         (save_checkpoint if doing == "save" else load_checkpoint)(*arguments, **options)
@@ -84,27 +84,27 @@ APART = {
 
 
 @pytest.mark.parametrize("doing", ["save", "load"])
-@pytest.mark.parametrize("what", APART)
-def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path, doing, what):
-    if (doing, what) == ("save", "no state"):
+@pytest.mark.parametrize("case", APART)
+def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path, doing, case):
+    if (doing, case) == ("save", "no state"):
         pytest.skip("optimizer_state is an argument of load_checkpoint")
     path = tmp_path / "model"
     if doing == "load":
         assert ranks(2).run(apart, str(path), "save", "nothing") == ["went through"] * 2
-    error, said = APART[what]
-    if (doing, what) == ("load", "another optimizer"):
+    error, said = APART[case]
+    if (doing, case) == ("load", "another optimizer"):
         error, said = (
             CheckpointError,
             "failed on rank 1: 'weight' was trained by Adam, and here SGD would go on",
         )
-    if (doing, what) == ("load", "another path"):
+    if (doing, case) == ("load", "another path"):
         error, said = (
             CheckpointError,
             "rank 1: {}x is not a complete checkpoint: manifest.json is missing",
         )
     said = said.replace("{}", str(path))
-    zero, one = ranks(2).run(apart, str(path), doing, what)
-    assert zero.startswith(f"{error.__name__}: ") or what == "another path", zero
+    zero, one = ranks(2).run(apart, str(path), doing, case)
+    assert zero.startswith(f"{error.__name__}: ") or case == "another path", zero
     assert said in zero, zero
     assert said in one or (
         one.startswith("TypeError: ") and one.removeprefix("TypeError: ") in said

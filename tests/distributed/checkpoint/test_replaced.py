@@ -44,16 +44,18 @@ def test_other_files_and_checkpoints_in_the_folder_stay(tmp_path):
     (path / "other.distcp").write_text("of another program")
     (path / "figures").mkdir()
     (path / "link").symlink_to(tmp_path)
+
     save(path / "step_100", 100)
     for step in (2, 3):
         save(path, step)
     assert (loaded(path), loaded(path / "step_100")) == ((3, {3.0}), (100, {100.0}))
     assert (path / "notes.txt").read_text() == "notes"
-    found = {each.name for each in path.iterdir()}
-    assert {"notes.txt", "other.distcp", "figures", "link", "step_100"} < found
-    assert len(found) == 9, f"and the files of one save: {found}"
+    names = {file.name for file in path.iterdir()}
+    assert {"notes.txt", "other.distcp", "figures", "link", "step_100"} < names
+    assert len(names) == 9, f"and the files of one save: {names}"
+
     remove_checkpoint(Folder.from_path(path))
-    assert {each.name for each in path.iterdir()} == {
+    assert {file.name for file in path.iterdir()} == {
         "notes.txt",
         "other.distcp",
         "figures",
@@ -78,6 +80,7 @@ def test_checkpoints_whose_files_are_missing_or_cut_are_passed_over(tmp_path):
         save(tmp_path / str(step), step)
     next((tmp_path / "3").glob("*.distcp")).unlink()
     assert latest_checkpoint(tmp_path) == tmp_path / "2"
+
     data = next((tmp_path / "2").glob("*.distcp"))
     os.truncate(data, data.stat().st_size - 1)
     assert latest_checkpoint(tmp_path) == tmp_path / "1"
