@@ -32,7 +32,6 @@ from benchmarks.peer import (
 )
 from tutorec._validation import validation
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
@@ -191,7 +190,7 @@ def rank_group() -> dist.ProcessGroup:
 
 def everywhere(flag: bool) -> bool:
     """Whether all ranks say so; each waits here for the others."""
-    flags = messages.all_gather_ints([int(flag)], rank_group(), _STAGE)
+    flags = comm.all_gather_ints([int(flag)], rank_group(), _STAGE)
     return all(of_rank for (of_rank,) in flags)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import sys
 from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 # Covariant: a promise of a subclass is a promise of the class.
@@ -85,6 +85,24 @@ class NoWait(Awaitable[W]):
 
     def _wait_impl(self) -> W:
         return self._awaited
+
+
+class WaitAll(Awaitable[list[Any]]):
+    """The values of several awaitables, which are waited for in order.
+
+    Args:
+        awaited: What it waits for.
+
+    Example:
+        >>> WaitAll([NoWait(1), NoWait(2)]).wait()
+        [1, 2]
+    """
+
+    def __init__(self, awaited: Sequence[Awaitable[Any]]) -> None:
+        self._waiting_for = awaited
+
+    def _wait_impl(self) -> list[Any]:
+        return [awaitable.wait() for awaitable in self._waiting_for]
 
 
 class _Mapped(Awaitable[W]):

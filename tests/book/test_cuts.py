@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "book/_ext"))
 import cuts
 
 from tutorec.distributed.core.tables import PlacementRules, place_table
-from tutorec.distributed.plan.geometry import ShardPiece, parameter_sharding
+from tutorec.distributed.plan.geometry import TableShard, parameter_sharding
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.plan.sizes import cut_arrays, slice_width
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -92,7 +92,7 @@ def traffic(cut: str, case: cuts.Case) -> tuple[float, float]:
         strict=True,
     )
     pieces = [
-        ShardPiece(rank, row, column, rows, columns)
+        TableShard(rank, row, column, rows, columns)
         for rank, (rows, columns), (row, column) in places
     ]
     config = EmbeddingBagConfig(case.rows, case.columns, "t", feature_names=["f"])

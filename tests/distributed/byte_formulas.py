@@ -1,7 +1,7 @@
 """How many bytes a step sends from which rank to which: the tests' oracle, over what a plan says,
 for every type.
 
-A *slot* is a feature that a piece of a table looks up. With B_rf samples and N_rf ids of feature f
+A *slot* is a feature that a shard of a table looks up. With B_rf samples and N_rf ids of feature f
 on rank r (where rows are split, those ids that fall into the slot's range of rows), b bytes for an
 id and D columns of a slot, rank r sends rank s in one step, for each sharding type of the
 collection on its own,
@@ -44,7 +44,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tutorec.distributed.core.tables import PlacedTable, TableShard, shards_on_rank
+from tutorec.distributed.core.tables import Table
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -121,6 +122,7 @@ class Slot:
     """A feature that a shard looks up."""
 
     feature: str
+    table: Table
     shard: TableShard
 
     def samples(self, batches: StepBatches, rank: int) -> int:
@@ -129,17 +131,17 @@ class Slot:
 
     def ids(self, batches: StepBatches, rank: int) -> int:
         """Ids of a rank that the shard looks up."""
-        piece = self.shard.piece
-        return batches.ids(rank, self.feature, piece.row_offset, piece.row_offset + piece.rows)
+        first = self.shard.row_offset
+        return batches.ids(rank, self.feature, first, first + self.shard.rows)
 
     def elements(self, batches: StepBatches, rank: int) -> int:
         """Numbers that the shard gives for a rank's batch."""
-        pooled = self.shard.table.pooling != "none"
-        return (self.samples if pooled else self.ids)(batches, rank) * self.shard.piece.columns
+        pooled = self.table.pooling != "none"
+        return (self.samples if pooled else self.ids)(batches, rank) * self.shard.columns
 
 
 def step_traffic(
-    tables: Sequence[PlacedTable],
+    tables: Sequence[Table],
     batches: StepBatches,
     local_size: int | None = None,
     *,
@@ -159,11 +161,11 @@ def step_traffic(
     Example:
         >>> import torch
         >>> from tutorec.distributed.plan.plan import EmbeddingComputeKernel
-        >>> from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_pieces
+        >>> from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_shards
         >>> from tutorec.distributed.core.tables import PlacementRules, place_table
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> entry = parameter_sharding(
-        ...     ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0, 1]), "cpu"
+        ...     ShardingType.ROW_WISE, row_wise_shards(8, 4, [0, 1]), "cpu"
         ... )
         >>> rules = PlacementRules(
         ...     2, False, list(ShardingType), list(EmbeddingComputeKernel), None
@@ -179,16 +181,18 @@ def step_traffic(
     """
     world_size = len(batches.samples)
     sent: Bytes = Counter()
-    by_type: dict[ShardingType, list[PlacedTable]] = {}
+    by_type: dict[ShardingType, list[Table]] = {}
     for table in tables:
         by_type.setdefault(table.sharding_type, []).append(table)
     sent += _replicated(by_type.pop(ShardingType.DATA_PARALLEL, []), batches)
     for kind, members in by_type.items():
         slots = [
             [
-                Slot(feature, shard)
-                for shard in shards_on_rank(members, rank)
-                for feature in shard.table.features
+                Slot(feature, table, shard)
+                for table in members
+                for shard in table.shards
+                if shard.rank == rank
+                for feature in table.features
             ]
             for rank in range(world_size)
         ]
@@ -209,9 +213,7 @@ def step_traffic(
     return sent
 
 
-def _input(
-    tables: Sequence[PlacedTable], slots: Sequence[Sequence[Slot]], batches: StepBatches
-) -> Bytes:
+def _input(tables: Sequence[Table], slots: Sequence[Sequence[Slot]], batches: StepBatches) -> Bytes:
     """The way in of one sharding type."""
     id_bytes = _id_bytes(tables)
     sent: Bytes = Counter()
@@ -249,7 +251,7 @@ def _by_way_of_hosts(elements: Sequence[Sequence[int]], local_size: int) -> list
     return sent
 
 
-def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
+def _replicated(tables: Sequence[Table], batches: StepBatches) -> Bytes:
     """The gradients of replicated tables, each to every rank: as what was looked up, or as whole
     tables.
     """
@@ -300,6 +302,6 @@ def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
     return sent
 
 
-def _id_bytes(tables: Sequence[PlacedTable]) -> int:
+def _id_bytes(tables: Sequence[Table]) -> int:
     """What an id takes on the wire: tables of one sharding type travel together."""
     return 4 if all(table.rows < 2**31 for table in tables) else 8

@@ -299,11 +299,11 @@ class Reference:
             root = (state["exp_avg_sq"] / (1 - BETA2**self.steps)).sqrt() + EPS
             weight[row] -= LEARNING_RATE * (mean / root + DECAY * weight[row])
 
-    def check_piece(self, name: str, piece: Piece, where: str) -> tuple[slice, slice]:
+    def check_piece(self, name: str, shard: Piece, where: str) -> tuple[slice, slice]:
         """Compare rows and state that a rank holds with the table; which rows and
         columns they are.
         """
-        (row, column), rows, states = piece
+        (row, column), rows, states = shard
         part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
         assert_close(
             rows,
@@ -365,16 +365,16 @@ def last_of(states: States) -> str:
 
 
 def held(sharded: ShardedEmbeddingBagCollection) -> dict[str, list[Piece]]:
-    """Table -> this rank's pieces."""
+    """Table -> this rank's shards."""
     return pieces_held(sharded, "embedding_bags")
 
 
 def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
-    """Table -> this rank's pieces, of a collection whose tables stand under a path."""
+    """Table -> this rank's shards, of a collection whose tables stand under a path."""
     rank, parameters = sharded._env.rank, dict(sharded.named_parameters())
     found: dict[str, list[Piece]] = {}
     for table in sharded._tables:
-        for index, piece in enumerate(piece for piece in table.pieces if piece.rank == rank):
+        for index, shard in enumerate(shard for shard in table.shards if shard.rank == rank):
             parameter = parameters[f"{path}.{table.name}.weight" + (f"_{index}" if index else "")]
             states: States = {}
             for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
@@ -382,7 +382,7 @@ def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
                 states |= {
                     name.removeprefix(f"{table.name}."): state.clone() for name, state in kept
                 }
-            place = [piece.row_offset, piece.column_offset]
+            place = [shard.row_offset, shard.column_offset]
             found.setdefault(table.name, []).append((place, parameter.detach().clone(), states))
     return found
 

@@ -181,8 +181,8 @@ def held(model: DistributedModelParallel) -> Held:
     for path, part in model.module.named_modules():
         if not isinstance(part, ShardedEmbeddingModule):
             continue
-        for table in part.held_tables():
-            for piece, rows in zip(table.pieces, table.rows, strict=True):
+        for table in part.local_shards():
+            for piece, rows in zip(table.shards, table.rows, strict=True):
                 states = {
                     key.rpartition(".")[2]: value.clone()
                     for key, value in live.get(id(rows), {}).items()

@@ -179,7 +179,7 @@ def test_ids_are_not_checked_where_validation_is_off():
     module = sharded()
     module(ids(1))
     with _validation.validation(False):
-        module._arranged(ids(8), module.create_context())
+        module._arrange(ids(8), module.create_context())
 
 
 def test_float_ids_are_refused():

@@ -150,7 +150,7 @@ def unused_rows() -> tuple[bool, bool]:
     model = sharded("row_wise", 1 << 18)
     for ids in batches(2):
         step(model, ids[group().rank() : group().rank() + 1])
-    [held] = model._embedding_module.held_tables()
+    [held] = model._embedding_module.local_shards()
     weight = held.rows[0]
     [state] = [
         value

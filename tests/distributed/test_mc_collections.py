@@ -253,12 +253,14 @@ def eval_twice(kind: str) -> list[Any]:
         k: v.clone()
         for k, v in module._managed_collision_collection._managed_collision_modules.state_dict().items()  # noqa: E501
     }
-    weights = [held.rows[0].clone() for held in module._embedding_module.held_tables() if held.rows]
+    weights = [
+        held.rows[0].clone() for held in module._embedding_module.local_shards() if held.rows
+    ]
     first = results(True, module(batch(9, 9).to(device()))[0])
     second = results(True, module(batch(9, 9).to(device()))[0])
     after = module._managed_collision_collection._managed_collision_modules.state_dict()
     same = all(torch.equal(after[k], v) for k, v in before.items())
-    kept = [held.rows[0] for held in module._embedding_module.held_tables() if held.rows]
+    kept = [held.rows[0] for held in module._embedding_module.local_shards() if held.rows]
     same = same and all(map(torch.equal, kept, weights))
     return [same, all(torch.equal(first[key], second[key]) for key in first), module.training]
 
@@ -274,7 +276,7 @@ def reset_rows_have_no_state() -> list[bool]:
         ctx = module.create_context()
         arrived = module.input_dist(ctx, batch(dist.get_rank(), step).to(device())).wait().wait()
         out, _ = module.output_dist(ctx, module.compute(ctx, arrived))
-        for held in module._embedding_module.held_tables():
+        for held in module._embedding_module.local_shards():
             rows = ctx.evictions_per_table.get(held.table.name)
             if rows is not None and rows.numel():
                 (optimizer,) = held.rows[0]._in_backward_optimizers
@@ -304,7 +306,7 @@ def in_memory_and_in_a_file(pooled: bool, kind: str, kernel: str, **cache: float
             seen = results(pooled, out)
             loss_of(seen).backward()
             numbers += [rows.detach() for rows in seen.values()]
-        for held in module._embedding_module.held_tables():
+        for held in module._embedding_module.local_shards():
             for rows in held.rows:
                 (optimizer,) = rows._in_backward_optimizers
                 numbers += [rows.detach().clone(), *optimizer.state[rows].values()]
@@ -534,10 +536,10 @@ def look_up_varied(kind: str, weighted: bool, variable: bool) -> tuple[Any, ...]
             )
             pooled = results(True, out)
     held = {
-        (one.table.name, piece.row_offset): rows.detach().cpu()
-        for one in module._embedding_module.held_tables()
-        for piece, rows in zip(one.pieces, one.rows, strict=True)
-        if piece.rows
+        (one.table.name, shard.row_offset): rows.detach().cpu()
+        for one in module._embedding_module.local_shards()
+        for shard, rows in zip(one.shards, one.rows, strict=True)
+        if shard.rows
     }
     return pooled, {key: remapped[key].values().cpu() for key in "abc"}, held
 

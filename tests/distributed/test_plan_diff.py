@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorec.distributed.plan.geometry import (
-    column_wise_pieces,
-    data_parallel_pieces,
+    column_wise_shards,
+    data_parallel_shards,
     parameter_sharding,
-    pieces_of,
-    row_wise_pieces,
-    table_wise_pieces,
+    row_wise_shards,
+    shards_in_plan,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
@@ -30,25 +30,25 @@ def plan(path: str = "", **tables: ParameterSharding) -> ShardingPlan:
 
 def whole(rank: int, rows: int = 8, columns: int = 4) -> ParameterSharding:
     return parameter_sharding(
-        ShardingType.TABLE_WISE, table_wise_pieces(rows, columns, rank), "cpu"
+        ShardingType.TABLE_WISE, table_wise_shards(rows, columns, rank), "cpu"
     )
 
 
 def rows_split(ranks: int, rows: int = 8, columns: int = 4) -> ParameterSharding:
     return parameter_sharding(
-        ShardingType.ROW_WISE, row_wise_pieces(rows, columns, range(ranks)), "cpu"
+        ShardingType.ROW_WISE, row_wise_shards(rows, columns, range(ranks)), "cpu"
     )
 
 
 def columns_split(widths: list[int], ranks: list[int], rows: int = 8) -> ParameterSharding:
     return parameter_sharding(
-        ShardingType.COLUMN_WISE, column_wise_pieces(rows, widths, ranks), "cpu"
+        ShardingType.COLUMN_WISE, column_wise_shards(rows, widths, ranks), "cpu"
     )
 
 
 def copies(ranks: int, rows: int = 8, columns: int = 4) -> ParameterSharding:
     return parameter_sharding(
-        ShardingType.DATA_PARALLEL, data_parallel_pieces(rows, columns, ranks), "cpu"
+        ShardingType.DATA_PARALLEL, data_parallel_shards(rows, columns, ranks), "cpu"
     )
 
 
@@ -60,9 +60,9 @@ def test_equal_plans_have_no_difference():
 
 
 def test_devices_and_the_names_of_2022_make_no_difference():
-    here = parameter_sharding(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1), "cpu")
+    here = parameter_sharding(ShardingType.TABLE_WISE, table_wise_shards(8, 4, 1), "cpu")
     there = parameter_sharding(
-        ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1), "cuda", 2, EmbeddingComputeKernel.FUSED
+        ShardingType.TABLE_WISE, table_wise_shards(8, 4, 1), "cuda", 2, EmbeddingComputeKernel.FUSED
     )
     there.compute_kernel = "batched_fused"
     assert not plan(item=here).diff(plan(item=there))
@@ -134,7 +134,7 @@ ENTRIES = st.one_of(
 def held(entry: ParameterSharding) -> np.ndarray:
     """``[rank, row, column]``: who holds which number."""
     numbers = np.zeros((4, 6, 4), dtype=bool)
-    for piece in pieces_of(entry):
+    for piece in shards_in_plan(entry):
         rows = slice(piece.row_offset, piece.row_offset + piece.rows)
         numbers[piece.rank, rows, piece.column_offset : piece.column_offset + piece.columns] = True
     if not entry.shards():

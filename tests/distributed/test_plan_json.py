@@ -20,14 +20,14 @@ from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.tables import PlacementRules, check_plan_covers, place_table
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
+    TableShard,
+    column_wise_shards,
+    data_parallel_shards,
+    grid_shards,
     parameter_sharding,
-    row_wise_pieces,
-    table_wise_pieces,
+    row_wise_shards,
     table_wise_sharding,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
@@ -42,22 +42,22 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
-PIECES: dict[ShardingType, list[ShardPiece]] = {
-    ShardingType.DATA_PARALLEL: data_parallel_pieces(8, 4, 4),
-    ShardingType.TABLE_WISE: table_wise_pieces(8, 4, 1),
-    ShardingType.COLUMN_WISE: column_wise_pieces(8, [1, 3], [2, 2]),
-    ShardingType.ROW_WISE: row_wise_pieces(8, 4, range(3)),
-    ShardingType.TABLE_ROW_WISE: row_wise_pieces(8, 4, [2, 3]),
-    ShardingType.TABLE_COLUMN_WISE: column_wise_pieces(8, [2, 2], [0, 1]),
-    ShardingType.GRID_SHARD: grid_pieces(8, [2, 2], [1, 0], 2),
+PIECES: dict[ShardingType, list[TableShard]] = {
+    ShardingType.DATA_PARALLEL: data_parallel_shards(8, 4, 4),
+    ShardingType.TABLE_WISE: table_wise_shards(8, 4, 1),
+    ShardingType.COLUMN_WISE: column_wise_shards(8, [1, 3], [2, 2]),
+    ShardingType.ROW_WISE: row_wise_shards(8, 4, range(3)),
+    ShardingType.TABLE_ROW_WISE: row_wise_shards(8, 4, [2, 3]),
+    ShardingType.TABLE_COLUMN_WISE: column_wise_shards(8, [2, 2], [0, 1]),
+    ShardingType.GRID_SHARD: grid_shards(8, [2, 2], [1, 0], 2),
 }
 
 
 def every_type(device_type: str = "cpu") -> EmbeddingModuleShardingPlan:
     return EmbeddingModuleShardingPlan(
         {
-            kind.value: parameter_sharding(kind, pieces, device_type, 2)
-            for kind, pieces in PIECES.items()
+            kind.value: parameter_sharding(kind, shards, device_type, 2)
+            for kind, shards in PIECES.items()
         }
     )
 
@@ -355,8 +355,8 @@ def test_a_stored_plan_shards_its_own_tables_and_no_others(tmp_path):
         EmbeddingBagConfig(6, 4, "large", feature_names=["g"]),
     ]
     entries = EmbeddingModuleShardingPlan(
-        small=parameter_sharding(ShardingType.DATA_PARALLEL, data_parallel_pieces(8, 4, 1), "cpu"),
-        large=parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(6, 4, [0]), "cpu"),
+        small=parameter_sharding(ShardingType.DATA_PARALLEL, data_parallel_shards(8, 4, 1), "cpu"),
+        large=parameter_sharding(ShardingType.ROW_WISE, row_wise_shards(6, 4, [0]), "cpu"),
     )
     ShardingPlan({"": entries}).save(tmp_path / "plan.json")
     plan = ShardingPlan.load(tmp_path / "plan.json").plan[""]

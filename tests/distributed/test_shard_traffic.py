@@ -41,17 +41,17 @@ from hypothesis import strategies as st
 
 from tutorec.distributed.collectives import kjt, rows, sparse_gradients
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
-    row_wise_pieces,
-    table_wise_pieces,
+    TableShard,
+    column_wise_shards,
+    data_parallel_shards,
+    grid_shards,
+    row_wise_shards,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
@@ -59,9 +59,7 @@ from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-def placed(
-    kind: ShardingType, pieces: list[ShardPiece], rows: int = 8, **changes: Any
-) -> PlacedTable:
+def placed(kind: ShardingType, shards: list[TableShard], rows: int = 8, **changes: Any) -> Table:
     facts: dict[str, Any] = {
         "name": "t",
         "rows": rows,
@@ -74,9 +72,9 @@ def placed(
         "sharding_type": kind,
         "kernel": EmbeddingComputeKernel.FUSED,
         "optimizer": None,
-        "pieces": tuple(pieces),
+        "shards": tuple(shards),
     }
-    return PlacedTable(**(facts | changes))
+    return Table(**(facts | changes))
 
 
 # Rank r brings r + 1 samples and 10 * (r + 1) ids, of which a range of rows has its share of 8.
@@ -97,7 +95,7 @@ def matrix(traffic: Bytes, stage: str) -> list[list[int]]:
 
 
 def test_table_wise_bytes_are_those_of_the_hand():
-    traffic = step_traffic([placed(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1))], BATCHES)
+    traffic = step_traffic([placed(ShardingType.TABLE_WISE, table_wise_shards(8, 4, 1))], BATCHES)
     assert matrix(traffic, SIZES) == [[24 * (s != d) for d in range(4)] for s in range(4)]
     # Rank r sends 4 * (its samples + its ids) to rank 1, which sends 4 * samples * 4 columns back.
     assert matrix(traffic, IDS) == [[0, 44, 0, 0], [0, 0, 0, 0], [0, 132, 0, 0], [0, 176, 0, 0]]
@@ -107,8 +105,8 @@ def test_table_wise_bytes_are_those_of_the_hand():
 
 
 def test_column_wise_sends_ids_to_every_slice():
-    pieces = column_wise_pieces(8, [1, 2, 1], [2, 0, 2])
-    traffic = step_traffic([placed(ShardingType.COLUMN_WISE, pieces)], BATCHES)
+    shards = column_wise_shards(8, [1, 2, 1], [2, 0, 2])
+    traffic = step_traffic([placed(ShardingType.COLUMN_WISE, shards)], BATCHES)
     # Rank 2 has two slices, and gets the ids twice.
     assert matrix(traffic, IDS)[3] == [176, 0, 352, 0]
     assert matrix(traffic, ROWS) == [[0, 16, 24, 32], [0] * 4, [8, 16, 0, 32], [0] * 4]
@@ -116,7 +114,7 @@ def test_column_wise_sends_ids_to_every_slice():
 
 def test_row_wise_sends_a_part_of_every_sum():
     traffic = step_traffic(
-        [placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, range(4)))], BATCHES
+        [placed(ShardingType.ROW_WISE, row_wise_shards(8, 4, range(4)))], BATCHES
     )
     # 2 of 8 rows a rank: a quarter of 40 ids, and all 4 lengths.
     assert matrix(traffic, IDS)[3] == [4 * (4 + 10)] * 3 + [0]
@@ -132,14 +130,14 @@ def test_row_wise_sends_a_part_of_every_sum():
 
 
 @pytest.mark.parametrize(
-    ("kind", "pieces"),
+    ("kind", "shards"),
     [
-        (ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [2, 3])),
-        (ShardingType.GRID_SHARD, grid_pieces(8, [3, 1], [1, 1], 2)),
+        (ShardingType.TABLE_ROW_WISE, row_wise_shards(8, 4, [2, 3])),
+        (ShardingType.GRID_SHARD, grid_shards(8, [3, 1], [1, 1], 2)),
     ],
 )
-def test_rows_split_inside_a_host_are_added_there_and_cross_once(kind, pieces):
-    traffic = step_traffic([placed(kind, pieces)], BATCHES, local_size=2)
+def test_rows_split_inside_a_host_are_added_there_and_cross_once(kind, shards):
+    traffic = step_traffic([placed(kind, shards)], BATCHES, local_size=2)
     # 16 bytes a sample. Rank 2 adds for ranks 0 and 2, with 1 + 3 samples; rank 3 for 1 and 3, with
     # 2 + 4.
     assert matrix(traffic, ROWS) == [[0] * 4, [0] * 4, [16, 0, 0, 16 * 6], [0, 32, 16 * 4, 0]]
@@ -152,7 +150,7 @@ def test_rows_split_inside_a_host_are_added_there_and_cross_once(kind, pieces):
 
 
 def test_rows_that_are_not_pooled_go_back_to_their_ids():
-    table = placed(ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [2, 3]), pooling="none")
+    table = placed(ShardingType.TABLE_ROW_WISE, row_wise_shards(8, 4, [2, 3]), pooling="none")
     traffic = step_traffic([table], BATCHES, local_size=2)
     assert matrix(traffic, ROWS) == [[0] * 4, [0] * 4, [80, 160, 0, 320], [80, 160, 240, 0]]
 
@@ -160,7 +158,7 @@ def test_rows_that_are_not_pooled_go_back_to_their_ids():
 def test_weights_strides_wide_ids_and_narrow_rows_have_their_price():
     one = [
         placed(
-            ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1), weighted=True, features=("f", "f")
+            ShardingType.TABLE_WISE, table_wise_shards(8, 4, 1), weighted=True, features=("f", "f")
         )
     ]
     traffic = step_traffic(
@@ -171,28 +169,28 @@ def test_weights_strides_wide_ids_and_narrow_rows_have_their_price():
     assert (traffic[ROWS, 1, 0], traffic[GRADIENTS, 0, 1]) == (16, 32)
     for rows_of_table, id_bytes in ((2**31 - 1, 4), (2**31, 8)):
         large = placed(
-            ShardingType.TABLE_WISE, table_wise_pieces(rows_of_table, 4, 1), rows_of_table
+            ShardingType.TABLE_WISE, table_wise_shards(rows_of_table, 4, 1), rows_of_table
         )
         ten = StepBatches(SAMPLES, lambda rank, feature, first, end: 10)
         assert step_traffic([large], ten)[IDS, 0, 1] == id_bytes * 11
 
 
 def test_a_replicated_table_sends_what_was_looked_up_while_that_is_less_than_the_table():
-    copies = data_parallel_pieces(8, 4, 4)
+    copies = data_parallel_shards(8, 4, 4)
     # 100 ids and 10 lengths of 4 bytes, 10 rows of 16: 600 bytes, more than twice the table of 128.
     as_sums = step_traffic([placed(ShardingType.DATA_PARALLEL, copies)], BATCHES)
     assert {stage for stage, _, _ in as_sums} == {COPIES_SIZES, COPIES_SUMS}
     assert matrix(as_sums, COPIES_SIZES)[2] == [16, 16, 0, 16]
     assert matrix(as_sums, COPIES_SUMS)[2] == [64, 64, 0, 64]
     # 19 x 4 numbers and more make 8 * R * D = 608.
-    table = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(19, 4, 4), 19)
+    table = placed(ShardingType.DATA_PARALLEL, data_parallel_shards(19, 4, 4), 19)
     ten = StepBatches(SAMPLES, lambda rank, feature, first, end: 10 * (rank + 1))
     as_bags = step_traffic([table], ten)
     assert matrix(as_bags, COPIES_IDS)[2] == [4 * (3 + 30)] * 2 + [0, 4 * (3 + 30)]
     assert matrix(as_bags, COPIES_ROWS)[2] == [48, 48, 0, 48]
     assert not matrix(as_bags, COPIES_SUMS)[0][1]
     # Rows of their own: 100 ids, and 100 rows of 16 bytes, are 2000 bytes.
-    rows = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(63, 4, 4), 63, pooling="none")
+    rows = placed(ShardingType.DATA_PARALLEL, data_parallel_shards(63, 4, 4), 63, pooling="none")
     not_pooled = step_traffic([rows], ten)
     assert matrix(not_pooled, COPIES_SIZES)[0][1] == 8
     assert (matrix(not_pooled, COPIES_IDS)[2][0], matrix(not_pooled, COPIES_ROWS)[2][0]) == (
@@ -202,7 +200,7 @@ def test_a_replicated_table_sends_what_was_looked_up_while_that_is_less_than_the
 
 
 def test_numbers_that_do_not_divide_are_summed_by_the_first_ranks():
-    table = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(3, 3, 4), 3, columns=3)
+    table = placed(ShardingType.DATA_PARALLEL, data_parallel_shards(3, 3, 4), 3, columns=3)
     traffic = step_traffic([table], BATCHES)
     # 9 numbers: 3, 2, 2 and 2.
     assert matrix(traffic, COPIES_SUMS)[0] == [0, 20, 20, 20]
@@ -210,16 +208,16 @@ def test_numbers_that_do_not_divide_are_summed_by_the_first_ranks():
 
 
 def test_worlds_of_one_send_nothing():
-    copy = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(8, 4, 1))
+    copy = placed(ShardingType.DATA_PARALLEL, data_parallel_shards(8, 4, 1))
     assert not step_traffic([copy], StepBatches(SAMPLES[:1], share))
-    alone = placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0]))
+    alone = placed(ShardingType.ROW_WISE, row_wise_shards(8, 4, [0]))
     assert not step_traffic([alone], StepBatches(SAMPLES[:1], share))
 
 
 def test_types_of_one_collection_add_up():
     tables = [
-        placed(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1)),
-        placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, range(4)), name="u"),
+        placed(ShardingType.TABLE_WISE, table_wise_shards(8, 4, 1)),
+        placed(ShardingType.ROW_WISE, row_wise_shards(8, 4, range(4)), name="u"),
     ]
     both = step_traffic(tables, BATCHES)
     assert both == step_traffic(tables[:1], BATCHES) + step_traffic(tables[1:], BATCHES)
@@ -268,7 +266,7 @@ def cases_with_copies(draw: st.DrawFn, world_size: int, local_size: int) -> Case
     )
 
 
-Found = tuple[Traffic, list[PlacedTable]]
+Found = tuple[Traffic, list[Table]]
 
 
 def count_cases(

@@ -16,15 +16,15 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tutorec.distributed.checkpoint import full_state_dict
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
-    row_wise_pieces,
+    TableShard,
+    column_wise_shards,
+    data_parallel_shards,
+    grid_shards,
+    row_wise_shards,
 )
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
@@ -214,7 +214,7 @@ def other_plan(rank: int, world_size: int) -> str:
     held = {
         table.name: [torch.zeros(table.rows, table.columns, device=device())]
         for table in moved
-        if table.pieces[0].rank == rank
+        if table.shards[0].rank == rank
     }
     state: dict[str, Any] = {
         f"embedding_bags.{name}.weight": value
@@ -317,11 +317,9 @@ def test_tables_on_a_part_of_the_ranks_are_stored_and_loaded(ranks, kind):
     assert all(ranks(4).run(on_a_part_of_the_ranks, kind=kind))
 
 
-def placed(
-    kind: ShardingType, pieces: list[ShardPiece], rows: int = 5, columns: int = 4
-) -> PlacedTable:
+def placed(kind: ShardingType, shards: list[TableShard], rows: int = 5, columns: int = 4) -> Table:
     kernel = EmbeddingComputeKernel.FUSED
-    return PlacedTable(
+    return Table(
         "t",
         rows,
         columns,
@@ -333,22 +331,22 @@ def placed(
         kind,
         kernel,
         None,
-        tuple(pieces),
+        tuple(shards),
     )
 
 
 WHOLE = torch.arange(20.0).view(5, 4)
 PLANS = {
     "rows on 4 ranks, the last one's empty": placed(
-        ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(4))
+        ShardingType.ROW_WISE, row_wise_shards(5, 4, range(4))
     ),
-    "columns, two pieces on rank 2": placed(
-        ShardingType.COLUMN_WISE, column_wise_pieces(5, [1, 2, 1], [2, 0, 2])
+    "columns, two shards on rank 2": placed(
+        ShardingType.COLUMN_WISE, column_wise_shards(5, [1, 2, 1], [2, 0, 2])
     ),
     "a grid of two slices on one host": placed(
-        ShardingType.GRID_SHARD, grid_pieces(5, [2, 2], [1, 1], 2)
+        ShardingType.GRID_SHARD, grid_shards(5, [2, 2], [1, 1], 2)
     ),
-    "a replicated table": placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(5, 4, 4)),
+    "a replicated table": placed(ShardingType.DATA_PARALLEL, data_parallel_shards(5, 4, 4)),
 }
 
 
@@ -367,7 +365,7 @@ def pieces_there_and_back(rank: int, world_size: int) -> dict[str, list[Any]]:
                     p.row_offset : p.row_offset + p.rows,
                     p.column_offset : p.column_offset + p.columns,
                 ].contiguous()
-                for p in table.pieces
+                for p in table.shards
                 if p.rank == rank
             ]
             states[name] = sharded_state([table], {"t": mine}, env, device())
@@ -422,23 +420,23 @@ def test_several_empty_and_replicated_pieces_are_stored_and_loaded(ranks):
 
 
 def test_what_is_no_tensor_is_refused_with_the_table():
-    table = placed(ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(1)))
+    table = placed(ShardingType.ROW_WISE, row_wise_shards(5, 4, range(1)))
     with pytest.raises(TypeError, match="table 't': the loaded value is a list, not a tensor"):
         local_state([table], {"t": [1, 2]}, 0)
 
 
 def test_without_a_group_a_table_that_is_cut_up_is_put_together():
     env = ShardingEnv.from_local(world_size=1, rank=0)
-    for kind, pieces in (
-        (ShardingType.COLUMN_WISE, column_wise_pieces(5, [1, 2, 1], [0, 0, 0])),
-        (ShardingType.ROW_WISE, row_wise_pieces(5, 4, [0])),
-        (ShardingType.GRID_SHARD, grid_pieces(5, [2, 2], [0, 0], 1)),
-        (ShardingType.DATA_PARALLEL, data_parallel_pieces(5, 4, 1)),
+    for kind, shards in (
+        (ShardingType.COLUMN_WISE, column_wise_shards(5, [1, 2, 1], [0, 0, 0])),
+        (ShardingType.ROW_WISE, row_wise_shards(5, 4, [0])),
+        (ShardingType.GRID_SHARD, grid_shards(5, [2, 2], [0, 0], 1)),
+        (ShardingType.DATA_PARALLEL, data_parallel_shards(5, 4, 1)),
     ):
-        table = placed(kind, pieces)
+        table = placed(kind, shards)
         held = local_state([table], {"t": WHOLE}, 0)
         state = sharded_state([table], held, env, WHOLE.device)
         assert type(state["t"]) is torch.Tensor
         assert torch.equal(state["t"], WHOLE)
-        # One piece is live, as of an unsharded module.
-        assert (state["t"].data_ptr() == WHOLE.data_ptr()) == (len(pieces) == 1)
+        # One shard is live, as of an unsharded module.
+        assert (state["t"].data_ptr() == WHOLE.data_ptr()) == (len(shards) == 1)

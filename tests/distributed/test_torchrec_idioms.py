@@ -252,7 +252,7 @@ def initialized_again(
     sharded: Any = model.module.get_submodule("0")
     rows: dict[str, list[torch.Tensor]] = {"t0": [], "t1": []}
     for _ in range(2):
-        for held in sharded.held_tables():
+        for held in sharded.local_shards():
             rows[held.table.name].append(held.rows[0].detach().cpu().clone())
         sharded.reset_parameters()
     with pytest.raises(TypeError, match="can be neither copied nor pickled"):

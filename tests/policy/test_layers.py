@@ -55,11 +55,11 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "state source_tables "
+                    "state "
                     "embedding_base embeddingbag embedding fused_embeddingbag "
                     "fused_embedding mc_modules mc_resharding mc_embedding_modules "
                     "mc_embedding mc_embeddingbag quant_state quant_behind_mappings "
-                    "quant_embeddingbag quant_embedding mix_vocab"
+                    "quant_sharding quant_embeddingbag quant_embedding mix_vocab"
                 ).split()
             ),
             ("distributed.planner",),
@@ -117,13 +117,9 @@ FACADES += (
 FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
 FACADES += ("distributed.cache",)
 
-SHARDING_TYPES = tuple(
-    f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split()
-)
 COLLECTIVE_MODULES = (
     "distributed.collectives",
     "distributed.comm",
-    "distributed.core.messages",
     "spmd",
 )
 # they start groups as TorchRec's tests do
@@ -202,8 +198,6 @@ def import_problem(tree: Tree, name: str, here: tuple[int, int], target: str) ->
     there = place(target)
     if there is None:
         return "it has no layer"
-    if name in SHARDING_TYPES and target in SHARDING_TYPES and name != target:
-        return "sharding types are final and do not import one another"
     if covers("teach", target) and not covers("teach", name):
         return "teach is for notebooks; nothing in the library imports it"
     if there[0] > here[0]:
@@ -307,9 +301,6 @@ def test_modules_import_without_cycles():
     assert_none(cycles(Tree.of_repository()))
 
 
-CW_IMPORT = "from tutorec.distributed.sharding import cw_sharding"
-
-
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -322,10 +313,6 @@ CW_IMPORT = "from tutorec.distributed.sharding import cw_sharding"
                 "distributed.planner.cost",
             ),
             "a bar",
-        ),
-        (
-            ("distributed.sharding.tw_sharding", CW_IMPORT, "distributed.sharding.cw_sharding"),
-            "final",
         ),
         (
             (

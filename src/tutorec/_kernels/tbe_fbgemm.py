@@ -1,7 +1,7 @@
 """Table-batched lookups through fbgemm's raw CPU operators.
 
-fbgemm's own Python module around these operators costs 200 us a call and half a second of import.
-The operators themselves need a flat buffer and a few integers for each feature, which are computed
+fbgemm's own Python module around these operators costs 200 us a call and half a second of import;
+the operators themselves need a flat buffer and a few integers for each feature, which are prepared
 here once.
 """
 
@@ -31,29 +31,27 @@ __all__ = [
     "FbgemmTableBatch",
 ]
 
-# fbgemm's codes of the pooling modes and of the output type.
-_SUM = 0
-_MEAN = 1
+_SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
 
 
 def _stride(columns: int) -> int:
-    """Width of a row in the buffer: the next multiple of 4, which the kernels require."""
+    """Width of a row in the buffer: the next multiple of 4, as the kernels demand."""
     return -(-columns // 4) * 4
 
 
 def _feature_order(spec: GroupSpec) -> list[int]:
-    """Features by table, in order of first use: the backward needs those of a table in sequence."""
+    """Features grouped by table in order of first use: the backward needs them side by side."""
     features = range(len(spec.feature_tables))
     first = dict(zip(spec.feature_tables[::-1], features[::-1], strict=True))
     return sorted(features, key=lambda feature: first[spec.feature_tables[feature]])
 
 
 class FbgemmTableBatch(TableBatch):
-    """Base of fbgemm's operators: the layout of the buffer, and the order of a batch.
+    """What fbgemm's operators share: the buffer's layout, and how a batch is made to fit it.
 
-    Features of one table are in sequence, rows are padded to multiples of 4 columns, and rows that
-    are not pooled are looked up as bags of one id in one table of all rows.
+    Features of one table become neighbours, rows are padded to multiples of 4 columns, and rows
+    that are not pooled are looked up as bags of one id in one table of all rows.
     """
 
     _backend = "fbgemm"
@@ -63,29 +61,24 @@ class FbgemmTableBatch(TableBatch):
         spec = self.spec
         self._order = _feature_order(spec)
         self._in_order = self._order == list(range(len(self._order)))
-
         # By first use, as the features are; tables without features come last.
-        stored = dict.fromkeys([*spec.feature_tables, *range(len(spec.tables))])
-        layout: list[tuple[int, int, int]] = [(0, 0, 0)] * len(spec.tables)
-        start = 0
-        row = 0
-        for table in stored:
+        placed = dict.fromkeys([*spec.feature_tables, *range(len(spec.tables))])
+        places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(spec.tables)
+        start = row = 0
+        for table in placed:
             stride = _stride(spec.tables[table].columns)
-            layout[table] = (start, row, stride)
-            # At least one row: fbgemm distinguishes tables by their first rows.
+            places[table] = (start, row, stride)
+            # One row at least: fbgemm tells tables apart by where their rows begin.
             rows = max(spec.tables[table].rows, 1)
-            start += rows * stride
-            row += rows
-
-        self._table_places = layout
-        strides = [layout[table][2] for table in spec.feature_tables]
+            start, row = start + rows * stride, row + rows
+        self._table_places = places
+        strides = [places[table][2] for table in spec.feature_tables]
         self._slices = column_slices(self._order, spec.feature_columns, strides)
-        self._elements = start
-        self._rows = row
+        self._elements, self._rows = start, row
         return start, row
 
     def _check_device_type(self) -> None:
-        """Raise ValueError if the tables move to another type of device."""
+        """Refuse another type of device than the first one."""
         device = self._flat.device
         self._device_type = self._device_type or device.type
         if device.type != self._device_type:
@@ -111,15 +104,17 @@ class FbgemmTableBatch(TableBatch):
             if self._in_order:
                 return values, offsets, weights
             return select_features(values, offsets, weights, self._order, len(self._order))
-
         # The CPU operators can only pool.
         batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if self._row_base is not None and batch:
             values = values + self._row_base.repeat_interleave(
                 offsets[::batch].diff(), output_size=values.numel()
             )
-        bags = torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device)
-        return values, bags, None
+        return (
+            values,
+            torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device),
+            None,
+        )
 
     def _bind_kernel(self) -> None:
         self._check_device_type()
@@ -132,34 +127,30 @@ class FbgemmTableBatch(TableBatch):
 
 
 class _RawOperators(FbgemmTableBatch):
-    """Base of the operators that are called directly: the integers that describe the buffer."""
+    """What the operators that are called directly share: the integers that describe the buffer."""
 
     def _bind_kernel(self) -> None:
         super()._bind_kernel()
         device = self._flat.device
-        layout = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
-        # Unused tables are stored after the used ones: the first of them ends the last used one.
-        last = max(row for _, row, _ in layout)
+        places = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
+        # Unused tables lie behind the used ones, so the last used table ends where they begin.
+        last = max(row for _, row, _ in places)
         end = min((row for _, row, _ in self._table_places if row > last), default=self._rows)
         if self.spec.pooling == "none":
-            layout = [(0, 0, layout[0][2])]
-
+            places = [(0, 0, places[0][2])]
         self._cuts = [
             (start, table.rows, stride, table.columns)
             for table, (start, _, stride) in zip(self.spec.tables, self._table_places, strict=True)
         ]
-        starts = [start for start, _, _ in layout]
-        rows = [row for _, row, _ in layout]
-        strides = [stride for _, _, stride in layout]
-
-        self._weights_offsets = torch.tensor(starts, device=device)
-        self._row_offsets = torch.tensor(rows, device=device)
-        self._placements = torch.zeros(len(layout), dtype=torch.int32, device=device)
+        strides = [stride for _, _, stride in places]
+        self._weights_offsets = torch.tensor([start for start, _, _ in places], device=device)
+        self._row_offsets = torch.tensor([row for _, row, _ in places], device=device)
+        self._placements = torch.zeros(len(places), dtype=torch.int32, device=device)
         self._geometry = (
             torch.tensor([*accumulate(strides, initial=0)], dtype=torch.int32, device=device),
             sum(strides),
             max(strides),
-            torch.tensor([*rows, end], device=device),
+            torch.tensor([*(row for _, row, _ in places), end], device=device),
             int(math.log2(self._rows) + 1),
         )
         self._pooling_code = _MEAN if self._pooling == "mean" else _SUM
@@ -176,7 +167,6 @@ class FbgemmCpuTables(_RawOperators):
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         if self._flat.dtype != torch.float32 and not self.optimizer.rounds_once:
             return self._updated_in_torch(self._batch(values, offsets, weights))
-
         limit = self.optimizer.max_gradient
         head = (
             self._flat,
@@ -187,28 +177,24 @@ class FbgemmCpuTables(_RawOperators):
             offsets,
             self._pooling_code,
             weights,
-            None,  # feature_requires_grad: every feature is trained
-            limit is not None,  # gradient_clipping
-            limit or 0.0,  # max_gradient
-            False,  # stochastic_rounding
+            None,  # None: every feature is trained
+            # whether gradients are cut, where, no stochastic rounding
+            limit is not None,
+            limit or 0.0,
+            False,
         )
-        ops = torch.ops.fbgemm
-        rate = self._learning_rate
-
+        ops, rate = torch.ops.fbgemm, self._learning_rate
         if self.optimizer.kind == "sgd":
             return ops.split_embedding_codegen_lookup_sgd_function_cpu(*head, rate, _FP32_OUTPUT)
-
         if self.optimizer.kind == "adagrad":
-            # Its state has the layout of the rows.
+            # Its state lies as the rows do.
             state = (self._kept[0], self._placements, self._weights_offsets)
             return ops.split_embedding_codegen_lookup_adagrad_function_cpu(
                 *head, *state, self.optimizer.eps, rate, _FP32_OUTPUT
             )
-
         batch = self._batch(values, offsets, weights)
         if self._flat.is_cpu and updates_in_torch(self.optimizer.kind, batch):
             return self._updated_in_torch(batch)
-
         state = (self._kept[0], self._placements, self._row_offsets)
         # All arguments are passed: one of the operator's default values has the wrong type. After
         # the rate: weight decay and its mode (both ignored on the CPU), maximum norm, output type.
@@ -217,15 +203,16 @@ class FbgemmCpuTables(_RawOperators):
         )
 
     def _updated_in_torch(self, batch: PooledBatch) -> Tensor:
-        # Without gradients there is no backward, and the batch is not counted.
+        # Without gradients there is no backward, and the batch is not to be counted.
         steps = self.next_steps() if torch.is_grad_enabled() else []
         return _UpdatedInTorch.apply(self._flat, self, batch, steps)  # pyright: ignore[reportReturnType]
 
     def _batch(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> PooledBatch:
         """A batch in the buffer's order; unpooled rows are bags of one table of all rows."""
-        tables: tuple[int, ...] = (0,)
-        if self.spec.pooling != "none":
-            tables = tuple(self.spec.feature_tables[feature] for feature in self._order)
+        pooled = self.spec.pooling != "none"
+        tables = (
+            tuple(self.spec.feature_tables[feature] for feature in self._order) if pooled else (0,)
+        )
         return PooledBatch(values, offsets, weights, self._pooling == "mean", tables)
 
     def _pool(self, batch: PooledBatch) -> Tensor:
@@ -246,13 +233,10 @@ class FbgemmCpuTables(_RawOperators):
             )
 
     def _step(self, batch: PooledBatch, grad: Tensor, steps: Sequence[UpdateStep]) -> None:
-        """Update the rows of a batch once, by the rules in torch."""
-        tables = self._tables
-        states = self._states
+        """Move the rows of a batch once, by the rules in torch."""
+        tables, states = self._tables, self._states
         if self.spec.pooling == "none":
-            tables = [self._flat.detach().view(self._rows, -1)]
-            states = [tuple(self._kept)]
-
+            tables, states = [self._flat.detach().view(self._rows, -1)], [tuple(self._kept)]
         grad = steps[0].rule.limited(grad)
         step_tables([table.detach() for table in tables], states, batch, grad, steps[: len(tables)])
 
@@ -268,9 +252,7 @@ class _UpdatedInTorch(torch.autograd.Function):
         batch: PooledBatch,
         steps: Sequence[UpdateStep],
     ) -> Tensor:
-        ctx.op = op
-        ctx.batch = batch
-        ctx.steps = steps
+        ctx.op, ctx.batch, ctx.steps = op, batch, steps
         return op._pool(batch)
 
     @staticmethod

@@ -25,16 +25,15 @@ import torch.distributed as dist
 
 from tutorec._calibration import Calibration, fingerprint
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
+    TableShard,
+    column_wise_shards,
+    data_parallel_shards,
     parameter_sharding,
-    row_wise_pieces,
-    table_wise_pieces,
+    row_wise_shards,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan, ShardingType
 from tutorec.distributed.planner.cost import exchanges, fixed_cost, shard_perf
@@ -91,14 +90,14 @@ class Cut:
     kind: str
     ranks: tuple[int, ...] = ()
 
-    def pieces(self, table: TableSize, world_size: int) -> list[ShardPiece]:
+    def pieces(self, table: TableSize, world_size: int) -> list[TableShard]:
         """What ranks hold."""
         rows, columns, count = table.rows, table.columns, len(self.ranks)
         return {
-            "table_wise": lambda: table_wise_pieces(rows, columns, self.ranks[0]),
-            "column_wise": lambda: column_wise_pieces(rows, [columns // count] * count, self.ranks),
-            "row_wise": lambda: row_wise_pieces(rows, columns, range(world_size)),
-            "data_parallel": lambda: data_parallel_pieces(rows, columns, world_size),
+            "table_wise": lambda: table_wise_shards(rows, columns, self.ranks[0]),
+            "column_wise": lambda: column_wise_shards(rows, [columns // count] * count, self.ranks),
+            "row_wise": lambda: row_wise_shards(rows, columns, range(world_size)),
+            "data_parallel": lambda: data_parallel_shards(rows, columns, world_size),
         }[self.kind]()
 
 
@@ -293,7 +292,7 @@ def _measure(device_type: str, rank: int, world_size: int) -> tuple[Floats, floa
     times = np.zeros((ROUNDS + WARMUP, len(steps), 2))
     for turn in range(len(times)):
         for number, (step, batches) in enumerate(steps):
-            messages.all_gather_ints([turn], group, _STAGE)  # all ranks begin together
+            comm.all_gather_ints([turn], group, _STAGE)  # all ranks begin together
             times[turn, number] = step.seconds(batches[turn % _BATCHES])
     return np.percentile(times[WARMUP:], 25, axis=0), _copy_bandwidth(device)
 

@@ -8,6 +8,7 @@ traces) see every issue before it happens.
 
 from __future__ import annotations
 
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,10 +19,11 @@ import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.env import get_local_rank as get_local_rank
 from tutorec.distributed.core.env import get_local_size as get_local_size
 from tutorec.distributed.core.qcomm import CommCodec
-from tutorec.spmd.devices import give_threads_time
+from tutorec.spmd.devices import backend_for, give_threads_time
 from tutorec.spmd.progress import note
 
 
@@ -241,6 +243,12 @@ def default_group() -> dist.ProcessGroup | None:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
+def is_first_rank(env: ShardingEnv) -> bool:
+    """Whether this rank is the one that warns for all: the first of all, or of those of ``env``."""
+    group = default_group()
+    return (env.rank if group is None else group.rank()) == 0
+
+
 def announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> None:
     """Tell the observers of a collective that this rank is about to issue.
 
@@ -292,3 +300,89 @@ def check_thread(group: dist.ProcessGroup) -> None:
         "swap each other's results; give this thread a group of its own: "
         "torch.distributed.new_group()"
     )
+
+
+# --- messages that are rare and small, and block
+
+
+def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:
+    """Overwrite a tensor on every rank with that of one rank. Blocks.
+
+    The source sends the tensor to each other rank.
+
+    Args:
+        tensor: Same shape and dtype on every rank; written in place.
+        source: The rank of ``group`` whose values are used.
+        group: The ranks.
+        stage: The name under which the bytes are counted.
+    """
+    world_size = group.size()
+    if world_size == 1:
+        return
+    size = tensor.numel() * tensor.element_size() if group.rank() == source else 0
+    announce(group, stage, [size] * world_size)
+    dist.broadcast(tensor, dist.get_global_rank(group, source), group)
+
+
+def message_device(group: dist.ProcessGroup) -> torch.device:
+    """Device on which a message must be: the CPU, or the GPU if the group supports no other."""
+    if backend_for(group, "cpu") is not None:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: str) -> Any:
+    """Return a picklable object of one rank on every rank. Blocks; for rare, small messages.
+
+    Args:
+        value: The object; ignored on ranks other than ``source``.
+        source: A rank of ``group``.
+        group: The ranks.
+        stage: The name under which the bytes are counted.
+
+    Returns:
+        The source's object: the same object on the source, a copy elsewhere.
+    """
+    if group.size() == 1:
+        return value
+    mine = group.rank() == source
+    device = message_device(group)
+    pickled = (
+        torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        if mine
+        else torch.empty(0)
+    )
+    size = torch.tensor([pickled.numel()], device=device)
+    broadcast(size, source, group, stage)
+    content = (
+        pickled.to(device) if mine else torch.empty(int(size), dtype=torch.uint8, device=device)
+    )
+    broadcast(content, source, group, stage)
+    return value if mine else pickle.loads(content.cpu().numpy().tobytes())
+
+
+def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str) -> list[list[int]]:
+    """The 64-bit integers of every rank, in rank order; every rank passes the same number of them.
+
+    Blocks. Sends ``8 * len(values)`` bytes to each other rank.
+    """
+    world_size = group.size()
+    if world_size == 1:
+        return [list(values)]
+    announce(group, stage, [8 * len(values)] * world_size)
+    device = message_device(group)
+    mine = torch.tensor(values, dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(gathered, mine, group)
+    return torch.stack(gathered).tolist()
+
+
+def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list[Any]:
+    """A picklable object of every rank, in rank order. Blocks; for rare, small messages."""
+    world_size = group.size()
+    if world_size == 1:
+        return [value]
+    announce(group, stage, [0] * world_size)
+    gathered: list[Any] = [None] * world_size
+    dist.all_gather_object(gathered, value, group)
+    return gathered

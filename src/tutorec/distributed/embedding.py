@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-from tutorec.awaitable import Awaitable, map_awaitable
+from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import ArrivedIds, KJTArrival
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharders import BaseEmbeddingSharder
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding_base import (
     BatchContext,
     ResultAwaitable,
@@ -31,7 +31,6 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingSharding,
     SequenceShardingContext,
 )
-from tutorec.distributed.source_tables import CollectionSpec
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
@@ -42,6 +41,25 @@ from tutorec.sparse.layout import ints_on_device
 
 class EmbeddingCollectionContext(BatchContext):
     """State of one batch, shared by ``input_dist``, ``compute`` and ``output_dist``."""
+
+
+class ArrivedIdsAwaitable(Awaitable[list[ArrivedIds]]):
+    """Second round of ``input_dist``: ids are in flight; ``wait()`` returns those of each sharding.
+
+    Args:
+        arrivals: The ids of each sharding.
+        ctx: Context of the batch.
+    """
+
+    def __init__(self, arrivals: Sequence[KJTArrival], ctx: EmbeddingCollectionContext) -> None:
+        self._arrivals = arrivals
+        self._ctx = ctx
+
+    def _wait_impl(self) -> list[ArrivedIds]:
+        received = [arrival.wait_by_rank() for arrival in self._arrivals]
+        for ids, context in zip(received, self._ctx.sharding_contexts, strict=True):
+            context.arrived_counts = ids.counts
+        return received
 
 
 class EmbeddingCollectionAwaitable(ResultAwaitable):
@@ -62,7 +80,7 @@ class RowResults:
         self,
         shardings: Sequence[SequenceEmbeddingSharding],
         dists: Sequence[SequenceEmbeddingDist],
-        tables: Sequence[PlacedTable],
+        tables: Sequence[Table],
         need_indices: bool,
     ) -> None:
         self._dists = dists
@@ -155,6 +173,9 @@ class ShardedEmbeddingCollection(
 
     _awaitable = EmbeddingCollectionAwaitable
     _sharding_context = SequenceShardingContext
+    _tables_path = "embeddings"
+    _pools = False
+    _sharding_classes = SEQUENCE_SHARDINGS
 
     def __init__(
         self,
@@ -166,21 +187,18 @@ class ShardedEmbeddingCollection(
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,
     ) -> None:
-        self._configs = module.embedding_configs()
-        self._embedding_dim_of = module.embedding_dim
-        weights = {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
-        codecs = qcomm_codecs_registry or {}
-        source = CollectionSpec(
-            "EmbeddingCollection", "embeddings", self._configs, weights, False, codecs
-        )
         super().__init__(
-            source,
+            module,
+            module.embedding_configs(),
+            False,
             table_name_to_parameter_sharding,
             env,
             fused_params,
             device,
-            SEQUENCE_SHARDINGS,
+            qcomm_codecs_registry,
         )
+        self._configs = module.embedding_configs()
+        self._embedding_dim_of = module.embedding_dim
         self._use_index_dedup = use_index_dedup
         self._need_indices = module.need_indices()
         self._results = RowResults(
@@ -193,9 +211,9 @@ class ShardedEmbeddingCollection(
         """Return an empty context for one batch."""
         return EmbeddingCollectionContext()
 
-    def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
+    def _arrange(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
         """The checked batch, features in the order of the shardings; ids unique if requested."""
-        arranged = super()._arranged(features, ctx)
+        arranged = super()._arrange(features, ctx)
         if self._use_index_dedup:
             arranged, ctx.reverse_indices = distinct_ids(arranged)
         return arranged
@@ -204,20 +222,13 @@ class ShardedEmbeddingCollection(
         self, ctx: EmbeddingCollectionContext, arrivals: Sequence[KJTArrival]
     ) -> Awaitable[list[ArrivedIds]]:
         """Return the ids that arrived for this rank's shards, per sharding."""
-
-        def ids_by_rank() -> list[ArrivedIds]:
-            of_shardings = [arrival.wait_by_rank() for arrival in arrivals]
-            for ids, context in zip(of_shardings, ctx.sharding_contexts, strict=True):
-                context.arrived_counts = ids.counts
-            return of_shardings
-
-        return map_awaitable(ids_by_rank)
+        return ArrivedIdsAwaitable(arrivals, ctx)
 
     def _join(
-        self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext
+        self, outputs: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext
     ) -> dict[str, JaggedTensor]:
         """Join the rows of all shardings into the results."""
-        return self._results.join(parts, ctx)
+        return self._results.join(outputs, ctx)
 
     # --- interface of the unsharded module
 
@@ -280,11 +291,10 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         TorchRec's ``torchrec.distributed.embedding.EmbeddingCollectionSharder``.
     """
 
-    _module_type = EmbeddingCollection
+    unsharded_class = EmbeddingCollection
+    sharded_class = ShardedEmbeddingCollection
     _tables_path = "embeddings"
     _types = tuple(SEQUENCE_SHARDINGS)
-    _sharded_type = ShardedEmbeddingCollection
-    _arguments = (*BaseEmbeddingSharder._arguments, "use_index_dedup")
 
     def __init__(
         self,
@@ -294,6 +304,25 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         self.use_index_dedup = use_index_dedup
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedEmbeddingCollection(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            self.qcomm_codecs_registry,
+            self.use_index_dedup,
+        )
 
 
 def distinct_ids(batch: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, dict[str, torch.Tensor]]:

@@ -1,7 +1,7 @@
 """Base class of sharded collections: reading the plan, copying weights, preparing batches.
 
-A collection is sharded in three steps. The plan is read and compared with that of the other ranks;
-each rank copies the rows of its shards from the unsharded tables; the first batch builds the
+A collection is sharded in three steps. Each rank reads the plan and compares it with that of the
+other ranks; it copies the rows of its shards from the unsharded tables; the first batch builds the
 exchanges.
 """
 
@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -20,22 +21,25 @@ from torch import nn
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec._text import several
-from tutorec.awaitable import Awaitable, LazyAwaitable, map_awaitable
+from tutorec.awaitable import Awaitable, LazyAwaitable, WaitAll
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import division_fact
 from tutorec.distributed.collectives.kjt import KJTArrival
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.initial_rows import InitialRows, draw_piece
+from tutorec.distributed.core.initial_rows import InitialRows, draw_shard
 from tutorec.distributed.core.orders import FeatureOrder
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import CompIn, DistOut, Out, ShardedModule
 from tutorec.distributed.core.tables import (
     IN_FILE,
-    HeldTable,
-    PlacedTable,
+    SUPPORTED_KERNELS,
+    LocalShards,
+    PlacementRules,
+    Table,
+    place_tables,
     usable_device,
+    warn_who_trains,
 )
 from tutorec.distributed.lookup.grouped import EmbeddingLookup
 from tutorec.distributed.plan.plan import (
@@ -48,13 +52,13 @@ from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     SparseFeaturesDist,
 )
-from tutorec.distributed.source_tables import CollectionSpec, agreed_tables
 from tutorec.distributed.state.optimizer_state import ShardedStates
 from tutorec.distributed.state.state_dict import (
     copy_when_loading,
     keep_parameters,
     register_state_hooks,
 )
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 from tutorec.sparse.deferred import report
@@ -66,9 +70,6 @@ from tutorec.spmd.held import held_bytes
 
 _logger = logging.getLogger("tutorec.distributed")
 S = TypeVar("S", bound=EmbeddingSharding)
-ShardingBuilder = Callable[
-    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], S
-]
 
 
 @dataclass
@@ -105,30 +106,60 @@ class BatchContext:
 C = TypeVar("C", bound=BatchContext)
 
 
+class SplitsAwaitable(Awaitable[Awaitable[CompIn]]):
+    """First round of ``input_dist``: sizes are in flight; waiting for them sends the ids.
+
+    Args:
+        exchanges: The exchange of each sharding.
+        ctx: Context of the batch.
+        received: Returns the awaitable of the ids, from what arrives for each sharding.
+    """
+
+    def __init__(
+        self,
+        exchanges: Sequence[Awaitable[KJTArrival]],
+        ctx: BatchContext,
+        received: Callable[[Any, Sequence[KJTArrival]], Awaitable[CompIn]],
+    ) -> None:
+        self._exchanges = exchanges
+        self._ctx = ctx
+        self._received = received
+
+    def _wait_impl(self) -> Awaitable[CompIn]:
+        arrivals = [exchange.wait() for exchange in self._exchanges]
+        for context, arrival in zip(self._ctx.sharding_contexts, arrivals, strict=True):
+            context.note_sizes(arrival)
+            if arrival.batch_size_per_rank_per_feature is not None:
+                self._ctx.variable_batch_per_feature = True
+        return self._received(self._ctx, arrivals)
+
+
 class ResultAwaitable(LazyAwaitable[Any]):
     """Lazy result of one batch; ``wait()`` joins the outputs of all shardings.
 
     Args:
-        arriving: One awaitable per sharding.
+        exchanges: The awaitable output of each sharding.
         join: Computes the result from the outputs that have arrived.
         ctx: Context of the batch.
     """
 
     def __init__(
         self,
-        arriving: Sequence[Awaitable[torch.Tensor]],
+        exchanges: Sequence[Awaitable[torch.Tensor]],
         join: Callable[..., Any],
         ctx: BatchContext,
     ) -> None:
         super().__init__()
-        self._arriving, self._join, self._ctx = arriving, join, ctx
+        self._exchanges = exchanges
+        self._join = join
+        self._ctx = ctx
         self._graph_is_recorded = torch.is_grad_enabled()
 
     def _wait_impl(self) -> Any:
         # Use the grad mode of the forward: a result that is first read under no_grad, for example
         # to print it, must still be trainable.
         with torch.set_grad_enabled(self._graph_is_recorded):
-            return self._join([part.wait() for part in self._arriving], self._ctx)
+            return self._join([exchange.wait() for exchange in self._exchanges], self._ctx)
 
 
 class ShardedEmbeddingModule(
@@ -139,13 +170,15 @@ class ShardedEmbeddingModule(
     """A collection of tables sharded over the ranks of a process group.
 
     Args:
-        source: The unsharded collection. Its weights are copied; weights on the meta device are
+        module: The unsharded collection. Its weights are copied; weights on the meta device are
             initialized here.
+        configs: Configuration of each table.
+        is_weighted: Whether each id must carry a weight.
         plan: Table name -> how it is sharded.
         env: The ranks.
         fused_params: Options of the fused optimizer, see `fused_params.optimizer_spec`.
         device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
-        builders: Sharding type -> class that builds the sharding of its tables.
+        codecs: Name of an exchange -> data type in which rows are sent in it; float32 by default.
 
     Raises:
         ValueError: The plan does not fit the module or the world size.
@@ -161,58 +194,157 @@ class ShardedEmbeddingModule(
     _awaitable: ClassVar[type[ResultAwaitable]] = ResultAwaitable
     _sharding_context: ClassVar[type[EmbeddingShardingContext]] = EmbeddingShardingContext
 
+    # What a subclass says of its collection: the path of the tables in the module, whether their
+    # rows are pooled, and the class that builds the tables of each sharding type.
+    _tables_path: ClassVar[str]
+    _pools: ClassVar[bool]
+    _sharding_classes: ClassVar[Mapping[ShardingType, type[EmbeddingSharding]]]
+
     def __init__(
         self,
-        source: CollectionSpec,
+        module: nn.Module,
+        configs: Sequence[BaseEmbeddingConfig],
+        is_weighted: bool,
         plan: Mapping[str, ParameterSharding],
         env: ShardingEnv,
         fused_params: Mapping[str, Any] | None,
         device: torch.device | None,
-        builders: Mapping[ShardingType, ShardingBuilder[S]],
+        codecs: Mapping[str, QuantizedCommCodecs] | None,
     ) -> None:
         super().__init__()
-        self._env, self._sources = env, {config.name: config for config in source.configs}
-        self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
+        self._env = env
+        self._is_weighted = is_weighted
+        self._table_configs = {config.name: config for config in configs}
         self._device = usable_device(device, plan)
-        self._tables = agreed_tables(source, plan, env, fused_params, tuple(builders))
+        codecs = codecs or {}
+
+        weights = {
+            name: table.get_parameter("weight")
+            for name, table in module.get_submodule(self._tables_path).named_children()
+        }
+        self._tables = self._read_plan(configs, weights, plan, fused_params, codecs)
+        if comm.is_first_rank(env):
+            warn_who_trains(self._tables, weights, fused_params, self._source_name)
         self.module_sharding_plan = EmbeddingModuleShardingPlan(plan)
-        by_type: dict[ShardingType, list[PlacedTable]] = {}
-        for table in self._tables:
-            by_type.setdefault(table.sharding_type, []).append(table)
-        self._shardings: list[S] = [
-            builders[kind](members, env, source.codecs) for kind, members in by_type.items()
-        ]
-        rows_of = InitialRows(source.configs, source.weights)
-        self._lookups: list[EmbeddingLookup] = [
-            sharding.create_lookup(rows_of, self._device) for sharding in self._shardings
-        ]
+
+        self._shardings = self._build_shardings(codecs)
+        self._lookups = self._build_lookups(InitialRows(configs, weights))
+        # The first batch builds the exchanges: a module that never runs one needs no process group.
         self._input_dists: list[SparseFeaturesDist] = []
         self._output_dists: list[Any] = [
             sharding.create_output_dist() for sharding in self._shardings
         ]
-        self._dists_are_built = False
+        self._exchanges_are_built = False
+
         self._prepare_raw_ids: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
         self._prepare_features()
-        holder = nn.ModuleDict({table.name: nn.Module() for table in self._tables})
-        for lookup in self._lookups:
-            for name, rows in lookup.named_weights():
-                table, _, parameter = name.rpartition(".")
-                rows.requires_grad_(source.weights[table].requires_grad)
-                holder[table].register_parameter(parameter, rows)
-        for name, table in holder.items():
-            if not table._parameters:
-                table.weight = torch.empty(0)  # to be looked at; the rows lie on other ranks
-            copy_when_loading(table)
-            keep_parameters(table, name)
-        self.add_module(source.path, holder)
-        self._fused = [each for lookup in self._lookups for each in lookup.fused_optimizers()]
-        for optimizer in self._fused:
-            optimizer.store_as(
-                ShardedStates(self.held_tables(), list(optimizer.params), env, self._device)
-            )
+        self._register_rows(weights)
+        self._fused = [
+            optimizer for lookup in self._lookups for optimizer in lookup.fused_optimizers()
+        ]
+        self._store_optimizer_states_as_tables()
         self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in self._fused])
         register_state_hooks(self)
         self._log_tables()
+
+    # --- construction, in the order of its steps
+
+    def _read_plan(
+        self,
+        configs: Sequence[BaseEmbeddingConfig],
+        weights: Mapping[str, torch.Tensor],
+        plan: Mapping[str, ParameterSharding],
+        fused_params: Mapping[str, Any] | None,
+        codecs: Mapping[str, QuantizedCommCodecs],
+    ) -> list[Table]:
+        """Read the plan, check it, and compare it with the other ranks' plans.
+
+        Raises:
+            AgreementError: Ranks disagree about tables or plan, or another rank failed.
+        """
+        rules = PlacementRules(
+            self._env.world_size,
+            self._is_weighted,
+            tuple(self._sharding_classes),
+            SUPPORTED_KERNELS,
+            fused_params,
+            self._env.local_size,
+        )
+        tables: list[Table] = []
+        problem: Exception | None = None
+        try:
+            tables = place_tables(configs, weights, plan, rules)
+        except (ValueError, KeyError, TypeError) as error:
+            problem = error
+
+        facts = {
+            "tables": ", ".join(config.name for config in configs),
+            "qcomm_codecs_registry": str(sorted(codecs.items())),
+            "ranks per host": str(self._env.local_size),
+            **division_fact(),
+        }
+        for table in tables:
+            facts |= table.describe()
+            facts[f"table {table.name!r}: requires_grad"] = str(weights[table.name].requires_grad)
+
+        article = "an" if self._source_name[0] in "AEIOU" else "a"
+        check_agreement(f"sharding {article} {self._source_name}", facts, self._env, problem)
+        return tables
+
+    def _build_shardings(self, codecs: Mapping[str, QuantizedCommCodecs]) -> list[S]:
+        """One sharding for the tables of each sharding type."""
+        by_type: dict[ShardingType, list[Table]] = {}
+        for table in self._tables:
+            by_type.setdefault(table.sharding_type, []).append(table)
+
+        return [
+            cast(S, self._sharding_classes[sharding_type](tables, self._env, codecs))
+            for sharding_type, tables in by_type.items()
+        ]
+
+    def _build_lookups(self, initial_rows: InitialRows) -> list[EmbeddingLookup]:
+        """Allocate this rank's shards and write their rows."""
+        return [sharding.create_lookup(initial_rows, self._device) for sharding in self._shardings]
+
+    def _prepare_features(self) -> None:
+        """Compute what depends on names only: the features of each sharding and their tables."""
+        feature_tables: dict[str, list[str]] = {}
+        self._feature_rows: list[tuple[str, str, int]] = []
+        for table in self._tables:
+            for feature in table.features:
+                feature_tables.setdefault(feature, []).append(table.name)
+                self._feature_rows.append((feature, table.name, table.rows))
+        self._feature_names = list(feature_tables)
+
+        names_per_sharding = [sharding.feature_names() for sharding in self._shardings]
+        self._features_per_sharding = [len(names) for names in names_per_sharding]
+        self._feature_order = FeatureOrder(
+            [*chain.from_iterable(names_per_sharding)], feature_tables
+        )
+
+    def _register_rows(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Register the rows of this rank's shards as parameters, under their unsharded names."""
+        tables = nn.ModuleDict({table.name: nn.Module() for table in self._tables})
+        for lookup in self._lookups:
+            for name, rows in lookup.named_weights():
+                table_name, _, parameter_name = name.rpartition(".")
+                rows.requires_grad_(weights[table_name].requires_grad)
+                tables[table_name].register_parameter(parameter_name, rows)
+
+        for name, table in tables.items():
+            if not table._parameters:
+                # Code that reads `weight` finds no rows: they are on other ranks.
+                table.weight = torch.empty(0)
+            copy_when_loading(table)
+            keep_parameters(table, name)
+        self.add_module(self._tables_path, tables)
+
+    def _store_optimizer_states_as_tables(self) -> None:
+        """Have the states of optimizers saved whole, under the names of the unsharded tables."""
+        local_shards = self.local_shards()
+        for optimizer in self._fused:
+            names = list(optimizer.params)
+            optimizer.store_as(ShardedStates(local_shards, names, self._env, self._device))
 
     def _log_tables(self) -> None:
         """Log how many tables have which sharding type and kernel, and the bytes on this rank."""
@@ -246,8 +378,8 @@ class ShardedEmbeddingModule(
             KeyError: A feature is missing.
             ValueError: An id is outside its table, or weights are missing.
         """
-        if self._dists_are_built:
-            ctx.arranged = self._arranged(features, ctx)
+        if self._exchanges_are_built:
+            ctx.arranged = self._arrange(features, ctx)
 
     def input_dist(self, ctx: C, features: KeyedJaggedTensor) -> Awaitable[Awaitable[CompIn]]:
         """Send the ids of this rank's samples to the ranks that hold their rows, for each sharding.
@@ -260,36 +392,27 @@ class ShardedEmbeddingModule(
             KeyError: A feature is missing.
             ValueError: An id is outside its table, or weights are missing.
         """
-        contexts = [self._sharding_context() for _ in self._shardings]
-        ctx.sharding_contexts = contexts
-        arranged, ctx.arranged = ctx.arranged, None
+        ctx.sharding_contexts = [self._sharding_context() for _ in self._shardings]
+        arranged = ctx.arranged
+        ctx.arranged = None
         if arranged is None:
-            arranged = (
-                self._arranged(features, ctx)
-                if self._dists_are_built
-                else self._first_arranged(features, ctx)
+            if self._exchanges_are_built:
+                arranged = self._arrange(features, ctx)
+            else:
+                arranged = self._check_first_batch(features, ctx)
+                self._build_exchanges()
+
+        if len(self._input_dists) == 1:
+            batches = [arranged]
+        else:
+            batches = arranged.split(self._features_per_sharding)
+        exchanges = [
+            input_dist(batch, context)
+            for input_dist, batch, context in zip(
+                self._input_dists, batches, ctx.sharding_contexts, strict=True
             )
-        parts = (
-            [arranged]
-            if len(self._input_dists) == 1
-            else arranged.split(self._features_per_sharding)
-        )
-
-        def second_round(*arrivals: KJTArrival) -> Awaitable[CompIn]:
-            for of_sharding, arrival in zip(contexts, arrivals, strict=True):
-                of_sharding.batch_size_per_rank = arrival.batch_size_per_rank
-                of_sharding.sent_counts = arrival.sent_counts
-                of_sharding.batch_size_per_rank_per_feature = (
-                    arrival.batch_size_per_rank_per_feature
-                )
-                if arrival.batch_size_per_rank_per_feature is not None:
-                    ctx.variable_batch_per_feature = True
-            return self._received(ctx, arrivals)
-
-        moves = zip(self._input_dists, parts, contexts, strict=True)
-        return map_awaitable(
-            second_round, *[dist(part, of_sharding) for dist, part, of_sharding in moves]
-        )
+        ]
+        return SplitsAwaitable(exchanges, ctx, self._received)
 
     @abstractmethod
     def _received(self, ctx: C, arrivals: Sequence[KJTArrival]) -> Awaitable[CompIn]:
@@ -297,21 +420,25 @@ class ShardedEmbeddingModule(
 
     def compute(self, ctx: C, dist_input: CompIn) -> DistOut:
         """Look up the received ids in this rank's shards, for each sharding."""
-        ids = cast(Sequence[Any], dist_input)
-        rows = [lookup(of_sharding) for lookup, of_sharding in zip(self._lookups, ids, strict=True)]
+        batches = cast(Sequence[Any], dist_input)
+        rows = [lookup(batch) for lookup, batch in zip(self._lookups, batches, strict=True)]
         return cast(DistOut, rows)
 
     def output_dist(self, ctx: C, output: DistOut) -> LazyAwaitable[Out]:
         """Send looked-up rows back to the ranks of their samples."""
-        moves = zip(
-            self._output_dists, cast(list[torch.Tensor], output), ctx.sharding_contexts, strict=True
-        )
-        return self._awaitable(
-            [dist(rows, of_sharding) for dist, rows, of_sharding in moves], self._join, ctx
-        )
+        exchanges = [
+            output_dist(rows, context)
+            for output_dist, rows, context in zip(
+                self._output_dists,
+                cast(list[torch.Tensor], output),
+                ctx.sharding_contexts,
+                strict=True,
+            )
+        ]
+        return self._awaitable(exchanges, self._join, ctx)
 
     @abstractmethod
-    def _join(self, parts: Sequence[torch.Tensor], ctx: C) -> Out:
+    def _join(self, outputs: Sequence[torch.Tensor], ctx: C) -> Out:
         """Join the outputs of all shardings into the result."""
 
     def send_status(self, status: int) -> Awaitable[Any]:
@@ -320,9 +447,7 @@ class ShardedEmbeddingModule(
         Raises:
             RanksWithoutBatch: On every rank, when it waits for that round.
         """
-        return map_awaitable(
-            lambda *_: None, *[dist.send_status(status) for dist in self._input_dists]
-        )
+        return WaitAll([dist.send_status(status) for dist in self._input_dists])
 
     def prefetch(self, dist_input: CompIn) -> None:
         """Start reading the rows of a coming batch into this rank's caches; returns at once.
@@ -340,7 +465,7 @@ class ShardedEmbeddingModule(
         for lookup, ids in zip(self._lookups, cast(Sequence[Any], dist_input), strict=True):
             lookup.prefetch(ids)
 
-    def take_raw_ids(self, prepare: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> None:
+    def set_id_remapper(self, prepare: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> None:
         """Send ids as ``prepare`` returns them; they become rows before ``compute``.
 
         Args:
@@ -352,7 +477,7 @@ class ShardedEmbeddingModule(
     @property
     def _has_uninitialized_input_dist(self) -> bool:
         """TorchRec's: whether the first batch is still to come, of a module that takes rows."""
-        return self._prepare_raw_ids is None and not self._dists_are_built
+        return self._prepare_raw_ids is None and not self._exchanges_are_built
 
     @property
     def shardings(self) -> list[S]:
@@ -363,9 +488,9 @@ class ShardedEmbeddingModule(
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """Names of this rank's parameters, without those of replicated tables."""
-        kinds = {table.name: table.sharding_type for table in self._tables}
+        sharding_types = {table.name: table.sharding_type for table in self._tables}
         for name, _ in self.named_parameters(prefix):
-            if kinds[name.split(".")[-2]] is not ShardingType.DATA_PARALLEL:
+            if sharding_types[name.split(".")[-2]] is not ShardingType.DATA_PARALLEL:
                 yield name
 
     @property
@@ -375,7 +500,7 @@ class ShardedEmbeddingModule(
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize all rows anew, from rank 0's torch seed; keeps optimizer state. Collective.
+        """Initialize all rows again, from rank 0's torch seed; keeps optimizer state. Collective.
 
         Rows of tables in virtual memory are kept.
         """
@@ -383,12 +508,13 @@ class ShardedEmbeddingModule(
             return
         seed = torch.randint(2**31, (1,))
         if (group := self._env.process_group) is not None:
-            seed = seed.to(messages.message_device(group))
-            messages.broadcast(seed, 0, group, "initial rows")
-        for held in self.held_tables():
-            for piece, rows in zip(held.pieces, held.rows, strict=True):
-                if not held.table.virtual:
-                    draw_piece(self._sources[held.table.name], piece, int(seed), rows)
+            seed = seed.to(comm.message_device(group))
+            comm.broadcast(seed, 0, group, "initial rows")
+        for local in self.local_shards():
+            if local.table.virtual:
+                continue
+            for shard, rows in zip(local.shards, local.rows, strict=True):
+                draw_shard(self._table_configs[local.table.name], shard, int(seed), rows)
 
     def flush(self) -> None:
         """Write cached rows back, so that parameters and optimizer state are current.
@@ -404,17 +530,18 @@ class ShardedEmbeddingModule(
         operators = [optimizer.operator for optimizer in self._fused]
         return [operator.counts for operator in operators if isinstance(operator, CachedTableBatch)]
 
-    def held_tables(self) -> list[HeldTable]:
+    def local_shards(self) -> list[LocalShards]:
         """Every table of the collection, with the shards that this rank holds."""
         self.flush()
-        parameters, rank = dict(self.named_parameters()), self._env.rank
-        held: list[HeldTable] = []
+        parameters = dict(self.named_parameters())
+        local_shards: list[LocalShards] = []
         for table in self._tables:
-            pieces = tuple(piece for piece in table.pieces if piece.rank == rank)
-            stem = f"{self._path}.{table.name}.weight"
-            names = [stem if index == 0 else f"{stem}_{index}" for index in range(len(pieces))]
-            held.append(HeldTable(stem, table, pieces, tuple(parameters[name] for name in names)))
-        return held
+            shards = tuple(shard for shard in table.shards if shard.rank == self._env.rank)
+            stem = f"{self._tables_path}.{table.name}.weight"
+            names = [f"{stem}_{index}" if index else stem for index in range(len(shards))]
+            rows = tuple(parameters[name] for name in names)
+            local_shards.append(LocalShards(stem, table, shards, rows))
+        return local_shards
 
     @property
     def env(self) -> ShardingEnv:
@@ -429,13 +556,14 @@ class ShardedEmbeddingModule(
     def extra_repr(self) -> str:
         """Lookups and dists, which are in plain lists so that parameters register once."""
         lines: list[str] = []
-        for title, parts in (
+        for title, modules in (
             ("lookups", self._lookups),
             ("_input_dists", self._input_dists),
             ("_output_dists", self._output_dists),
         ):
-            if parts:
-                lines += [f"({title}): ", *(repr(part).replace("\n", "\n  ") for part in parts)]
+            if modules:
+                lines.append(f"({title}): ")
+                lines += [repr(module).replace("\n", "\n  ") for module in modules]
         return "\n ".join(lines)
 
     def __getstate__(self) -> Any:
@@ -444,9 +572,9 @@ class ShardedEmbeddingModule(
         A copy would share the exchanges of the process group and lose its optimizer.
         """
         raise TypeError(
-            f"a Sharded{self._kind} belongs to its process group and can be neither copied nor "
-            f"pickled: shard the unsharded {self._kind} once more, and give it this one's "
-            "state_dict()"
+            f"a Sharded{self._source_name} belongs to its process group and can be neither copied "
+            f"nor pickled: shard the unsharded {self._source_name} once more, and give it this "
+            "one's state_dict()"
         )
 
     def _apply(
@@ -474,44 +602,49 @@ class ShardedEmbeddingModule(
         self._device = device
         return self
 
-    # --- construction
+    # --- checks of a batch
 
-    def _prepare_features(self) -> None:
-        """Compute what depends on names only: the features of each sharding and their tables."""
-        tables_of: dict[str, list[str]] = {}
-        for table in self._tables:
-            for feature in table.features:
-                tables_of.setdefault(feature, []).append(table.name)
-        self._feature_names = list(tables_of)
-        wanted = [sharding.feature_names() for sharding in self._shardings]
-        self._features_per_sharding = [len(names) for names in wanted]
-        self._features = FeatureOrder([name for names in wanted for name in names], tables_of)
-        self._feature_rows = [
-            (feature, table.name, table.rows)
-            for table in self._tables
-            for feature in table.features
-        ]
-
-    def _first_arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
-        """Check the first batch together with the other ranks, and build the dists."""
+    def _check_first_batch(
+        self, features: KeyedJaggedTensor, ctx: BatchContext
+    ) -> KeyedJaggedTensor:
+        """Arrange and check the first batch together with the other ranks."""
         arranged: KeyedJaggedTensor | None = None
         problem: Exception | None = None
         try:
-            arranged = self._arranged(features, ctx)
+            arranged = self._arrange(features, ctx)
             report()  # all ranks wait here anyway, so wait for the id check of a GPU, too
         except (ValueError, KeyError, TypeError) as error:
             problem = error
-        facts = {"weighted": str(self._is_weighted), "collection": self._title(), **division_fact()}
+
+        facts = {
+            "weighted": str(self._is_weighted),
+            "collection": self._title(),
+            **division_fact(),
+        }
         check_agreement("the first batch", facts, self._env, problem)
         assert arranged is not None, "check_agreement raises where this rank has a problem"
+        return arranged
+
+    def _build_exchanges(self) -> None:
+        """Build input and output dists; every rank does so at its first batch."""
         self._input_dists = [sharding.create_input_dist() for sharding in self._shardings]
-        for dist in self._input_dists:
-            if self._env.process_group is not None:
-                dist.identify(comm.number_of_next_exchange(self._env.process_group), self._title())
+        if self._env.process_group is not None:
+            for dist in self._input_dists:
+                number = comm.number_of_next_exchange(self._env.process_group)
+                dist.identify(number, self._title())
         for dist in self._output_dists:
             dist.build()
-        self._dists_are_built = True
-        return arranged
+        self._exchanges_are_built = True
+
+    @property
+    @abstractmethod
+    def unsharded_module_type(self) -> type[nn.Module]:
+        """The class that was sharded."""
+
+    @property
+    def _source_name(self) -> str:
+        """Name of the class that was sharded, for messages."""
+        return self.unsharded_module_type.__name__
 
     def _title(self) -> str:
         """Class and table names, for messages."""
@@ -519,22 +652,22 @@ class ShardedEmbeddingModule(
         shown = ", ".join(map(repr, names[:3])) + (
             f" and {len(names) - 3} more" if len(names) > 3 else ""
         )
-        return f"the {self._kind} of tables {shown}"
+        return f"the {self._source_name} of tables {shown}"
 
-    def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
+    def _arrange(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
         """The batch, checked, with its features in the order of the shardings."""
         if not isinstance(features, KeyedJaggedTensor):
             features = maybe_td_to_kjt(features, self._feature_names)
             if not isinstance(features, KeyedJaggedTensor):
-                refuse_batch(f"a Sharded{self._kind}", features)
+                refuse_batch(f"a Sharded{self._source_name}", features)
         ctx.features = features
         _check_device(features, self._device)
         if self._prepare_raw_ids is None:
-            arranged = self._features.arrange(check_ids(features, self._feature_rows))
+            arranged = self._feature_order.arrange(check_ids(features, self._feature_rows))
         else:
-            arranged = self._prepare_raw_ids(self._features.arrange(features))
-        pooled = self._kind == "EmbeddingBagCollection"
-        check_weights(features, self._is_weighted if pooled else None, self)
+            arranged = self._prepare_raw_ids(self._feature_order.arrange(features))
+        check_weights(features, self._is_weighted if self._pools else None, self)
+
         weights = arranged.weights_or_none()
         if weights is None:
             return arranged

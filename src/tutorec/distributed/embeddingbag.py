@@ -8,18 +8,19 @@ these three steps for its tables; this module joins their results in the caller'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
-from tutorec.awaitable import Awaitable, map_awaitable
+from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTArrival
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.orders import ColumnOrder
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import KJTList
 from tutorec.distributed.core.sharders import BaseEmbeddingSharder
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding_base import (
     BatchContext,
     ResultAwaitable,
@@ -28,7 +29,6 @@ from tutorec.distributed.embedding_base import (
 from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
-from tutorec.distributed.source_tables import CollectionSpec
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.pooled_lookup import join_samples
@@ -37,6 +37,23 @@ from tutorec.sparse.keyed import KeyedTensor
 
 class EmbeddingBagCollectionContext(BatchContext):
     """State of one batch, shared by ``input_dist``, ``compute`` and ``output_dist``."""
+
+
+class KJTListAwaitable(Awaitable[KJTList]):
+    """Second round of ``input_dist``: ids are in flight; ``wait()`` returns a batch per sharding.
+
+    Args:
+        arrivals: The ids of each sharding.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_sharding.KJTListAwaitable``.
+    """
+
+    def __init__(self, arrivals: Sequence[KJTArrival]) -> None:
+        self._arrivals = arrivals
+
+    def _wait_impl(self) -> KJTList:
+        return KJTList([arrival.wait() for arrival in self._arrivals])
 
 
 class EmbeddingBagCollectionAwaitable(ResultAwaitable):
@@ -55,59 +72,63 @@ class PooledOutputs:
     def __init__(
         self,
         shardings: Sequence[PooledEmbeddingSharding],
-        tables: Sequence[PlacedTable],
+        tables: Sequence[Table],
         device: torch.device,
     ) -> None:
         self._device = device
         self._keys = [key for table in tables for key in table.output_keys]
         self._features = [feature for table in tables for feature in table.features]
-        self._piece_features = [list(sharding.output_features()) for sharding in shardings]
-        pieces = [list(sharding.output_pieces()) for sharding in shardings]
-        self._piece_columns = [[piece.columns for piece in of_sharding] for of_sharding in pieces]
-        self._columns = ColumnOrder(
-            [piece for of_sharding in pieces for piece in of_sharding], wanted=self._keys
-        )
+
+        # Of each sharding: the columns that it returns, and the feature that each of them is for.
+        columns = [list(sharding.output_columns()) for sharding in shardings]
+        self._widths = [[output.columns for output in outputs] for outputs in columns]
+        self._output_features = [list(sharding.output_features()) for sharding in shardings]
+        self._order = ColumnOrder([*chain.from_iterable(columns)], wanted=self._keys)
 
     def join(
-        self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
+        self, outputs: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
     ) -> KeyedTensor:
         """Return the columns of every key, from one output per sharding."""
-        lengths = self._columns.length_per_key
-        if not parts:
-            parts = [torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)]
-        if not ctx.variable_batch_per_feature:
-            pooled = self._columns.arrange(
-                parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-            )
+        lengths = self._order.length_per_key
+        if not outputs:
+            outputs = [torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)]
+
+        if ctx.variable_batch_per_feature:
+            by_key = self._variable_columns(outputs, ctx)
+        else:
+            arrived = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=1)
+            pooled = self._order.arrange(arrived)
             if ctx.inverse_indices is None:
                 return KeyedTensor(self._keys, lengths, pooled)
             by_key = list(pooled.split(lengths, dim=1))
-        else:
-            # Replicated tables are looked up locally: nothing tells them that another rank's batch
-            # is variable.
-            flats = [
-                part
-                if part.dim() == 1
-                else torch.cat([block.reshape(-1) for block in part.split(columns, dim=1)])
-                for part, columns in zip(parts, self._piece_columns, strict=True)
-            ]
-            by_key = self._columns.by_key(
-                flats[0] if len(flats) == 1 else torch.cat(flats), self._samples(ctx)
-            )
+
         joined = join_samples(
             self._features, by_key, ctx.inverse_indices, ctx.variable_batch_per_feature
         )
         return KeyedTensor(self._keys, lengths, joined)
 
+    def _variable_columns(
+        self, outputs: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
+    ) -> list[torch.Tensor]:
+        """For a variable batch: the columns ``[samples, D]`` of every key."""
+        flat_outputs = []
+        for output, widths in zip(outputs, self._widths, strict=True):
+            if output.dim() > 1:
+                # Replicated tables are looked up locally: nothing tells them that another rank's
+                # batch is variable.
+                blocks = output.split(widths, dim=1)
+                output = torch.cat([block.reshape(-1) for block in blocks])
+            flat_outputs.append(output)
+
+        flat = flat_outputs[0] if len(flat_outputs) == 1 else torch.cat(flat_outputs)
+        return self._order.by_key(flat, self._samples(ctx))
+
     def _samples(self, ctx: EmbeddingBagCollectionContext) -> list[int]:
         """For a variable batch, the local samples of each output of a sharding."""
-        return [
-            of_sharding.batch_size_per_feature_pre_a2a[feature]
-            for of_sharding, features in zip(
-                ctx.sharding_contexts, self._piece_features, strict=True
-            )
-            for feature in features
-        ]
+        samples = []
+        for context, features in zip(ctx.sharding_contexts, self._output_features, strict=True):
+            samples += [context.batch_size_per_feature_pre_a2a[feature] for feature in features]
+        return samples
 
 
 class ShardedEmbeddingBagCollection(
@@ -146,6 +167,9 @@ class ShardedEmbeddingBagCollection(
     """
 
     _awaitable = EmbeddingBagCollectionAwaitable
+    _tables_path = "embedding_bags"
+    _pools = True
+    _sharding_classes = POOLED_SHARDINGS
 
     def __init__(
         self,
@@ -156,20 +180,17 @@ class ShardedEmbeddingBagCollection(
         device: torch.device | None = None,
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
-        self._configs = module.embedding_bag_configs()
-        weights = {name: bag.get_parameter("weight") for name, bag in module.embedding_bags.items()}
-        codecs, weighted = qcomm_codecs_registry or {}, module.is_weighted()
-        source = CollectionSpec(
-            "EmbeddingBagCollection", "embedding_bags", self._configs, weights, weighted, codecs
-        )
         super().__init__(
-            source,
+            module,
+            module.embedding_bag_configs(),
+            module.is_weighted(),
             table_name_to_parameter_sharding,
             env,
             fused_params,
             device,
-            POOLED_SHARDINGS,
+            qcomm_codecs_registry,
         )
+        self._configs = module.embedding_bag_configs()
         self._outputs = PooledOutputs(self._shardings, self._tables, self._device)
 
     # --- one batch
@@ -182,13 +203,13 @@ class ShardedEmbeddingBagCollection(
         self, ctx: EmbeddingBagCollectionContext, arrivals: Sequence[KJTArrival]
     ) -> Awaitable[KJTList]:
         """Return the received batch of each sharding."""
-        return map_awaitable(lambda *batches: KJTList(list(batches)), *arrivals)
+        return KJTListAwaitable(arrivals)
 
     def _join(
-        self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
+        self, outputs: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext
     ) -> KeyedTensor:
         """Join the outputs of all shardings into the result."""
-        return self._outputs.join(parts, ctx)
+        return self._outputs.join(outputs, ctx)
 
     # --- interface of the unsharded module
 
@@ -246,7 +267,20 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         TorchRec's ``torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder``.
     """
 
-    _module_type = EmbeddingBagCollection
+    unsharded_class = EmbeddingBagCollection
+    sharded_class = ShardedEmbeddingBagCollection
     _tables_path = "embedding_bags"
     _types = tuple(POOLED_SHARDINGS)
-    _sharded_type = ShardedEmbeddingBagCollection
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedEmbeddingBagCollection(
+            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
+        )

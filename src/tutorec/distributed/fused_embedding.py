@@ -47,6 +47,16 @@ class FusedEmbeddingCollectionSharder(FusedKernelsOnly, EmbeddingCollectionShard
         TorchRec's ``torchrec.distributed.fused_embedding.FusedEmbeddingCollectionSharder``.
     """
 
-    _module_type = FusedEmbeddingCollection
-    _sharded_type = ShardedFusedEmbeddingCollection
-    _arguments = ()
+    unsharded_class = FusedEmbeddingCollection
+    sharded_class = ShardedFusedEmbeddingCollection
+
+    def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        module: FusedEmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedFusedEmbeddingCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedFusedEmbeddingCollection(module, params, env, device)

@@ -70,6 +70,18 @@ class FusedEmbeddingBagCollectionSharder(FusedKernelsOnly, EmbeddingBagCollectio
         TorchRec's ``torchrec.distributed.fused_embeddingbag.FusedEmbeddingBagCollectionSharder``.
     """
 
-    _module_type = FusedEmbeddingBagCollection
-    _sharded_type = ShardedFusedEmbeddingBagCollection
-    _arguments = ("qcomm_codecs_registry",)
+    unsharded_class = FusedEmbeddingBagCollection
+    sharded_class = ShardedFusedEmbeddingBagCollection
+
+    def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        module: FusedEmbeddingBagCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedFusedEmbeddingBagCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedFusedEmbeddingBagCollection(
+            module, params, env, device, self.qcomm_codecs_registry
+        )

@@ -36,7 +36,7 @@ class NormOverRanks:
     def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
         self._group = env.group_for("the norm of sharded gradients") if env.world_size > 1 else None
         parts: list[Any] = [
-            part for _, part in sharded_parts(model) if hasattr(part, "held_tables")
+            part for _, part in sharded_parts(model) if hasattr(part, "local_shards")
         ]
         # A rank without gradients has a zero on the CPU, for which another backend than the other
         # ranks' would be used.
@@ -46,7 +46,7 @@ class NormOverRanks:
         self._sharded: dict[int, Tensor] = {
             id(rows): rows
             for part in parts
-            for held in part.held_tables()
+            for held in part.local_shards()
             if held.table.sharding_type is not ShardingType.DATA_PARALLEL
             for rows in held.rows
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -72,8 +72,9 @@ class BaseShardedManagedCollisionEmbeddingCollection(
     ) -> None:
         super().__init__()
         plan = table_name_to_parameter_sharding
-        tables: ShardedEmbeddingModule[Any, Any, Any, Any, Any] = e_sharder.shard(
-            module._embedding_module, plan, env, device
+        tables = cast(
+            ShardedEmbeddingModule[Any, Any, Any, Any, Any],
+            e_sharder.shard(module._embedding_module, plan, env, device),
         )
         self._embedding_module = tables
         self._managed_collision_collection = mc_sharder.shard(
@@ -84,7 +85,7 @@ class BaseShardedManagedCollisionEmbeddingCollection(
             tables.device,
             getattr(e_sharder, "use_index_dedup", False),
         )
-        tables.take_raw_ids(self._managed_collision_collection.preprocess)
+        tables.set_id_remapper(self._managed_collision_collection.preprocess)
         self._configs = {
             config.name: config
             for config in module._managed_collision_collection.embedding_configs()
@@ -152,7 +153,7 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         }
         if not evicted:
             return
-        for held in self._embedding_module.held_tables():
+        for held in self._embedding_module.local_shards():
             if held.table.name in evicted and held.rows:
                 config, rows = self._configs[held.table.name], evicted[held.table.name]
                 reset_rows(config, held.rows[0], rows, self._allow_in_place_embed_weight_update)
@@ -195,8 +196,6 @@ class BaseManagedCollisionEmbeddingCollectionSharder(CollectionSharder[M]):
         TorchRec's
         ``torchrec.distributed.mc_embedding_modules.BaseManagedCollisionEmbeddingCollectionSharder``.
     """
-
-    _arguments = ("e_sharder", "mc_sharder")
 
     def __init__(
         self,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
+
+from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import KJTList
 from tutorec.distributed.embeddingbag import (
@@ -19,6 +22,7 @@ from tutorec.distributed.mc_modules import (
     ManagedCollisionCollectionContext,
     ManagedCollisionCollectionSharder,
 )
+from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 
 # TorchRec has a class of its own for each collection; one holds what both need.
@@ -60,8 +64,8 @@ class ManagedCollisionEmbeddingBagCollectionSharder(
         ``torchrec.distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder``.
     """
 
-    _module_type = ManagedCollisionEmbeddingBagCollection
-    _sharded_type = ShardedManagedCollisionEmbeddingBagCollection
+    unsharded_class = ManagedCollisionEmbeddingBagCollection
+    sharded_class = ShardedManagedCollisionEmbeddingBagCollection
 
     def __init__(
         self,
@@ -74,4 +78,17 @@ class ManagedCollisionEmbeddingBagCollectionSharder(
             ebc_sharder or EmbeddingBagCollectionSharder(fused_params, qcomm_codecs_registry),
             mc_sharder or ManagedCollisionCollectionSharder(),
             qcomm_codecs_registry,
+        )
+
+    def shard(
+        self,
+        module: ManagedCollisionEmbeddingBagCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedManagedCollisionEmbeddingBagCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedManagedCollisionEmbeddingBagCollection(
+            module, params, self.e_sharder, self.mc_sharder, env, device
         )

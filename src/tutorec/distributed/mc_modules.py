@@ -28,15 +28,15 @@ from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.orders import FeatureOrder
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
+from tutorec.distributed.core.raw_ids import RawIds
 from tutorec.distributed.core.sharders import ModuleSharder
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding_base import BatchContext
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext
-from tutorec.distributed.sharding.raw_ids import RawIds
-from tutorec.distributed.sharding.row_order import RowOrder
+from tutorec.distributed.sharding.sequence_sharding import RowOrder
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
-from tutorec.distributed.state.state_dict import local_piece, sharded_tensor
+from tutorec.distributed.state.state_dict import local_shard, sharded_tensor
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.mch_module import NO_ID
@@ -128,7 +128,7 @@ class TableMapping:
         ranks: Who holds each row range.
     """
 
-    table: PlacedTable
+    table: Table
     whole: ManagedCollisionModule
     held: ManagedCollisionModule | None
     first_row: int
@@ -280,7 +280,7 @@ class ShardedManagedCollisionCollection(nn.Module):
             if each.held is not None
         }
 
-    def row_state(self, prefix: str = "") -> Iterator[tuple[str, PlacedTable, torch.Tensor]]:
+    def row_state(self, prefix: str = "") -> Iterator[tuple[str, Table, torch.Tensor]]:
         """What is kept per row: name in the state dict, table, the whole ``[R, ...]`` on meta."""
         for each in self.mappings:
             for name, value in each.whole.state_dict().items():
@@ -301,11 +301,11 @@ class ShardedManagedCollisionCollection(nn.Module):
         for table in sharding.slots.tables:
             source = cast(ManagedCollisionModule, module._managed_collision_modules[table.name])
             _check_placed(table)
-            pieces = sorted(table.pieces, key=lambda piece: piece.row_offset)
-            segments = [*(piece.row_offset for piece in pieces if piece.rows), table.rows]
+            shards = sorted(table.shards, key=lambda shard: shard.row_offset)
+            segments = [*(shard.row_offset for shard in shards if shard.rows), table.rows]
             whole = source.rebuild_with_output_id_range((0, table.rows), segments, _ON_META)
             starts: list[int] = getattr(whole, "_output_segments", segments)
-            ends = [*(piece.row_offset for piece in pieces), table.rows]
+            ends = [*(shard.row_offset for shard in shards), table.rows]
             if any(row not in starts for row in ends):
                 count = whole.buckets()
                 raise ValueError(
@@ -314,9 +314,9 @@ class ShardedManagedCollisionCollection(nn.Module):
                     f"row_wise(num_buckets={count}) cuts between buckets"
                 )
             held, first = None, 0
-            for piece in pieces:
-                if piece.rank == self._env.rank and piece.rows:
-                    first, end = piece.row_offset, piece.row_offset + piece.rows
+            for shard in shards:
+                if shard.rank == self._env.rank and shard.rows:
+                    first, end = shard.row_offset, shard.row_offset + shard.rows
                     held = source.rebuild_with_output_id_range((first, end), segments, self._device)
                     self._managed_collision_modules[table.name] = held.train(source.training)
                     if source.device.type != "meta":
@@ -325,7 +325,7 @@ class ShardedManagedCollisionCollection(nn.Module):
                 -(-whole.input_size() // whole.buckets()),
                 [starts.index(row) for row in ends],
             )
-            ranks = [piece.rank for piece in pieces]
+            ranks = [shard.rank for shard in shards]
             found.append(TableMapping(table, whole, held, first, width, bounds, ranks))
         by_feature = [mapping for mapping in found for _ in mapping.table.features]
         widths, bounds = [each.width for each in by_feature], [each.bounds for each in by_feature]
@@ -335,7 +335,7 @@ class ShardedManagedCollisionCollection(nn.Module):
     def _held_slots(self, sharding: EmbeddingSharding) -> list[tuple[TableMapping, int]]:
         """One table's neighbouring shards on this rank: its mapping, and how many shards."""
         of_table = {each.table.name: each for each in self.mappings}
-        tables = [slot.shard.table.name for slot in sharding.slots.per_rank[self._env.rank]]
+        tables = [slot.table.name for slot in sharding.slots.per_rank[self._env.rank]]
         return [(of_table[name], len(list(slots))) for name, slots in groupby(tables)]
 
     # --- one batch
@@ -405,10 +405,10 @@ def _store_sharded(
     if module._env.process_group is None:
         return
     for key, table, whole in module.row_state(prefix):
-        pieces, trailing = [piece for piece in table.pieces if piece.rows], list(whole.shape[1:])
+        shards, trailing = [shard for shard in table.shards if shard.rows], list(whole.shape[1:])
         rectangles = [
-            ([piece.row_offset, *[0] * len(trailing)], [piece.rows, *trailing], piece.rank)
-            for piece in pieces
+            ([shard.row_offset, *[0] * len(trailing)], [shard.rows, *trailing], shard.rank)
+            for shard in shards
         ]
         held = [state_dict.pop(key)] if key in state_dict else []
         state_dict[key] = sharded_tensor(
@@ -421,7 +421,7 @@ def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any)
     for key, table, whole in module.row_state(prefix):
         value: torch.Tensor | None = state_dict.pop(key, None)
         mine = next(
-            (piece for piece in table.pieces if piece.rank == module._env.rank and piece.rows), None
+            (shard for shard in table.shards if shard.rank == module._env.rank and shard.rows), None
         )
         if value is None or mine is None:
             continue
@@ -429,7 +429,7 @@ def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any)
         offsets = [mine.row_offset, *[0] * (len(sizes) - 1)]
         is_sharded = isinstance(value, ShardedTensor)
         state_dict[key] = (
-            local_piece(value, offsets, sizes, f"the mapping of table {table.name!r}")
+            local_shard(value, offsets, sizes, f"the mapping of table {table.name!r}")
             if is_sharded
             else value[mine.row_offset : mine.row_offset + mine.rows]
         )
@@ -533,7 +533,7 @@ def _remapped_table(
     return rows - mapping.first_row, torch.cat([lists.lengths() for lists in found])
 
 
-def _check_placed(table: PlacedTable) -> None:
+def _check_placed(table: Table) -> None:
     """Refuse a plan that spreads an id's row over ranks, or whose optimizer has no reset.
 
     Raises:

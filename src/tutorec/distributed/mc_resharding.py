@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, TableMapping
@@ -54,7 +53,7 @@ def move_ids_to_owners(
     env = tables.env
     if env.world_size == 1:
         return
-    weights = {held.table.name: held.rows for held in tables.held_tables()}
+    weights = {held.table.name: held.rows for held in tables.local_shards()}
     for mapping in mappings.mappings:
         name = mapping.table.name
         if mapping.whole.row_ids is None or not mapping.table.splits_rows:
@@ -63,7 +62,7 @@ def move_ids_to_owners(
         arrived = rows.exchange()
         lost = rows.place(*arrived)
         dropped = sum(
-            of_rank[0] for of_rank in messages.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
+            of_rank[0] for of_rank in comm.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
         )
         if dropped and env.rank == 0:
             _logger.warning(
@@ -124,7 +123,7 @@ class _TableRows:
         rows = self._leaves.nonzero().view(-1)
         rows = rows[self._owners[rows].argsort(stable=True)]
         counts = self._owners[rows].bincount(minlength=self._env.world_size).tolist()
-        into = [of_rank[me] for of_rank in messages.all_gather_ints(counts, group, MOVED_IDS_STAGE)]
+        into = [of_rank[me] for of_rank in comm.all_gather_ints(counts, group, MOVED_IDS_STAGE)]
         states = torch.stack([state[rows] for state in self._state.values()], dim=1)
         values = torch.cat(
             [

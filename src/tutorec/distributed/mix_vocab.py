@@ -24,7 +24,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_pieces
+from tutorec.distributed.plan.geometry import parameter_sharding, row_wise_shards
 from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -102,7 +102,7 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         kernel = (
             EmbeddingComputeKernel.DENSE if fused_params is None else EmbeddingComputeKernel.FUSED
         )
-        pieces = row_wise_pieces(sum(rows), embedding_dim, range(env.world_size))
+        pieces = row_wise_shards(sum(rows), embedding_dim, range(env.world_size))
         entry = parameter_sharding(
             ShardingType.ROW_WISE, pieces, device.type, env.local_size, kernel
         )

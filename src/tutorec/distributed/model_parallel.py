@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from tutorec._check import warn_caller
 from tutorec._loaded import is_sharded, value_problem
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
+from tutorec.distributed.comm import is_first_rank
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharded_module import ShardedModule as ShardedModule
@@ -42,14 +43,14 @@ from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingPlan
 from tutorec.distributed.replicas import AllReduce, ReplicaGroups, ReplicaMean
 from tutorec.distributed.shard import (
     allocate_dense_parts,
+    check_plan_fits,
     collections_of,
     default_env,
     make_plan,
     move_dense_parts,
     replaced,
 )
-from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
-from tutorec.distributed.source_tables import is_first_rank
+from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.in_backward import follow_steps
 from tutorec.optim.keyed import CombinedOptimizer
@@ -433,7 +434,7 @@ class DMPCollection(DistributedModelParallel):
                 between replicas, and clipping by different norms would make the dense layers
                 diverge.
         """
-        tables = [held.table for part in self._replicas.parts for held in part.held_tables()]
+        tables = [held.table for part in self._replicas.parts for held in part.local_shards()]
         if dense := [
             table.name for table in tables if table.kernel is EmbeddingComputeKernel.DENSE
         ]:

@@ -21,12 +21,12 @@ from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharders import M
 from tutorec.distributed.mc_modules import InferManagedCollisionCollectionSharder
 from tutorec.distributed.plan.plan import ParameterSharding
+from tutorec.distributed.quant_sharding import on_device
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,
     QuantContext,
     ShardedQuantModule,
 )
-from tutorec.distributed.sharding.infer_sharding import on_device
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -93,7 +93,6 @@ class BehindMappingsSharder(BaseQuantEmbeddingSharder[M]):
         mc_sharder: Puts the mappings where they are used.
     """
 
-    _arguments = ("mc_sharder", "fused_params")
     _tables_sharder: ClassVar[type[BaseQuantEmbeddingSharder[Any]]]
 
     def __init__(

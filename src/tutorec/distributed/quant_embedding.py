@@ -18,13 +18,13 @@ from tutorec.distributed.quant_embeddingbag import (
     ShardedQuantEbcInputDist,
     flatten_feature_lengths,
 )
+from tutorec.distributed.quant_sharding import on_device
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,
     QuantContext,
     QuantSource,
     ShardedQuantModule,
 )
-from tutorec.distributed.sharding.infer_sharding import on_device
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
@@ -84,6 +84,8 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
     Source:
         TorchRec's ``torchrec.distributed.quant_embedding.ShardedQuantEmbeddingCollection``.
     """
+
+    _pools = False
 
     def __init__(
         self,
@@ -171,8 +173,19 @@ class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCo
         TorchRec's ``torchrec.distributed.quant_embedding.QuantEmbeddingCollectionSharder``.
     """
 
-    _module_type = QuantEmbeddingCollection
-    _sharded_type = ShardedQuantEmbeddingCollection
+    unsharded_class = QuantEmbeddingCollection
+    sharded_class = ShardedQuantEmbeddingCollection
+
+    def shard(
+        self,
+        module: QuantEmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedQuantEmbeddingCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedQuantEmbeddingCollection(module, params, env, self.fused_params, device)
 
 
 class ShardedQuantManagedCollisionEmbeddingCollection(
@@ -203,9 +216,22 @@ class QuantManagedCollisionEmbeddingCollectionSharder(
         ``torchrec.distributed.quant_embedding.QuantManagedCollisionEmbeddingCollectionSharder``.
     """
 
-    _module_type = QuantManagedCollisionEmbeddingCollection
-    _sharded_type = ShardedQuantManagedCollisionEmbeddingCollection
+    unsharded_class = QuantManagedCollisionEmbeddingCollection
+    sharded_class = ShardedQuantManagedCollisionEmbeddingCollection
     _tables_sharder = QuantEmbeddingCollectionSharder
+
+    def shard(
+        self,
+        module: QuantManagedCollisionEmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedQuantManagedCollisionEmbeddingCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedQuantManagedCollisionEmbeddingCollection(
+            module, params, self.mc_sharder, env, self.fused_params, device
+        )
 
 
 def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -219,11 +245,10 @@ def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def default_quant_sharders() -> list[BaseQuantEmbeddingSharder[Any]]:
-    """One sharder per class of quantized collections."""
-    return [
-        QuantEmbeddingBagCollectionSharder(),
-        QuantEmbeddingCollectionSharder(),
-        QuantManagedCollisionEmbeddingBagCollectionSharder(),
-        QuantManagedCollisionEmbeddingCollectionSharder(),
-    ]
+# One sharder for each class of quantized collections.
+QUANT_SHARDERS: tuple[type[BaseQuantEmbeddingSharder[Any]], ...] = (
+    QuantEmbeddingBagCollectionSharder,
+    QuantEmbeddingCollectionSharder,
+    QuantManagedCollisionEmbeddingBagCollectionSharder,
+    QuantManagedCollisionEmbeddingCollectionSharder,
+)

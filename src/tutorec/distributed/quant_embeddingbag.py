@@ -17,13 +17,13 @@ from tutorec.distributed.core.orders import ColumnOrder
 from tutorec.distributed.lookup.quant import DeviceLookup, InferGroupedPooledEmbeddingsLookup
 from tutorec.distributed.plan.plan import ParameterSharding
 from tutorec.distributed.quant_behind_mappings import BehindMappingsSharder, ShardedBehindMappings
+from tutorec.distributed.quant_sharding import InferSharding, InferWholeRowsSharding
 from tutorec.distributed.quant_state import (
     BaseQuantEmbeddingSharder,
     QuantContext,
     QuantSource,
     ShardedQuantModule,
 )
-from tutorec.distributed.sharding.infer_sharding import InferSharding, InferWholeRowsSharding
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.pooled_lookup import join_samples
@@ -121,6 +121,8 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
     Source:
         TorchRec's ``torchrec.distributed.quant_embeddingbag.ShardedQuantEmbeddingBagCollection``.
     """
+
+    _pools = True
 
     def __init__(
         self,
@@ -249,8 +251,19 @@ class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder[EmbeddingBagC
         TorchRec's ``torchrec.distributed.quant_embeddingbag.QuantEmbeddingBagCollectionSharder``.
     """
 
-    _module_type = EmbeddingBagCollection
-    _sharded_type = ShardedQuantEmbeddingBagCollection
+    unsharded_class = EmbeddingBagCollection
+    sharded_class = ShardedQuantEmbeddingBagCollection
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedQuantEmbeddingBagCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedQuantEmbeddingBagCollection(module, params, env, self.fused_params, device)
 
 
 class ShardedQuantManagedCollisionEmbeddingBagCollection(
@@ -282,6 +295,19 @@ class QuantManagedCollisionEmbeddingBagCollectionSharder(
         .QuantManagedCollisionEmbeddingBagCollectionSharder``.
     """
 
-    _module_type = QuantManagedCollisionEmbeddingBagCollection
-    _sharded_type = ShardedQuantManagedCollisionEmbeddingBagCollection
+    unsharded_class = QuantManagedCollisionEmbeddingBagCollection
+    sharded_class = ShardedQuantManagedCollisionEmbeddingBagCollection
     _tables_sharder = QuantEmbeddingBagCollectionSharder
+
+    def shard(
+        self,
+        module: QuantManagedCollisionEmbeddingBagCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedQuantManagedCollisionEmbeddingBagCollection:
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
+        return ShardedQuantManagedCollisionEmbeddingBagCollection(
+            module, params, self.mc_sharder, env, self.fused_params, device
+        )

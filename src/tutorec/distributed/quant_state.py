@@ -11,7 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.core.sharders import CollectionSharder, M
 from tutorec.distributed.core.tables import check_plan_covers
 from tutorec.distributed.plan.plan import ParameterSharding
-from tutorec.distributed.sharding.infer_sharding import (
+from tutorec.distributed.quant_sharding import (
     INFER_KERNELS,
     INFER_TYPES,
     InferContext,
@@ -114,6 +114,8 @@ class ShardedQuantModule(
 
     # Tracers enter this module: it has no exchange between ranks.
     _fx_leaf = False
+    # Whether rows are pooled.
+    _pools: ClassVar[bool]
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class ShardedQuantModule(
                 f"ShardingEnv.from_local({env.world_size}, 0)"
             )
         self._env = env
-        self._kind, self._path = source.kind, source.path
+        self._path = source.path
         self._split_scale_bias = source.tables.split_scale_bias
         self._is_weighted, self._output_dtype = source.weighted, source.output_dtype
         given = torch.device(device if device is not None else source.tables.device)
@@ -189,7 +191,6 @@ class ShardedQuantModule(
     def _checked(self, features: Any) -> Any:
         """The checked batch, as the caller passed it and with its features in sharding order."""
         features = maybe_td_to_kjt(features, self._feature_names)
-        pooled = self._kind == "EmbeddingBagCollection"
         if self._not_loaded:
             warnings.warn(
                 f"tables {sorted(self._not_loaded)} were sharded on the meta device and are all "
@@ -197,7 +198,8 @@ class ShardedQuantModule(
                 stacklevel=2,
             )
             self._not_loaded.clear()
-        return check_ids(features, self._feature_rows, self._is_weighted if pooled else None, self)
+        weighted = self._is_weighted if self._pools else None
+        return check_ids(features, self._feature_rows, weighted, self)
 
     # --- interface of the unsharded module
 
@@ -220,8 +222,8 @@ class ShardedQuantModule(
         shape = placed.table.rows, placed.table.layout.row_bytes
         whole = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
         write_parts(table, whole, placed.table, payload, scale_bias)
-        for rows, piece in zip(own, _cut(placed, whole), strict=True):
-            rows.copy_(piece)
+        for rows, shard in zip(own, _cut(placed, whole), strict=True):
+            rows.copy_(shard)
 
     def _table(self, name: str) -> QuantTable:
         for table in self._tables:
@@ -350,8 +352,6 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
         TorchRec's ``torchrec.distributed.embedding_types.BaseQuantEmbeddingSharder``.
     """
 
-    _arguments = ("fused_params",)
-
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -406,9 +406,9 @@ def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_met
         if key not in state_dict:
             continue
         whole = state_dict.pop(key)
-        if len(table.pieces) > 1:
+        if len(table.shards) > 1:
             whole = _joined(
-                table, [whole, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.pieces)))]
+                table, [whole, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.shards)))]
             )
         for part, view in parts_of_rows(whole, table.table, module._split_scale_bias):
             state_dict[f"{prefix}{module._path}.{table.name}.{part}"] = view
@@ -461,34 +461,34 @@ def _load_pieces(
 
 def _cut(table: QuantTable, whole: Tensor) -> Iterator[Tensor]:
     """Split a table's packed rows into its shards."""
-    for piece, own in zip(table.pieces, table.piece_tables, strict=True):
-        rows = whole[piece.row_offset : piece.row_offset + piece.rows]
+    for shard, own in zip(table.shards, table.shard_tables, strict=True):
+        rows = whole[shard.row_offset : shard.row_offset + shard.rows]
         if _cuts_columns(table):
-            rows = cut_columns(rows, table.table.layout, piece.column_offset, own.layout)
+            rows = cut_columns(rows, table.table.layout, shard.column_offset, own.layout)
         yield rows
 
 
-def _joined(table: QuantTable, pieces: Sequence[Tensor]) -> Tensor:
+def _joined(table: QuantTable, shards: Sequence[Tensor]) -> Tensor:
     """Join a table's packed rows from its shards."""
     if _cuts_columns(table):
         return join_columns(
-            pieces, [each.layout for each in table.piece_tables], table.table.layout
+            shards, [each.layout for each in table.shard_tables], table.table.layout
         )
-    return pieces[0] if len(pieces) == 1 else _joined_rows(pieces)
+    return shards[0] if len(shards) == 1 else _joined_rows(shards)
 
 
-def _joined_rows(pieces: Sequence[Tensor]) -> Tensor:
+def _joined_rows(shards: Sequence[Tensor]) -> Tensor:
     """Join ranges of rows: a view if they are still contiguous in memory."""
-    ends = [piece.data_ptr() + piece.numel() for piece in pieces if piece.numel()]
-    begins = [piece.data_ptr() for piece in pieces if piece.numel()]
-    held = {piece.untyped_storage().data_ptr() for piece in pieces if piece.numel()}
+    ends = [shard.data_ptr() + shard.numel() for shard in shards if shard.numel()]
+    begins = [shard.data_ptr() for shard in shards if shard.numel()]
+    held = {shard.untyped_storage().data_ptr() for shard in shards if shard.numel()}
     if len(held) == 1 and ends[:-1] == begins[1:]:
-        first = next(piece for piece in pieces if piece.numel())
+        first = next(shard for shard in shards if shard.numel())
         return first.as_strided(
-            (sum(piece.shape[0] for piece in pieces), first.shape[1]), first.stride()
+            (sum(shard.shape[0] for shard in shards), first.shape[1]), first.stride()
         )
-    return torch.cat([piece.to(pieces[0].device) for piece in pieces])
+    return torch.cat([shard.to(shards[0].device) for shard in shards])
 
 
 def _cuts_columns(table: QuantTable) -> bool:
-    return any(piece.columns != table.table.columns for piece in table.pieces)
+    return any(shard.columns != table.table.columns for shard in table.shards)

@@ -33,7 +33,6 @@ import torch.distributed as dist
 
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import host_groups
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import sharding_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 
@@ -103,7 +102,7 @@ class ReplicaMean:
         return [
             rows.detach()
             for part in self.parts
-            for held in part.held_tables()
+            for held in part.local_shards()
             for rows in held.rows
         ]
 
@@ -123,7 +122,7 @@ class ReplicaMean:
         """Copy the weights of the first replica to all others."""
         for rows in self.weights():
             whole = rows.contiguous()
-            messages.broadcast(whole, 0, self._group, REPLICA_WEIGHTS)
+            comm.broadcast(whole, 0, self._group, REPLICA_WEIGHTS)
             rows.copy_(whole)
 
     def average(self, include_optimizer_state: bool, all_reduce: AllReduce | None) -> None:

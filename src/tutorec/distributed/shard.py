@@ -26,7 +26,6 @@ from tutorec.distributed.plan.plan import (
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     apply_to_all,
-    check_plan_fits,
     construct_module_sharding_plan,
     default_sharder,
     get_default_sharders,
@@ -181,6 +180,31 @@ def collections_of(
         if type(part) in by_type and not any(path.startswith(f"{outer}.") for outer in done):
             done.append(path)
             yield path, (part, by_type[type(part)])
+
+
+def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
+    """Check that every module that a plan names can be sharded.
+
+    Args:
+        plan: Path of a module -> its plan.
+        paths: Path -> module, for the modules that have a sharder.
+
+    Raises:
+        ValueError: A path does not exist, or its module cannot be sharded.
+
+    Example:
+        >>> from tutorec.distributed.plan.plan import EmbeddingModuleShardingPlan
+        >>> check_plan_fits(ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}), {})
+        Traceback (most recent call last):
+            ...
+        ValueError: the plan names module 'sparse', which the model does not have; ...
+    """
+    for path in plan.plan:
+        if path not in paths:
+            raise ValueError(
+                f"the plan names module {path!r}, which the model does not have; modules that can "
+                f"be sharded: {list(paths)}"
+            )
 
 
 def default_env(caller: str) -> ShardingEnv:

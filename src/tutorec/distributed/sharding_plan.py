@@ -16,7 +16,7 @@ from torch import nn
 from tutorec._check import is_int
 from tutorec.distributed import comm
 from tutorec.distributed.core.env import local_world_size
-from tutorec.distributed.core.sharders import ModuleSharder
+from tutorec.distributed.core.sharders import CollectionSharder, ModuleSharder
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
@@ -24,30 +24,80 @@ from tutorec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSh
 from tutorec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
+    TableShard,
     bucket_rows,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
+    column_wise_shards,
+    data_parallel_shards,
+    grid_shards,
     host_ranks,
     parameter_sharding,
-    row_wise_pieces,
-    table_wise_pieces,
+    row_wise_shards,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.geometry import (
     calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
 )
 from tutorec.distributed.plan.geometry import placement as placement_of
-from tutorec.distributed.plan.machine import Machine
 from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingPlan,
     ShardingType,
 )
-from tutorec.distributed.quant_embedding import default_quant_sharders
+from tutorec.distributed.quant_embedding import QUANT_SHARDERS
 from tutorec.spmd.devices import device as own_device
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The ranks for which a plan is made.
+
+    Args:
+        world_size: W, number of ranks.
+        local_size: Ranks per host.
+        device_type: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ValueError: A number of ranks is less than 1, or the device type is unknown.
+    """
+
+    world_size: int
+    local_size: int
+    device_type: str
+
+    def __post_init__(self) -> None:
+        for name, number in (("world_size", self.world_size), ("local_size", self.local_size)):
+            if not is_int(number, 1):
+                raise ValueError(f"{name} is a number of ranks, at least 1, got {number!r}")
+
+    def checked_rank(self, rank: int) -> int:
+        """Return the rank if it exists; raise otherwise."""
+        if not is_int(rank):
+            raise TypeError(f"a rank is an integer from 0 to {self.world_size - 1}, got {rank!r}")
+        if not 0 <= rank < self.world_size:
+            raise ValueError(
+                f"the world has {self.world_size} ranks, 0 to {self.world_size - 1}; "
+                "pass world_size= to plan for another world"
+            )
+        return rank
+
+    def checked_host(self, host: int) -> int:
+        """Return the host if it exists; raise otherwise."""
+        hosts = self.world_size // self.local_size
+        if not is_int(host):
+            raise TypeError(f"a host is an integer from 0 to {hosts - 1}, got {host!r}")
+        if self.world_size % self.local_size:
+            raise ValueError(
+                f"{self.world_size} ranks cannot be divided into hosts of {self.local_size} ranks; "
+                "pass local_size= and world_size= that divide"
+            )
+        if not 0 <= host < hosts:
+            raise ValueError(
+                f"host {host} does not exist; the {hosts} hosts are 0 to {hosts - 1}: "
+                f"the world has {self.world_size} ranks, {self.local_size} per host; "
+                "pass local_size= and world_size= to plan for other hosts"
+            )
+        return host
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +115,7 @@ class ParameterShardingGenerator:
     call: str
     sharding_type: ShardingType
     compute_kernel: EmbeddingComputeKernel | None
-    cut: Callable[[int, int, Machine], list[ShardPiece]]
+    cut: Callable[[int, int, Machine], list[TableShard]]
     devices: Sequence[str] | None = None
 
     def __call__(
@@ -100,16 +150,16 @@ class ParameterShardingGenerator:
             default_kernel: The kernel to use if none was requested.
         """
         try:
-            pieces = self.cut(*shape, machine)
-            devices = [machine.device_type] * len(pieces) if self.devices is None else self.devices
-            if len(devices) != len(pieces):
+            shards = self.cut(*shape, machine)
+            devices = [machine.device_type] * len(shards) if self.devices is None else self.devices
+            if len(devices) != len(shards):
                 raise ValueError(
-                    f"it names {len(devices)} devices for {len(pieces)} shards; name one for each"
+                    f"it names {len(devices)} devices for {len(shards)} shards; name one for each"
                 )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.call} for table {table!r}: {error}") from None
         kernel = self.compute_kernel or default_kernel
-        return parameter_sharding(self.sharding_type, pieces, devices, machine.local_size, kernel)
+        return parameter_sharding(self.sharding_type, shards, devices, machine.local_size, kernel)
 
     def __repr__(self) -> str:
         return self.call
@@ -130,7 +180,7 @@ def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerat
         "data_parallel()",
         ShardingType.DATA_PARALLEL,
         _kernel(compute_kernel),
-        lambda rows, columns, machine: data_parallel_pieces(rows, columns, machine.world_size),
+        lambda rows, columns, machine: data_parallel_shards(rows, columns, machine.world_size),
     )
 
 
@@ -160,7 +210,7 @@ def table_wise(
         f"table_wise(rank={rank})",
         ShardingType.TABLE_WISE,
         _kernel(compute_kernel),
-        lambda rows, columns, machine: table_wise_pieces(rows, columns, machine.checked_rank(rank)),
+        lambda rows, columns, machine: table_wise_shards(rows, columns, machine.checked_rank(rank)),
         None if device is None else (_device_type(device),),
     )
 
@@ -189,11 +239,11 @@ def row_wise(
     if sizes_placement is None:
         call = "row_wise()" if num_buckets is None else f"row_wise(num_buckets={num_buckets})"
 
-        def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+        def cut(rows: int, columns: int, machine: Machine) -> list[TableShard]:
             sizes = (
                 None if num_buckets is None else bucket_rows(rows, machine.world_size, num_buckets)
             )
-            return row_wise_pieces(rows, columns, range(machine.world_size), sizes)
+            return row_wise_shards(rows, columns, range(machine.world_size), sizes)
 
         return ParameterShardingGenerator(call, ShardingType.ROW_WISE, _kernel(compute_kernel), cut)
     if num_buckets is not None:
@@ -204,7 +254,7 @@ def row_wise(
         f"row_wise(sizes_placement={(sizes, given)})",
         ShardingType.ROW_WISE,
         _kernel(compute_kernel),
-        lambda rows, columns, machine: row_wise_pieces(rows, columns, range(len(sizes)), sizes),
+        lambda rows, columns, machine: row_wise_shards(rows, columns, range(len(sizes)), sizes),
         [_device_type(device) for device in devices],
     )
 
@@ -239,7 +289,7 @@ def column_wise(
     if sizes is not None and not all(map(is_int, sizes)):
         raise TypeError(f"size_per_rank lists whole numbers of columns, got {sizes}")
 
-    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+    def cut(rows: int, columns: int, machine: Machine) -> list[TableShard]:
         holders = (
             list(ranks)
             if ranks is not None
@@ -268,8 +318,8 @@ def table_row_wise(
         table_row_wise(host_index=1)
     """
 
-    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
-        return row_wise_pieces(
+    def cut(rows: int, columns: int, machine: Machine) -> list[TableShard]:
+        return row_wise_shards(
             rows, columns, host_ranks(machine.checked_host(host_index), machine.local_size)
         )
 
@@ -309,7 +359,7 @@ def table_column_wise(
         )
     arguments = f"host_index={host_index}" if ranks is None else f"ranks={list(ranks)}"
 
-    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+    def cut(rows: int, columns: int, machine: Machine) -> list[TableShard]:
         if ranks is None:
             assert host_index is not None, "one of the two is given, which has been checked"
             holders = list(host_ranks(machine.checked_host(host_index), machine.local_size))
@@ -346,9 +396,9 @@ def grid_shard(
     """
     hosts = list(host_indexes)
 
-    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+    def cut(rows: int, columns: int, machine: Machine) -> list[TableShard]:
         checked = [machine.checked_host(host) for host in hosts]
-        return grid_pieces(
+        return grid_shards(
             rows, _equal_widths(columns, checked, "hosts"), checked, machine.local_size
         )
 
@@ -505,6 +555,17 @@ def placement(compute_device: str, rank: int, local_size: int) -> str:
     return placement_of(rank, compute_device, local_size)
 
 
+_DEFAULT_SHARDERS: tuple[type[CollectionSharder[Any]], ...] = (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    FusedEmbeddingBagCollectionSharder,
+    FusedEmbeddingCollectionSharder,
+    *QUANT_SHARDERS,
+    ManagedCollisionEmbeddingBagCollectionSharder,
+    ManagedCollisionEmbeddingCollectionSharder,
+)
+
+
 def get_default_sharders() -> list[ModuleSharder[Any]]:
     """One sharder with default settings for each class of modules that can be sharded.
 
@@ -515,15 +576,7 @@ def get_default_sharders() -> list[ModuleSharder[Any]]:
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_default_sharders``.
     """
-    return [
-        EmbeddingBagCollectionSharder(),
-        EmbeddingCollectionSharder(),
-        FusedEmbeddingBagCollectionSharder(),
-        FusedEmbeddingCollectionSharder(),
-        *default_quant_sharders(),
-        ManagedCollisionEmbeddingBagCollectionSharder(),
-        ManagedCollisionEmbeddingCollectionSharder(),
-    ]
+    return [sharder() for sharder in _DEFAULT_SHARDERS]
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]]:
@@ -537,31 +590,7 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.
     """
-    return {sharder.module_type: sharder for sharder in get_default_sharders()}
-
-
-def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
-    """Check that every module that a plan names can be sharded.
-
-    Args:
-        plan: Path of a module -> its plan.
-        paths: Path -> module, for the modules that have a sharder.
-
-    Raises:
-        ValueError: A path does not exist, or its module cannot be sharded.
-
-    Example:
-        >>> check_plan_fits(ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}), {})
-        Traceback (most recent call last):
-            ...
-        ValueError: the plan names module 'sparse', which the model does not have; ...
-    """
-    for path in plan.plan:
-        if path not in paths:
-            raise ValueError(
-                f"the plan names module {path!r}, which the model does not have; modules that can "
-                f"be sharded: {list(paths)}"
-            )
+    return {sharder.unsharded_class: sharder() for sharder in _DEFAULT_SHARDERS}
 
 
 def default_sharder(module: nn.Module) -> ModuleSharder[Any]:
@@ -573,15 +602,16 @@ def default_sharder(module: nn.Module) -> ModuleSharder[Any]:
     Raises:
         ValueError: No default sharder shards modules of its class.
     """
-    sharders = get_module_to_default_sharders()
-    if type(module) not in sharders:
-        # The quantized collections have the class names of the float collections.
-        known = ", ".join(dict.fromkeys(kind.__name__ for kind in sharders))
-        raise ValueError(
-            f"there is no sharder for a {type(module).__name__}: pass sharder=, or a module of "
-            f"{known}; shard_modules shards those inside a model"
-        )
-    return sharders[type(module)]
+    for sharder in _DEFAULT_SHARDERS:
+        if sharder.unsharded_class is type(module):
+            return sharder()
+
+    # The quantized collections have the class names of the float collections.
+    names = dict.fromkeys(sharder.unsharded_class.__name__ for sharder in _DEFAULT_SHARDERS)
+    raise ValueError(
+        f"there is no sharder for a {type(module).__name__}: pass sharder=, or a module of "
+        f"{', '.join(names)}; shard_modules shards those inside a model"
+    )
 
 
 def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
@@ -622,16 +652,16 @@ def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:
 
 def _columns_cut(
     rows: int, columns: int, ranks: list[int], sizes: list[int] | None
-) -> list[ShardPiece]:
+) -> list[TableShard]:
     """Column shards on ``ranks``, of equal widths unless sizes are given."""
     if sizes is None:
-        return column_wise_pieces(rows, _equal_widths(columns, ranks, "ranks"), ranks)
+        return column_wise_shards(rows, _equal_widths(columns, ranks, "ranks"), ranks)
     if len(sizes) != len(ranks) or min(sizes, default=0) < 0 or sum(sizes) != columns:
         raise ValueError(
             f"{len(sizes)} sizes add up to {sum(sizes)}, for {len(ranks)} ranks and a table of "
             f"{columns} columns; give one size, at least 0, for each rank, {columns} in all"
         )
-    return [piece for piece in column_wise_pieces(rows, sizes, ranks) if piece.columns]
+    return [shard for shard in column_wise_shards(rows, sizes, ranks) if shard.columns]
 
 
 def _equal_widths(columns: int, holders: list[int], what: str) -> list[int]:

@@ -15,7 +15,7 @@ from torch import nn
 from tutorec._check import require_int
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
-from tutorec.distributed.quant_embedding import default_quant_sharders
+from tutorec.distributed.quant_embedding import QUANT_SHARDERS
 from tutorec.distributed.shard import _shard_modules, collections_of
 from tutorec.inference.table_rows import (
     assign_weights_to_tbe,
@@ -216,7 +216,7 @@ def shard_quant_model(
         shards on ``meta``.
     """
     require_int("world_size", world_size, 1)
-    sharders = default_quant_sharders() if sharders is None else list(sharders)
+    sharders = [sharder() for sharder in QUANT_SHARDERS] if sharders is None else list(sharders)
     env = ShardingEnv.from_local(world_size, 0)
     collections = dict(collections_of(model, sharders))
     if not collections:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tutorec.distributed.comm import all_gather, default_group
-from tutorec.distributed.core.messages import all_gather_ints
+from tutorec.distributed.comm import all_gather, all_gather_ints, default_group
 from tutorec.metrics.metrics_namespace import MetricNameBase, MetricPrefix
 
 # A window holds the sums of at most so many batches, as TorchRec's does.

@@ -14,7 +14,6 @@ from torch import Tensor
 from tutorec._check import require_int
 from tutorec.datasets.utils import Batch, split_evenly
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.models.two_tower import Towers, one_id_each
@@ -192,7 +191,7 @@ def recall_at(
         more = [*(int(hits[:, :k].any(1).sum()) for k in ks), len(targets)]
         counts = [*map(add, counts, more)]
     if group is not None and group.size() > 1:
-        counts = [*map(sum, zip(*messages.all_gather_ints(counts, group, _STAGE), strict=True))]
+        counts = [*map(sum, zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True))]
     if counts[-1] == 0:
         raise ValueError("recall_at: there are no clicks in the batches of any rank")
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}

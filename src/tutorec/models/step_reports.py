@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 
@@ -121,14 +120,14 @@ class StepReports:
         )
         ends = bool(self._on_step(report))
         if self._group is not None:
-            ends = any(any(each) for each in messages.all_gather_ints([ends], self._group, _STAGE))
+            ends = any(any(each) for each in comm.all_gather_ints([ends], self._group, _STAGE))
         self._begin_report()
         return ends
 
     def _learning_rates(self) -> tuple[float, ...]:
         mine = {float(group["lr"]) for group in self._optimizer.param_groups}
         if self._group is not None:  # a rank without tables has fewer groups
-            mine = set().union(*messages.all_gather_objects(mine, self._group, _STAGE))
+            mine = set().union(*comm.all_gather_objects(mine, self._group, _STAGE))
         return tuple(sorted(mine, reverse=True))
 
     def _gradient_norm(self) -> float | None:
@@ -184,7 +183,7 @@ def gathered(local: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
     """Flat tensors of all ranks, rank 0's first."""
     if group is None or group.size() == 1:
         return [local]
-    counts = [count for (count,) in messages.all_gather_ints([local.numel()], group, _STAGE)]
+    counts = [count for (count,) in comm.all_gather_ints([local.numel()], group, _STAGE)]
     return [*comm.all_gather(local.contiguous(), counts, group, _STAGE).wait().split(counts)]
 
 
@@ -230,5 +229,5 @@ def _not_finite(model: nn.Module, group: dist.ProcessGroup | None) -> list[str]:
     ]
     if group is None:
         return mine
-    of_ranks = messages.all_gather_objects(mine, group, _STAGE)
+    of_ranks = comm.all_gather_objects(mine, group, _STAGE)
     return list(dict.fromkeys(name for names in of_ranks for name in names))

@@ -33,7 +33,6 @@ from torch.nn import functional as F
 from tutorec._check import require_int, warn_caller
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.distributed.train_pipeline.streams import to_device
 from tutorec.models.metrics import auc, base_entropy
@@ -397,7 +396,7 @@ def _agree_on_steps(
         return
     most, known = -1 if steps is None else steps, length_hint(batches, -1)
     planned = max(most, known) if min(most, known) < 0 else min(most, known)
-    counts = [count for (count,) in messages.all_gather_ints([planned], group, _STAGE)]
+    counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
     if len({count for count in counts if count >= 0}) > 1:
         numbers = ", ".join(
             f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts)

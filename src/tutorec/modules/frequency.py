@@ -1,4 +1,4 @@
-"""Counts of ids that have no row yet, in memory of a fixed size."""
+"""How often ids have appeared that have no row yet, in memory that does not grow."""
 
 from __future__ import annotations
 

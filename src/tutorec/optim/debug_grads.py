@@ -180,7 +180,7 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
 
 def _places(part: Any, prefix: str) -> dict[int, _ShardPosition]:
     """Id of each parameter of a sharded collection -> position of its shard in the table."""
-    held = part.held_tables() if hasattr(part, "held_tables") else ()
+    held = part.local_shards() if hasattr(part, "local_shards") else ()
     return {
         id(rows): _ShardPosition(
             prefix + one.name,
@@ -190,7 +190,7 @@ def _places(part: Any, prefix: str) -> dict[int, _ShardPosition]:
             piece.column_offset,
         )
         for one in held
-        for piece, rows in zip(one.pieces, one.rows, strict=True)
+        for piece, rows in zip(one.shards, one.rows, strict=True)
     }
 
 

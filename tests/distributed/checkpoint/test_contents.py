@@ -88,10 +88,10 @@ def steps_of(
         optimizer.step()
 
 
-def pieces_of(model: DistributedModelParallel, optimizer: KeyedOptimizerWrapper) -> Any:
+def shards_in_plan(model: DistributedModelParallel, optimizer: KeyedOptimizerWrapper) -> Any:
     found: dict[str, Any] = {}
-    for table in model.module.get_submodule("ebc").held_tables():  # type: ignore[operator]
-        for piece, rows in zip(table.pieces, table.rows, strict=True):
+    for table in model.module.get_submodule("ebc").local_shards():  # type: ignore[operator]
+        for piece, rows in zip(table.shards, table.rows, strict=True):
             states = {
                 key: (
                     value.view(-1) if value.dim() and value.shape != rows.shape else value
@@ -110,9 +110,9 @@ def dense_saved(path: str, kind: str, optimizer: str, rank: int) -> tuple[Any, A
     model, outside = dense(kind, optimizer)
     steps_of(model, outside, rank, FIRST)
     save_checkpoint(path, model, outside)
-    then = pieces_of(model, outside)
+    then = shards_in_plan(model, outside)
     steps_of(model, outside, rank, MORE)
-    return then, pieces_of(model, outside)
+    return then, shards_in_plan(model, outside)
 
 
 def dense_loaded(path: str, kind: str, optimizer: str, rank: int, warm: bool) -> tuple[Any, Any]:
@@ -120,9 +120,9 @@ def dense_loaded(path: str, kind: str, optimizer: str, rank: int, warm: bool) ->
     if warm:  # The state that it has is overwritten; otherwise there is none yet.
         steps_of(model, outside, rank, range(1))
     load_checkpoint(path, model, outside)
-    then = pieces_of(model, outside)
+    then = shards_in_plan(model, outside)
     steps_of(model, outside, rank, MORE)
-    return then, pieces_of(model, outside)
+    return then, shards_in_plan(model, outside)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "rowwise"])

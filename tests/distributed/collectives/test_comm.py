@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import host_groups
-from tutorec.distributed.core import messages
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device
 
@@ -111,7 +110,7 @@ def test_all_gather_collects_from_four_ranks(ranks):
 def spread(rank: int, world_size: int, source: int) -> tuple:
     with count_traffic() as traffic:
         tensor = torch.full((2, 3), float(rank), device=device())
-        messages.broadcast(tensor, source, group(), "spread")
+        comm.broadcast(tensor, source, group(), "spread")
     return tensor.unique().tolist(), traffic.row(world_size), dict(traffic.issues)
 
 

@@ -16,7 +16,6 @@ from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.collectives.row_sums import PooledEmbeddingsReduceScatter
 from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
-from tutorec.distributed.core import messages
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
@@ -153,11 +152,11 @@ def two_threads(rank: int, world_size: int) -> str:
     import threading
 
     errors: list[str] = []
-    messages.all_gather_ints([rank], group(), "test")
+    comm.all_gather_ints([rank], group(), "test")
 
     def other() -> None:
         try:
-            messages.all_gather_ints([rank], group(), "test")
+            comm.all_gather_ints([rank], group(), "test")
         except RuntimeError as error:
             errors.append(str(error))
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutorec.distributed.core.env import ShardingEnv
+from tutorec.distributed.plan.geometry import checked_shards
 from tutorec.distributed.plan.plan import ShardingType
-from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
 from tutorec.distributed.planner.options import ParameterConstraints
 from tutorec.distributed.planner.problem import broken_rules, rank_memory
@@ -99,7 +99,7 @@ def test_plan_fits_covers_and_obeys(case):
     for index, shape in enumerate(case["shapes"]):
         name = f"t{index}"
         entry = plan.plan[""][name]
-        pieces = placed_pieces(name, shape, entry, env.world_size, env.local_size)
+        pieces = checked_shards(name, shape, entry, env.world_size, env.local_size)
         for piece in pieces:
             held[piece.rank] += piece.rows * piece.columns * 4
         constraint = case["constraints"].get(name)

@@ -27,15 +27,15 @@ from distributed.cases import KINDS, batch, collection, shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
+    TableShard,
+    column_wise_shards,
+    data_parallel_shards,
+    grid_shards,
     host_ranks,
-    row_wise_pieces,
-    table_wise_pieces,
+    row_wise_shards,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner import cost
@@ -68,7 +68,7 @@ class Case:
 
     table: TableProfile
     kind: ShardingType
-    pieces: list[ShardPiece]
+    pieces: list[TableShard]
     hosts: int
     local_size: int
 
@@ -102,19 +102,19 @@ def cases(draw: st.DrawFn) -> Case:
     local_ranks = st.lists(st.sampled_from(host_ranks(host, local_size)), min_size=2, max_size=2)
     halves = [columns // 2, columns - columns // 2]
     pieces = {
-        ShardingType.TABLE_WISE: lambda: table_wise_pieces(
+        ShardingType.TABLE_WISE: lambda: table_wise_shards(
             rows, columns, draw(st.integers(0, world_size - 1))
         ),
-        ShardingType.COLUMN_WISE: lambda: column_wise_pieces(rows, halves, draw(some_ranks)),
-        ShardingType.TABLE_COLUMN_WISE: lambda: column_wise_pieces(rows, halves, draw(local_ranks)),
-        ShardingType.ROW_WISE: lambda: row_wise_pieces(rows, columns, range(world_size)),
-        ShardingType.TABLE_ROW_WISE: lambda: row_wise_pieces(
+        ShardingType.COLUMN_WISE: lambda: column_wise_shards(rows, halves, draw(some_ranks)),
+        ShardingType.TABLE_COLUMN_WISE: lambda: column_wise_shards(rows, halves, draw(local_ranks)),
+        ShardingType.ROW_WISE: lambda: row_wise_shards(rows, columns, range(world_size)),
+        ShardingType.TABLE_ROW_WISE: lambda: row_wise_shards(
             rows, columns, host_ranks(host, local_size)
         ),
-        ShardingType.GRID_SHARD: lambda: grid_pieces(
+        ShardingType.GRID_SHARD: lambda: grid_shards(
             rows, halves, [host, hosts - 1 - host], local_size
         ),
-        ShardingType.DATA_PARALLEL: lambda: data_parallel_pieces(rows, columns, world_size),
+        ShardingType.DATA_PARALLEL: lambda: data_parallel_shards(rows, columns, world_size),
     }[kind]()
     return Case(table, kind, pieces, hosts, local_size)
 
@@ -123,7 +123,7 @@ def expected_traffic(case: Case) -> Bytes:
     """What the formulas of layer 4 say of batches whose ids spread evenly."""
     table = case.table
     ids = dict(zip(table.features, table.ids, strict=True))
-    placed = PlacedTable(
+    placed = Table(
         name=table.name,
         rows=table.rows,
         columns=table.columns,

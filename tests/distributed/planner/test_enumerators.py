@@ -21,9 +21,8 @@ from tutorec.distributed.core.cache_params import CacheParams, CacheStatistics
 from tutorec.distributed.core.sharders import ModuleSharder
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tutorec.distributed.plan.geometry import ShardPiece, exact_cover, sharding_spec
+from tutorec.distributed.plan.geometry import TableShard, checked_shards, exact_cover, sharding_spec
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingType
-from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import ParameterConstraints, ShardArrays, ShardingOption
@@ -160,10 +159,10 @@ def test_every_option_can_be_built_by_a_plan(
         entry = ParameterSharding(
             option.sharding_type, option.compute_kernel, None, sharding_spec(pieces, "cpu")
         )
-        placed_pieces(option.name, (rows, columns), entry, hosts * local_size, local_size)
+        checked_shards(option.name, (rows, columns), entry, hosts * local_size, local_size)
 
 
-def placed(option: ShardingOption, hosts: int, local_size: int) -> list[ShardPiece]:
+def placed(option: ShardingOption, hosts: int, local_size: int) -> list[TableShard]:
     """The pieces on ranks that their type allows: the last ones."""
     count = option.num_shards
     last = (hosts - 1) * local_size
@@ -181,7 +180,7 @@ def placed(option: ShardingOption, hosts: int, local_size: int) -> list[ShardPie
         option.shard_arrays().sizes.tolist(),
         strict=True,
     )
-    return [ShardPiece(rank, *offset, *size) for rank, offset, size in lines]
+    return [TableShard(rank, *offset, *size) for rank, offset, size in lines]
 
 
 # --- which kernel

@@ -22,7 +22,7 @@ from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
-from tutorec.distributed.plan.geometry import data_parallel_pieces, pieces_of
+from tutorec.distributed.plan.geometry import data_parallel_shards, shards_in_plan
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.planner import cost
 from tutorec.distributed.planner.cost import KernelModel, register_kernel, shard_perf
@@ -105,10 +105,10 @@ def allocate(
     ]
     held = sum(part.untyped_storage().nbytes() for part in buffers)
     pieces = {
-        name: [(p.rank, p.rows, p.columns) for p in pieces_of(entry)]
+        name: [(p.rank, p.rows, p.columns) for p in shards_in_plan(entry)]
         or [
             (p.rank, p.rows, p.columns)
-            for p in data_parallel_pieces(*shapes(module)[name], world_size)
+            for p in data_parallel_shards(*shapes(module)[name], world_size)
         ]
         for name, entry in plan.items()
     }

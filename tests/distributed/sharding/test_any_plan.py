@@ -277,7 +277,7 @@ def run_cases(
         out.values().backward(gradient(out.values(), rank))
         pieces: dict[str, Tensor] = {}
         for table in sharded._tables:
-            mine = [piece for piece in table.pieces if piece.rank == rank]
+            mine = [piece for piece in table.shards if piece.rank == rank]
             for index, piece in enumerate(mine):
                 name = f"embedding_bags.{table.name}.weight" + (f"_{index}" if index else "")
                 key = f"{table.name}/{piece.row_offset}/{piece.column_offset}"

@@ -58,7 +58,7 @@ def run_cases(
         loss(rows, rank).backward()
         pieces: dict[str, Tensor] = {}
         for table in sharded._tables:
-            for index, piece in enumerate(piece for piece in table.pieces if piece.rank == rank):
+            for index, piece in enumerate(piece for piece in table.shards if piece.rank == rank):
                 name = f"embeddings.{table.name}.weight" + (f"_{index}" if index else "")
                 key = f"{table.name}/{piece.row_offset}/{piece.column_offset}"
                 pieces[key] = sharded.get_parameter(name).detach().clone()

@@ -16,14 +16,14 @@ from matplotlib.colors import to_hex
 from tutorec._style import RANK_COLORS
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan.geometry import (
-    ShardPiece,
-    column_wise_pieces,
-    data_parallel_pieces,
-    grid_pieces,
+    TableShard,
+    column_wise_shards,
+    data_parallel_shards,
+    grid_shards,
     host_ranks,
     parameter_sharding,
-    row_wise_pieces,
-    table_wise_pieces,
+    row_wise_shards,
+    table_wise_shards,
 )
 from tutorec.distributed.plan.plan import (
     EmbeddingComputeKernel,
@@ -45,24 +45,24 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
-KINDS: dict[ShardingType, Callable[[int, int, Topology], list[ShardPiece]]] = {
-    ShardingType.TABLE_WISE: lambda rows, columns, _: table_wise_pieces(rows, columns, 1),
-    ShardingType.COLUMN_WISE: lambda rows, columns, _: column_wise_pieces(
+KINDS: dict[ShardingType, Callable[[int, int, Topology], list[TableShard]]] = {
+    ShardingType.TABLE_WISE: lambda rows, columns, _: table_wise_shards(rows, columns, 1),
+    ShardingType.COLUMN_WISE: lambda rows, columns, _: column_wise_shards(
         rows, [columns // 2] * 2, [1, 0]
     ),
-    ShardingType.TABLE_COLUMN_WISE: lambda rows, columns, _: column_wise_pieces(
+    ShardingType.TABLE_COLUMN_WISE: lambda rows, columns, _: column_wise_shards(
         rows, [columns // 2] * 2, [1, 0]
     ),
-    ShardingType.ROW_WISE: lambda rows, columns, top: row_wise_pieces(
+    ShardingType.ROW_WISE: lambda rows, columns, top: row_wise_shards(
         rows, columns, range(top.world_size)
     ),
-    ShardingType.TABLE_ROW_WISE: lambda rows, columns, top: row_wise_pieces(
+    ShardingType.TABLE_ROW_WISE: lambda rows, columns, top: row_wise_shards(
         rows, columns, host_ranks(0, top.local_world_size)
     ),
-    ShardingType.GRID_SHARD: lambda rows, columns, top: grid_pieces(
+    ShardingType.GRID_SHARD: lambda rows, columns, top: grid_shards(
         rows, [columns // 2] * 2, [0, top.num_hosts - 1], top.local_world_size
     ),
-    ShardingType.DATA_PARALLEL: lambda rows, columns, top: data_parallel_pieces(
+    ShardingType.DATA_PARALLEL: lambda rows, columns, top: data_parallel_shards(
         rows, columns, top.world_size
     ),
 }
@@ -257,7 +257,7 @@ def test_hot_rows_name_the_row_its_rank_and_its_share():
     assert (cut.hot_rows[0].ranks, cut.hot_rows[0].of_rank) == ((0, 1), pytest.approx(6 / 11))
     entries = {
         "item": parameter_sharding(
-            ShardingType.COLUMN_WISE, column_wise_pieces(3, [1, 2, 1], [0, 2, 0]), "cpu"
+            ShardingType.COLUMN_WISE, column_wise_shards(3, [1, 2, 1], [0, 2, 0]), "cpu"
         )
     }
     twice = simulate(entries, topology, [item(3)], Load(11, pooling_factor=2, law=law))

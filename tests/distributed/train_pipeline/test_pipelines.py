@@ -34,8 +34,7 @@ from torch import nn
 
 from tutorec.distributed import train_pipeline
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
-from tutorec.distributed.comm import default_group
-from tutorec.distributed.core.messages import all_gather_ints
+from tutorec.distributed.comm import all_gather_ints, default_group
 from tutorec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     TrainPipelineBase,

@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 
 from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.entries import Entry, Form, LocalShard
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
 from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection, TableMapping
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import ShardingPlan
 from tutorec.errors import CheckpointError
 from tutorec.modules.mc_base import ManagedCollisionModule
@@ -52,8 +52,8 @@ class Parameter:
 
     name: str
     tensor: torch.Tensor
-    table: PlacedTable | None = None
-    bounds: ShardPiece | None = None
+    table: Table | None = None
+    bounds: TableShard | None = None
     optimizer: Optimizer | None = None
 
     @cached_property
@@ -241,11 +241,11 @@ def _add_tables(
     module: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
 ) -> None:
     """Add the tables of a sharded module."""
-    for local_table in module.held_tables():
+    for local_table in module.local_shards():
         name = prefix + local_table.name
         table = local_table.table
         shards: list[LocalShard] = []
-        for rows, bounds in zip(local_table.rows, local_table.pieces, strict=True):
+        for rows, bounds in zip(local_table.rows, local_table.shards, strict=True):
             parameters.setdefault(id(rows), Parameter(name, rows, table, bounds))
             shards.append(LocalShard(rows.detach(), bounds))
         contents.model[name] = Entry(("model", name), Form.TABLE, tuple(shards), table)
@@ -263,10 +263,10 @@ def _add_mapping(contents: Contents, prefix: str, module: ManagedCollisionModule
 def _add_table_mapping(contents: Contents, prefix: str, mapping: TableMapping, rank: int) -> None:
     """Add the states of a sharded mapping of managed collisions, under unsharded names."""
     prefix = f"{prefix}_managed_collision_modules.{mapping.table.name}."
-    shards = tuple(shard for shard in mapping.table.pieces if shard.rows)
-    table = replace(mapping.table, pieces=shards)
+    shards = tuple(shard for shard in mapping.table.shards if shard.rows)
+    table = replace(mapping.table, shards=shards)
     # A rank without rows has shapes, too, which all ranks compare.
-    bounds = ShardPiece(rank, 0, 0, 0, table.columns)
+    bounds = TableShard(rank, 0, 0, 0, table.columns)
     for shard in shards:
         if shard.rank == rank:
             bounds = shard

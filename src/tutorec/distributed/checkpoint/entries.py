@@ -22,8 +22,8 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from tutorec.distributed.core.tables import PlacedTable
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.core.tables import Table
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import ShardingType
 
 # Saving and loading need memory for one block at a time, in addition to the model.
@@ -63,7 +63,7 @@ class LocalShard:
     """
 
     tensor: torch.Tensor
-    bounds: ShardPiece | None = None
+    bounds: TableShard | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Entry:
     path: tuple[str, ...]
     form: Form
     shards: tuple[LocalShard, ...]
-    table: PlacedTable | None = None
+    table: Table | None = None
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Entry:
         table = self.table
         is_replicated = table is not None and table.sharding_type is ShardingType.DATA_PARALLEL
         if self.form is Form.WHOLE:
-            writer = 0 if table is None or is_replicated else table.pieces[0].rank
+            writer = 0 if table is None or is_replicated else table.shards[0].rank
             if rank == writer:
                 for shard in self.shards[:1]:
                     yield from _row_blocks(shard.tensor, self.offsets(shard))
@@ -143,7 +143,7 @@ class Entry:
 
 
 def row_requests(
-    target: torch.Tensor, bounds: ShardPiece, rows: int, shape: Sequence[int], widths: Sequence[int]
+    target: torch.Tensor, bounds: TableShard, rows: int, shape: Sequence[int], widths: Sequence[int]
 ) -> list[Request]:
     """The requests of a rank for a state with one number per row.
 
@@ -156,7 +156,7 @@ def row_requests(
 
     Example:
         >>> target = torch.zeros(2)
-        >>> table = ShardPiece(rank=0, row_offset=0, column_offset=0, rows=2, columns=8)
+        >>> table = TableShard(rank=0, row_offset=0, column_offset=0, rows=2, columns=8)
         >>> requests = row_requests(target, table, 2, [4], [6, 2])
         >>> [(request.offsets, request.share) for request in requests]
         [((0,), 0.75), ((2,), 0.25)]

@@ -9,7 +9,7 @@ from torch import nn
 from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.contents import collect_contents, process_group
 from tutorec.distributed.checkpoint.entries import BLOCK_BYTES, Entry, Form
-from tutorec.distributed.core import messages
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import ShardingType
 
 _STAGE = "full state dict"
@@ -62,41 +62,41 @@ def _gather_table(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor
     """The whole table on rank 0, None on other ranks."""
     table = entry.table
     assert table is not None, f"{entry.name} is not a table"
-    is_first = group is None or group.rank() == 0
-    result = torch.empty(table.rows, table.columns, dtype=table.dtype) if is_first else None
+    rank = 0 if group is None else group.rank()
+    result = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
     local = {shard.bounds: shard.tensor for shard in entry.shards}
     is_replicated = table.sharding_type is ShardingType.DATA_PARALLEL
 
-    for bounds in table.pieces[:1] if is_replicated else table.pieces:
+    for bounds in table.shards[:1] if is_replicated else table.shards:
         step = max(1, BLOCK_BYTES // (4 * bounds.columns))
         for start in range(0, bounds.rows, step):
             rows = min(step, bounds.rows - start)
             block = local[bounds][start : start + rows] if bounds in local else None
             if bounds.rank != 0 and group is not None:
-                numbers = rows * bounds.columns
-                block = _send_to_first(block, bounds.rank, numbers, table.dtype, group)
+                block = _send_to_first(block, bounds, rows, group, table.dtype)
             if result is not None and block is not None:
-                bounds.of(result)[start : start + rows] = block.view(rows, -1)
+                bounds.view(result)[start : start + rows] = block.view(rows, -1)
     return result
 
 
 def _send_to_first(
     block: torch.Tensor | None,
-    sender: int,
-    numbers: int,
-    dtype: torch.dtype,
+    bounds: TableShard,
+    rows: int,
     group: dist.ProcessGroup,
+    dtype: torch.dtype,
 ) -> torch.Tensor | None:
     """Send a block from its rank to rank 0; None on other ranks."""
-    device = messages.message_device(group)
-    is_first = group.rank() == 0
+    device = comm.message_device(group)
+    numbers = rows * bounds.columns
     sent = torch.empty(0, dtype=dtype, device=device)
+    sent_numbers = [0] * group.size()
+    received_numbers = [0] * group.size()
     if block is not None:
         sent = block.reshape(-1).to(device).contiguous()
+        sent_numbers[0] = numbers
+    if group.rank() == 0:
+        received_numbers[bounds.rank] = numbers
 
-    numbers_to = [sent.numel()] + [0] * (group.size() - 1)
-    numbers_from = [0] * group.size()
-    if is_first:
-        numbers_from[sender] = numbers
-    received = comm.all_to_all(sent, numbers_to, numbers_from, group, _STAGE).wait()
-    return received if is_first else None
+    received = comm.all_to_all(sent, sent_numbers, received_numbers, group, _STAGE).wait()
+    return received if group.rank() == 0 else None

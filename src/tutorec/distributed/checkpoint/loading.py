@@ -20,14 +20,12 @@ from tutorec.distributed.checkpoint.contents import (
 )
 from tutorec.distributed.checkpoint.entries import Entry, Form, Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder
-from tutorec.distributed.checkpoint.manifest import (
-    StoredTensor,
-    file_errors,
-)
+from tutorec.distributed.checkpoint.index import StoredTensor
+from tutorec.distributed.checkpoint.manifest import file_errors
 from tutorec.distributed.checkpoint.ranks import CheckpointRanks, error_text, in_all_replicas
 from tutorec.distributed.checkpoint.reading import CheckpointFiles, CheckpointInfo
 from tutorec.distributed.checkpoint.states import check_rule, match_states, new_state
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
@@ -248,7 +246,7 @@ def _request_rows(
         CheckpointError: Its shape does not fit the parameter.
     """
     rows, columns = parameter.tensor.shape
-    bounds = parameter.bounds or ShardPiece(0, 0, 0, rows, columns)
+    bounds = parameter.bounds or TableShard(0, 0, 0, rows, columns)
     if parameter.table is not None:
         rows = parameter.table.rows
         columns = parameter.table.columns

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._text import named_ranks
+from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.contents import process_group
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.agreement import check_agreement
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.model_parallel import DMPCollection
@@ -50,7 +50,7 @@ class CheckpointRanks:
             return [value]
 
         with self._exchange():
-            return messages.all_gather_objects(value, self._group, _STAGE)
+            return comm.all_gather_objects(value, self._group, _STAGE)
 
     def require_equal(self, values: Mapping[str, str]) -> None:
         """Raise on every rank unless the values are equal on all ranks.
@@ -89,16 +89,20 @@ class CheckpointRanks:
             raise error
         if self._group is None and isinstance(error, CheckpointError):
             raise error
-        if self._group is None:
-            raise CheckpointError(f"{self._operation} failed: {texts[0]}") from error
+        raise CheckpointError(f"{self._operation} failed{self._failures(texts)}") from error
 
-        # Ranks that read a damaged file have equal errors and are named together.
+    def _failures(self, texts: list[str | None]) -> str:
+        """What failed on which ranks; ranks with equal errors are named together."""
+        if self._group is None:
+            return f": {texts[0]}"
+
         ranks_by_text: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             if text is not None:
                 ranks_by_text.setdefault(text, []).append(rank)
-        failures = [f"{named_ranks(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
-        raise CheckpointError(f"{self._operation} failed on {'; '.join(failures)}") from error
+
+        lines = [f"{named_ranks(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
+        return " on " + "; ".join(lines)
 
     @contextmanager
     def _exchange(self) -> Generator[None, None, None]:

@@ -27,19 +27,16 @@ from tutorec._kernels.unwritten import copy_written_rows
 from tutorec._loaded import value_problem, values_decide
 from tutorec.distributed.checkpoint.entries import Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder, path_below
+from tutorec.distributed.checkpoint.index import Index, StoredTensor, parse_index, torch_metadata
 from tutorec.distributed.checkpoint.manifest import (
     VERSION,
-    Index,
     Manifest,
-    StoredTensor,
     check_size,
     check_sizes,
     file_errors,
-    parse_index,
     read_manifest,
-    torch_metadata,
 )
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.errors import CheckpointError
 
 _READ_BYTES = 4 * 2**20
@@ -128,7 +125,7 @@ def _unsharded(stored: StoredTensor) -> tuple[torch.Tensor, list[Request]]:
 
     rows = stored.shape[0] // len(stored.widths)
     tensor = torch.empty((rows, *stored.shape[1:]), dtype=stored.dtype)
-    table = ShardPiece(0, 0, 0, rows, sum(stored.widths))
+    table = TableShard(0, 0, 0, rows, sum(stored.widths))
     return tensor, row_requests(tensor, table, rows, stored.shape, stored.widths)
 
 

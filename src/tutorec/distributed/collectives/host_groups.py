@@ -11,8 +11,7 @@ from typing import cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tutorec.distributed.comm import check_thread, default_group
-from tutorec.distributed.core.messages import all_gather_ints
+from tutorec.distributed.comm import all_gather_ints, check_thread, default_group
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.sparse.deferred import report
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import differences, ids_by_offsets, ints_on_device
@@ -179,7 +178,7 @@ class KJTAllToAll(nn.Module):
             return NoWait(None)
         group = self._pg
         message = ints_on_device(
-            [(0, 0, status << _NUMBER)] * group.size(), torch.int64, messages.message_device(group)
+            [(0, 0, status << _NUMBER)] * group.size(), torch.int64, comm.message_device(group)
         )
 
         def check(arrived: torch.Tensor) -> None:

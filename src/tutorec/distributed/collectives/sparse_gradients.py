@@ -44,7 +44,6 @@ import torch.distributed as dist
 from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import feature_major
-from tutorec.distributed.core import messages
 
 SIZES_STAGE = "gradient sizes"
 IDS_STAGE = "gradient ids"
@@ -133,7 +132,7 @@ class PooledGradients:
 
     def agree(self, samples: int, ids: Sequence[int]) -> Agreed:
         """Exchange the local number of samples and of ids per feature, and choose. Blocks."""
-        sizes = messages.all_gather_ints([samples, *ids], self._group, SIZES_STAGE)
+        sizes = comm.all_gather_ints([samples, *ids], self._group, SIZES_STAGE)
         of_ranks, of_features = [size[0] for size in sizes], [size[1:] for size in sizes]
         total = [sum(counts) for counts in zip(*of_features, strict=True)]
         as_bags, first = [], 0
@@ -226,7 +225,7 @@ class GradientExchange:
 
     def agree(self, ids: Sequence[int]) -> Agreed:
         """Exchange the local number of ids per feature, and choose. Blocks."""
-        of_features = messages.all_gather_ints(ids, self._group, SIZES_STAGE)
+        of_features = comm.all_gather_ints(ids, self._group, SIZES_STAGE)
         total = [sum(counts) for counts in zip(*of_features, strict=True)]
         as_bags, first = [], 0
         for table in self._tables:

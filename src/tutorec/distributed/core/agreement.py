@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
-from tutorec.distributed.core import messages
+from tutorec.distributed import comm
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.errors import AgreementError
 
@@ -42,14 +42,14 @@ def check_agreement(
             raise problem
         return
     digest = 0 if problem is not None else _digest(sorted(facts.items()))
-    digests = [row[0] for row in messages.all_gather_ints([digest], env.process_group, _STAGE)]
+    digests = [row[0] for row in comm.all_gather_ints([digest], env.process_group, _STAGE)]
     if digests[0] != 0 and len(set(digests)) == 1:
         return
     notes = getattr(problem, "__notes__", [])
     trouble = (
         "; ".join([f"{type(problem).__name__}: {problem}", *notes]) if problem is not None else None
     )
-    gathered = messages.all_gather_objects((trouble, dict(facts)), env.process_group, _STAGE)
+    gathered = comm.all_gather_objects((trouble, dict(facts)), env.process_group, _STAGE)
     if problem is not None:
         raise problem
     troubles = [

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
 
-from tutorec.distributed.core.grouping import TableGroup
-from tutorec.distributed.core.tables import TableShard
+from tutorec.distributed.core.tables import Table, TableGroup
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.modules.embedding_configs import PoolingType
 from tutorec.types import DataType, dtype_to_data_type
@@ -130,24 +130,22 @@ class GroupedEmbeddingConfig:
 
 def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingConfig:
     """Describe a group of this rank's shards on ``device`` in TorchRec's form."""
-    first = group.shards[0].table
+    first = group.tables[0]
     return GroupedEmbeddingConfig(
         dtype_to_data_type(first.dtype),
         _pooling(first.pooling),
         first.weighted,
         False,
         group.kernel,
-        [_sharded_table(shard, device) for shard in group.shards],
+        [
+            _sharded_table(table, shard, device)
+            for table, shard in zip(group.tables, group.shards, strict=True)
+        ],
     )
 
 
-def _sharded_table(shard: TableShard, device: torch.device) -> ShardedEmbeddingTable:
-    table, piece = shard.table, shard.piece
-    place = ShardMetadata(
-        piece.offsets,
-        piece.sizes,
-        f"rank:{piece.rank}/{device}",
-    )
+def _sharded_table(table: Table, shard: TableShard, device: torch.device) -> ShardedEmbeddingTable:
+    metadata = ShardMetadata(shard.offsets, shard.sizes, f"rank:{shard.rank}/{device}")
     return ShardedEmbeddingTable(
         table.rows,
         table.columns,
@@ -159,9 +157,9 @@ def _sharded_table(shard: TableShard, device: torch.device) -> ShardedEmbeddingT
         False,
         list(table.output_keys),
         table.kernel,
-        piece.rows,
-        piece.columns,
-        place,
+        shard.rows,
+        shard.columns,
+        metadata,
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tutorec._kernels.unwritten import copy_written_rows
-from tutorec.distributed.core.tables import TableShard
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.core.tables import TableGroup
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.types import data_type_to_dtype
 
@@ -35,22 +35,29 @@ class InitialRows:
         on_meta = any(weight.is_meta for weight in weights.values())
         self._seed = int(torch.randint(2**31, ())) if on_meta else 0
 
-    def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
-        """Write the rows ``[R, D]`` of a shard."""
-        weight = self._weights[shard.table.name].detach()
-        piece, virtual = shard.piece, shard.table.virtual
+    def write(self, group: TableGroup, index: int, rows: torch.Tensor) -> None:
+        """Write the initial rows ``[R, D]`` of a shard into the memory of its operator.
+
+        Args:
+            group: The tables of the operator.
+            index: Index of the shard in the group.
+            rows: The memory.
+        """
+        table = group.tables[index]
+        shard = group.shards[index]
+        weight = self._weights[table.name].detach()
+
         if weight.is_meta:
-            if not virtual:
-                draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
-            return
-        if virtual:
-            copy_written_rows(rows, piece.of(weight))
+            if not table.virtual:
+                draw_shard(self._configs[table.name], shard, self._seed, rows)
+        elif table.virtual:
+            copy_written_rows(rows, shard.view(weight))
         else:
-            rows.copy_(piece.of(weight))
+            rows.copy_(shard.view(weight))
 
 
-def draw_piece(
-    config: BaseEmbeddingConfig, piece: ShardPiece, seed: int, out: torch.Tensor | None = None
+def draw_shard(
+    config: BaseEmbeddingConfig, shard: TableShard, seed: int, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Initialize a shard of a table ``[R, D]`` that was never allocated.
 
@@ -62,7 +69,7 @@ def draw_piece(
 
     Args:
         config: The table.
-        piece: The shard.
+        shard: The shard.
         seed: Two tables with the same name, shape and seed get the same values.
         out: Tensor to write ``[rows, columns]`` to, on any device; by default a new tensor on the
             CPU.
@@ -73,33 +80,41 @@ def draw_piece(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> table = EmbeddingBagConfig(6, 4, "item", feature_names=["item"])
-        >>> whole = draw_piece(table, ShardPiece(0, 0, 0, 6, 4), seed=1)
-        >>> torch.equal(draw_piece(table, ShardPiece(1, 2, 1, 3, 2), seed=1), whole[2:5, 1:3])
+        >>> whole = draw_shard(table, TableShard(0, 0, 0, 6, 4), seed=1)
+        >>> torch.equal(draw_shard(table, TableShard(1, 2, 1, 3, 2), seed=1), whole[2:5, 1:3])
         True
     """
     dtype = data_type_to_dtype(config.data_type)
-    rows, columns = slice(piece.row_offset, piece.row_offset + piece.rows), config.embedding_dim
-    wanted = slice(piece.column_offset, piece.column_offset + piece.columns)
-    drawn = torch.empty(piece.rows, piece.columns, dtype=dtype) if out is None else out
+    drawn = torch.empty(shard.rows, shard.columns, dtype=dtype) if out is None else out
+
     if config.init_fn is not None:
-        whole = torch.empty(config.num_embeddings, columns, dtype=dtype)
+        table = torch.empty(config.num_embeddings, config.embedding_dim, dtype=dtype)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(_block_seed(seed, config.name, 0))
-            config.init_weight(whole)
-        return drawn.copy_(piece.of(whole))
-    low, high = config.get_weight_init_min(), config.get_weight_init_max()
-    rows_per_block = max(1, _BLOCK // columns)
-    for block in range(rows.start // rows_per_block, -(-rows.stop // rows_per_block)):
-        begins = block * rows_per_block
-        ends = min(begins + rows_per_block, config.num_embeddings)
-        numbers = torch.Generator().manual_seed(_block_seed(seed, config.name, block))
-        values = torch.empty(ends - begins, columns, dtype=dtype).uniform_(
-            low, high, generator=numbers
-        )
-        first, last = max(begins, rows.start), min(ends, rows.stop)
-        drawn[first - rows.start : last - rows.start] = values[
-            first - begins : last - begins, wanted
-        ]
+            config.init_weight(table)
+        return drawn.copy_(shard.view(table))
+
+    low = config.get_weight_init_min()
+    high = config.get_weight_init_max()
+    first_row = shard.row_offset
+    end_row = shard.row_offset + shard.rows
+    first_column = shard.column_offset
+    end_column = shard.column_offset + shard.columns
+
+    rows_per_block = max(1, _BLOCK // config.embedding_dim)
+    for block in range(first_row // rows_per_block, -(-end_row // rows_per_block)):
+        block_start = block * rows_per_block
+        block_end = min(block_start + rows_per_block, config.num_embeddings)
+        generator = torch.Generator().manual_seed(_block_seed(seed, config.name, block))
+        values = torch.empty(block_end - block_start, config.embedding_dim, dtype=dtype)
+        values.uniform_(low, high, generator=generator)
+
+        # The rows that the block and the shard share.
+        start = max(block_start, first_row)
+        end = min(block_end, end_row)
+        overlap = values[start - block_start : end - block_start, first_column:end_column]
+        drawn[start - first_row : end - first_row] = overlap
+
     return drawn
 
 

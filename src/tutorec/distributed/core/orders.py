@@ -76,7 +76,7 @@ class FeatureOrder:
 
 
 @dataclass(frozen=True)
-class ColumnPiece:
+class OutputColumns:
     """Consecutive columns of one output, which are sent together.
 
     Args:
@@ -100,23 +100,23 @@ class ColumnOrder:
     Example:
         >>> import torch
         >>> arriving = [
-        ...     ColumnPiece("item", 0, 1),
-        ...     ColumnPiece("user", 1, 1),
-        ...     ColumnPiece("user", 0, 1),
+        ...     OutputColumns("item", 0, 1),
+        ...     OutputColumns("user", 1, 1),
+        ...     OutputColumns("user", 0, 1),
         ... ]
         >>> order = ColumnOrder(arriving, wanted=["user", "item"])
         >>> order.length_per_key, order.arrange(torch.tensor([[7, 8, 9]]))
         ([2, 1], tensor([[9, 8, 7]]))
     """
 
-    def __init__(self, arriving: Sequence[ColumnPiece], wanted: Sequence[str]) -> None:
+    def __init__(self, arriving: Sequence[OutputColumns], wanted: Sequence[str]) -> None:
         place = {key: index for index, key in enumerate(wanted)}
-        assert {piece.key for piece in arriving} == set(wanted), f"{arriving} for {list(wanted)}"
+        assert {shard.key for shard in arriving} == set(wanted), f"{arriving} for {list(wanted)}"
         width = Counter[str]()
-        for piece in arriving:
-            width[piece.key] += piece.columns
+        for shard in arriving:
+            width[shard.key] += shard.columns
         self.length_per_key: list[int] = [width[key] for key in wanted]
-        self._columns = [piece.columns for piece in arriving]
+        self._columns = [shard.columns for shard in arriving]
         self._keys = len(wanted)
         order = sorted(
             range(len(arriving)), key=lambda i: (place[arriving[i].key], arriving[i].offset)
@@ -126,8 +126,8 @@ class ColumnOrder:
         self._in_order = order == list(range(len(order)))
         # Ranges that are neighbors in both orders are copied as one block.
         targets = [0] * len(order)
-        for target, piece in enumerate(order):
-            targets[piece] = target
+        for target, shard in enumerate(order):
+            targets[shard] = target
         starts = [i for i, to in enumerate(targets) if i == 0 or to != targets[i - 1] + 1]
         ends = [*starts[1:], len(targets)] if starts else []
         offsets = [0, *accumulate(self._columns)]
@@ -151,11 +151,11 @@ class ColumnOrder:
             samples: Number of samples of each arriving range.
         """
         sizes = [count * columns for count, columns in zip(samples, self._columns, strict=True)]
-        pieces = [
+        shards = [
             part.view(count, columns)
             for part, count, columns in zip(flat.split(sizes), samples, self._columns, strict=True)
         ]
         of_keys: list[list[torch.Tensor]] = [[] for _ in range(self._keys)]
-        for key, piece in zip(self._places, self._order, strict=True):
-            of_keys[key].append(pieces[piece])
+        for key, shard in zip(self._places, self._order, strict=True):
+            of_keys[key].append(shards[shard])
         return [parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) for parts in of_keys]

@@ -1,13 +1,13 @@
 """Module sharders: they list the tables of a module and build the sharded module from it.
 
-`ModuleSharder` is the interface, which planner and `shard` use. The sharders of collections derive
-from the other two classes.
+`ModuleSharder` is the interface, which planner and `shard` use. Every sharder of collections has
+its own `shard` method, which builds the sharded module.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.core.tables import IN_FILE, SUPPORTED_KERNELS
 from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ShardingType
 
 M = TypeVar("M", bound=nn.Module, contravariant=True)
 
@@ -84,38 +84,29 @@ class ModuleSharder(ABC, Generic[M]):
 
 
 class CollectionSharder(ModuleSharder[M]):
-    """A sharder of one class of collections, described by class attributes."""
+    """A sharder of one class of collections; a subclass names both classes and builds the second.
 
-    _module_type: ClassVar[type[nn.Module]]
-    _sharded_type: ClassVar[Callable[..., Any]]
-    # attributes of the sharder that are passed to the sharded module
-    _arguments: ClassVar[Sequence[str]]
+    Attributes:
+        unsharded_class: The class of modules that it shards.
+        sharded_class: The class of modules that `shard` returns.
+    """
+
+    unsharded_class: ClassVar[type[nn.Module]]
+    sharded_class: ClassVar[type[nn.Module]]
 
     @property
     def module_type(self) -> type[nn.Module]:
         """The class of modules that it shards."""
-        return self._module_type
+        return self.unsharded_class
 
     @property
     def sharded_module_type(self) -> Any:
         """The class of modules that `shard` returns."""
-        return type(self)._sharded_type
-
-    def shard(
-        self,
-        module: M,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
-        arguments = {name: getattr(self, name) for name in self._arguments}
-        return type(self)._sharded_type(module, params, env=env, device=device, **arguments)
+        return self.sharded_class
 
 
 class BaseEmbeddingSharder(CollectionSharder[M]):
-    """Base of the sharders of both collections; a subclass names the sharded class.
+    """Base of the sharders of both collections.
 
     Args:
         fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
@@ -131,7 +122,6 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
         TorchRec's ``torchrec.distributed.embedding_types.BaseEmbeddingSharder``.
     """
 
-    _arguments = ("fused_params", "qcomm_codecs_registry")
     _tables_path: ClassVar[str]
     _types: ClassVar[Sequence[ShardingType]]
 

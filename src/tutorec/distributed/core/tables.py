@@ -1,6 +1,7 @@
-"""Tables and the shards that ranks hold; `place_table` reads and checks a table's entry in a plan.
+"""A sharded table, from the plan to the operator that looks it up.
 
-Code that receives a `PlacedTable` can rely on a plan that can be carried out.
+`place_table` reads and checks the plan of a table; code that receives a `Table` can rely on a plan
+that can be carried out. `group_tables` says which shards of a rank one operator looks up.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ import torch
 from tutorec._check import warn_caller
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec.distributed.core.cache_params import CacheParams, TableCache, is_fp32, table_cache
-from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.table_specs import GroupSpec, TableSpec
+from tutorec.distributed.core.cache_params import (
+    CacheParams,
+    TableCache,
+    cache_spec,
+    is_fp32,
+    table_cache,
+)
+from tutorec.distributed.fused_params import (
+    names_optimizer,
+    optimizer_spec,
+    optimizer_spec_of_parameter,
+)
+from tutorec.distributed.plan.geometry import TableShard, checked_shards
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
-from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.spmd.devices import device as own_device
 from tutorec.types import data_type_to_dtype
 
@@ -38,7 +51,7 @@ _E = TypeVar("_E", bound=Enum)
 
 
 @dataclass(frozen=True)
-class PlacedTable:
+class Table:
     """One table of a collection: its shape, its features, and the placement of its shards.
 
     Args:
@@ -54,7 +67,7 @@ class PlacedTable:
         sharding_type: Its sharding type.
         kernel: Its compute kernel.
         optimizer: The optimizer applied during backward; None for tables with gradients (dense).
-        pieces: Its shards, by columns and then by rows; for a replicated table the whole table once
+        shards: Its shards, by columns and then by rows; for a replicated table the whole table once
             per rank.
         cache: The cache of a table stored in a file, else None.
         virtual: Whether its rows take memory when they are first written.
@@ -71,7 +84,7 @@ class PlacedTable:
     sharding_type: ShardingType
     kernel: EmbeddingComputeKernel
     optimizer: OptimizerSpec | None
-    pieces: tuple[ShardPiece, ...]
+    shards: tuple[TableShard, ...]
     cache: TableCache | None = None
     virtual: bool = False
 
@@ -84,21 +97,26 @@ class PlacedTable:
     def slice_widths(self) -> tuple[int, ...]:
         """Columns of each column shard, in column order; [D] if columns are not split."""
         return tuple(
-            dict(sorted((piece.column_offset, piece.columns) for piece in self.pieces)).values()
+            dict(sorted((shard.column_offset, shard.columns) for shard in self.shards)).values()
         )
 
-    def first_row_state(self, piece: ShardPiece) -> int:
+    @property
+    def lookup_pooling(self) -> PoolingKind:
+        """The pooling of a lookup: split rows are summed, and divided after the exchange."""
+        return "sum" if self.splits_rows and self.pooling != "none" else self.pooling
+
+    def first_row_state(self, shard: TableShard) -> int:
         """Offset of a shard's values in a row-wise optimizer state.
 
         As in TorchRec, row-wise Adagrad stores ``[S * R]`` for a table with S column shards, R
         values per shard.
         """
-        starts = sorted({each.column_offset for each in self.pieces})
-        return starts.index(piece.column_offset) * self.rows + piece.row_offset
+        starts = sorted({each.column_offset for each in self.shards})
+        return starts.index(shard.column_offset) * self.rows + shard.row_offset
 
     def describe(self) -> dict[str, str]:
         """Facts that ranks must agree on: fact -> value as text. Feature order may differ."""
-        return {
+        facts = {
             "rows": str(self.rows),
             "embedding_dim": str(self.columns),
             "dtype": str(self.dtype),
@@ -109,42 +127,132 @@ class PlacedTable:
             "compute kernel": self.kernel.value,
             "optimizer": str(self.optimizer),
             "cache": str(self.cache),
-            "ranks": str([piece.rank for piece in self.pieces]),
-            "shard offsets": str([piece.offsets for piece in self.pieces]),
-            "shard sizes": str([piece.sizes for piece in self.pieces]),
+            "ranks": str([shard.rank for shard in self.shards]),
+            "shard offsets": str([shard.offsets for shard in self.shards]),
+            "shard sizes": str([shard.sizes for shard in self.shards]),
         }
+        return {f"table {self.name!r}: {fact}": value for fact, value in facts.items()}
 
 
 @dataclass(frozen=True)
-class TableShard:
-    """A shard together with its table."""
-
-    table: PlacedTable
-    piece: ShardPiece
-
-
-@dataclass(frozen=True)
-class HeldTable:
+class LocalShards:
     """The shards of one table that one rank holds.
 
     Args:
         name: Parameter name in the unsharded collection, e.g. ``embedding_bags.item.weight``.
         table: The table.
-        pieces: This rank's shards; empty if other ranks hold the table.
+        shards: This rank's shards; empty if other ranks hold the table.
         rows: Rows ``[R, D]`` of each shard, as live views.
     """
 
     name: str
-    table: PlacedTable
-    pieces: tuple[ShardPiece, ...]
+    table: Table
+    shards: tuple[TableShard, ...]
     rows: tuple[torch.Tensor, ...]
 
 
-def shards_on_rank(tables: Sequence[PlacedTable], rank: int) -> list[TableShard]:
-    """The shards that ``rank`` holds, in table order."""
-    return [
-        TableShard(table, piece) for table in tables for piece in table.pieces if piece.rank == rank
-    ]
+@dataclass(frozen=True)
+class TableGroup:
+    """The shards of one rank that one operator looks up.
+
+    A table-batched operator pools and updates all its tables in the same way. The tables of a group
+    therefore agree in pooling, weights, dtype, kernel, optimizer and the file that stores them.
+
+    Args:
+        tables: The table of each shard; features and columns follow their order.
+        shards: The shards.
+        parameter_names: ``table.weight`` of each shard; ``table.weight_1`` and so on for further
+            shards of a table on the rank, which may be in several groups.
+    """
+
+    tables: tuple[Table, ...]
+    shards: tuple[TableShard, ...]
+    parameter_names: tuple[str, ...]
+
+    @property
+    def kernel(self) -> EmbeddingComputeKernel:
+        """The compute kernel."""
+        return self.tables[0].kernel
+
+    @property
+    def optimizer(self) -> OptimizerSpec | None:
+        """The optimizer applied during backward; None for tables with gradients."""
+        return self.tables[0].optimizer
+
+    @property
+    def cache(self) -> CacheSpec | None:
+        """For tables in a file: the cache, with its rows per shard."""
+        caches = [
+            (table.cache, shard.rows)
+            for table, shard in zip(self.tables, self.shards, strict=True)
+            if table.cache is not None
+        ]
+        return cache_spec(caches) if caches else None
+
+    @property
+    def virtual(self) -> bool:
+        """Whether rows take memory when they are written."""
+        return self.tables[0].virtual
+
+    @property
+    def features(self) -> list[str]:
+        """Input features in the order in which the operator reads them."""
+        return [feature for table in self.tables for feature in table.features]
+
+    @property
+    def output_keys(self) -> list[str]:
+        """Names of the outputs, one per feature."""
+        return [key for table in self.tables for key in table.output_keys]
+
+    @property
+    def columns(self) -> list[int]:
+        """Width of each output."""
+        return [
+            shard.columns
+            for table, shard in zip(self.tables, self.shards, strict=True)
+            for _ in table.features
+        ]
+
+    def spec(self) -> GroupSpec:
+        """The group in the operator's form, which knows shapes and no ranks."""
+        specs = []
+        feature_tables = []
+        for index, (table, shard) in enumerate(zip(self.tables, self.shards, strict=True)):
+            specs.append(TableSpec(table.name, shard.rows, shard.columns, table.dtype))
+            feature_tables += [index] * len(table.features)
+
+        first = self.tables[0]
+        return GroupSpec(tuple(specs), tuple(feature_tables), first.lookup_pooling, first.weighted)
+
+
+def group_tables(tables: Sequence[Table], rank: int) -> list[TableGroup]:
+    """Group the shards of a rank; groups and their members keep the order of first appearance.
+
+    Args:
+        tables: The tables of one sharding.
+        rank: The rank.
+    """
+    groups: dict[tuple[object, ...], list[tuple[Table, TableShard, str]]] = {}
+    for table in tables:
+        shards = [shard for shard in table.shards if shard.rank == rank]
+        cache = None if table.cache is None else table.cache._replace(load_factor=0.0)
+
+        for index, shard in enumerate(shards):
+            name = f"{table.name}.weight_{index}" if index else f"{table.name}.weight"
+            alike = (
+                table.lookup_pooling,
+                table.weighted,
+                table.dtype,
+                table.kernel,
+                table.optimizer,
+                cache,
+                table.virtual,
+                # Unpooled rows fit into one tensor only if they have equal widths.
+                shard.columns if table.pooling == "none" else 0,
+            )
+            groups.setdefault(alike, []).append((table, shard, name))
+
+    return [TableGroup(*zip(*members, strict=True)) for members in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -211,13 +319,39 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
         )
 
 
+def place_tables(
+    configs: Sequence[BaseEmbeddingConfig],
+    weights: Mapping[str, torch.Tensor],
+    plan: Mapping[str, ParameterSharding],
+    rules: PlacementRules,
+) -> list[Table]:
+    """Read and check the plan of a collection; the tables keep its order.
+
+    Args:
+        configs: The tables.
+        weights: Table name -> weights, as for `place_table`.
+        plan: Table name -> how it is sharded.
+        rules: What the sharder supports.
+
+    Raises:
+        TypeError: The plan is not that of a module.
+        ValueError: The plan cannot be carried out.
+    """
+    check_plan_covers([config.name for config in configs], plan)
+    output_keys = get_embedding_names_by_table(configs)
+    return [
+        place_table(config, keys, weights[config.name], plan[config.name], rules)
+        for config, keys in zip(configs, output_keys, strict=True)
+    ]
+
+
 def place_table(
     config: BaseEmbeddingConfig,
     output_keys: Sequence[str],
     weight: torch.Tensor,
     sharding: ParameterSharding,
     rules: PlacementRules,
-) -> PlacedTable:
+) -> Table:
     """Read and check the plan of one table.
 
     Args:
@@ -244,7 +378,7 @@ def _placed(
     weight: torch.Tensor,
     sharding: ParameterSharding,
     rules: PlacementRules,
-) -> PlacedTable:
+) -> Table:
     sharding_type = plan_member(
         ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type"
     )
@@ -262,7 +396,7 @@ def _placed(
             "travels between ranks"
         )
     rows, columns = config.num_embeddings, config.embedding_dim
-    pieces = placed_pieces(
+    shards = checked_shards(
         config.name,
         (rows, columns),
         sharding,
@@ -278,7 +412,7 @@ def _placed(
             if own
             else optimizer_spec(rules.fused_params)
         )
-    return PlacedTable(
+    return Table(
         name=config.name,
         rows=rows,
         columns=columns,
@@ -290,7 +424,7 @@ def _placed(
         sharding_type=sharding_type,
         kernel=kernel,
         optimizer=optimizer,
-        pieces=pieces,
+        shards=shards,
         cache=_placed_cache(
             config.name, sharding_type, kernel, sharding.cache_params, rules.fused_params
         ),
@@ -378,3 +512,63 @@ def usable_device(
             RuntimeWarning,
         )
     return wanted
+
+
+def warn_who_trains(
+    tables: Sequence[Table],
+    weights: Mapping[str, torch.Tensor],
+    fused_params: Mapping[str, Any] | None,
+    collection: str,
+) -> None:
+    """Warn of tables for which no optimizer was named, and of those that do not use the named one.
+
+    Args:
+        tables: The tables.
+        weights: Table name -> weights of the unsharded collection.
+        fused_params: The sharder's.
+        collection: Class name of the unsharded collection, for the message.
+    """
+    in_backward = {
+        name for name, rows in weights.items() if getattr(rows, "_optimizer_classes", ())
+    }
+    trained = [table for table in tables if weights[table.name].requires_grad]
+    fused = [table.name for table in trained if table.kernel is not EmbeddingComputeKernel.DENSE]
+    dense = [table.name for table in trained if table.kernel is EmbeddingComputeKernel.DENSE]
+
+    unnamed = [name for name in fused if name not in in_backward]
+    if unnamed and not names_optimizer(fused_params):
+        default = optimizer_spec(fused_params)
+        them = "it" if len(unnamed) == 1 else "them"
+        warn_caller(
+            f"no optimizer is named for {_named(unnamed)}: {default.kind.upper()} with a learning "
+            f"rate of {default.learning_rate} updates {them} during backward, whatever optimizer "
+            "the other parameters have. Name one: apply_optimizer_in_backward(torch.optim.Adam, "
+            "collection.parameters(), {'lr': 0.01}) before sharding, or sharders=["
+            f"{collection}Sharder({{'optimizer': 'adam', 'learning_rate': 0.01}})]",
+        )
+
+    marked = [name for name in dense if name in in_backward]
+    if marked:
+        warn_caller(
+            f"the optimizer in backward of {_named(marked)} is not used: "
+            f"{_own_optimizer_updates(marked)}"
+        )
+    others = [name for name in dense if name not in in_backward]
+    if others and names_optimizer(fused_params):
+        warn_caller(
+            f"fused_params={dict(fused_params or {})} are not used for {_named(others)}: "
+            f"{_own_optimizer_updates(others)}"
+        )
+
+
+def _own_optimizer_updates(names: Sequence[str]) -> str:
+    it = "it" if len(names) == 1 else "them"
+    return (
+        f"with the compute kernel 'dense' your own optimizer has to update {it}, and "
+        f"in_backward_optimizer_filter(model.named_parameters()) yields {it}; or give {it} "
+        "compute_kernel='fused'"
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ("table " if len(names) == 1 else "tables ") + ", ".join(map(repr, names))

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from tutorec._kernels.pooling import bag_weights, kernel_pooling
 from tutorec._kernels.tbe import TableBatch
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import (
@@ -38,14 +39,13 @@ from tutorec.distributed.collectives.sparse_gradients import (
     add_over_ranks,
     features_of,
 )
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.grouping import TableGroup
+from tutorec.distributed.core.initial_rows import InitialRows
+from tutorec.distributed.core.tables import TableGroup
 from tutorec.distributed.lookup.grouped import (
     EmbeddingLookup,
     GroupedLookup,
     GroupedPooledEmbeddingsLookup,
-    ShardRows,
 )
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
 from tutorec.distributed.lookup.variable_batch import flatten_by_rank, pad_bags
@@ -77,7 +77,7 @@ class ReplicatedLookup(EmbeddingLookup):
 
     Args:
         groups: The tables.
-        rows_of: Writes the initial rows of a table.
+        initial_rows: Writes the initial rows of each table.
         device: Device of the rows.
         env: The ranks.
         ids_dtype: Dtype in which ids are sent.
@@ -89,20 +89,20 @@ class ReplicatedLookup(EmbeddingLookup):
     def __init__(
         self,
         groups: Sequence[TableGroup],
-        rows_of: ShardRows,
+        initial_rows: InitialRows,
         device: torch.device,
         env: ShardingEnv,
         ids_dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self._lookup = lookup = self._lookup_of(groups, rows_of, device)
+        self._lookup = lookup = self._lookup_of(groups, initial_rows, device)
         self._env, self._ids_dtype = env, ids_dtype
         self._columns = [columns for group in groups for columns in group.columns]
         self._operators = [module for module in lookup.modules() if isinstance(module, TableBatch)]
         tables = [
-            (shard.table, op)
-            for g, op in zip(groups, self._operators, strict=True)
-            for shard in g.shards
+            (table, operator)
+            for group, operator in zip(groups, self._operators, strict=True)
+            for table in group.tables
         ]
         self._operator_of = [operator for _, operator in tables]
         self._tables = [
@@ -454,7 +454,7 @@ def broadcast_rows(lookup: EmbeddingLookup, env: ShardingEnv) -> None:
         parameter.detach() for _, parameter in lookup.named_weights() if parameter.numel()
     ):
         sent = rows.contiguous()
-        messages.broadcast(sent, 0, group, "initial rows")
+        comm.broadcast(sent, 0, group, "initial rows")
         if not rows.is_contiguous():
             rows.copy_(sent)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,17 +13,13 @@ from torch import nn
 from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.core.grouped_configs import GroupedEmbeddingConfig, grouped_config
-from tutorec.distributed.core.grouping import TableGroup
-from tutorec.distributed.core.tables import TableShard
+from tutorec.distributed.core.initial_rows import InitialRows
+from tutorec.distributed.core.tables import TableGroup
 from tutorec.distributed.lookup.variable_batch import flatten_by_rank, pad_bags
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 from tutorec.optim.in_backward import InBackwardParameter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-
-# Writes the initial rows of a shard into its memory: rows of the unsharded table, or newly
-# initialized ones.
-ShardRows = Callable[[TableShard, torch.Tensor], None]
 
 
 class EmbeddingLookup(nn.Module, ABC):
@@ -42,11 +39,6 @@ class EmbeddingLookup(nn.Module, ABC):
     @abstractmethod
     def rebind(self) -> None:
         """Update parameters after the operators' memory has moved."""
-
-
-def first_rows(group: TableGroup, rows_of: ShardRows) -> FirstRows:
-    """``rows_of`` by the index of a shard in its group, as operators call it."""
-    return lambda number, rows: rows_of(group.shards[number], rows)
 
 
 class BatchedEmbeddingBag(nn.Module):
@@ -219,7 +211,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
 
     Args:
         groups: This rank's tables; empty on a rank without tables.
-        rows_of: Writes the initial rows of a shard.
+        initial_rows: Writes the initial rows of each shard.
         device: Device of the rows.
 
     Source:
@@ -227,7 +219,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
     """
 
     def __init__(
-        self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device
+        self, groups: Sequence[TableGroup], initial_rows: InitialRows, device: torch.device
     ) -> None:
         super().__init__()
         self._groups = groups
@@ -237,7 +229,8 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         for group in groups:
             dense = group.kernel is EmbeddingComputeKernel.DENSE
             lookup = BatchedDenseEmbeddingBag if dense else BatchedFusedEmbeddingBag
-            self._emb_modules.append(lookup(group, first_rows(group, rows_of), device))
+            weights = partial(initial_rows.write, group)
+            self._emb_modules.append(lookup(group, weights, device))
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Local slots, sum of B samples, in group order -> ``[sum of B, D_local]``.

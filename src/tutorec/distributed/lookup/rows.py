@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain, pairwise
 
 import torch
@@ -18,14 +19,13 @@ from torch import nn
 
 from tutorec._kernels.table_specs import FirstRows, GroupSpec
 from tutorec.distributed.collectives.kjt import ArrivedIds
-from tutorec.distributed.core.grouping import TableGroup
+from tutorec.distributed.core.initial_rows import InitialRows
+from tutorec.distributed.core.tables import TableGroup
 from tutorec.distributed.lookup.grouped import (
     Batch,
     BatchedDenseEmbeddingBag,
     BatchedFusedEmbeddingBag,
     GroupedLookup,
-    ShardRows,
-    first_rows,
 )
 from tutorec.sparse.layout import ints_on_device
 
@@ -67,7 +67,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
 
     Args:
         groups: This rank's tables; empty on a rank without tables.
-        rows_of: Writes the initial rows of a shard.
+        initial_rows: Writes the initial rows of each shard.
         device: Device of the rows.
         ranks: W, the ranks whose ids arrive.
 
@@ -76,7 +76,11 @@ class GroupedEmbeddingsLookup(GroupedLookup):
     """
 
     def __init__(
-        self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device, ranks: int
+        self,
+        groups: Sequence[TableGroup],
+        initial_rows: InitialRows,
+        device: torch.device,
+        ranks: int,
     ) -> None:
         super().__init__()
         self._groups = groups
@@ -84,8 +88,9 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         self._slot_bounds = [*accumulate((len(group.features) for group in groups), initial=0)]
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            kind = BatchedDenseEmbedding if group.optimizer is None else BatchedFusedEmbedding
-            self._emb_modules.append(kind(group, first_rows(group, rows_of), device, ranks))
+            lookup = BatchedDenseEmbedding if group.optimizer is None else BatchedFusedEmbedding
+            weights = partial(initial_rows.write, group)
+            self._emb_modules.append(lookup(group, weights, device, ranks))
 
     def forward(self, ids: ArrivedIds) -> torch.Tensor:
         """Ids of each rank and slot -> their rows in the same order, flat."""

@@ -261,16 +261,16 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
     def _rows(self) -> tuple[list[list[str]], list[list[str]]]:
         """Cells of the two printed tables, of tables and of shards, each with its header."""
         tables = [["param", "sharding type", "compute kernel", "ranks"]]
-        pieces = [["param", "shard offsets", "shard sizes", "placement"]]
+        shards = [["param", "shard offsets", "shard sizes", "placement"]]
         for name, sharding in self.items():
             tables.append(
                 [name, sharding.sharding_type, sharding.compute_kernel, str(sharding.ranks)]
             )
             for shard in sharding.shards():
-                pieces.append(
+                shards.append(
                     [name, str(shard.shard_offsets), str(shard.shard_sizes), str(shard.placement)]
                 )
-        return tables, pieces
+        return tables, shards
 
 
 @dataclass

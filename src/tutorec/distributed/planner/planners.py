@@ -26,10 +26,9 @@ from torch import nn
 
 from tutorec._check import require_finite
 from tutorec.distributed import comm
-from tutorec.distributed.core import messages
 from tutorec.distributed.core.env import local_world_size
 from tutorec.distributed.core.sharders import ModuleSharder
-from tutorec.distributed.plan.geometry import ShardPiece, sharding_spec
+from tutorec.distributed.plan.geometry import TableShard, sharding_spec
 from tutorec.distributed.plan.plan import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
@@ -297,7 +296,7 @@ class EmbeddingShardingPlanner:
             except Exception as error:
                 result = error
 
-        result = messages.broadcast_object(result, 0, group, _STAGE)
+        result = comm.broadcast_object(result, 0, group, _STAGE)
         if isinstance(result, Exception):
             raise result
 
@@ -467,7 +466,7 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
     if option.sharding_type != ShardingType.DATA_PARALLEL.value:
         lines = zip(ranks, shards.offsets.tolist(), shards.sizes.tolist(), strict=True)
         spec = sharding_spec(
-            [ShardPiece(rank, *offset, *size) for rank, offset, size in lines],
+            [TableShard(rank, *offset, *size) for rank, offset, size in lines],
             topology.compute_device,
             topology.local_world_size,
         )

@@ -4,33 +4,222 @@
 
     local samples | input_dist | all samples | lookup | all samples | output_dist | local samples
 
-Every type is one final class in a file of this package; no type inherits from another. A type
-decides which *slots* (`slots`) each rank has, how ids reach them, and how pooled rows return.
+A *slot* is a feature together with one shard that looks it up. Every rank computes every rank's
+slots from the plan, ordered by rank, group, shard and feature, so only ids and rows are sent. A
+sharding type decides which shards there are and how pooled rows return; ids find their slots in one
+of two ways::
+
+    whole rows (tw, cw, twcw)   all ids of a feature go to every slot that reads it
+    split rows (rw, twrw, grid) the ids of a feature fall into one bucket per range of rows
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import mul
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from tutorec._kernels.pooling import PoolingKind
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.initial_rows import InitialRows
+from tutorec.distributed.core.orders import OutputColumns
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
-from tutorec.distributed.core.tables import PlacedTable
-from tutorec.distributed.lookup.grouped import (
-    EmbeddingLookup,
-    GroupedPooledEmbeddingsLookup,
-    ShardRows,
-)
-from tutorec.distributed.sharding.slots import PlacedSlots, Route
+from tutorec.distributed.core.raw_ids import RawIds
+from tutorec.distributed.core.tables import Table, TableGroup, group_tables
+from tutorec.distributed.lookup.grouped import EmbeddingLookup, GroupedPooledEmbeddingsLookup
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A feature and one shard that looks it up.
+
+    Args:
+        feature: The feature.
+        key: The output that the looked-up columns belong to.
+        table: The table.
+        shard: The shard.
+    """
+
+    feature: str
+    key: str
+    table: Table
+    shard: TableShard
+
+    def output(self) -> OutputColumns:
+        """The columns that the lookup returns."""
+        return OutputColumns(self.key, self.shard.column_offset, self.shard.columns)
+
+
+class PlacedSlots:
+    """The slots of every rank.
+
+    Args:
+        tables: The tables of one sharding, in the collection's order.
+        env: The ranks.
+
+    Attributes:
+        raw_ids: Where ids are remapped on the ranks that look them up: how they find these; else
+            None.
+    """
+
+    def __init__(self, tables: Sequence[Table], env: ShardingEnv) -> None:
+        self.env = env
+        self.raw_ids: RawIds | None = None
+        self.tables = list(tables)
+        self.groups_per_rank: list[list[TableGroup]] = []
+        self.per_rank: list[list[Slot]] = []
+        for rank in range(env.world_size):
+            groups = group_tables(tables, rank)
+            self.groups_per_rank.append(groups)
+            self.per_rank.append(_slots_of(groups))
+
+    @property
+    def local_groups(self) -> list[TableGroup]:
+        """The groups of this rank."""
+        return self.groups_per_rank[self.env.rank]
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of slots of each rank."""
+        return [len(slots) for slots in self.per_rank]
+
+    @property
+    def columns(self) -> list[int]:
+        """Number of columns that each rank looks up."""
+        return [sum(slot.shard.columns for slot in slots) for slots in self.per_rank]
+
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The process group; None only in a world of 1."""
+        return self.env.group_for(f"{self.tables[0].sharding_type.value} sharding")
+
+    @property
+    def ids_dtype(self) -> torch.dtype:
+        """Data type in which ids are sent: int64 for raw ids, else that of rows."""
+        return torch.int64 if self.raw_ids is not None else self.rows_dtype
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """Data type of row numbers: int32 for tables of up to 2 ** 31 rows."""
+        return torch.int32 if all(table.rows <= 2**31 - 1 for table in self.tables) else torch.int64
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the ids of a batch reach their slots.
+
+    Args:
+        features: Features that ``input_dist`` takes.
+        positions: For each rank and slot, the position of its feature in ``features``.
+        order: For each slot, rank after rank, the position of its input: the feature's or, if
+            features are bucketized, the bucket's (buckets are the outer dimension).
+        bounds: For split rows: for each feature the first row of each bucket, and the end of the
+            last.
+        poolings: The pooling of each feature.
+    """
+
+    features: list[str]
+    positions: list[list[int]]
+    order: list[int]
+    bounds: list[list[int]]
+    poolings: list[PoolingKind]
+
+    @classmethod
+    def to_whole_rows(cls, slots: PlacedSlots) -> Route:
+        """Route for whole rows: every slot gets all ids of its feature, which is sent once."""
+        names = dict.fromkeys(feature for table in slots.tables for feature in table.features)
+        index = {feature: number for number, feature in enumerate(names)}
+        positions = [[index[slot.feature] for slot in rank_slots] for rank_slots in slots.per_rank]
+        return cls(list(names), positions, list(chain.from_iterable(positions)), [], [])
+
+    @classmethod
+    def to_split_rows(cls, slots: PlacedSlots) -> Route:
+        """Route for split rows: every slot gets the ids in its row range.
+
+        A feature is sent once per table that reads it.
+        """
+        readers = [(feature, table) for table in slots.tables for feature in table.features]
+        index = {(feature, table.name): number for number, (feature, table) in enumerate(readers)}
+
+        positions: list[list[int]] = []
+        order: list[int] = []
+        for rank_slots in slots.per_rank:
+            rank_positions = [index[slot.feature, slot.table.name] for slot in rank_slots]
+            positions.append(rank_positions)
+            for slot, position in zip(rank_slots, rank_positions, strict=True):
+                order.append(_bucket(slot.table, slot.shard) * len(readers) + position)
+
+        features = [feature for feature, _ in readers]
+        bounds = [[*_row_starts(table), table.rows] for _, table in readers]
+        poolings: list[PoolingKind] = [table.pooling for _, table in readers]
+        return cls(features, positions, order, bounds, poolings)
+
+
+def elements_out(slots: PlacedSlots, arrived: Sequence[Sequence[int]] | None) -> list[int]:
+    """For a variable batch: how many looked-up elements go to each rank.
+
+    Args:
+        slots: The slots of every rank.
+        arrived: Samples of each local slot, ``[W][slots]``.
+    """
+    assert arrived is not None, "a variable batch stores how many samples of each slot have arrived"
+    columns = [slot.shard.columns for slot in slots.per_rank[slots.env.rank]]
+    return [sum(map(mul, samples, columns)) for samples in arrived]
+
+
+def elements_in(
+    slots: PlacedSlots, route: Route, samples: Sequence[int], ranks: Iterable[int]
+) -> list[int]:
+    """For a variable batch: how many elements each of ``ranks`` looks up for the local samples.
+
+    Args:
+        slots: The slots of every rank.
+        route: How ids reached the slots.
+        samples: Local samples of each feature of the route.
+        ranks: The ranks to count.
+    """
+    counts = []
+    for rank in ranks:
+        slots_and_positions = zip(slots.per_rank[rank], route.positions[rank], strict=True)
+        counts.append(
+            sum(samples[position] * slot.shard.columns for slot, position in slots_and_positions)
+        )
+    return counts
+
+
+def _slots_of(groups: Sequence[TableGroup]) -> list[Slot]:
+    """The slots of a rank: group by group, shard by shard, feature by feature."""
+    slots = []
+    for group in groups:
+        for table, shard in zip(group.tables, group.shards, strict=True):
+            for feature, key in zip(table.features, table.output_keys, strict=True):
+                slots.append(Slot(feature, key, table, shard))
+    return slots
+
+
+def _row_starts(table: Table) -> list[int]:
+    """First row of each range of rows of a table; all its column shards share the ranges."""
+    first = min(shard.column_offset for shard in table.shards)
+    return sorted(shard.row_offset for shard in table.shards if shard.column_offset == first)
+
+
+def _bucket(table: Table, shard: TableShard) -> int:
+    """Index of a shard's row range in its table.
+
+    Empty ranges may start at the same row, so their order decides.
+    """
+    same_columns = [other for other in table.shards if other.column_offset == shard.column_offset]
+    return sorted(same_columns, key=lambda other: other.row_offset).index(shard)
 
 
 @dataclass
@@ -61,6 +250,12 @@ class EmbeddingShardingContext:
     places: torch.Tensor | None = None
     sent_counts: list[list[int]] = field(default_factory=list)
     arrived_counts: list[list[int]] = field(default_factory=list)
+
+    def note_sizes(self, arrival: KJTArrival) -> None:
+        """Keep the sizes of the exchange of ids, which are known before the ids arrive."""
+        self.batch_size_per_rank = arrival.batch_size_per_rank
+        self.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
+        self.sent_counts = arrival.sent_counts
 
 
 class SparseFeaturesDist(nn.Module, ABC):
@@ -101,7 +296,7 @@ class PooledEmbeddingDist(nn.Module, ABC):
         """``[all samples, local columns]`` -> awaitable of ``[local samples, all columns]``.
 
         A variable batch is flat on both sides: the input has, for each rank and each local slot,
-        the columns of its samples; the output has, for each output piece, those of the local
+        the columns of its samples; the output has, for each output shard, those of the local
         samples.
         """
 
@@ -120,7 +315,7 @@ class EmbeddingSharding(ABC):
 
     def __init__(
         self,
-        tables: Sequence[PlacedTable],
+        tables: Sequence[Table],
         env: ShardingEnv,
         codecs: Mapping[str, QuantizedCommCodecs],
     ) -> None:
@@ -151,8 +346,8 @@ class EmbeddingSharding(ABC):
         """Build the input dist."""
 
     @abstractmethod
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """Build the lookup of this rank's shards, whose rows are written by ``rows_of``."""
+    def create_lookup(self, initial_rows: InitialRows, device: torch.device) -> EmbeddingLookup:
+        """Build the lookup of this rank's shards, whose rows ``initial_rows`` writes."""
 
     @abstractmethod
     def create_output_dist(self) -> Any:
@@ -162,12 +357,12 @@ class EmbeddingSharding(ABC):
 class PooledEmbeddingSharding(EmbeddingSharding):
     """A sharding whose lookups pool bags."""
 
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """Build the lookup of this rank's shards, whose rows are written by ``rows_of``."""
-        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
+    def create_lookup(self, initial_rows: InitialRows, device: torch.device) -> EmbeddingLookup:
+        """Build the lookup of this rank's shards, whose rows ``initial_rows`` writes."""
+        return GroupedPooledEmbeddingsLookup(self._slots.local_groups, initial_rows, device)
 
     @abstractmethod
-    def output_pieces(self) -> Sequence[ColumnPiece]:
+    def output_columns(self) -> Sequence[OutputColumns]:
         """Column shards in the order in which ``output_dist`` returns them."""
 
     @abstractmethod

@@ -30,18 +30,20 @@ import torch
 
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.initial_rows import InitialRows
+from tutorec.distributed.core.orders import OutputColumns
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
-from tutorec.distributed.core.tables import PlacedTable
+from tutorec.distributed.core.tables import Table
 from tutorec.distributed.lookup.data_parallel import (
     ReplicatedEmbeddingsLookup,
     ReplicatedPooledEmbeddingsLookup,
 )
-from tutorec.distributed.lookup.grouped import EmbeddingLookup, ShardRows
+from tutorec.distributed.lookup.grouped import EmbeddingLookup
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
     PooledEmbeddingDist,
     PooledEmbeddingSharding,
+    Route,
     SparseFeaturesDist,
 )
 from tutorec.distributed.sharding.sequence_sharding import (
@@ -49,8 +51,7 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingSharding,
     SlotSequenceEmbeddingSharding,
 )
-from tutorec.distributed.sharding.slots import Route
-from tutorec.distributed.sharding.tw_dist import TwSparseFeaturesDist
+from tutorec.distributed.sharding.tw_sharding import TwSparseFeaturesDist
 
 
 class DpPooledEmbeddingDist(PooledEmbeddingDist):
@@ -78,7 +79,7 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
 
     def __init__(
         self,
-        tables: Sequence[PlacedTable],
+        tables: Sequence[Table],
         env: ShardingEnv,
         codecs: Mapping[str, QuantizedCommCodecs],
     ) -> None:
@@ -89,8 +90,8 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
     def _find_route(self) -> Route:
         return Route.to_whole_rows(self._slots)
 
-    def output_pieces(self) -> list[ColumnPiece]:
-        """One piece per output: replicas have all columns."""
+    def output_columns(self) -> list[OutputColumns]:
+        """One shard per output: replicas have all columns."""
         return [slot.output() for slot in self._slots.per_rank[0]]
 
     def output_features(self) -> list[int]:
@@ -101,12 +102,12 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
         """Input dist without an exchange."""
         return TwSparseFeaturesDist(None, self._slots, self._route)
 
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
+    def create_lookup(self, initial_rows: InitialRows, device: torch.device) -> EmbeddingLookup:
         """Build the lookup of every table; in a world of 1, the same as for any other type."""
         if self._ranks.world_size == 1:
-            return super().create_lookup(rows_of, device)
+            return super().create_lookup(initial_rows, device)
         return ReplicatedPooledEmbeddingsLookup(
-            self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype
+            self._slots.local_groups, initial_rows, device, self._ranks, self._slots.ids_dtype
         )
 
     def create_output_dist(self) -> DpPooledEmbeddingDist:
@@ -126,7 +127,7 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
 
     def __init__(
         self,
-        tables: Sequence[PlacedTable],
+        tables: Sequence[Table],
         env: ShardingEnv,
         codecs: Mapping[str, QuantizedCommCodecs],
     ) -> None:
@@ -145,12 +146,12 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
         """Input dist without an exchange."""
         return self._at_home.create_input_dist()
 
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
+    def create_lookup(self, initial_rows: InitialRows, device: torch.device) -> EmbeddingLookup:
         """Build the lookup of every table; in a world of 1, the same as for any other type."""
         if self._ranks.world_size == 1:
-            return self._at_home.create_lookup(rows_of, device)
+            return self._at_home.create_lookup(initial_rows, device)
         return ReplicatedEmbeddingsLookup(
-            self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype
+            self._slots.local_groups, initial_rows, device, self._ranks, self._slots.ids_dtype
         )
 
     def create_output_dist(self) -> SequenceEmbeddingDist:

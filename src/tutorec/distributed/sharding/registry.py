@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
-from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
 from tutorec.distributed.sharding.dp_sharding import (
     DpPooledEmbeddingSharding,
     DpSequenceEmbeddingSharding,
 )
-from tutorec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from tutorec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingSharding,
     SlotSequenceEmbeddingSharding,
 )
-from tutorec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
-from tutorec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
-from tutorec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
+from tutorec.distributed.sharding.tw_sharding import (
+    CwPooledEmbeddingSharding,
+    TwCwPooledEmbeddingSharding,
+    TwPooledEmbeddingSharding,
+)
+from tutorec.distributed.sharding.twrw_sharding import (
+    GridPooledEmbeddingSharding,
+    TwRwPooledEmbeddingSharding,
+)
 
 POOLED_SHARDINGS: dict[ShardingType, type[PooledEmbeddingSharding]] = {
     ShardingType.TABLE_WISE: TwPooledEmbeddingSharding,

@@ -21,9 +21,9 @@ from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_
 from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
 from tutorec.distributed.core.tables import check_plan_covers
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
+from tutorec.distributed.plan.geometry import checked_shards
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
-from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.planner.cost import kernel_model
 from tutorec.distributed.replicas import even_counts
@@ -172,7 +172,7 @@ def _placed(
 
     kind = ShardingType(sharding.sharding_type)
     shape = (config.num_embeddings, config.embedding_dim)
-    pieces = placed_pieces(
+    pieces = checked_shards(
         config.name, shape, sharding, topology.world_size, topology.intra_group_size
     )
     update_factor = topology.bwd_compute_multiplier

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.tables import HeldTable, PlacedTable
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.core.tables import LocalShards, Table
+from tutorec.distributed.plan.geometry import TableShard
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.state.sharded_tensor import ShardedTensor
 from tutorec.distributed.state.state_dict import (
     Rectangle,
-    local_piece,
+    local_shard,
     rectangles_of,
     sharded_tensor,
     whole_size,
@@ -40,15 +40,15 @@ class ShardedStates:
 
     def __init__(
         self,
-        held: Sequence[HeldTable],
+        held: Sequence[LocalShards],
         names: Sequence[str],
         env: ShardingEnv,
         device: torch.device,
     ) -> None:
         self._env, self._device = env, device
-        self._pieces: dict[str, list[tuple[str, PlacedTable, ShardPiece]]] = {}
+        self._pieces: dict[str, list[tuple[str, Table, TableShard]]] = {}
         for table in held:
-            for index, piece in enumerate(table.pieces):
+            for index, shard in enumerate(table.shards):
                 name = f"{table.name}_{index}" if index else table.name
                 if name in names:
                     # A table with shards in two operators, which have different widths, is saved by
@@ -57,7 +57,7 @@ class ShardedStates:
                         (known for known, own in self._pieces.items() if own[0][1] is table.table),
                         name,
                     )
-                    self._pieces.setdefault(first, []).append((name, table.table, piece))
+                    self._pieces.setdefault(first, []).append((name, table.table, shard))
 
     def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """State by parameter -> state by table; tensors are live views if they are contiguous."""
@@ -87,10 +87,10 @@ class ShardedStates:
             name: dict(value) for name, value in loaded.items() if name not in self._pieces
         }
         for name, own in self._pieces.items():
-            for parameter, table, piece in own if name in loaded else ():
+            for parameter, table, shard in own if name in loaded else ():
                 here = state.get(parameter, {})
                 by_parameter[parameter] = {
-                    key: _piece_of(value, here[key], table, piece, f"{key!r} of {name!r}")
+                    key: _piece_of(value, here[key], table, shard, f"{key!r} of {name!r}")
                     if key in here
                     else value
                     for key, value in loaded[name].items()
@@ -98,9 +98,9 @@ class ShardedStates:
         return by_parameter
 
     def _whole(
-        self, own: Sequence[tuple[str, PlacedTable, ShardPiece]], parts: Sequence[torch.Tensor]
+        self, own: Sequence[tuple[str, Table, TableShard]], parts: Sequence[torch.Tensor]
     ) -> Any:
-        table, pieces = own[0][1], [piece for _, _, piece in own]
+        table, shards = own[0][1], [shard for _, _, shard in own]
         alone = self._env.process_group is None and self._env.world_size == 1
         if (
             parts[0].dim() == 0
@@ -109,37 +109,37 @@ class ShardedStates:
         ):
             return parts[0]
         others = [
-            piece for piece in table.pieces if piece.rank != self._env.rank or piece in pieces
+            shard for shard in table.shards if shard.rank != self._env.rank or shard in shards
         ]
         size, rectangles = _rectangles(table, others, parts[0].dim())
         if not alone:
             return sharded_tensor(size, rectangles, parts, parts[0].dtype, self._env, self._device)
         whole = parts[0].new_empty(size)
-        for part, piece in zip(parts, pieces, strict=True):
-            _part_of(whole, table, piece).copy_(part)
+        for part, shard in zip(parts, shards, strict=True):
+            _part_of(whole, table, shard).copy_(part)
         return whole
 
 
 def _rectangles(
-    table: PlacedTable, pieces: Sequence[ShardPiece], dimensions: int
+    table: Table, shards: Sequence[TableShard], dimensions: int
 ) -> tuple[tuple[int, ...], list[Rectangle]]:
     """Shape of a whole state, and its rectangles."""
     if dimensions > 1:
-        return (table.rows, table.columns), rectangles_of(pieces)
+        return (table.rows, table.columns), rectangles_of(shards)
     return (len(table.slice_widths) * table.rows,), [
-        ([table.first_row_state(piece)], [piece.rows], piece.rank) for piece in pieces
+        ([table.first_row_state(shard)], [shard.rows], shard.rank) for shard in shards
     ]
 
 
-def _part_of(whole: torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
+def _part_of(whole: torch.Tensor, table: Table, shard: TableShard) -> torch.Tensor:
     """A shard's part of a whole state; a column-sharded table's [R] is used for each shard."""
     if whole.dim() == 1:
-        first = piece.row_offset if len(whole) == table.rows else table.first_row_state(piece)
-        return whole[first : first + piece.rows]
-    return piece.of(whole)
+        first = shard.row_offset if len(whole) == table.rows else table.first_row_state(shard)
+        return whole[first : first + shard.rows]
+    return shard.view(whole)
 
 
-def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what: str) -> Any:
+def _piece_of(value: Any, here: Any, table: Table, shard: TableShard, what: str) -> Any:
     if not isinstance(value, torch.Tensor) or not isinstance(here, torch.Tensor) or here.dim() == 0:
         return value
     by_row = here.dim() == 1
@@ -151,9 +151,9 @@ def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what
             f"optimizer state {what} is {wanted} as a whole, and the loaded state is {list(size)}"
         )
     if not isinstance(value, ShardedTensor):
-        return _part_of(value, table, piece)
-    offsets = [table.first_row_state(piece)] if by_row else piece.offsets
-    return local_piece(value, offsets, list(here.shape), f"optimizer state {what}")
+        return _part_of(value, table, shard)
+    offsets = [table.first_row_state(shard)] if by_row else shard.offsets
+    return local_shard(value, offsets, list(here.shape), f"optimizer state {what}")
 
 
 __all__ = ["ShardedStates"]

@@ -17,8 +17,8 @@ from torch.distributed._shard.metadata import ShardMetadata
 
 from tutorec._loaded import value_problem
 from tutorec.distributed.core.env import ShardingEnv
-from tutorec.distributed.core.tables import PlacedTable
-from tutorec.distributed.plan.geometry import ShardPiece, placement
+from tutorec.distributed.core.tables import Table
+from tutorec.distributed.plan.geometry import TableShard, placement
 from tutorec.distributed.plan.plan import ShardingType
 from tutorec.distributed.state.sharded_tensor import (
     Shard,
@@ -32,7 +32,7 @@ Rectangle = tuple[list[int], list[int], int]
 
 
 def sharded_state(
-    tables: Sequence[PlacedTable],
+    tables: Sequence[Table],
     local: Mapping[str, Sequence[torch.Tensor]],
     env: ShardingEnv,
     device: torch.device,
@@ -45,7 +45,7 @@ def sharded_state(
     Args:
         tables: Every table, including those of other ranks.
         local: Table name -> rows of each shard on this rank, in the order of
-            ``PlacedTable.pieces``. The state shares their memory.
+            ``Table.shards``. The state shares their memory.
         env: The ranks; several ranks need a process group.
         device: Device of the tables.
     """
@@ -58,7 +58,7 @@ def sharded_state(
         elif not replicated and (env.process_group is not None or env.world_size > 1):
             state[table.name] = sharded_tensor(
                 (table.rows, table.columns),
-                rectangles_of(table.pieces),
+                rectangles_of(table.shards),
                 held,
                 table.dtype,
                 env,
@@ -70,7 +70,7 @@ def sharded_state(
 
 
 def local_state(
-    tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: int
+    tables: Sequence[Table], loaded: Mapping[str, Any], rank: int
 ) -> dict[str, list[torch.Tensor]]:
     """This rank's part of a loaded state: table name -> rows of each of its shards, in order.
 
@@ -101,19 +101,19 @@ def local_state(
                 f"table is {size}"
             )
         what = f"table {table.name!r}"
-        held = [piece for piece in table.pieces if piece.rank == rank]
-        pieces = [
-            local_piece(value, piece.offsets, piece.sizes, what)
+        held = [shard for shard in table.shards if shard.rank == rank]
+        shards = [
+            local_shard(value, shard.offsets, shard.sizes, what)
             if isinstance(value, ShardedTensor)
-            else piece.of(value)
-            for piece in held
+            else shard.view(value)
+            for shard in held
         ]
-        for rows in pieces:
+        for rows in shards:
             problem = value_problem(what, table.dtype, rows)
             if problem is not None:
                 raise ValueError(problem)
         if held:
-            state[table.name] = pieces
+            state[table.name] = shards
     return state
 
 
@@ -123,9 +123,9 @@ def whole_size(value: ShardedTensor | torch.Tensor) -> tuple[int, ...]:
     return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
 
 
-def rectangles_of(pieces: Sequence[ShardPiece]) -> list[Rectangle]:
+def rectangles_of(shards: Sequence[TableShard]) -> list[Rectangle]:
     """The rectangles of a table's shards."""
-    return [(piece.offsets, piece.sizes, piece.rank) for piece in pieces]
+    return [(shard.offsets, shard.sizes, shard.rank) for shard in shards]
 
 
 def sharded_tensor(
@@ -193,14 +193,14 @@ def sharded_tensor(
     return whole
 
 
-def _put_together(table: PlacedTable, held: Sequence[torch.Tensor]) -> torch.Tensor:
+def _put_together(table: Table, held: Sequence[torch.Tensor]) -> torch.Tensor:
     whole = held[0].new_empty(table.rows, table.columns)
-    for rows, piece in zip(held, table.pieces, strict=True):
-        piece.of(whole).copy_(rows)
+    for rows, shard in zip(held, table.shards, strict=True):
+        shard.view(whole).copy_(rows)
     return whole
 
 
-def local_piece(
+def local_shard(
     value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[int], what: str
 ) -> torch.Tensor:
     """Return this rank's shard of a ShardedTensor.
@@ -272,13 +272,11 @@ class _OwnParameters(dict[str, nn.Parameter | None]):
         super().__setitem__(name, value)
 
 
-def _local_keys(
-    module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable
-) -> list[str]:
+def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: Table) -> list[str]:
     """State dict keys of this rank's shards of a table, in plan order."""
-    stem = f"{prefix}{module._path}.{table.name}.weight"
-    pieces = sum(piece.rank == module._env.rank for piece in table.pieces)
-    names = [stem, *(f"{stem}_{index}" for index in range(1, pieces))]
+    stem = f"{prefix}{module._tables_path}.{table.name}.weight"
+    shards = sum(shard.rank == module._env.rank for shard in table.shards)
+    names = [stem, *(f"{stem}_{index}" for index in range(1, shards))]
     return [name for name in names if name in state_dict]
 
 
@@ -294,7 +292,7 @@ def _store_sharded(
         for table in module._tables
     }
     for name, value in sharded_state(module._tables, local, module._env, module._device).items():
-        state_dict[f"{prefix}{module._path}.{name}.weight"] = value
+        state_dict[f"{prefix}{module._tables_path}.{name}.weight"] = value
 
 
 def _copy_in(
@@ -306,9 +304,9 @@ def _copy_in(
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Load hook: reduce the state dict to this rank's shards."""
     module.flush()
-    stem = f"{prefix}{module._path}."
+    stem = f"{prefix}{module._tables_path}."
     keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}
     loaded = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
-    for name, pieces in local_state(module._tables, loaded, module._env.rank).items():
-        for index, rows in enumerate(pieces):
+    for name, shards in local_state(module._tables, loaded, module._env.rank).items():
+        for index, rows in enumerate(shards):
             state_dict[keys[name] if index == 0 else f"{keys[name]}_{index}"] = rows

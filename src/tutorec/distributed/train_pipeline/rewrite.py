@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tutorec.distributed.core import messages
+from tutorec.distributed import comm
 from tutorec.distributed.core.env import ShardingEnv
 from tutorec.distributed.core.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
@@ -119,7 +119,7 @@ class RewrittenModel:
         paths = list(self.early.modules)
         flags = [[int(path in errors) for path in paths]]
         if self.env is not None and self.env.process_group is not None:
-            flags = messages.all_gather_ints(flags[0], self.env.process_group, "pipeline")
+            flags = comm.all_gather_ints(flags[0], self.env.process_group, "pipeline")
         for path, of_ranks in zip(paths, zip(*flags, strict=True), strict=True):
             if all(of_ranks):
                 self._leave(path, _no_input(errors.pop(path)))

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import RanksWithoutBatch
-from tutorec.distributed.core import messages
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.runtime_forwards import look_up
@@ -149,8 +149,7 @@ class Stages:
         if env is None or env.process_group is None or env.world_size == 1:
             return [state]
         return [
-            of_rank
-            for (of_rank,) in messages.all_gather_ints([state], env.process_group, "pipeline")
+            of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")
         ]
 
     def settle(self, ctx: TrainPipelineContext) -> None:

@@ -25,12 +25,11 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._kernels.bucketize import bucketize
 from tutorec._kernels.packed import PackedTable
 from tutorec._kernels.pooling import PoolingKind, bag_weights
-from tutorec.distributed.core.orders import ColumnPiece
+from tutorec.distributed.core.orders import OutputColumns
 from tutorec.distributed.core.tables import plan_member
 from tutorec.distributed.lookup.quant import DeviceLookup, QuantShard
-from tutorec.distributed.plan.geometry import ShardPiece
+from tutorec.distributed.plan.geometry import TableShard, checked_shards
 from tutorec.distributed.plan.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.plan.validate import placed_pieces
 from tutorec.fx.utils import fx_marker, is_fx_symbolic_tracing
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -50,7 +49,7 @@ class QuantTable:
         features: Input features that read it.
         output_keys: Names of the outputs, one per feature.
         sharding_type: Its sharding type.
-        pieces: Its shards, by columns and then by rows; a row-wise shard may be empty.
+        shards: Its shards, by columns and then by rows; a row-wise shard may be empty.
     """
 
     table: PackedTable
@@ -58,7 +57,7 @@ class QuantTable:
     features: tuple[str, ...]
     output_keys: tuple[str, ...]
     sharding_type: ShardingType
-    pieces: tuple[ShardPiece, ...]
+    shards: tuple[TableShard, ...]
 
     @property
     def name(self) -> str:
@@ -66,7 +65,7 @@ class QuantTable:
         return self.table.name
 
     @property
-    def piece_tables(self) -> list[PackedTable]:
+    def shard_tables(self) -> list[PackedTable]:
         """Return each shard as a table of its own.
 
         A column shard keeps the row alignment of its table, in bytes. ``row_alignment="fast"``
@@ -74,7 +73,7 @@ class QuantTable:
         values read are the same bit for bit.
         """
         return [
-            replace(self.table, rows=piece.rows, columns=piece.columns) for piece in self.pieces
+            replace(self.table, rows=shard.rows, columns=shard.columns) for shard in self.shards
         ]
 
 
@@ -102,21 +101,21 @@ def place_quant_table(
     plan_member(
         EmbeddingComputeKernel, sharding.compute_kernel, INFER_KERNELS, name, "compute kernel"
     )
-    pieces = placed_pieces(name, shape, sharding, devices, devices)
-    return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, pieces)
+    shards = checked_shards(name, shape, sharding, devices, devices)
+    return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, shards)
 
 
 class Home(NamedTuple):
     """Rows of unpooled lookups after they were copied to the output device.
 
     Args:
-        pieces: The column shards that the rows belong to, in order.
+        shards: The column shards that the rows belong to, in order.
         features: The batch whose lengths give the number of rows of each.
         first: Position in that batch of the first shard's feature.
         rows: ``[N, D]``.
     """
 
-    pieces: list[ColumnPiece]
+    shards: list[OutputColumns]
     features: Any
     first: int
     rows: Any
@@ -150,7 +149,7 @@ class InferSharding(ABC):
 
     features: list[str]
     """Features that `dist` takes, in that order; a name may occur twice."""
-    calls: list[list[ColumnPiece]]
+    calls: list[list[OutputColumns]]
     """For each operator call, device after device, the column shards that it returns."""
     lookups: list[DeviceLookup]
     """The lookups, one per device that holds tables that are read."""
@@ -175,16 +174,16 @@ class InferSharding(ABC):
             members = [
                 (table, place)
                 for table in tables
-                for place, piece in enumerate(table.pieces)
-                if piece.rank == rank
+                for place, shard in enumerate(table.shards)
+                if shard.rank == rank
             ]
             shards = [
                 QuantShard(
-                    table.piece_tables[place],
+                    table.shard_tables[place],
                     table.table,
                     packed[table.name],
-                    table.pieces[place].row_offset,
-                    table.pieces[place].column_offset,
+                    table.shards[place].row_offset,
+                    table.shards[place].column_offset,
                     table.features,
                     "sum" if adds else table.pooling,
                 )
@@ -194,15 +193,15 @@ class InferSharding(ABC):
             for position, (table, place) in enumerate(members):
                 self._held[table.name, place] = lookup, position
             ordered = [members[position] for position in lookup.order]
-            reads = [(table, table.pieces[place]) for table, place in ordered if table.features]
+            reads = [(table, table.shards[place]) for table, place in ordered if table.features]
             # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
-            if any(piece.rows for _, piece in reads):
+            if any(shard.rows for _, shard in reads):
                 self.lookups.append(lookup)
                 asked.append(reads)
         self._set_up(asked)
 
     @abstractmethod
-    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, ShardPiece]]]) -> None:
+    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, TableShard]]]) -> None:
         """Set ``features`` and ``calls``, from the shards that each lookup returns, in order."""
 
     def rows_of(self, table: str) -> list[Tensor]:
@@ -240,7 +239,7 @@ class InferSharding(ABC):
 class InferWholeRowsSharding(InferSharding):
     """Table-wise and column-wise tables: a device gets all ids of the features that it looks up."""
 
-    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, ShardPiece]]]) -> None:
+    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, TableShard]]]) -> None:
         self.calls = []
         lists: dict[tuple[str, ...], int] = {}
         self._part_of: list[int] = []
@@ -283,13 +282,13 @@ class InferSplitRowsSharding(InferSharding):
     split.
     """
 
-    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, ShardPiece]]]) -> None:
+    def _set_up(self, asked: Sequence[Sequence[tuple[QuantTable, TableShard]]]) -> None:
         self.features = self.lookups[0].features if asked else []
         self.calls = [_slots(reads) for reads in asked[:1]]
         self._columns = [slot.columns for slots in self.calls for slot in slots]
         # For each feature the first row of each device, and the end of the last.
         self._bounds = [
-            [*(piece.row_offset for _, piece in of_table), of_table[0][0].table.rows]
+            [*(shard.row_offset for _, shard in of_table), of_table[0][0].table.rows]
             for of_table in zip(*asked, strict=True)
             for _ in of_table[0][0].features
         ]
@@ -471,16 +470,16 @@ def on_device(features: Any, device: torch.device) -> Any:
     return features.to(device, non_blocking=device.type != "cpu")
 
 
-def _slots(reads: Sequence[tuple[QuantTable, ShardPiece]]) -> list[ColumnPiece]:
+def _slots(reads: Sequence[tuple[QuantTable, TableShard]]) -> list[OutputColumns]:
     """The column shards that a lookup returns."""
     return [
-        ColumnPiece(key, piece.column_offset, piece.columns)
-        for table, piece in reads
+        OutputColumns(key, shard.column_offset, shard.columns)
+        for table, shard in reads
         for key in table.output_keys
     ]
 
 
-def _cut(slots: list[ColumnPiece], counts: Sequence[int]) -> list[list[ColumnPiece]]:
+def _cut(slots: list[OutputColumns], counts: Sequence[int]) -> list[list[OutputColumns]]:
     starts = [0, *accumulate(counts)]
     return [slots[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
