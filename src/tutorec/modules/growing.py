@@ -476,8 +476,8 @@ def _by_table(
     ids: Tensor, positions: Tensor, counts: list[int], misses: list[int]
 ) -> list[_Lookup]:
     """The lookups of the tables, ``counts`` ids each."""
-    parts = zip(ids.split(counts), positions.split(counts), misses, strict=True)
-    return list(starmap(_Lookup, parts))
+    tables = zip(ids.split(counts), positions.split(counts), misses, strict=True)
+    return list(starmap(_Lookup, tables))
 
 
 def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:
