@@ -1,4 +1,4 @@
-"""A `ManagedCollisionEmbeddingCollection` whose tables and mappings lie on several ranks."""
+"""A `ManagedCollisionEmbeddingCollection` whose tables and mappings are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -44,23 +44,27 @@ class ShardedManagedCollisionEmbeddingCollection(BaseShardedManagedCollisionEmbe
     def _remapped(
         self, ctx: ManagedCollisionCollectionContext, dist_input: Sequence[ArrivedIds]
     ) -> list[ArrivedIds]:
-        mappings, counts = self._managed_collision_collection, [ids.counts for ids in dist_input]
+        mappings = self._managed_collision_collection
+        counts = [ids.counts for ids in dist_input]
         batches = [
             as_batch(ids, keys) for ids, keys in zip(dist_input, mappings.slot_keys, strict=True)
         ]
-        found = mappings.compute(ctx, batches)
-        for batch, remapped in zip(batches, found, strict=True):
-            ids, rows = batch.values().numel(), remapped.values().numel()
+        remapped_batches = mappings.compute(ctx, batches)
+
+        remapped_ids: list[ArrivedIds] = []
+        for batch, remapped, rank_counts in zip(batches, remapped_batches, counts, strict=True):
+            ids = batch.values().numel()
+            rows = remapped.values().numel()
             if ids != rows:
                 raise ValueError(
                     f"{ids} ids of {batch.keys()} are to have a row each, and their mappings have "
                     f"given {rows} of them one: use mappings that have a row for every id "
                     "(disable_fallback=False or no_bag=True)"
                 )
-        return [
-            ArrivedIds(rank_major(each.values(), own), own)
-            for each, own in zip(found, counts, strict=True)
-        ]
+            values = rank_major(remapped.values(), rank_counts)
+            remapped_ids.append(ArrivedIds(values, rank_counts))
+
+        return remapped_ids
 
 
 class ManagedCollisionEmbeddingCollectionSharder(

@@ -1,4 +1,4 @@
-"""What sharded managed collision collections share: tables, mappings, one exchange."""
+"""Base classes of sharded collections with managed collisions: tables, mappings, one exchange."""
 
 from __future__ import annotations
 
@@ -124,21 +124,23 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         with torch.no_grad():
             remapped = self._remapped(ctx, dist_input)
             self._evict(ctx.evictions_per_table)
-        found = self._embedding_module.compute(ctx, remapped)
+
+        embeddings = self._embedding_module.compute(ctx, remapped)
         if not self._allow_in_place_embed_weight_update and torch.is_grad_enabled():
-            for rows in found:
+            for rows in embeddings:
                 if rows.requires_grad:
                     rows.register_hook(partial(self._refuse_reset_rows, self._resets))
-        return found
+
+        return embeddings
 
     @abstractmethod
     def _remapped(self, ctx: ManagedCollisionCollectionContext, dist_input: Any) -> Any:
-        """What has arrived, with rows in place of raw ids."""
+        """The received ids, with rows in place of raw ids."""
 
     def output_dist(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, ctx: ManagedCollisionCollectionContext, output: Any
     ) -> tuple[Any, LazyAwaitable[KeyedJaggedTensor] | None]:
-        """What was looked up, to the ranks of the samples; and the rows, if they are wanted."""
+        """Send the results, and on request the rows, to the ranks of the samples."""
         result = self._embedding_module.output_dist(ctx, output)
         if not self._return_remapped_features:
             return result, None
@@ -153,10 +155,17 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         }
         if not evicted:
             return
-        for held in self._embedding_module.local_shards():
-            if held.table.name in evicted and held.rows:
-                config, rows = self._configs[held.table.name], evicted[held.table.name]
-                reset_rows(config, held.rows[0], rows, self._allow_in_place_embed_weight_update)
+
+        for shard in self._embedding_module.local_shards():
+            name = shard.table.name
+            if name in evicted and shard.rows:
+                reset_rows(
+                    self._configs[name],
+                    shard.rows[0],
+                    evicted[name],
+                    self._allow_in_place_embed_weight_update,
+                )
+
         self._resets += 1
 
     def _refuse_reset_rows(self, resets: int, gradient: torch.Tensor) -> None:
@@ -204,7 +213,8 @@ class BaseManagedCollisionEmbeddingCollectionSharder(CollectionSharder[M]):
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
-        self.e_sharder, self.mc_sharder = e_sharder, mc_sharder
+        self.e_sharder = e_sharder
+        self.mc_sharder = mc_sharder
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
@@ -219,7 +229,9 @@ class BaseManagedCollisionEmbeddingCollectionSharder(CollectionSharder[M]):
         """`ShardingType` values that both tables and mappings can be built for, on any device."""
         known = self.e_sharder.sharding_types(compute_device_type)
         return [
-            each for each in self.mc_sharder.sharding_types(compute_device_type) if each in known
+            sharding_type
+            for sharding_type in self.mc_sharder.sharding_types(compute_device_type)
+            if sharding_type in known
         ]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A `ManagedCollisionEmbeddingBagCollection` whose tables and mappings lie on several ranks."""
+"""A `ManagedCollisionEmbeddingBagCollection` whose tables and mappings are sharded over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mappings of raw ids to rows, on the ranks that hold the rows.
+"""Mappings of raw ids to rows, on the ranks that have the rows.
 
 A raw id is sent once, to the rank that may give it a row; there it is remapped and looked up::
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ _ON_META = torch.device("meta")
 
 @dataclass
 class ManagedCollisionCollectionContext(BatchContext):
-    """What the moves of one batch tell each other.
+    """State of one batch between its exchanges.
 
     Args:
         remapped_kjt: For each sharding every sample's rows of my slots, counted from the first row
@@ -71,12 +71,12 @@ class ManagedCollisionCollectionContext(BatchContext):
 
 
 class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
-    """Rows of my ids that return; ``wait()`` gives my batch with rows in place of raw ids.
+    """The rows of my ids on their way back; ``wait()`` returns my batch with rows for raw ids.
 
     Args:
-        arriving: Of each sharding.
-        orders: Of each sharding: where each row belongs.
-        ctx: Of the batch.
+        arriving: The rows of each sharding.
+        orders: The order of the rows of each sharding.
+        ctx: The context of the batch.
         features: The features of all tables, in the order of the tables.
 
     Source:
@@ -91,20 +91,25 @@ class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
         features: FeatureOrder,
     ) -> None:
         super().__init__()
-        self._arriving, self._orders, self._ctx, self._features = arriving, orders, ctx, features
+        self._arriving = arriving
+        self._orders = orders
+        self._ctx = ctx
+        self._features = features
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         ctx = self._ctx
         assert ctx.features is not None, "input_dist keeps the batch"
         rows: dict[str, torch.Tensor] = {}
-        for part, order, own in zip(
+        for arriving, order, sharding_ctx in zip(
             self._arriving, self._orders, ctx.sharding_contexts, strict=True
         ):
-            rows |= zip(
-                order.keys, order.by_key(part.wait(), own.sent_counts, own.places), strict=True
-            )
+            arrived = arriving.wait()
+            rows_per_key = order.by_key(arrived, sharding_ctx.sent_counts, sharding_ctx.places)
+            rows |= zip(order.keys, rows_per_key, strict=True)
+
         for key, reverse in ctx.reverse_indices.items():
             rows[key] = rows[key].index_select(0, reverse)
+
         batch = self._features.arrange(ctx.features)
         values = torch.cat([rows[key].view(-1) for key in self._features.wanted]).long()
         inverse = ctx.features.inverse_indices_or_none()
@@ -119,18 +124,18 @@ class TableMapping:
 
     Args:
         table: The table.
-        whole: The mapping onto all its rows, on meta: it has no state, and says how ids are hashed
-            and bucketized.
-        held: The mapping onto the rows of this rank; None where it holds none.
+        full: The mapping onto all its rows, on meta: it has no state, and defines how ids are
+            hashed and bucketized.
+        local: The mapping onto the rows of this rank; None if it has none.
         first_row: The first of them.
         width: Raw ids of a bucket; 0: the ids are unbounded.
         bounds: The first bucket of each row range, and the number of buckets.
-        ranks: Who holds each row range.
+        ranks: The rank of each row range.
     """
 
     table: Table
-    whole: ManagedCollisionModule
-    held: ManagedCollisionModule | None
+    full: ManagedCollisionModule
+    local: ManagedCollisionModule | None
     first_row: int
     width: int
     bounds: Sequence[int]
@@ -145,8 +150,16 @@ class TableMapping:
         ]
 
 
-# a mapping, and how many neighbouring slots of this rank look its table up
-_Held = tuple[TableMapping, int]
+class _LocalTable(NamedTuple):
+    """A table of which this rank has shards.
+
+    Args:
+        mapping: Its mapping.
+        slots: How many neighbouring slots of this rank look it up.
+    """
+
+    mapping: TableMapping
+    slots: int
 
 
 class ShardedManagedCollisionCollection(nn.Module):
@@ -191,7 +204,9 @@ class ShardedManagedCollisionCollection(nn.Module):
         use_index_dedup: bool = False,
     ) -> None:
         super().__init__()
-        self._env, self._device, self._use_index_dedup = env, device, use_index_dedup
+        self._env = env
+        self._device = device
+        self._use_index_dedup = use_index_dedup
         self._shardings = list(embedding_shardings)
         self._managed_collision_modules = nn.ModuleDict()
         self.mappings: list[TableMapping] = []
@@ -201,20 +216,22 @@ class ShardedManagedCollisionCollection(nn.Module):
                 self.mappings += self._build(sharding, module)
         except (ValueError, RuntimeError) as error:
             problem = error
+
         ids = {
-            f"table {each.table.name!r}: ids with a row": str(_count_ids(module, each))
-            for each in self.mappings
+            f"table {mapping.table.name!r}: ids with a row": str(_count_ids(module, mapping))
+            for mapping in self.mappings
         }
         check_agreement("sharding a ManagedCollisionCollection", ids, env, problem)
         self.has_ids = any(count != "0" for count in ids.values())
-        self._features_per_table = [len(each.table.features) for each in self.mappings]
+        self._features_per_table = [len(mapping.table.features) for mapping in self.mappings]
         self._need_preprocess = module.need_preprocess
-        self._held = [self._held_slots(sharding) for sharding in self._shardings]
+        self._local_tables = [self._find_local_tables(sharding) for sharding in self._shardings]
         self._orders = [
             RowOrder(sharding.slots, sharding.route, columns=1) for sharding in self._shardings
         ]
         self.slot_keys = [
-            [slot.feature for slot in each.slots.per_rank[env.rank]] for each in self._shardings
+            [slot.feature for slot in sharding.slots.per_rank[env.rank]]
+            for sharding in self._shardings
         ]
         features = [
             feature for config in module.embedding_configs() for feature in config.feature_names
@@ -233,8 +250,9 @@ class ShardedManagedCollisionCollection(nn.Module):
         features._check_numbers()
         ids = features.values().long()
         if self._need_preprocess:
-            parts = zip(self.mappings, features.split(self._features_per_table), strict=True)
-            ids = torch.cat([_preprocessed(mapping, part) for mapping, part in parts])
+            tables = zip(self.mappings, features.split(self._features_per_table), strict=True)
+            ids = torch.cat([_preprocessed(mapping, batch) for mapping, batch in tables])
+
         return features._with_ids(ids, features.weights_or_none())
 
     def compute(
@@ -243,7 +261,8 @@ class ShardedManagedCollisionCollection(nn.Module):
         """All samples' raw ids of this rank's shards -> its rows; in training mappings learn."""
         ctx.arrived = list(dist_input)
         ctx.remapped_kjt = [
-            self._remapped(batch, held) for batch, held in zip(ctx.arrived, self._held, strict=True)
+            self._remapped(batch, local_tables)
+            for batch, local_tables in zip(ctx.arrived, self._local_tables, strict=True)
         ]
         ctx.evictions_per_table = self.evict()
         return ctx.remapped_kjt
@@ -257,108 +276,133 @@ class ShardedManagedCollisionCollection(nn.Module):
             ValueError: A mapping has taken ids out of their lists, so that there is no row for each
                 id.
         """
-        moves = zip(
-            self._shardings, self._held, ctx.arrived, output, ctx.sharding_contexts, strict=True
-        )
-        arriving = [self._send_back(*move) for move in moves]
+        arriving = [
+            self._send_back(*exchange)
+            for exchange in zip(
+                self._shardings,
+                self._local_tables,
+                ctx.arrived,
+                output,
+                ctx.sharding_contexts,
+                strict=True,
+            )
+        ]
         return ManagedCollisionCollectionAwaitable(arriving, self._orders, ctx, self._feature_order)
 
     def evict(self) -> dict[str, torch.Tensor | None]:
         """Table -> reassigned rows of this rank ``[U]``, counted from its first row; or None."""
         evictions: dict[str, torch.Tensor | None] = {}
         for mapping in self.mappings:
-            if mapping.held is not None:
-                rows = mapping.held.evict()
+            if mapping.local is not None:
+                rows = mapping.local.evict()
                 evictions[mapping.table.name] = None if rows is None else rows - mapping.first_row
+
         return evictions
 
     def open_slots(self) -> dict[str, torch.Tensor]:
-        """Table -> rows of mine that no id has ``[1]``."""
+        """Table -> rows of this rank that no id has ``[1]``."""
         return {
-            each.table.name: each.held.open_slots()
-            for each in self.mappings
-            if each.held is not None
+            mapping.table.name: mapping.local.open_slots()
+            for mapping in self.mappings
+            if mapping.local is not None
         }
 
     def row_state(self, prefix: str = "") -> Iterator[tuple[str, Table, torch.Tensor]]:
-        """What is kept per row: name in the state dict, table, the whole ``[R, ...]`` on meta."""
-        for each in self.mappings:
-            for name, value in each.whole.state_dict().items():
-                if name not in each.whole.once_per_table:
-                    yield (
-                        f"{prefix}_managed_collision_modules.{each.table.name}.{name}",
-                        each.table,
-                        value,
-                    )
+        """The states of rows: name in the state dict, table, all rows ``[R, ...]`` on meta."""
+        for mapping in self.mappings:
+            path = f"{prefix}_managed_collision_modules.{mapping.table.name}"
+            for name, value in mapping.full.state_dict().items():
+                if name not in mapping.full.once_per_table:
+                    yield f"{path}.{name}", mapping.table, value
 
     # --- set-up
 
     def _build(
         self, sharding: EmbeddingSharding, module: ManagedCollisionCollection
     ) -> list[TableMapping]:
-        """The mappings of the tables of one sharding, and how raw ids find them."""
-        found = list[TableMapping]()
+        """The mappings of the tables of one sharding; its slots get the buckets of raw ids."""
+        mappings: list[TableMapping] = []
         for table in sharding.slots.tables:
             source = cast(ManagedCollisionModule, module._managed_collision_modules[table.name])
             _check_placed(table)
-            shards = sorted(table.shards, key=lambda shard: shard.row_offset)
-            segments = [*(shard.row_offset for shard in shards if shard.rows), table.rows]
-            whole = source.rebuild_with_output_id_range((0, table.rows), segments, _ON_META)
-            starts: list[int] = getattr(whole, "_output_segments", segments)
-            ends = [*(shard.row_offset for shard in shards), table.rows]
-            if any(row not in starts for row in ends):
-                count = whole.buckets()
-                raise ValueError(
-                    f"table {table.name!r} has {count} buckets of rows, which begin at {starts}, "
-                    f"and the plan cuts it at rows {ends}: a bucket lies on one rank; "
-                    f"row_wise(num_buckets={count}) cuts between buckets"
-                )
-            held, first = None, 0
-            for shard in shards:
-                if shard.rank == self._env.rank and shard.rows:
-                    first, end = shard.row_offset, shard.row_offset + shard.rows
-                    held = source.rebuild_with_output_id_range((first, end), segments, self._device)
-                    self._managed_collision_modules[table.name] = held.train(source.training)
-                    if source.device.type != "meta":
-                        held.load_state_by_row(_rows_of_state(source, first, end))
-            width, bounds = (
-                -(-whole.input_size() // whole.buckets()),
-                [starts.index(row) for row in ends],
-            )
-            ranks = [shard.rank for shard in shards]
-            found.append(TableMapping(table, whole, held, first, width, bounds, ranks))
-        by_feature = [mapping for mapping in found for _ in mapping.table.features]
-        widths, bounds = [each.width for each in by_feature], [each.bounds for each in by_feature]
-        sharding.slots.raw_ids = RawIds(widths, [of_feature[-1] for of_feature in bounds], bounds)
-        return found
+            mappings.append(self._build_mapping(table, source))
 
-    def _held_slots(self, sharding: EmbeddingSharding) -> list[tuple[TableMapping, int]]:
-        """One table's neighbouring shards on this rank: its mapping, and how many shards."""
-        of_table = {each.table.name: each for each in self.mappings}
-        tables = [slot.table.name for slot in sharding.slots.per_rank[self._env.rank]]
-        return [(of_table[name], len(list(slots))) for name, slots in groupby(tables)]
+        by_feature = [mapping for mapping in mappings for _ in mapping.table.features]
+        widths = [mapping.width for mapping in by_feature]
+        bounds = [mapping.bounds for mapping in by_feature]
+        buckets = [mapping.bounds[-1] for mapping in by_feature]
+        sharding.slots.raw_ids = RawIds(widths, buckets, bounds)
+        return mappings
+
+    def _build_mapping(self, table: Table, source: ManagedCollisionModule) -> TableMapping:
+        """The mapping of one table; this rank's rows take the ids of the unsharded mapping."""
+        shards = sorted(table.shards, key=lambda shard: shard.row_offset)
+        segments = [*(shard.row_offset for shard in shards if shard.rows), table.rows]
+        full = source.rebuild_with_output_id_range((0, table.rows), segments, _ON_META)
+        bucket_starts: list[int] = getattr(full, "_output_segments", segments)
+        cuts = [*(shard.row_offset for shard in shards), table.rows]
+        if any(row not in bucket_starts for row in cuts):
+            count = full.buckets()
+            raise ValueError(
+                f"table {table.name!r} has {count} buckets of rows, which begin at "
+                f"{bucket_starts}, and the plan cuts it at rows {cuts}: a bucket lies on one rank; "
+                f"row_wise(num_buckets={count}) cuts between buckets"
+            )
+
+        local = None
+        first = 0
+        for shard in shards:
+            if shard.rank == self._env.rank and shard.rows:
+                first = shard.row_offset
+                end = shard.row_offset + shard.rows
+                local = source.rebuild_with_output_id_range((first, end), segments, self._device)
+                self._managed_collision_modules[table.name] = local.train(source.training)
+                if source.device.type != "meta":
+                    local.load_state_by_row(_row_range(source, first, end))
+
+        return TableMapping(
+            table,
+            full,
+            local,
+            first_row=first,
+            width=-(-full.input_size() // full.buckets()),
+            bounds=[bucket_starts.index(row) for row in cuts],
+            ranks=[shard.rank for shard in shards],
+        )
+
+    def _find_local_tables(self, sharding: EmbeddingSharding) -> list[_LocalTable]:
+        """The tables of one sharding that this rank looks up, in the order of its slots."""
+        mappings = {mapping.table.name: mapping for mapping in self.mappings}
+        names = [slot.table.name for slot in sharding.slots.per_rank[self._env.rank]]
+        return [_LocalTable(mappings[name], len(list(slots))) for name, slots in groupby(names)]
 
     # --- one batch
 
-    def _remapped(self, batch: KeyedJaggedTensor, held: Sequence[_Held]) -> KeyedJaggedTensor:
-        """Raw ids of my slots -> rows, counted from the first that I hold."""
-        if not held:
+    def _remapped(
+        self, batch: KeyedJaggedTensor, local_tables: Sequence[_LocalTable]
+    ) -> KeyedJaggedTensor:
+        """Raw ids of my slots -> rows, counted from the first row of this rank."""
+        if not local_tables:
             return batch
-        parts = zip(batch.split([slots for _, slots in held]), held, strict=True)
-        found = [_remapped_table(part, mapping) for part, (mapping, _) in parts]
-        values = torch.cat([rows for rows, _ in found])
+
+        batches = batch.split([table.slots for table in local_tables])
+        remapped = [
+            _remapped_table(table_batch, table.mapping)
+            for table_batch, table in zip(batches, local_tables, strict=True)
+        ]
+        values = torch.cat([rows for rows, _ in remapped])
         if values.numel() == batch.values().numel():
             return batch._with_ids(values, batch.weights_or_none())
+
         if batch.weights_or_none() is not None:
             raise ValueError(
-                f"the mappings of tables {_names(held)} take ids without a row out of their lists, "
-                "and these ids have weights: use mappings that have a row for every id "
-                "(disable_fallback=False)"
+                f"the mappings of tables {_names(local_tables)} take ids without a row out of "
+                "their lists, and these ids have weights: use mappings that have a row for every "
+                "id (disable_fallback=False)"
             )
-        variable, lengths = (
-            batch.variable_stride_per_key(),
-            torch.cat([lengths for _, lengths in found]),
-        )
+
+        variable = batch.variable_stride_per_key()
+        lengths = torch.cat([lengths for _, lengths in remapped])
         strides = batch._stride_per_key_per_rank if variable else None
         stride = None if variable else batch.stride()
         return KeyedJaggedTensor._from_parts(
@@ -368,7 +412,7 @@ class ShardedManagedCollisionCollection(nn.Module):
     def _send_back(
         self,
         sharding: EmbeddingSharding,
-        held: Sequence[_Held],
+        local_tables: Sequence[_LocalTable],
         arrived: KeyedJaggedTensor,
         remapped: KeyedJaggedTensor,
         ctx: EmbeddingShardingContext,
@@ -376,63 +420,74 @@ class ShardedManagedCollisionCollection(nn.Module):
         """Rows of every rank's ids in my slots -> promise of the rows of my ids."""
         if remapped.values().numel() != arrived.values().numel():
             raise ValueError(
-                f"{arrived.values().numel()} ids have arrived for tables {_names(held)}, and their "
-                f"mappings have taken all but {remapped.values().numel()} out of their lists: use "
-                "mappings that have a row for every id, or return_remapped_features=False"
+                f"{arrived.values().numel()} ids have arrived for tables {_names(local_tables)}, "
+                f"and their mappings have taken all but {remapped.values().numel()} out of their "
+                "lists: use mappings that have a row for every id, or "
+                "return_remapped_features=False"
             )
+
         slots = sharding.slots
-        firsts = [mapping.first_row for mapping, slots in held for _ in range(slots)]
-        numbers = ints_on_device([firsts, arrived.length_per_key()], torch.int64, remapped.device())
+        first_rows: list[int] = []
+        for table in local_tables:
+            first_rows += [table.mapping.first_row] * table.slots
+
+        numbers = ints_on_device(
+            [first_rows, arrived.length_per_key()], torch.int64, remapped.device()
+        )
         rows = remapped.values() + numbers[0].repeat_interleave(
             numbers[1], output_size=remapped.values().numel()
         )
+
         group = slots.process_group()
         if group is None or slots.env.world_size == 1:
             return NoWait(rows)
+
         counts = ctx.arrived_counts or arrived_counts(arrived, ctx)
-        out, into = (
-            [sum(of_rank) for of_rank in counts],
-            [sum(of_rank) for of_rank in ctx.sent_counts],
-        )
+        sent = [sum(slot_counts) for slot_counts in counts]
+        received = [sum(slot_counts) for slot_counts in ctx.sent_counts]
         by_rank = rank_major(rows, counts).to(slots.rows_dtype)
-        return comm.all_to_all(by_rank, out, into, group, REMAPPED_IDS_STAGE)
+        return comm.all_to_all(by_rank, sent, received, group, REMAPPED_IDS_STAGE)
 
 
 def _store_sharded(
     module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any
 ) -> None:
-    """Name the state of every mapping in the state dict, whole, as ShardedTensors."""
+    """Put the state of every mapping into the state dict as ShardedTensors of all rows."""
     if module._env.process_group is None:
         return
-    for key, table, whole in module.row_state(prefix):
-        shards, trailing = [shard for shard in table.shards if shard.rows], list(whole.shape[1:])
-        rectangles = [
-            ([shard.row_offset, *[0] * len(trailing)], [shard.rows, *trailing], shard.rank)
-            for shard in shards
-        ]
-        held = [state_dict.pop(key)] if key in state_dict else []
+
+    for key, table, full in module.row_state(prefix):
+        trailing = list(full.shape[1:])
+        rectangles: list[tuple[list[int], list[int], int]] = []
+        for shard in table.shards:
+            if shard.rows:
+                offsets = [shard.row_offset, *[0] * len(trailing)]
+                rectangles.append((offsets, [shard.rows, *trailing], shard.rank))
+
+        local = [state_dict.pop(key)] if key in state_dict else []
         state_dict[key] = sharded_tensor(
-            whole.shape, rectangles, held, whole.dtype, module._env, module._device
+            full.shape, rectangles, local, full.dtype, module._env, module._device
         )
 
 
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Leave in the state dict what this rank holds."""
-    for key, table, whole in module.row_state(prefix):
+    """Leave in the state dict the rows of this rank."""
+    for key, table, full in module.row_state(prefix):
         value: torch.Tensor | None = state_dict.pop(key, None)
-        mine = next(
-            (shard for shard in table.shards if shard.rank == module._env.rank and shard.rows), None
+        local_shards = (
+            shard for shard in table.shards if shard.rank == module._env.rank and shard.rows
         )
-        if value is None or mine is None:
+        shard = next(local_shards, None)
+        if value is None or shard is None:
             continue
-        sizes = [mine.rows, *whole.shape[1:]]
-        offsets = [mine.row_offset, *[0] * (len(sizes) - 1)]
-        is_sharded = isinstance(value, ShardedTensor)
-        state_dict[key] = (
-            local_shard(value, offsets, sizes, f"the mapping of table {table.name!r}")
-            if is_sharded
-            else value[mine.row_offset : mine.row_offset + mine.rows]
-        )
+
+        if isinstance(value, ShardedTensor):
+            sizes = [shard.rows, *full.shape[1:]]
+            offsets = [shard.row_offset, *[0] * (len(sizes) - 1)]
+            owner = f"the mapping of table {table.name!r}"
+            state_dict[key] = local_shard(value, offsets, sizes, owner)
+        else:
+            state_dict[key] = value[shard.row_offset : shard.row_offset + shard.rows]
 
 
 def as_batch(ids: ArrivedIds, keys: Sequence[str]) -> KeyedJaggedTensor:
@@ -449,18 +504,22 @@ def as_batch(ids: ArrivedIds, keys: Sequence[str]) -> KeyedJaggedTensor:
         >>> batch.values().tolist(), batch.lengths().tolist()
         ([1, 3, 4, 2], [1, 2, 1, 0])
     """
-    by_slot = [list(of_slot) for of_slot in zip(*ids.counts, strict=True)] if keys else []
-    values = (
-        feature_major(ids.values.split([sum(c) for c in ids.counts]), ids.counts)
-        if keys
-        else ids.values
-    )
-    lengths = ints_on_device(
-        [count for of_slot in by_slot for count in of_slot], torch.int64, values.device
-    )
-    per_key = [sum(of_slot) for of_slot in by_slot]
+    counts_per_slot: list[list[int]] = []
+    values = ids.values
+    if keys:
+        counts_per_slot = _transposed(ids.counts)
+        per_rank = ids.values.split([sum(slot_counts) for slot_counts in ids.counts])
+        values = feature_major(per_rank, ids.counts)
+
+    lengths = [count for rank_counts in counts_per_slot for count in rank_counts]
     return KeyedJaggedTensor._from_parts(
-        list(keys), values, None, lengths, None, len(ids.counts), per_key
+        list(keys),
+        values,
+        None,
+        ints_on_device(lengths, torch.int64, values.device),
+        None,
+        len(ids.counts),
+        [sum(rank_counts) for rank_counts in counts_per_slot],
     )
 
 
@@ -471,18 +530,27 @@ def rank_major(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.T
         >>> rank_major(torch.tensor([1, 3, 4, 2]), [[1, 1], [2, 0]])
         tensor([1, 2, 3, 4])
     """
-    by_slot = [list(of_slot) for of_slot in zip(*counts, strict=True)]
-    return feature_major(values.split([sum(c) for c in by_slot]), by_slot) if by_slot else values
+    counts_per_slot = _transposed(counts)
+    if not counts_per_slot:
+        return values
+
+    per_slot = values.split([sum(rank_counts) for rank_counts in counts_per_slot])
+    return feature_major(per_slot, counts_per_slot)
+
+
+def _transposed(counts: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(column) for column in zip(*counts, strict=True)]
 
 
 def arrived_counts(batch: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> list[list[int]]:
     """Ids per rank and shard ``[W][slots]`` of a batch ordered by rank. A sync point."""
-    slots, ranks = len(batch.keys()), range(len(ctx.batch_size_per_rank))
+    slots = len(batch.keys())
+    ranks = range(len(ctx.batch_size_per_rank))
     samples = ctx.batch_size_per_rank_per_feature or [
         [size] * slots for size in ctx.batch_size_per_rank
     ]
-    of_lists = [samples[rank][slot] for slot in range(slots) for rank in ranks]
-    counts = ids_by_offsets(batch.offsets(), of_lists)
+    lists = [samples[rank][slot] for slot in range(slots) for rank in ranks]
+    counts = ids_by_offsets(batch.offsets(), lists)
     return [counts[rank :: len(ranks)] for rank in ranks]
 
 
@@ -494,43 +562,46 @@ def _count_ids(module: ManagedCollisionCollection, mapping: TableMapping) -> int
     return int((source.state_by_row()[source.row_ids] != NO_ID).sum())
 
 
-def _rows_of_state(source: ManagedCollisionModule, first: int, end: int) -> dict[str, torch.Tensor]:
-    """The state of a part of the rows."""
-    state = source.state_by_row().items()
-    return {
-        name: value if name in source.once_per_table else value[first:end] for name, value in state
-    }
+def _row_range(source: ManagedCollisionModule, first: int, end: int) -> dict[str, torch.Tensor]:
+    """The state of a range of rows."""
+    state: dict[str, torch.Tensor] = {}
+    for name, value in source.state_by_row().items():
+        state[name] = value if name in source.once_per_table else value[first:end]
+
+    return state
 
 
-def _names(held: Sequence[_Held]) -> list[str]:
-    return [mapping.table.name for mapping, _ in held]
+def _names(local_tables: Sequence[_LocalTable]) -> list[str]:
+    return [table.mapping.table.name for table in local_tables]
 
 
 def _preprocessed(mapping: TableMapping, batch: KeyedJaggedTensor) -> torch.Tensor:
-    """The ids of one table as its mapping wants them ``[N]``."""
+    """The ids of one table after ``preprocess`` of its mapping ``[N]``."""
     name = mapping.table.name
     lists = jagged_from_parts(batch.values().long(), None, batch.lengths(), None)
-    return mapping.whole.preprocess({name: lists})[name].values()
+    return mapping.full.preprocess({name: lists})[name].values()
 
 
 def _remapped_table(
     batch: KeyedJaggedTensor, mapping: TableMapping
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's rows for one table's ids, counted from its first row, and list lengths."""
-    module = mapping.held
-    if module is None:  # no row is here, and no id was sent
+    module = mapping.local
+    if module is None:  # this rank has no row of the table, and no id was sent to it
         return batch.values(), batch.lengths()
-    counts = torch.tensor(batch.length_per_key()) if module.wants_feature_lengths else None
-    features = {
-        mapping.table.name: jagged_from_parts(batch.values(), counts, batch.lengths(), None)
-    }
-    if module._enable_per_feature_lookups and any(
-        key.endswith(module.read_only_suffix) for key in batch.keys()
-    ):
+
+    has_read_only_keys = any(key.endswith(module.read_only_suffix) for key in batch.keys())
+    if module._enable_per_feature_lookups and has_read_only_keys:
         features = batch.to_dict()
-    found = module.remap(module.profile(features)).values()
-    rows = torch.cat([lists.values() for lists in found])
-    return rows - mapping.first_row, torch.cat([lists.lengths() for lists in found])
+    else:
+        counts = torch.tensor(batch.length_per_key()) if module.wants_feature_lengths else None
+        lists = jagged_from_parts(batch.values(), counts, batch.lengths(), None)
+        features = {mapping.table.name: lists}
+
+    remapped = module.remap(module.profile(features)).values()
+    rows = torch.cat([lists.values() for lists in remapped])
+    lengths = torch.cat([lists.lengths() for lists in remapped])
+    return rows - mapping.first_row, lengths
 
 
 def _check_placed(table: Table) -> None:
@@ -539,12 +610,13 @@ def _check_placed(table: Table) -> None:
     Raises:
         ValueError: It is such a plan.
     """
-    types = [kind.value for kind in MANAGED_SHARDINGS]
+    types = [sharding_type.value for sharding_type in MANAGED_SHARDINGS]
     if table.sharding_type not in MANAGED_SHARDINGS:
         raise ValueError(
             f"table {table.name!r} remaps ids, and the plan shards it {table.sharding_type.value}: "
             f"use one of {types}, which keep the whole row of an id on one rank"
         )
+
     if table.kernel is EmbeddingComputeKernel.DENSE:
         raise ValueError(
             f"table {table.name!r} remaps ids, and has the compute kernel 'dense', whose optimizer "
@@ -609,9 +681,9 @@ class InferManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         embedding_shardings: Sequence[Any],
         device: torch.device | None = None,
     ) -> ManagedCollisionCollection:
-        """The mappings themselves where they are on the device, else copies."""
+        """The mappings themselves if they are on the device, else copies."""
         device = torch.device(device or "cpu")
-        mappings = {name: each.on(device) for name, each in module._modules_by_table()}
+        mappings = {name: mapping.on(device) for name, mapping in module._modules_by_table()}
         if [*mappings.values()] == [*module._managed_collision_modules.values()]:
             return module
         configs = module.embedding_configs()

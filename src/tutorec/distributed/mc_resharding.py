@@ -1,4 +1,4 @@
-"""Brings ids of mappings from another plan or an unsharded module to their new ranks.
+"""Move the ids of mappings that come from another plan or an unsharded module to their owners.
 
 A stored mapping is cut by rows, as its table is. Under another number of ranks the owner of an id
 may be another rank than the one that holds its row. The id then moves there, with its row, the
@@ -39,7 +39,7 @@ def move_ids_to_owners(
     mappings: ShardedManagedCollisionCollection,
     configs: Mapping[str, BaseEmbeddingConfig],
 ) -> None:
-    """Send ids whose row lies on another rank than their owner there, with their row. A collective.
+    """Send ids whose row is on another rank to their owner, with their row. A collective.
 
     Where an owner has fewer open rows than ids arrive, the ids that have the smallest numbers in
     the first state of the mapping's policy (counts, or the last access) lose their row, and a
@@ -53,17 +53,18 @@ def move_ids_to_owners(
     env = tables.env
     if env.world_size == 1:
         return
-    weights = {held.table.name: held.rows for held in tables.local_shards()}
+
+    weights = {shard.table.name: shard.rows for shard in tables.local_shards()}
     for mapping in mappings.mappings:
         name = mapping.table.name
-        if mapping.whole.row_ids is None or not mapping.table.splits_rows:
+        if mapping.full.row_ids is None or not mapping.table.splits_rows:
             continue
+
         rows = _TableRows(mapping, weights[name], configs[name], tables.device, env)
-        arrived = rows.exchange()
-        lost = rows.place(*arrived)
-        dropped = sum(
-            of_rank[0] for of_rank in comm.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
-        )
+        received = rows.exchange()
+        lost = rows.assign(*received)
+        lost_per_rank = comm.all_gather_ints([lost], _group(env), MOVED_IDS_STAGE)
+        dropped = sum(counts[0] for counts in lost_per_rank)
         if dropped and env.rank == 0:
             _logger.warning(
                 "table %r: %d ids lose their rows: their owners have no open row left",
@@ -73,7 +74,7 @@ def move_ids_to_owners(
 
 
 class _TableRows:
-    """The rows of one table on this rank: their ids, their state, their values.
+    """The rows of one table on this rank: their ids, states and values.
 
     Args:
         mapping: The mapping.
@@ -91,77 +92,98 @@ class _TableRows:
         device: torch.device,
         env: ShardingEnv,
     ) -> None:
-        self._module, self._config, self._env = mapping.held, config, env
-        whole = [
-            name
-            for name in mapping.whole.state_by_row()
-            if name not in mapping.whole.once_per_table
+        self._module = mapping.local
+        self._config = config
+        self._env = env
+        names = [
+            name for name in mapping.full.state_by_row() if name not in mapping.full.once_per_table
         ]
-        self._state = (
-            {name: torch.empty(0, dtype=torch.int64, device=device) for name in whole}
-            if self._module is None
-            else {name: each for name, each in self._module.state_by_row().items() if name in whole}
-        )
-        self._weight = (
-            weights[0] if weights else torch.empty(0, mapping.table.columns, device=device)
-        )
-        self._kept = [
-            value
-            for optimizer in getattr(self._weight, "_in_backward_optimizers", ())
-            for value in optimizer.state.get(self._weight, {}).values()
-            if isinstance(value, torch.Tensor) and value.shape[:1] == self._weight.shape[:1]
-        ]
-        ids = self._ids = self._state[str(mapping.whole.row_ids)]
-        self._owners = mapping.owners(ids)
-        elsewhere = self._owners != env.rank
-        elsewhere[-1:] = True  # ids without a row share the last row of a rank
-        self._leaves = (ids != NO_ID) & elsewhere
+        self._state: dict[str, torch.Tensor] = {}
+        if self._module is None:
+            for name in names:
+                self._state[name] = torch.empty(0, dtype=torch.int64, device=device)
+        else:
+            state = self._module.state_by_row()
+            for name in names:
+                self._state[name] = state[name]
+
+        if weights:
+            self._weight = weights[0]
+        else:
+            self._weight = torch.empty(0, mapping.table.columns, device=device)
+
+        self._optimizer_states: list[torch.Tensor] = []
+        for optimizer in getattr(self._weight, "_in_backward_optimizers", ()):
+            for value in optimizer.state.get(self._weight, {}).values():
+                if isinstance(value, torch.Tensor) and value.shape[:1] == self._weight.shape[:1]:
+                    self._optimizer_states.append(value)
+
+        self._ids = self._state[str(mapping.full.row_ids)]
+        self._owners = mapping.owners(self._ids)
+        has_other_owner = self._owners != env.rank
+        has_other_owner[-1:] = True  # ids without a row share the last row of a rank
+        self._leaves = (self._ids != NO_ID) & has_other_owner
 
     def exchange(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send what leaves to its owners -> received states ``[N, S]``, values ``[N, numbers]``."""
-        group, me = _group(self._env), self._env.rank
+        """Send the leaving ids to their owners -> states ``[N, S]``, values ``[N, numbers]``."""
+        group = _group(self._env)
         rows = self._leaves.nonzero().view(-1)
         rows = rows[self._owners[rows].argsort(stable=True)]
-        counts = self._owners[rows].bincount(minlength=self._env.world_size).tolist()
-        into = [of_rank[me] for of_rank in comm.all_gather_ints(counts, group, MOVED_IDS_STAGE)]
+        sent_counts = self._owners[rows].bincount(minlength=self._env.world_size).tolist()
+        counts_per_rank = comm.all_gather_ints(sent_counts, group, MOVED_IDS_STAGE)
+        received_counts = [counts[self._env.rank] for counts in counts_per_rank]
+
         states = torch.stack([state[rows] for state in self._state.values()], dim=1)
         values = torch.cat(
             [
-                each[rows].reshape(len(rows), prod(each.shape[1:]))
-                for each in (self._weight, *self._kept)
+                tensor[rows].reshape(len(rows), prod(tensor.shape[1:]))
+                for tensor in (self._weight, *self._optimizer_states)
             ],
             dim=1,
         )
-        arrived = list[torch.Tensor]()
-        for sent in (states, values):
-            width = sent.shape[1]
-            sizes = [count * width for count in counts], [count * width for count in into]
-            flat = comm.all_to_all(sent.reshape(-1), *sizes, group, MOVED_IDS_STAGE).wait()
-            arrived.append(flat.view(-1, width))
-        return arrived[0], arrived[1]
 
-    def place(self, states: torch.Tensor, values: torch.Tensor) -> int:
-        """Give what has arrived open rows; returns how many ids there is none for."""
+        received: list[torch.Tensor] = []
+        for matrix in (states, values):
+            width = matrix.shape[1]
+            flat = comm.all_to_all(
+                matrix.reshape(-1),
+                [count * width for count in sent_counts],
+                [count * width for count in received_counts],
+                group,
+                MOVED_IDS_STAGE,
+            ).wait()
+            received.append(flat.view(-1, width))
+
+        return received[0], received[1]
+
+    def assign(self, states: torch.Tensor, values: torch.Tensor) -> int:
+        """Give received ids open rows; returns the number of ids that got none."""
         if self._module is None:
             return 0
-        left = self._leaves.nonzero().view(-1)
+
+        left_rows = self._leaves.nonzero().view(-1)
         for state in self._state.values():
-            state[left] = 0
-        self._ids[left] = NO_ID
-        if left.numel():
-            reset_rows(self._config, self._weight, left)
+            state[left_rows] = 0
+
+        self._ids[left_rows] = NO_ID
+        if left_rows.numel():
+            reset_rows(self._config, self._weight, left_rows)
+
         open_rows = (self._ids[:-1] == NO_ID).nonzero().view(-1)
-        first = states[:, min(1, states.shape[1] - 1)]  # the ids come before the policy's own
-        ranked = first.argsort(descending=True, stable=True)[: open_rows.numel()]
-        taken = open_rows[: ranked.numel()]
+        priority = states[:, min(1, states.shape[1] - 1)]  # after the ids: the policy's first state
+        ranked = priority.argsort(descending=True, stable=True)[: open_rows.numel()]
+        rows = open_rows[: ranked.numel()]
         for index, state in enumerate(self._state.values()):
-            state[taken] = states[ranked, index]
-        targets = (self._weight, *self._kept)
-        widths = [prod(target.shape[1:]) for target in targets]
-        for target, own in zip(targets, values[ranked].split(widths, dim=1), strict=True):
-            target[taken] = own.view(-1, *target.shape[1:])
+            state[rows] = states[ranked, index]
+
+        tensors = (self._weight, *self._optimizer_states)
+        widths = [prod(tensor.shape[1:]) for tensor in tensors]
+        received = values[ranked].split(widths, dim=1)
+        for tensor, tensor_values in zip(tensors, received, strict=True):
+            tensor[rows] = tensor_values.view(-1, *tensor.shape[1:])
+
         self._module.load_state_by_row({**self._module.state_by_row(), **self._state})
-        return len(states) - len(taken)
+        return len(states) - len(rows)
 
 
 def _group(env: ShardingEnv) -> Any:

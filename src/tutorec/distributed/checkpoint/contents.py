@@ -272,11 +272,11 @@ def _add_table_mapping(contents: Contents, prefix: str, mapping: TableMapping, r
             bounds = shard
             break
 
-    local = mapping.held
+    local = mapping.local
     state = local.state_by_row() if local is not None else {}
-    for key, empty in mapping.whole.state_by_row().items():
+    for key, empty in mapping.full.state_by_row().items():
         name = prefix + key
-        is_once = key in mapping.whole.once_per_table
+        is_once = key in mapping.full.once_per_table
         shape = empty.shape if is_once else (0, *empty.shape[1:])
         value = state.get(key, torch.zeros(shape, dtype=empty.dtype))
 
