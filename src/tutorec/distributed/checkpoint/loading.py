@@ -20,8 +20,10 @@ from tutorec.distributed.checkpoint.contents import (
 )
 from tutorec.distributed.checkpoint.entries import Entry, Form, Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder
-from tutorec.distributed.checkpoint.index import StoredTensor
-from tutorec.distributed.checkpoint.manifest import file_errors
+from tutorec.distributed.checkpoint.manifest import (
+    StoredTensor,
+    file_errors,
+)
 from tutorec.distributed.checkpoint.ranks import CheckpointRanks, error_text, in_all_replicas
 from tutorec.distributed.checkpoint.reading import CheckpointFiles, CheckpointInfo
 from tutorec.distributed.checkpoint.states import check_rule, match_states, new_state

@@ -89,20 +89,16 @@ class CheckpointRanks:
             raise error
         if self._group is None and isinstance(error, CheckpointError):
             raise error
-        raise CheckpointError(f"{self._operation} failed{self._failures(texts)}") from error
-
-    def _failures(self, texts: list[str | None]) -> str:
-        """What failed on which ranks; ranks with equal errors are named together."""
         if self._group is None:
-            return f": {texts[0]}"
+            raise CheckpointError(f"{self._operation} failed: {texts[0]}") from error
 
+        # Ranks that read a damaged file have equal errors and are named together.
         ranks_by_text: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             if text is not None:
                 ranks_by_text.setdefault(text, []).append(rank)
-
-        lines = [f"{named_ranks(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
-        return " on " + "; ".join(lines)
+        failures = [f"{named_ranks(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
+        raise CheckpointError(f"{self._operation} failed on {'; '.join(failures)}") from error
 
     @contextmanager
     def _exchange(self) -> Generator[None, None, None]:

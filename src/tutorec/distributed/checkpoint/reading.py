@@ -27,14 +27,17 @@ from tutorec._kernels.unwritten import copy_written_rows
 from tutorec._loaded import value_problem, values_decide
 from tutorec.distributed.checkpoint.entries import Request, row_requests
 from tutorec.distributed.checkpoint.folder import Folder, path_below
-from tutorec.distributed.checkpoint.index import Index, StoredTensor, parse_index, torch_metadata
 from tutorec.distributed.checkpoint.manifest import (
     VERSION,
+    Index,
     Manifest,
+    StoredTensor,
     check_size,
     check_sizes,
     file_errors,
+    parse_index,
     read_manifest,
+    torch_metadata,
 )
 from tutorec.distributed.plan.geometry import TableShard
 from tutorec.errors import CheckpointError

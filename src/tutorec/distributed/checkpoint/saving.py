@@ -24,20 +24,18 @@ from tutorec._kernels.older_torch import forget_written_block
 from tutorec._kernels.unwritten import is_all_zero
 from tutorec.distributed.checkpoint.contents import Contents, collect_contents, process_group
 from tutorec.distributed.checkpoint.folder import Folder, new_id
-from tutorec.distributed.checkpoint.index import (
-    Block,
-    Index,
-    StoredTensor,
-    index_to_text,
-    torch_metadata,
-)
 from tutorec.distributed.checkpoint.manifest import (
     MANIFEST,
     METADATA,
+    Block,
     FileRecord,
+    Index,
     Manifest,
+    StoredTensor,
     check_sizes,
+    index_to_text,
     remove_unlisted,
+    torch_metadata,
     unlisted_files,
 )
 from tutorec.distributed.checkpoint.ranks import CheckpointRanks, in_first_replica

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from tutorec.distributed.checkpoint.contents import Parameter
-from tutorec.distributed.checkpoint.index import StoredTensor
+from tutorec.distributed.checkpoint.manifest import (
+    StoredTensor,
+)
 from tutorec.errors import CheckpointError
 
 # torch's names of Adagrad and Adam states, by the names of fused kernels, whose first is momentum1.
