@@ -9,7 +9,7 @@ JOBS ?= 2
 TORCH ?=
 RUN   ?=
 # Of `make bench`: names of benchmarks; `python -m benchmarks --help` lists them.
-BENCH ?= import backends validation kjt ebc quant sharded
+BENCH ?= import backends kjt ebc quant sharded
 # Of `make unpinned`: paths of tests; by default all.
 TESTS ?=
 # A chapter by its number (05), or a notebook by its name, with or without folder and ending.

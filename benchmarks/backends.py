@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.ebc import require_close
-from benchmarks.harness import Bar, Report, Sample, compare, interleave, machine, time_call
-from benchmarks.peer import on_one_thread, random_bags
+from benchmarks.harness import Bar, Report, machine
+from benchmarks.library import RATE, Sizes, finish, fresh_batches
+from benchmarks.rows import Row, add_row, threads, time_row
 from benchmarks.runner import Options
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.jagged import lengths_to_offsets
@@ -21,9 +22,8 @@ from tutorec._kernels.tbe_build import build_table_batch
 NAME = "backends"
 ROUNDS = 30
 
-_TABLES, _ROWS, _COLUMNS, _BATCH, _POOLING = 26, 30_000, 64, 256, 10
-_RATE = 0.01
-_Ids = tuple[Tensor, Tensor]
+_SIZES = Sizes(calls=1)
+_BAR = Bar("at most", 2.0)
 
 
 def run(options: Options) -> Report:
@@ -42,86 +42,63 @@ def run(options: Options) -> Report:
         raise ValueError(
             f"bench {NAME} needs both backends, and fbgemm cannot be had here: {backend().reason}"
         )
-    with on_one_thread():
-        ops = {name: _build(name) for name in ("torch", "fbgemm")}
-        _require_equal(ops)
-        samples = interleave(_variants(ops), options.rounds, warmup=3)
-    bar = Bar("at most", 2.0)
-    pairs = [(f"torch {case}", f"fbgemm {case}") for case in ("forward", "step")]
-    return Report(
-        name=NAME,
-        settings={
-            "tables": f"{_TABLES} x {_ROWS} x {_COLUMNS}",
-            "B": _BATCH,
-            "ids per bag": _POOLING,
-            "optimizer": "rowwise_adagrad",
-            "threads": 1,
-        },
-        samples=samples,
-        comparisons=[
-            compare(samples, *pair, clock=clock, bar=bar if clock == "cpu" else None)
-            for pair in pairs
-            for clock in ("cpu", "wall")
-        ],
-        context=machine(),
-    )
+    sizes = options.fit(_SIZES)
+    settings = {
+        "tables": str(sizes),
+        "B": sizes.samples,
+        "ids per bag": sizes.pooling,
+        "threads": 1,
+    }
+    report = Report(NAME, settings, context=machine())
+
+    with threads():
+        tables = {name: _build(name, sizes) for name in ("fbgemm", "torch")}
+        for name, operation in {"forward": _forward, "step": _step}.items():
+            calls = {side: operation(tables[side]) for side in tables}
+            states = {side: _weights(tables[side]) for side in tables}
+            row = Row(name, calls, lambda _, number: _ids(sizes, number), states)
+            timed = time_row(row, options.rounds)
+            bars = {"torch": _BAR}
+            add_row(report, name, timed, bars, ["cpu", "wall"], "cpu", reference="fbgemm")
+    return report
 
 
-def _build(name: str) -> TableBatch:
+def _build(name: str, sizes: Sizes) -> TableBatch:
     spec = GroupSpec(
-        tables=tuple(TableSpec(f"t{i}", _ROWS, _COLUMNS) for i in range(_TABLES)),
-        feature_tables=tuple(range(_TABLES)),
+        tables=tuple(TableSpec(key, sizes.rows, sizes.columns) for key in sizes.keys()),
+        feature_tables=tuple(range(sizes.tables)),
     )
     generator = torch.Generator().manual_seed(0)
-    weights = [torch.rand(_ROWS, _COLUMNS, generator=generator) - 0.5 for _ in range(_TABLES)]
+    shape = (sizes.rows, sizes.columns)
+    weights = [torch.rand(shape, generator=generator) - 0.5 for _ in spec.tables]
+
     with use_backend(name):
         return build_table_batch(
             spec,
-            optimizer=OptimizerSpec("rowwise_adagrad", learning_rate=_RATE),
+            optimizer=OptimizerSpec("rowwise_adagrad", learning_rate=RATE),
             device=torch.device("cpu"),
             weights=weights,
         )
 
 
-def _ids(number: int) -> _Ids:
-    """Fresh ids and offsets of a round; the same for every variant of it."""
-    generator = torch.Generator().manual_seed(1000 + number)
-    ids, lengths = random_bags(generator, _TABLES * _BATCH, _POOLING, _ROWS)
-    return ids, lengths_to_offsets(lengths)
+def _ids(sizes: Sizes, number: int) -> list[tuple[Tensor, Tensor]]:
+    """Fresh ids and offsets of a round; the same for both backends."""
+    batches = fresh_batches(sizes, number)
+    return [(ids, lengths_to_offsets(lengths)) for _, ids, lengths in batches]
 
 
-def _require_equal(ops: dict[str, TableBatch]) -> None:
-    """One step each on the same ids: same outputs, same rows afterwards."""
-    outputs = {name: _step(op, _ids(-1000)) for name, op in ops.items()}
-    rows = {name: torch.cat(op.table_weights()) for name, op in ops.items()}
-    for title, results in (("pooled rows", outputs), ("updated rows", rows)):
-        require_close(title, {name: [result] for name, result in results.items()})
+def _weights(tables: TableBatch) -> Callable[[], dict[str, Tensor]]:
+    return lambda: {"rows": torch.cat(tables.table_weights())}
 
 
-@torch.no_grad()
-def _forward(op: TableBatch, ids: _Ids) -> Tensor:
-    return op(*ids)
+def _forward(tables: TableBatch) -> Callable[[Any], Tensor]:
+    return torch.no_grad()(lambda batch: finish(tables(*batch)))
 
 
-def _step(op: TableBatch, ids: _Ids) -> Tensor:
-    pooled = op(*ids)
-    pooled.sum().backward()
-    return pooled.detach()
+def _step(tables: TableBatch) -> Callable[[Any], Tensor]:
+    def step(batch: Any) -> Tensor:
+        pooled = tables(*batch)
+        pooled.sum().backward()
+        return finish(pooled.detach())
 
-
-def _variants(ops: dict[str, TableBatch]) -> dict[str, Callable[[int], Sample]]:
-    def measure(
-        call: Callable[[TableBatch, _Ids], Tensor], op: TableBatch
-    ) -> Callable[[int], Sample]:
-        def sample(number: int) -> Sample:
-            ids = _ids(number)
-            return time_call(lambda: float(call(op, ids)[-1, -1]))
-
-        return sample
-
-    cases = {"forward": _forward, "step": _step}
-    return {
-        f"{name} {case}": measure(call, op)
-        for case, call in cases.items()
-        for name, op in ops.items()
-    }
+    return step

@@ -22,22 +22,14 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import (
-    Bar,
-    Comparison,
-    Report,
-    Sample,
-    compare,
-    interleave,
-    machine,
-    time_call,
-)
-from benchmarks.peer import chosen, on_one_thread
+from benchmarks.harness import Bar, Report, Sample, compare, interleave, machine, time_call
+from benchmarks.library import RATE, Sizes, chosen
+from benchmarks.rows import Row, add_row, threads, time_row
 from benchmarks.runner import Options
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pages import drop_pages
@@ -54,12 +46,14 @@ NAME = "cache"
 ROUNDS = 30
 SIZES = ("1", "5", "10", "20", "50")  # % of the rows
 
-TABLES, ROWS, COLUMNS, POOLING, EXPONENT = 26, 100_000, 64, 10, 1.05
-BATCH, FEW = 512, 32  # samples of a step; of one that reads from the disk
-WARMUP, STEPS, FEW_STEPS = 300, 32, 4
+_SIZES = Sizes(rows=100_000, samples=512, calls=32)
+_COLD = replace(_SIZES, samples=32, calls=4)  # steps that read from the disk
+_EXPONENT = 1.05
+_WARMUP = 300
 _JUDGED = "10"
 _OF_MEMORY = Bar("at least", 0.6)
 _PAGE = 4096
+_IN_MEMORY = "all rows in memory"
 
 _Batch = tuple[Tensor, Tensor]
 
@@ -76,91 +70,51 @@ def run(options: Options) -> Report:
     Raises:
         ValueError: A size that there is not.
     """
-    sizes = chosen(SIZES, options.sizes, "--sizes")
+    shares = chosen(SIZES, options.sizes, "--sizes")
+    sizes = options.fit(_SIZES)
     settings = {
-        "tables": f"{TABLES} x {ROWS:,} x {COLUMNS}",
-        "B": BATCH,
-        "ids per bag": POOLING,
-        "exponent": EXPONENT,
-        "steps a sample": STEPS,
+        "tables": str(sizes),
+        "B": sizes.samples,
+        "ids per bag": sizes.pooling,
+        "exponent": _EXPONENT,
+        "steps a sample": sizes.calls,
         "threads": 1,
     }
     report = Report(NAME, settings, context=machine())
-    with on_one_thread(), tempfile.TemporaryDirectory() as folder:
-        in_memory = _build(None)
-        for size in sizes:
-            _beside_memory(report, in_memory, _spec(size, "lru", folder), options.rounds)
-        if _JUDGED in sizes:
-            _beside_memory(report, in_memory, _spec(_JUDGED, "lfu", folder), options.rounds)
+    with threads(), tempfile.TemporaryDirectory() as folder:
+        in_memory = _build(sizes, None)
+        caches = [_spec(sizes, share, "lru", folder) for share in shares]
+        if _JUDGED in shares:
+            caches.append(_spec(sizes, _JUDGED, "lfu", folder))
+        for cache in caches:
+            _run_beside_memory(report, in_memory, cache, sizes, options.rounds)
         del in_memory
-        if _JUDGED in sizes:
-            _beside_file(report, folder, options.rounds)
+        if _JUDGED in shares:
+            _run_beside_file(report, folder, sizes, options.fit(_COLD), options.rounds)
     return report
 
 
-def _spec(size: str, algorithm: CacheAlgorithm, folder: str) -> CacheSpec:
-    return CacheSpec((ROWS * int(size) // 100,) * TABLES, algorithm, folder)
+def _spec(sizes: Sizes, share: str, algorithm: CacheAlgorithm, folder: str) -> CacheSpec:
+    return CacheSpec((sizes.rows * int(share) // 100,) * sizes.tables, algorithm, folder)
 
 
-def _build(cache: CacheSpec | None) -> TableBatch:
+def _build(sizes: Sizes, cache: CacheSpec | None) -> TableBatch:
     torch.manual_seed(0)
-    tables = tuple(TableSpec(f"t{table}", ROWS, COLUMNS) for table in range(TABLES))
-    rule = OptimizerSpec("rowwise_adagrad", 0.01)
+    tables = tuple(TableSpec(key, sizes.rows, sizes.columns) for key in sizes.keys())
     return build_table_batch(
-        GroupSpec(tables, tuple(range(TABLES))),
-        optimizer=rule,
+        GroupSpec(tables, tuple(range(sizes.tables))),
+        optimizer=OptimizerSpec("rowwise_adagrad", RATE),
         device=torch.device("cpu"),
         cache=cache,
     )
 
 
-def _beside_memory(report: Report, in_memory: TableBatch, spec: CacheSpec, rounds: int) -> None:
-    """A cache of one size beside tables in memory."""
-    cached = cast(CachedTableBatch, _build(spec))
-    name = f"{spec.rows[0] * 100 // ROWS} % of the rows, {spec.algorithm}"
-    for number in range(WARMUP):
-        _step(cached, _draw(-1 - number, BATCH))
-    counted = replace(cached.counts)
-    variants: dict[str, Callable[[int], Sample]] = {
-        "all rows in memory": lambda number: _steps(in_memory, number),
-        name: lambda number: _steps(cached, number),
-    }
-    samples = interleave(variants, rounds)
-    judged = name == f"{_JUDGED} % of the rows, lru"
-    for clock in ("cpu", "wall"):
-        bar = _OF_MEMORY if judged and clock == "cpu" else None
-        report.comparisons.append(
-            compare(samples, "all rows in memory", name, clock=clock, bar=bar)
-        )
-    report.samples |= {
-        f"{one} (beside {name})" if one != name else one: timings
-        for one, timings in samples.items()
-    }
-    report.notes.append(_counted(name, spec, counted, cached.counts, report.comparisons[-1]))
-
-
-def _counted(
-    name: str, spec: CacheSpec, before: CacheCounts, after: CacheCounts, wall: Comparison
-) -> str:
-    """What a cache did in between, as a sentence."""
-    counts = CacheCounts(
-        after.lookups - before.lookups, after.read - before.read, after.written - before.written
-    )
-    ids = BATCH * TABLES * POOLING
-    steps, row = counts.lookups / ids, 4 * (COLUMNS + 1)
-    predicted = hit_rate(_law(), spec.rows[0], spec.algorithm, ids=BATCH * POOLING)
-    assert wall.medians is not None, "a comparison of samples has medians"
-    return (
-        f"{name}: hit rate {counts.hit_rate:.3f} (predicted {predicted:.3f}), "
-        f"{ids / wall.medians[1] / 1e6:.1f} million ids a second; "
-        f"a step reads {counts.read / steps * row / 1e6:.1f} MB of the file and writes "
-        f"{counts.written / steps * row / 1e6:.1f} MB"
-    )
-
-
-def _steps(tables: TableBatch, number: int) -> Sample:
-    batches = iter([_draw(number * STEPS + step, BATCH) for step in range(STEPS)])
-    return time_call(lambda: _step(tables, next(batches)), STEPS)
+def _warm(sizes: Sizes, cache: CacheSpec) -> CachedTableBatch:
+    """Tables behind a cache whose hits have settled."""
+    tables = cast(CachedTableBatch, _build(sizes, cache))
+    for number in range(_WARMUP):
+        _step(tables, _draw(sizes, -1 - number))
+    return tables
 
 
 def _step(tables: TableBatch, batch: _Batch) -> None:
@@ -169,19 +123,72 @@ def _step(tables: TableBatch, batch: _Batch) -> None:
     pooled.backward(torch.ones_like(pooled))
 
 
-def _draw(number: int, samples: int) -> _Batch:
-    """Ids of a batch, cut out of the drawn ones at a random place, and their offsets."""
-    ids = samples * TABLES * POOLING
+def _steps_row(name: str, tables: dict[str, TableBatch], sizes: Sizes) -> Row:
+    """Training steps of several tables on the same batches."""
+
+    def call_of(side: str) -> Callable[[Any], None]:
+        return lambda batch: _step(tables[side], batch)
+
+    def inputs(_: str, number: int) -> list[_Batch]:
+        return [_draw(sizes, number * sizes.calls + step) for step in range(sizes.calls)]
+
+    return Row(name, {side: call_of(side) for side in tables}, inputs, most=None, checked=True)
+
+
+def _run_beside_memory(
+    report: Report, in_memory: TableBatch, cache: CacheSpec, sizes: Sizes, rounds: int
+) -> None:
+    """A cache of one size beside tables in memory."""
+    cached = _warm(sizes, cache)
+    before = replace(cached.counts)
+    share = cache.rows[0] * 100 // sizes.rows
+    name = f"{share} % of the rows, {cache.algorithm}"
+    row = _steps_row(name, {"cached": cached, _IN_MEMORY: in_memory}, sizes)
+    timed = time_row(row, rounds)
+
+    judged = str(share) == _JUDGED and cache.algorithm == "lru"
+    bars = {_IN_MEMORY: _OF_MEMORY if judged else None}
+    add_row(report, name, timed, bars, ["cpu", "wall"], "cpu", reference="cached")
+    wall = report.comparisons[-1].medians
+    assert wall is not None, "a comparison of samples has medians"
+    report.notes.append(f"{name}: {_counted(sizes, cache, before, cached.counts, wall[1])}")
+
+
+def _counted(
+    sizes: Sizes, cache: CacheSpec, before: CacheCounts, after: CacheCounts, seconds: float
+) -> str:
+    """The work of a cache between two counts, as a sentence; seconds are those of a step."""
+    lookups = after.lookups - before.lookups
+    read = after.read - before.read
+    written = after.written - before.written
+    counts = CacheCounts(lookups, read, written)
+
+    bag_ids = sizes.samples * sizes.pooling
+    ids = bag_ids * sizes.tables
+    steps = lookups / ids
+    row_bytes = 4 * (sizes.columns + 1)
+    predicted = hit_rate(_law(sizes.rows), cache.rows[0], cache.algorithm, ids=bag_ids)
+    return (
+        f"hit rate {counts.hit_rate:.3f} (predicted {predicted:.3f}), "
+        f"{ids / seconds / 1e6:.1f} million ids a second; "
+        f"a step reads {read / steps * row_bytes / 1e6:.1f} MB of the file and writes "
+        f"{written / steps * row_bytes / 1e6:.1f} MB"
+    )
+
+
+def _draw(sizes: Sizes, number: int) -> _Batch:
+    """Ids of a batch, a random range of the drawn ones, and their offsets."""
+    ids = sizes.samples * sizes.tables * sizes.pooling
+    drawn = _drawn(sizes.rows, 64 * ids)
     draw = torch.Generator().manual_seed(number + 2**40)
-    start = int(torch.randint(_drawn().numel() - ids, (), generator=draw))
-    return _drawn()[start : start + ids], torch.arange(0, ids + 1, POOLING)
+    start = int(torch.randint(drawn.numel() - ids, (), generator=draw))
+    return drawn[start : start + ids], torch.arange(0, ids + 1, sizes.pooling)
 
 
-@lru_cache(maxsize=1)
-def _drawn() -> Tensor:
-    """As many ids as 64 batches have."""
+@lru_cache(maxsize=2)
+def _drawn(rows: int, count: int) -> Tensor:
     draw = torch.Generator().manual_seed(0)
-    return scattered(ROWS)[power_law_ids(64 * BATCH * TABLES * POOLING, ROWS, EXPONENT, draw)]
+    return scattered(rows)[power_law_ids(count, rows, _EXPONENT, draw)]
 
 
 @lru_cache(maxsize=1)
@@ -190,65 +197,58 @@ def scattered(rows: int) -> Tensor:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(1))
 
 
-def _beside_file(report: Report, folder: str, rounds: int) -> None:
+def _run_beside_file(
+    report: Report, folder: str, sizes: Sizes, cold_sizes: Sizes, rounds: int
+) -> None:
     """A cache beside the plain file: with both in memory, and with the pages of neither."""
-    spec = _spec(_JUDGED, "lru", folder)
-    cached, plain = _build(spec), _build(CacheSpec(folder=folder))
-    name, file = f"{_JUDGED} % of the rows", "plain file"
-    for number in range(WARMUP):
-        _step(cached, _draw(-1 - number, BATCH))
-    warm = f"{file}, all pages in memory", f"{name}, all pages in memory"
-    samples = interleave(
-        {
-            warm[0]: lambda number: _steps(plain, number),
-            warm[1]: lambda number: _steps(cached, number),
-        },
-        rounds,
-    )
-    report.comparisons.append(compare(samples, *warm))
-    report.samples |= samples
+    cache = _spec(sizes, _JUDGED, "lru", folder)
+    tables = {"cached": _warm(sizes, cache), "plain": _build(sizes, CacheSpec(folder=folder))}
+    name = f"{_JUDGED} % of the rows, all pages in memory"
+    timed = time_row(_steps_row(name, tables, sizes), rounds)
+    add_row(report, name, timed, {"plain": None}, reference="cached")
     if not Path("/proc/self/maps").exists():
         report.notes.append("pages can be dropped on Linux only: nothing was read from the disk")
         return
 
-    def cold(tables: TableBatch, number: int) -> Sample:
-        steps = [cold_step(tables, FEW_STEPS * number + step) for step in range(FEW_STEPS)]
-        return Sample(mean(sample.cpu for sample in steps), mean(sample.wall for sample in steps))
+    pages = _most_used_pages(sizes, cache.rows[0]) * (_PAGE // 4)
 
-    def cold_step(tables: TableBatch, number: int) -> Sample:
-        batch = _draw(number, FEW)
+    def cold_step(side: str, number: int) -> Sample:
+        batch = _draw(cold_sizes, number)
         drop_pages(folder)
-        for weights, (state,) in zip(tables._tables, tables._states, strict=True):
+        for weights, (state,) in zip(tables[side]._tables, tables[side]._states, strict=True):
             state.sum()
-            if tables is plain:
+            if side == "plain":
                 # Written, so that they are in memory as pages are which training uses often.
                 numbers = weights.detach().view(-1)
-                places = _most_used_pages(spec.rows[0]) * (_PAGE // 4)
-                numbers.index_copy_(0, places, numbers.index_select(0, places))
-        return time_call(lambda: _step(tables, batch))
+                numbers.index_copy_(0, pages, numbers.index_select(0, pages))
+        return time_call(lambda: _step(tables[side], batch))
 
-    names = f"{file}, {_JUDGED} % of the pages in memory", f"{name} in memory, no pages"
-    samples = interleave(
-        {
-            names[0]: lambda number: cold(plain, number),
-            names[1]: lambda number: cold(cached, number),
-        },
-        rounds,
-        3,
-    )
-    report.comparisons.append(compare(samples, *names, clock="wall"))
+    def measure_of(side: str) -> Callable[[int], Sample]:
+        def measure(number: int) -> Sample:
+            first = cold_sizes.calls * number
+            steps = [cold_step(side, first + step) for step in range(cold_sizes.calls)]
+            return Sample(mean(step.cpu for step in steps), mean(step.wall for step in steps))
+
+        return measure
+
+    titles = {
+        "plain": f"plain file, {_JUDGED} % of the pages in memory",
+        "cached": f"{_JUDGED} % of the rows in memory, no pages",
+    }
+    samples = interleave({title: measure_of(side) for side, title in titles.items()}, rounds, 3)
+    report.comparisons.append(compare(samples, *titles.values(), clock="wall"))
     report.samples |= samples
 
 
-def _law() -> Tensor:
+def _law(rows: int) -> Tensor:
     """How often each rank of popularity is drawn ``[R]``, times a constant."""
-    return torch.arange(1, ROWS + 1, dtype=torch.float64) ** -EXPONENT
+    return torch.arange(1, rows + 1, dtype=torch.float64) ** -_EXPONENT
 
 
-@lru_cache(maxsize=1)
-def _most_used_pages(rows: int) -> Tensor:
+def _most_used_pages(sizes: Sizes, rows: int) -> Tensor:
     """Of a table's pages those that are used most often, as many as hold so many rows."""
-    a_page = _PAGE // (4 * COLUMNS)
-    weights = torch.zeros(ROWS, dtype=torch.float64).index_copy_(0, scattered(ROWS), _law())
-    by_page = weights[: ROWS // a_page * a_page].view(-1, a_page).sum(1)
-    return by_page.topk(rows // a_page).indices
+    page_rows = _PAGE // (4 * sizes.columns)
+    weights = torch.zeros(sizes.rows, dtype=torch.float64)
+    weights.index_copy_(0, scattered(sizes.rows), _law(sizes.rows))
+    pages = weights[: sizes.rows // page_rows * page_rows].view(-1, page_rows).sum(1)
+    return pages.topk(rows // page_rows).indices

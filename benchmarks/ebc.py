@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import (
-    Report,
-    Sample,
-    compare_memory,
-    interleave,
-    machine,
-)
-from benchmarks.memory import bytes_of, measurable, peak_during, resident
-from benchmarks.peer import (
+from benchmarks.harness import Report, compare, machine
+from benchmarks.library import (
     OURS,
     Batch,
     Library,
@@ -30,44 +23,69 @@ from benchmarks.peer import (
     finish,
     fresh_batches,
     fuse_optimizer,
-    judged_both,
     libraries,
-    look_up_in,
-    on_one_thread,
-    optimizer_words,
-    timed_calls,
+    lookup,
+    optimizer_class,
 )
+from benchmarks.memory import add_peaks, measurable, peak_during, resident
+from benchmarks.rows import Clock, Row, add_row, against, threads, time_row
 from benchmarks.runner import Options
 
 NAME = "ebc"
 ROUNDS = 30
 
-_TABLES, _ROWS, _TRAIN_ROWS, _COLUMNS, _POOLING, _TRAIN_BATCH = 26, 100_000, 30_000, 64, 10, 256
+_FORWARD_SIZES = Sizes(rows=100_000)
+STEP_SIZES = Sizes(rows=30_000)
 
-# case -> samples B, threads, calls per measurement, clock that is judged, what peer / tutorec
-# should be
-_FORWARD: dict[str, tuple[int, int, int, Literal["cpu", "wall"], float]] = {
-    "forward-1": (1, 1, 50, "cpu", 10.0),
-    "forward-256": (256, 1, 5, "cpu", 1.5),
-    "forward-4096": (4096, 1, 1, "cpu", 1.1),
-    "forward-4096-2threads": (4096, 2, 1, "wall", 0.95),
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward: B, calls of a measurement, and what peer / tutorec should be on which clock."""
+
+    samples: int
+    calls: int
+    bar: float
+    threads: int = 1
+    clock: Clock = "cpu"
+    judge_checked: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step.
+
+    Args:
+        optimizer: Of the tables.
+        rows: R.
+        fused_bar: What the peer's fused collection over tutorec should be; None: not measured.
+        plain_bar: What the same call on the peer's plain collection should be, whose dense gradient
+            costs the more the larger the tables are; None: only shown.
+    """
+
+    optimizer: str
+    rows: int = STEP_SIZES.rows
+    fused_bar: float | None = None
+    plain_bar: float | None = None
+
+
+_FORWARD = {
+    # with one sample the checks take a large share, and the bar is for a run without them
+    "forward-1": Forward(1, 50, 10.0, judge_checked=False),
+    "forward-256": Forward(256, 5, 1.5),
+    "forward-4096": Forward(4096, 1, 1.1),
+    "forward-4096-2threads": Forward(4096, 1, 0.95, threads=2, clock="wall"),
 }
-# with so few samples the checks are a large part, and the bar is for a run without them
-_UNCHECKED = ("forward-1",)
-# case -> optimizer, rows of a table, what peer / tutorec should be: against the peer's fused
-# collection, and against the same call on the peer's plain collection, whose dense gradient costs
-# the more the larger the tables are
-_STEP: dict[str, tuple[str, int, float | None, float | None]] = {
-    "step-sgd": ("sgd", _TRAIN_ROWS, 1.05, None),
-    "step-rowwise_adagrad": ("rowwise_adagrad", _TRAIN_ROWS, 1.05, None),
-    "step-sgd-large": ("sgd", _ROWS, None, 10.0),
-    "step-rowwise_adagrad-large": ("rowwise_adagrad", _ROWS, None, 10.0),
+_STEP = {
+    "step-sgd": Step("sgd", fused_bar=1.05),
+    "step-rowwise_adagrad": Step("rowwise_adagrad", fused_bar=1.05),
+    "step-sgd-large": Step("sgd", rows=100_000, plain_bar=10.0),
+    "step-rowwise_adagrad-large": Step("rowwise_adagrad", rows=100_000, plain_bar=10.0),
 }
-_MEMORY_BAR, _MEMORY_RUNS = 1.10, 3
+_MEMORY_BAR = 1.10
 CASES = (*_FORWARD, *_STEP, "memory")
 
 # A training step, which gives pooled rows, and what gives the tables.
-Step = tuple[Callable[[Batch], Tensor], Callable[[], Iterator[Tensor]]]
+Training = tuple[Callable[[Batch], Tensor], Callable[[], Mapping[str, Tensor]]]
 
 
 def run(options: Options) -> Report:
@@ -84,109 +102,81 @@ def run(options: Options) -> Report:
     """
     sides = libraries(options.vs)
     cases = chosen(CASES, options.cases, "--cases")
-    report = Report(
-        name=NAME,
-        settings={
-            "forward": f"{_TABLES} x {_ROWS} x {_COLUMNS}",
-            "step": (
-                f"{_TABLES} x {_TRAIN_ROWS} x {_COLUMNS}, B={_TRAIN_BATCH} (large: x {_ROWS} x)"
-            ),
-            "ids per bag": _POOLING,
-            "batches": "fresh for every call",
-        },
-        context=machine(options.vs),
-    )
+    settings = {
+        "forward": str(options.fit(_FORWARD_SIZES)),
+        "step": f"{options.fit(STEP_SIZES)}, B={STEP_SIZES.samples} (large: x 100,000 x)",
+        "ids per bag": STEP_SIZES.pooling,
+        "batches": "fresh for every call",
+    }
+    report = Report(NAME, settings, context=machine(options.vs))
     forward = [case for case in cases if case in _FORWARD]
     if forward:
-        with on_one_thread():  # or on as many as the case says
-            _run_forward(report, sides, forward, options)
-    for case in _STEP:
-        if case in cases:
-            with on_one_thread():
-                _run_step(report, sides, case, options)
+        _run_forward(report, sides, forward, options)
+    for case in cases:
+        if case in _STEP:
+            _run_step(report, sides, case, options)
     if "memory" in cases:
-        _run_memory(report, sides)
+        _run_memory(report, sides, options)
     return report
 
 
-def _sizes(rows: int) -> Sizes:
-    return Sizes(_TABLES, rows, _COLUMNS, _POOLING)
-
-
 def _run_forward(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
-    sizes = _sizes(_ROWS)
-    collections = {side.root: bag_collection(side, sizes) for side in sides}
-    look_up = look_up_in(collections)
-    for case in cases:
-        samples, threads, repeats, clock, bar = _FORWARD[case]
-        torch.set_num_threads(threads)
-        [one] = fresh_batches(sizes, samples, -1000, 1)
-        require_close(case, {root: [look_up(root, one)] for root in collections})
-        batches = partial(fresh_batches, sizes, samples, count=repeats)
-        variants = timed_calls(case, sides, look_up, batches)
-        measured = interleave(variants, options.rounds, warmup=2)
-        report.samples |= measured
-        if options.vs:
-            report.comparisons += judged_both(
-                measured, case, options.vs, clock, bar, unchecked_only=case in _UNCHECKED
-            )
+    tables = options.fit(_FORWARD_SIZES)
+    calls = {side.root: lookup(side, bag_collection(side, tables)) for side in sides}
+    for name in cases:
+        case = _FORWARD[name]
+        sizes = options.fit(replace(tables, samples=case.samples, calls=case.calls))
+        bars = against(options.vs, case.bar)
+        with threads(case.threads):
+            timed = time_row(Row(name, calls, batches_of(sizes)), options.rounds)
+        add_row(report, name, timed, bars, [case.clock], judge_checked=case.judge_checked)
+        report.comparisons.append(
+            compare(report.samples, f"{name}: {OURS} checked", f"{name}: {OURS}", case.clock)
+        )
 
 
-def _run_step(report: Report, sides: list[Library], case: str, options: Options) -> None:
-    optimizer, rows, fused_bar, plain_bar = _STEP[case]
-    sizes = _sizes(rows)
-    steps = {side.root: in_backward_step(side, optimizer, sizes) for side in sides}
-    if options.vs and fused_bar is not None:
-        steps[f"{options.vs} fused"] = fused_step(sides[-1], optimizer, sizes)
-    batches = partial(fresh_batches, sizes, _TRAIN_BATCH)
-    samples = time_steps(case, steps, batches, 2, options.rounds)
-    report.samples |= samples
-    if options.vs and fused_bar is not None:
-        report.comparisons += judged_both(samples, case, f"{options.vs} fused", "cpu", fused_bar)
-    if options.vs:
-        report.comparisons += judged_both(samples, case, options.vs, "cpu", plain_bar)
+def batches_of(sizes: Sizes, device: str = "cpu") -> Callable[[str, int], list[Batch]]:
+    """Inputs of a row: the batches of a round."""
+    return lambda _, number: fresh_batches(sizes, number, device)
 
 
-def time_steps(
-    case: str,
-    steps: dict[str, Step],
-    batches: Callable[[int, int], list[Batch]],
-    calls: int,
-    rounds: int,
-) -> dict[str, list[Sample]]:
-    """Compare what steps make of two batches, then time them in turn.
+def _run_step(report: Report, sides: list[Library], name: str, options: Options) -> None:
+    case = _STEP[name]
+    sizes = options.fit(replace(STEP_SIZES, rows=case.rows))
+    steps = {side.root: in_backward_step(side, case.optimizer, sizes) for side in sides}
+    bars = against(options.vs, case.plain_bar)
+    if options.vs and case.fused_bar is not None:
+        fused = f"{options.vs} fused"
+        steps[fused] = fused_step(sides[-1], case.optimizer, sizes)
+        bars |= against(fused, case.fused_bar)
+
+    with threads():
+        timed = time_row(step_row(name, steps, sizes), options.rounds)
+    add_row(report, name, timed, bars)
+
+
+def step_row(name: str, steps: Mapping[str, Training], sizes: Sizes, device: str = "cpu") -> Row:
+    """A row of training steps, whose tables are compared, too.
 
     Args:
-        case: Its name.
-        steps: Title -> what trains.
-        batches: (number of a round, how many) -> fresh ones.
-        calls: Steps in one measurement.
-        rounds: Rounds that count.
-
-    Raises:
-        ValueError: Pooled rows or tables differ.
+        name: Of the row.
+        steps: Side -> its step.
+        sizes: Tables and batches.
+        device: Where they are.
     """
-    results = {}
-    for title, (step, weights) in steps.items():
-        results[title] = [step(batch) for batch in batches(-1000, 2)] + list(weights())
-    require_close(case, results)
-    variants = timed_calls(
-        case,
-        list(steps),
-        lambda title, batch: finish(steps[title][0](batch)),
-        lambda number: batches(number, calls),
-    )
-    return interleave(variants, rounds, warmup=2)
+    calls = {side: step for side, (step, _) in steps.items()}
+    states = {side: tables for side, (_, tables) in steps.items()}
+    return Row(name, calls, batches_of(sizes, device), states)
 
 
-def in_backward_step(library: Library, name: str, sizes: Sizes, device: str = "cpu") -> Step:
+def in_backward_step(library: Library, name: str, sizes: Sizes, device: str = "cpu") -> Training:
     """The library's collection with ``apply_optimizer_in_backward``.
 
     Args:
         library: Whose.
         name: ``"sgd"`` or ``"rowwise_adagrad"``.
         sizes: The tables.
-        device: Where they live.
+        device: Where they are.
 
     Returns:
         A training step, which gives pooled rows, and what gives the tables.
@@ -195,119 +185,93 @@ def in_backward_step(library: Library, name: str, sizes: Sizes, device: str = "c
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fuse_optimizer(library, name, collection)
-    return _step_of(library, collection)
+    return _training(library, collection)
 
 
-def fused_step(library: Library, name: str, sizes: Sizes, device: str = "cpu") -> Step:
-    """The peer's collection whose optimizer is fused into its kernel: its fastest road.
+def fused_step(library: Library, name: str, sizes: Sizes, device: str = "cpu") -> Training:
+    """The peer's collection whose optimizer is fused into its kernel: its fastest way.
 
     Args:
         library: The peer.
         name: As of `in_backward_step`.
         sizes: The tables.
-        device: Where they live.
+        device: Where they are.
 
     Returns:
         As of `in_backward_step`.
     """
-    kind, arguments = optimizer_words(library, name)
-    made = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
+    optimizer, arguments = optimizer_class(library, name)
+    collection = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
         tables=bag_configs(library, sizes),
-        optimizer_type=kind,
+        optimizer_type=optimizer,
         optimizer_kwargs=arguments,
         device=torch.device(device),
     )
-    return _step_of(library, fill(made))
+    return _training(library, fill(collection))
 
 
-def _step_of(library: Library, collection: Any) -> Step:
-    maker = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-    gradients: dict[torch.Size, Tensor] = {}  # made at the first batch, which is not timed
+def _training(library: Library, collection: Any) -> Training:
+    gradients: dict[torch.Size, Tensor] = {}  # filled by the first batch, which is not timed
 
     def step(batch: Batch) -> Tensor:
-        keys, values, lengths = batch
-        pooled = collection(maker(keys, values, lengths=lengths)).values()
+        pooled = collection(library.batch(batch)).values()
         if pooled.shape not in gradients:
-            gradients[pooled.shape] = torch.linspace(
-                -1, 1, pooled.numel(), device=pooled.device
-            ).view_as(pooled)
+            values = torch.linspace(-1, 1, pooled.numel(), device=pooled.device)
+            gradients[pooled.shape] = values.view_as(pooled)
         pooled.backward(gradients[pooled.shape])
-        return pooled.detach()
+        return finish(pooled.detach())
 
-    tables = collection.embedding_bags.values()
-    return step, lambda: (table.weight.detach() for table in tables)
+    def tables() -> dict[str, Tensor]:
+        return {name: table.weight.detach() for name, table in collection.embedding_bags.items()}
+
+    return step, tables
 
 
-def _run_memory(report: Report, sides: list[Library]) -> None:
+def _run_memory(report: Report, sides: list[Library], options: Options) -> None:
     """Peak of row-wise Adagrad steps against the weights, each measured in a new process."""
     if not measurable():
         report.notes.append("memory is measured on Linux only")
         return
-    weights = float(_TABLES * _TRAIN_ROWS * _COLUMNS * 4)
-    roads = [(side.root, False) for side in sides] + [
-        (side.root, True) for side in sides if side.root != OURS
-    ]
-    for root, fused in roads:
-        peaks = [
-            float(bytes_of(f"{__name__}:step_memory({root!r}, {fused!r}, {_TRAIN_ROWS})"))
-            for _ in range(_MEMORY_RUNS)
-        ]
-        report.comparisons.append(
-            compare_memory(
-                f"memory: peak of a row-wise Adagrad step, {root}{' fused' * fused} / weights",
-                peaks,
-                [weights] * len(peaks),
-                _MEMORY_BAR if root == OURS else None,
-            )
-        )
+
+    sizes = options.fit(STEP_SIZES)
+    weights = float(sizes.tables * sizes.rows * sizes.columns * 4)
+    ways = [(side.root, False) for side in sides]
+    ways += [(side.root, True) for side in sides if side.root != OURS]
+    for root, fused in ways:
+        expression = f"{__name__}:step_memory({root!r}, {fused!r}, {sizes.tables}, {sizes.rows})"
+        side = f"{root} fused" if fused else root
+        title = f"memory: peak of a row-wise Adagrad step, {side} / weights"
+        bar = _MEMORY_BAR if root == OURS else None
+        add_peaks(report, title, expression, weights, bar, options.memory_runs)
 
 
-def step_memory(root: str, fused: bool, rows: int) -> int:
+def step_memory(root: str, fused: bool, tables: int, rows: int) -> int:
     """Peak bytes of three row-wise Adagrad steps, above this process after import and warm-up.
 
     Args:
         root: the library.
         fused: the peer's fused collection instead of ``apply_optimizer_in_backward``.
+        tables: T.
         rows: rows of each table.
 
     Returns:
         Bytes of anonymous memory, weights and optimizer state included.
     """
     torch.set_num_threads(1)
-    library, make = Library(root), fused_step if fused else in_backward_step
+    library = Library(root)
+    make = fused_step if fused else in_backward_step
 
     def steps(rows: int, count: int) -> Callable[[], None]:
-        sizes = _sizes(rows)
+        sizes = replace(STEP_SIZES, tables=tables, rows=rows, calls=count)
         step, _ = make(library, "rowwise_adagrad", sizes)
-        batches = fresh_batches(sizes, _TRAIN_BATCH, 0, count)
+        batches = fresh_batches(sizes, 0)
 
-        def run_them() -> None:
+        def run_steps() -> None:
             for batch in batches:
                 step(batch)
 
-        return run_them
+        return run_steps
 
     steps(100, 2)()
     before = resident()
     return peak_during(steps(rows, 3)) - before
-
-
-def require_close(case: str, results: dict[str, list[Tensor]], most: float = 1e-4) -> None:
-    """Pooled rows, and tables after steps, agree within float32 sums of another order.
-
-    Args:
-        case: What was computed.
-        results: Library -> its tensors.
-        most: The largest difference.
-
-    Raises:
-        ValueError: They differ by more.
-    """
-    (first, ours), *others = results.items()
-    for title, theirs in others:
-        for a, b in zip(ours, theirs, strict=True):
-            distance = float((a - b).abs().max())
-            if not distance <= most:
-                raise ValueError(
-                    f"{case}: {first} and {title} differ by up to {distance:.2g}; nothing was timed"
-                )

@@ -27,8 +27,10 @@ from benchmarks.harness import (
     machine,
     time_call,
 )
+from benchmarks.library import Sizes
+from benchmarks.rows import slowest
 from benchmarks.runner import Options
-from benchmarks.sharded_rank import everywhere, slowest
+from benchmarks.sharded_rank import everywhere
 from tutorec.distributed.calibration import (
     Cut,
     Plan,
@@ -47,11 +49,10 @@ NAME = "estimates"
 # (rank correlation 0.7), so that no estimate could agree with both; with 120 it is 0.9.
 ROUNDS = 120
 
-PLANS, TABLES, SAMPLES, WORLD = 30, 10, 256, 2
-MOST_ROWS = 100_000
+_SIZES = Sizes(tables=10, rows=100_000)  # at most so many rows
+_PLANS = 30
+_WORLD = 2
 _BATCHES = 4  # drawn once; rounds take turns
-_ORDER = Bar("at least", 0.8)
-_FACTOR = Bar("at most", 1.5)
 _RESAMPLES = 1000
 _TIMEOUT = 1800.0
 
@@ -68,25 +69,24 @@ def run(options: Options) -> Report:
         Each plan's measurements, correlation and factor with their bars, the machine's numbers as a
         note.
     """
-    report = Report(
-        name=NAME,
-        settings={
-            "world": WORLD,
-            "tables": TABLES,
-            "plans": PLANS,
-            "B of a rank": SAMPLES,
-            "optimizer": "row-wise Adagrad",
-            "clock": "slowest rank",
-        },
-        context=machine(),
-    )
-    topology = Topology.calibrated(calibrate(["cpu"]), WORLD, "cpu")
+    sizes = options.fit(_SIZES)
+    plan_count = 4 if options.tiny else _PLANS
+    settings = {
+        "world": _WORLD,
+        "tables": sizes.tables,
+        "plans": plan_count,
+        "B of a rank": sizes.samples,
+    }
+    report = Report(NAME, settings, context=machine())
+    topology = Topology.calibrated(calibrate(["cpu"]), _WORLD, "cpu")
     report.notes.append(f"{topology.source}: {speeds_text(topology)}")
-    tables = draw_tables(TABLES)
-    plans = [draw_plan(tables, number) for number in range(PLANS)]
-    with Ranks(WORLD, backend="gloo", timeout=_TIMEOUT) as ranks:
-        measured = ranks.run(measure_plans, tables, plans, SAMPLES, options.rounds)
-    _take(report, [estimated_ms(tables, plan, SAMPLES, topology) for plan in plans], measured)
+
+    tables = draw_tables(sizes.tables, sizes.rows)
+    plans = [draw_plan(tables, number) for number in range(plan_count)]
+    with Ranks(_WORLD, backend="gloo", timeout=_TIMEOUT) as ranks:
+        results = ranks.run(measure_plans, tables, plans, sizes.samples, options.rounds)
+    estimates = [estimated_ms(tables, plan, sizes.samples, topology) for plan in plans]
+    _add(report, estimates, slowest(results))
     return report
 
 
@@ -127,85 +127,87 @@ def measure_plans(
     return interleave(variants, rounds, warmup=2)
 
 
-def draw_tables(count: int) -> list[TableSize]:
+def draw_tables(count: int, most_rows: int) -> list[TableSize]:
     """Tables of any size: rows, columns and ids of a bag are drawn, always the same ones.
 
     Example:
-        >>> draw_tables(3) == draw_tables(4)[:3]
+        >>> draw_tables(3, 2000) == draw_tables(4, 2000)[:3]
         True
     """
     rng = np.random.default_rng(0)
     tables = []
     for index in range(count):
-        rows = int(10 ** rng.uniform(3, np.log10(MOST_ROWS)))
-        tables.append(
-            TableSize(
-                f"t{index}", rows, int(rng.choice([16, 32, 64, 128])), int(rng.integers(1, 21))
-            )
-        )
+        rows = int(10 ** rng.uniform(3, np.log10(most_rows)))
+        columns = int(rng.choice([16, 32, 64, 128]))
+        tables.append(TableSize(f"t{index}", rows, columns, int(rng.integers(1, 21))))
     return tables
 
 
 def draw_plan(tables: Sequence[TableSize], number: int) -> Plan:
-    """A plan for two ranks: each has its own liking for ways to cut, and for one of the ranks.
+    """A plan for two ranks: each prefers some ways to cut, and one of the ranks.
 
     Example:
-        >>> draw_plan(draw_tables(2), 0).keys() == {"t0", "t1"}
+        >>> draw_plan(draw_tables(2, 2000), 0).keys() == {"t0", "t1"}
         True
     """
     rng = np.random.default_rng(1000 + number)
-    kinds = ("table_wise", "row_wise", "column_wise", "data_parallel")
-    liking = rng.dirichlet([0.5] * len(kinds))
-    favoured, bias = int(rng.integers(0, WORLD)), rng.uniform(0.5, 1.0)
+    types = ("table_wise", "row_wise", "column_wise", "data_parallel")
+    preferences = rng.dirichlet([0.5] * len(types))
+    preferred_rank = int(rng.integers(0, _WORLD))
+    bias = rng.uniform(0.5, 1.0)
+
     plan: Plan = {}
     for table in tables:
-        kind = str(rng.choice(kinds, p=liking))
-        pieces = {"table_wise": 1, "column_wise": 2}.get(kind, 0)
-        ranks = tuple(favoured if rng.random() < bias else 1 - favoured for _ in range(pieces))
-        plan[table.name] = Cut(kind, ranks)
+        sharding = str(rng.choice(types, p=preferences))
+        shards = {"table_wise": 1, "column_wise": 2}.get(sharding, 0)
+        preferred = [rng.random() < bias for _ in range(shards)]
+        ranks = [preferred_rank if chosen else 1 - preferred_rank for chosen in preferred]
+        plan[table.name] = Cut(sharding, tuple(ranks))
     return plan
 
 
-def rank_correlation(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
+def rank_correlation(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> float:
     """Spearman's rank correlation of two lists without ties, between -1 and 1.
 
     Example:
         >>> round(rank_correlation([1.0, 2.0, 9.0], [5.0, 6.0, 7.0]), 6)
         1.0
     """
-    places = [np.argsort(np.argsort(np.asarray(each))) for each in (one, other)]
-    return float(np.corrcoef(places[0], places[1])[0, 1])
+    ranks = [np.argsort(np.argsort(np.asarray(values))) for values in (first, second)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def mean_factor(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
+def mean_factor(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> float:
     """By how much two lists differ: the geometric mean of the larger over the smaller.
 
     Example:
         >>> round(mean_factor([1.0, 8.0], [4.0, 4.0]), 6)
         2.828427
     """
-    return float(np.exp(np.abs(np.log(np.asarray(one) / np.asarray(other))).mean()))
+    return float(np.exp(np.abs(np.log(np.asarray(first) / np.asarray(second))).mean()))
 
 
-def _take(
-    report: Report, estimates: Sequence[float], of_ranks: Sequence[dict[str, list[Sample]]]
-) -> None:
+# How estimates are judged against measured times.
+_CRITERIA = (
+    ("rank correlation of estimated and measured time", rank_correlation, Bar("at least", 0.8)),
+    ("factor between estimated and measured time", mean_factor, Bar("at most", 1.5)),
+)
+
+
+def _add(report: Report, estimates: Sequence[float], samples: dict[str, list[Sample]]) -> None:
     """Add what the ranks measured, and judge the estimates."""
-    samples = slowest(of_ranks).values()
-    for number, (estimate, of_plan) in enumerate(zip(estimates, samples, strict=True)):
-        report.samples[f"plan {number:02}, estimated {estimate:.1f} ms"] = of_plan
+    for number, plan_samples in enumerate(samples.values()):
+        title = f"plan {number:02}, estimated {estimates[number]:.1f} ms"
+        report.samples[title] = plan_samples
+
     for clock in ("wall", "cpu"):
-        measured = 1e3 * np.array(
-            [[getattr(s, clock) for s in of_plan] for of_plan in report.samples.values()]
-        )
-        for title, judged, bar in (
-            ("rank correlation of estimated and measured time", rank_correlation, _ORDER),
-            ("factor between estimated and measured time", mean_factor, _FACTOR),
-        ):
-            ratio = _judged(judged, estimates, measured)
-            report.comparisons.append(
-                Comparison(f"{title}, {len(estimates)} plans", clock, ratio, bar)
-            )
+        seconds = [[getattr(s, clock) for s in plan] for plan in samples.values()]
+        measured = 1e3 * np.array(seconds)
+        for title, criterion, bar in _CRITERIA:
+            ratio = _resampled(criterion, estimates, measured)
+            title = f"{title}, {len(estimates)} plans"
+            report.comparisons.append(Comparison(title, clock, ratio, bar))
+
         times = _lowest(measured)
         report.notes.append(
             f"{clock}: measured {times.min():.1f} to {times.max():.1f} ms, estimated "
@@ -214,15 +216,17 @@ def _take(
         )
 
 
-def _judged(
-    judged: Callable[[Sequence[float], Floats], float], estimates: Sequence[float], measured: Floats
+def _resampled(
+    criterion: Callable[[Sequence[float], Floats], float],
+    estimates: Sequence[float],
+    measured: Floats,
 ) -> Ratio:
     """Error of the estimates against each plan's lowest tenth; the interval resamples rounds."""
     rounds = measured.shape[1]
     drawn = np.random.default_rng(0).integers(0, rounds, (_RESAMPLES, rounds))
-    resampled = [judged(estimates, _lowest(measured[:, each])) for each in drawn]
+    resampled = [criterion(estimates, _lowest(measured[:, sample])) for sample in drawn]
     low, high = np.percentile(resampled, [2.5, 97.5])
-    return Ratio(judged(estimates, _lowest(measured)), float(low), float(high), rounds)
+    return Ratio(criterion(estimates, _lowest(measured)), float(low), float(high), rounds)
 
 
 def _lowest(measured: Floats) -> Floats:

@@ -8,6 +8,7 @@ meets it and the interval lies on its right side, less 0.03.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import resource
@@ -59,12 +60,12 @@ class Bar:
     """What a ratio should be: ``Bar("at least", 1.9)`` or ``Bar("at most", 1.15)``.
 
     Attributes:
-        kind: which side of the value is good.
+        direction: which side of the value is good.
         value: the ratio.
         rounds: how many rounds decide: 30 for a time, fewer for what hardly varies, as memory.
     """
 
-    kind: Literal["at least", "at most"]
+    direction: Literal["at least", "at most"]
     value: float
     rounds: int = ROUNDS_THAT_DECIDE
 
@@ -80,7 +81,7 @@ class Bar:
         """
         if ratio.rounds < self.rounds:
             return "undecided"
-        if self.kind == "at least":
+        if self.direction == "at least":
             met = ratio.median >= self.value and ratio.low > self.value - _SLACK
         else:
             met = ratio.median <= self.value and ratio.high < self.value + _SLACK
@@ -112,6 +113,19 @@ class Comparison:
     def verdict(self) -> Verdict:
         """Whether the bar is met."""
         return "no bar" if self.bar is None else self.bar.judge(self.ratio)
+
+    def line(self, width: int) -> str:
+        """The comparison as a line of a report whose titles have so many characters."""
+        unit = _mebibytes if self.clock == "memory" else _seconds
+        sides = " / ".join(map(unit, self.medians or ()))
+        line = f"{self.title:<{width}}  {self.clock:<6} {sides:<25} {self.ratio!s:>20}"
+        if self.bar is None:
+            return line
+
+        verdict = self.verdict
+        if verdict == "undecided":
+            verdict = f"undecided, {self.ratio.rounds} of {self.bar.rounds} rounds"
+        return f"{line}   {self.bar.direction} {self.bar.value}: {verdict}"
 
 
 @dataclass
@@ -158,53 +172,41 @@ class Report:
 
     def __str__(self) -> str:
         hardware = self.context["hardware"]
-        versions = ", ".join(
-            f"{name} {version}" for name, version in self.context["versions"].items()
-        )
-        lines = [
-            (
-                f"bench {self.name}: {versions}; {hardware['cpu']}, {hardware['cores']} cores, "
-                f"load {hardware['load']}"
-            )
-        ]
-        lines.append("  " + ", ".join(f"{name}={value}" for name, value in self.settings.items()))
-        shown = {name for c in self.comparisons for name in c.variants or ()}
-        alone = {name: samples for name, samples in self.samples.items() if name not in shown}
+        versions = [f"{name} {version}" for name, version in self.context["versions"].items()]
+        settings = [f"{name}={value}" for name, value in self.settings.items()]
+        processor = f"{hardware['cpu']}, {hardware['cores']} cores, load {hardware['load']}"
+        lines = [f"bench {self.name}: {', '.join(versions)}; {processor}", ", ".join(settings)]
+
+        compared = {name for c in self.comparisons for name in c.variants or ()}
+        alone = [name for name in self.samples if name not in compared]
         width = max(map(len, [*alone, *(c.title for c in self.comparisons)]), default=0)
-        for name, samples in alone.items():
-            cpu, wall = (
-                float(np.median([getattr(s, clock) for s in samples])) for clock in ("cpu", "wall")
-            )
-            lines.append(
-                f"  {name:<{width}}  cpu {_seconds(cpu)}   wall {_seconds(wall)}   median of "
-                f"{len(samples)}"
-            )
-        for c in self.comparisons:
-            bar = "" if c.bar is None else f"   {c.bar.kind} {c.bar.value}: {_in_words(c)}"
-            unit = _mebibytes if c.clock == "memory" else _seconds
-            sides = "" if c.medians is None else " / ".join(map(unit, c.medians))
-            lines.append(f"  {c.title:<{width}}  {c.clock:<6} {sides:<25} {c.ratio!s:>20}{bar}")
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+        for name in alone:
+            cpu = _seconds(median_of(self.samples[name], "cpu"))
+            wall = _seconds(median_of(self.samples[name], "wall"))
+            rounds = len(self.samples[name])
+            lines.append(f"{name:<{width}}  cpu {cpu}   wall {wall}   median of {rounds}")
+
+        lines += [comparison.line(width) for comparison in self.comparisons]
+        return "\n  ".join([*lines, *self.notes])
+
+
+def median_of(samples: Sequence[Sample], clock: Literal["cpu", "wall"]) -> float:
+    """Median seconds of some samples."""
+    return float(np.median([getattr(sample, clock) for sample in samples]))
 
 
 def _seconds(value: float) -> str:
     """Eleven characters: microseconds below a millisecond, milliseconds below a second."""
-    scale, unit = next(
-        scaled
-        for scaled in ((1e6, "us"), (1e3, "ms"), (1.0, "s "))
-        if value * scaled[0] < 1e3 or scaled[0] == 1
-    )
-    return f"{value * scale:8.2f} {unit}"
+    if value < 1e-3:
+        return f"{value * 1e6:8.2f} us"
+    if value < 1:
+        return f"{value * 1e3:8.2f} ms"
+    return f"{value:8.2f} s "
 
 
 def _mebibytes(value: float) -> str:
     return f"{value / 2**20:7.1f} MiB"
-
-
-def _in_words(comparison: Comparison) -> str:
-    if comparison.bar is not None and comparison.verdict == "undecided":
-        return f"undecided, {comparison.ratio.rounds} of {comparison.bar.rounds} rounds"
-    return comparison.verdict
 
 
 def interleave(
@@ -229,9 +231,11 @@ def interleave(
     """
     if rounds < 1 or not variants:
         raise ValueError(f"rounds={rounds} and {len(variants)} variants: both must be at least 1")
+
     names = list(variants)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     rng = np.random.default_rng(0)
+
     for number in range(-warmup, rounds):
         for name in rng.permutation(names).tolist():
             sample = variants[name](number)
@@ -242,10 +246,63 @@ def interleave(
 
 def time_call(call: Callable[[], object], repeat: int = 1) -> Sample:
     """CPU and wall seconds of one call, the mean over ``repeat`` calls in a row."""
-    cpu, wall = _cpu_seconds(), time.perf_counter()
+    cpu = _cpu_seconds()
+    wall = time.perf_counter()
     for _ in range(repeat):
         call()
     return Sample((_cpu_seconds() - cpu) / repeat, (time.perf_counter() - wall) / repeat)
+
+
+def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:
+    """Mean CPU and wall seconds of a call over objects that were made before the clock started.
+
+    Python's cyclic collector is off meanwhile: it would charge one variant for the garbage of
+    another.
+
+    Args:
+        call: what is measured.
+        fresh: one argument for each call; nothing has looked at any of them.
+
+    Returns:
+        Seconds of one call.
+    """
+
+    def call_all() -> None:
+        for argument in fresh:
+            call(argument)
+
+    gc.disable()
+    try:
+        sample = time_call(call_all)
+    finally:
+        gc.enable()
+    return Sample(sample.cpu / len(fresh), sample.wall / len(fresh))
+
+
+def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tuple[Sample, Sample]:
+    """CPU and wall seconds of the median call and of the 99th percentile, each call timed alone.
+
+    Args:
+        call: what is measured.
+        fresh: as of `time_each`.
+
+    Returns:
+        The median, and the percentile.
+    """
+    samples: list[Sample] = []
+    gc.disable()
+    try:
+        for argument in fresh:
+            wall = time.perf_counter()
+            cpu = time.process_time()
+            call(argument)
+            samples.append(Sample(time.process_time() - cpu, time.perf_counter() - wall))
+    finally:
+        gc.enable()
+
+    seconds = np.array([(sample.cpu, sample.wall) for sample in samples])
+    middle, tail = np.percentile(seconds, [50, 99], axis=0).tolist()
+    return Sample(*middle), Sample(*tail)
 
 
 def time_command(command: Sequence[str], cwd: str | Path | None = None) -> Sample:
@@ -254,11 +311,14 @@ def time_command(command: Sequence[str], cwd: str | Path | None = None) -> Sampl
     Raises:
         RuntimeError: the command fails; the message ends with what it wrote to stderr.
     """
-    cpu, wall = _cpu_seconds(), time.perf_counter()
-    done = subprocess.run(list(command), cwd=cwd, capture_output=True, text=True, check=False)
+    cpu = _cpu_seconds()
+    wall = time.perf_counter()
+    process = subprocess.run(list(command), cwd=cwd, capture_output=True, text=True, check=False)
     sample = Sample(_cpu_seconds() - cpu, time.perf_counter() - wall)
-    if done.returncode:
-        raise RuntimeError(f"the command ended with {done.returncode}:\n{done.stderr.strip()}")
+
+    if process.returncode:
+        error = process.stderr.strip()
+        raise RuntimeError(f"the command ended with {process.returncode}:\n{error}")
     return sample
 
 
@@ -295,6 +355,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], seed:
         raise ValueError(
             "a measurement is not positive: time something longer, for example by more repeats"
         )
+
     ratios = np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
     low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
@@ -319,9 +380,9 @@ def compare(
         bar: what the ratio should be.
         title: of the comparison; by default "numerator / denominator".
     """
-    above, below = (
-        [getattr(sample, clock) for sample in samples[name]] for name in (numerator, denominator)
-    )
+    above = [getattr(sample, clock) for sample in samples[numerator]]
+    below = [getattr(sample, clock) for sample in samples[denominator]]
+
     return Comparison(
         title=title or f"{numerator} / {denominator}",
         clock=clock,
@@ -363,6 +424,7 @@ def machine(peer: str | None = None) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     hardware = {
         "cpu": processor_name(),

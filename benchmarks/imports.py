@@ -17,7 +17,7 @@ from benchmarks.harness import (
     machine,
     time_command,
 )
-from benchmarks.peer import OURS, libraries
+from benchmarks.library import OURS, libraries
 from benchmarks.runner import Options
 
 NAME = "import"
@@ -61,9 +61,10 @@ def run(options: Options) -> Report:
         # an empty folder: nothing in it can shadow a package
         variants = {title: _cold(script, folder) for title, script in scripts.items()}
         samples = interleave(variants, options.rounds)
+
     return Report(
         name=NAME,
-        settings={"rounds": options.rounds, "process": "new for every sample"},
+        settings={"process": "new for every sample"},
         samples=samples,
         comparisons=_comparisons(samples, options.vs),
         context=machine(options.vs),
@@ -73,9 +74,11 @@ def run(options: Options) -> Report:
 def _peer_scripts(peer: str) -> dict[str, str]:
     """The peer's scripts, after a check that it is there and gives the same result."""
     libraries(peer)
-    ours, theirs = (_output(_FORWARD.format(root=root)) for root in (OURS, peer))
+    ours = _output(_FORWARD.format(root=OURS))
+    theirs = _output(_FORWARD.format(root=peer))
     if ours != theirs:
         raise ValueError(f"the first forward differs: {OURS} gives {ours}, {peer} gives {theirs}")
+
     return {
         f"import {peer}": f"import {peer}",
         f"{peer}, first forward": _FORWARD.format(root=peer),
@@ -90,9 +93,9 @@ def _comparisons(samples: dict[str, list[Sample]], peer: str | None) -> list[Com
     ]
     if peer is not None:
         for case, bar in (("import {}", 1.9), ("{}, first forward", 1.5)):
-            theirs, ours = case.format(peer), case.format(OURS)
-            comparisons.append(compare(samples, theirs, ours, bar=Bar("at least", bar)))
-            comparisons.append(compare(samples, theirs, ours, clock="wall"))
+            titles = (case.format(peer), case.format(OURS))
+            comparisons.append(compare(samples, *titles, bar=Bar("at least", bar)))
+            comparisons.append(compare(samples, *titles, clock="wall"))
     return comparisons
 
 
@@ -101,9 +104,9 @@ def _cold(script: str, folder: str) -> Callable[[int], Sample]:
 
 
 def _output(script: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise ValueError(f"the first forward fails:\n{done.stderr.strip()}")
-    return done.stdout.strip()
+    if process.returncode:
+        raise ValueError(f"the first forward fails:\n{process.stderr.strip()}")
+    return process.stdout.strip()

@@ -12,52 +12,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import (
-    Bar,
-    Comparison,
-    Report,
-    Sample,
-    interleave,
-    machine,
-    paired_ratio,
-)
-from benchmarks.peer import (
-    OURS,
-    Library,
-    checked_and_not,
-    chosen,
-    judged_both,
-    libraries,
-    on_one_thread,
-    random_bags,
-    time_each,
-)
+from benchmarks.harness import Bar, Comparison, Report, Sample, machine, paired_ratio
+from benchmarks.library import OURS, Library, Sizes, chosen, libraries, random_bags
+from benchmarks.rows import Row, add_row, against, threads, time_row
 from benchmarks.runner import Options
-from tutorec._validation import validation
 
 NAME = "kjt"
 ROUNDS = 30
 
+# Features F, samples B, mean ids of a bag, calls of a measurement, columns of a key.
+_SIZES = {
+    "tiny": Sizes(tables=2, samples=2, pooling=3, calls=200),
+    "mid": Sizes(tables=26, samples=1024, pooling=10, calls=10),
+    "large": Sizes(tables=100, samples=4096, pooling=20, calls=1),
+}
+SIZES = tuple(_SIZES)
+
+# The ratio peer / tutorec that a case should have, where it is not 1.0 (2.0 for tiny inputs).
+_BARS = {
+    "mid permute": 2.0,
+    "mid to_dict": 2.5,
+    "mid split": 4.0,
+    "mid regroup": 1.7,
+    "large to_dict": 8.0,
+    "large split": 4.0,
+    "large regroup": 1.6,
+    "large from_jt_dict": 0.97,
+    "large permute": 0.97,
+    "large concat": 0.97,
+    "large regroup+shared": 0.97,
+    "large td_to_kjt": 0.97,
+}
+_TINY_BAR = 2.0
+_TINY_MEAN_BAR = 3.5
+
 
 @dataclass(frozen=True)
-class Size:
-    """Features F, samples B, mean ids per bag L; calls per measurement; columns D of a key."""
-
-    features: int
-    batch: int
-    pooling: int
-    repeats: int
-    columns: int = 64
-
-
-@dataclass(frozen=True)
-class Input:
+class Lists:
     """The tensors of a batch, the same for both libraries; objects are made of them for every call.
 
     Ids are int64, lengths int32, as TorchRec's own data sets make them.
     """
 
-    size: Size
+    sizes: Sizes
     keys: list[str]
     values: Tensor
     lengths: Tensor
@@ -65,29 +62,8 @@ class Input:
     pooled: Tensor
 
 
-_SIZES = {
-    "tiny": Size(2, 2, 3, 200),
-    "mid": Size(26, 1024, 10, 10),
-    "large": Size(100, 4096, 20, 1),
-}
-SIZES = tuple(_SIZES)
-
-# what the ratio peer / tutorec should be, where it is not 1.0 (2.0 for tiny inputs)
-_BARS = {
-    "mid": {"permute": 2.0, "to_dict": 2.5, "split": 4.0, "regroup": 1.7},
-    "large": {
-        "to_dict": 8.0,
-        "split": 4.0,
-        "regroup": 1.6,
-        "from_jt_dict": 0.97,
-        "permute": 0.97,
-        "concat": 0.97,
-    }
-    | {"regroup+shared": 0.97, "td_to_kjt": 0.97},
-}
-_TINY_BAR, _TINY_MEAN_BAR = 2.0, 3.5
-
-Case = tuple[Callable[[Any], Any], Callable[[Any], object]]
+# What is timed, and what makes a fresh argument of it.
+Case = tuple[Callable[[Any], Any], Callable[[], object]]
 
 
 def run(options: Options) -> Report:
@@ -106,184 +82,194 @@ def run(options: Options) -> Report:
     sides = libraries(options.vs)
     sizes = chosen(SIZES, options.sizes, "--sizes")
     cases = chosen(CASES, options.cases, "--cases")
-    notes = ["every call ends with reading the values, lengths and offsets of its result"]
+    settings = {"ids": "int64", "lengths": "int32", "objects": "fresh for every call"}
+    report = Report(NAME, settings, context=machine(options.vs))
+    report.notes.append(
+        "every call ends with reading the values, lengths and offsets of its result"
+    )
     if "td_to_kjt" in cases and find_spec("tensordict") is None:
         cases.remove("td_to_kjt")
-        notes.append("td_to_kjt was left out: tensordict is not installed")
-    samples: dict[str, list[Sample]] = {}
-    comparisons: list[Comparison] = []
-    with on_one_thread():
+        report.notes.append("td_to_kjt was left out: tensordict is not installed")
+
+    with threads():
         for size in sizes:
-            batch = _input(_SIZES[size])
+            shape = options.fit(_SIZES[size])
+            settings[size] = f"F={shape.tables} B={shape.samples} L={shape.pooling}"
+            lists = _draw(shape)
             for case in cases:
-                made = {side.root: _CASES[case](side, batch) for side in sides}
-                _require_equal(f"{size} {case}", made)
-                # one case at a time: what is compared runs moments apart
-                variants = _variants(f"{size} {case}", made, _SIZES[size].repeats)
-                samples |= interleave(variants, options.rounds, warmup=2)
-                if options.vs:
-                    tiny = size == "tiny"
-                    bar = _BARS.get(size, {}).get(case, _TINY_BAR if tiny else 1.0)
-                    comparisons += judged_both(
-                        samples, f"{size} {case}", options.vs, "cpu", bar, unchecked_only=tiny
-                    )
+                _run_case(report, sides, lists, size, case, options)
             if size == "tiny" and options.vs and len(cases) > 1:
-                comparisons.append(_geometric_mean(samples, cases, options.vs))
-    shapes = {
-        size: f"F={s.features} B={s.batch} L={s.pooling}"
-        for size, s in _SIZES.items()
-        if size in sizes
-    }
-    return Report(
-        name=NAME,
-        settings={
-            **shapes,
-            "threads": 1,
-            "ids": "int64",
-            "lengths": "int32",
-            "objects": "fresh for every call",
-        },
-        samples=samples,
-        comparisons=comparisons,
-        context=machine(options.vs),
-        notes=notes,
-    )
+                report.comparisons.append(_geometric_mean(report.samples, cases, options.vs))
+    return report
 
 
-def _input(size: Size) -> Input:
-    generator = torch.Generator().manual_seed(size.features)
-    bags = size.features * size.batch
-    values, lengths = random_bags(generator, bags, size.pooling, 1_000_000)
+def _run_case(
+    report: Report, sides: list[Library], lists: Lists, size: str, case: str, options: Options
+) -> None:
+    name = f"{size} {case}"
+    calls: dict[str, Callable[[Any], Any]] = {}
+    makers: dict[str, Callable[[], object]] = {}
+    for side in sides:
+        calls[side.root], makers[side.root] = _CASES[case](side, lists)
+
+    def inputs(side: str, _: int) -> list[object]:
+        return [makers[side]() for _ in range(lists.sizes.calls)]
+
+    timed = time_row(Row(name, calls, inputs, most=0.0), options.rounds)
+    tiny = size == "tiny"
+    bars = against(options.vs, _BARS.get(name, _TINY_BAR if tiny else 1.0))
+    add_row(report, name, timed, bars, judge_checked=not tiny)
+
+
+def _draw(sizes: Sizes) -> Lists:
+    generator = torch.Generator().manual_seed(sizes.tables)
+    bags = sizes.tables * sizes.samples
+    values, lengths = random_bags(generator, bags, sizes.pooling, 1_000_000)
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    pooled = torch.rand(size.batch, size.features * size.columns, generator=generator)
-    return Input(
-        size, [f"f{i}" for i in range(size.features)], values, lengths.int(), offsets.int(), pooled
-    )
+    pooled = torch.rand(sizes.samples, sizes.tables * sizes.columns, generator=generator)
+    return Lists(sizes, sizes.keys(), values, lengths.int(), offsets.int(), pooled)
 
 
-def _construct(library: Library, batch: Input) -> Case:
-    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-    return lambda _: _read(kjt(batch.keys, batch.values, lengths=batch.lengths)), lambda _: None
+def _construct(library: Library, lists: Lists) -> Case:
+    kjt = library.jagged
+    return lambda _: _read(kjt(lists.keys, lists.values, lengths=lists.lengths)), lambda: None
 
 
-def _construct_synced(library: Library, batch: Input) -> Case:
-    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+def _construct_synced(library: Library, lists: Lists) -> Case:
+    kjt = library.jagged
 
     def call(_: object) -> Any:
-        made = kjt.from_lengths_sync(batch.keys, batch.values, batch.lengths)
-        made.length_per_key()
-        made.offset_per_key()
-        return _read(made)
+        batch = kjt.from_lengths_sync(lists.keys, lists.values, lists.lengths)
+        batch.length_per_key()
+        batch.offset_per_key()
+        return _read(batch)
 
-    return call, lambda _: None
-
-
-def _construct_with_offsets(library: Library, batch: Input) -> Case:
-    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-    return lambda _: _read(
-        kjt(batch.keys, batch.values, lengths=batch.lengths, offsets=batch.offsets)
-    ), lambda _: None
+    return call, lambda: None
 
 
-def _from_jt_dict(library: Library, batch: Input) -> Case:
-    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+def _construct_with_offsets(library: Library, lists: Lists) -> Case:
+    kjt = library.jagged
+
+    def call(_: object) -> Any:
+        return _read(kjt(lists.keys, lists.values, lengths=lists.lengths, offsets=lists.offsets))
+
+    return call, lambda: None
+
+
+def _from_jt_dict(library: Library, lists: Lists) -> Case:
+    kjt = library.jagged
     jagged = library.get("sparse.jagged_tensor.JaggedTensor")
-    counts = batch.lengths.view(len(batch.keys), -1).sum(1).tolist()
-    parts = list(
-        zip(
-            batch.keys,
-            batch.values.split(counts),
-            batch.lengths.split(batch.size.batch),
-            strict=True,
-        )
-    )
-    return lambda d: _read(kjt.from_jt_dict(d)), lambda _: {
-        key: jagged(v, lengths=n) for key, v, n in parts
-    }
+    counts = lists.lengths.view(len(lists.keys), -1).sum(1).tolist()
+    values = lists.values.split(counts)
+    lengths = lists.lengths.split(lists.sizes.samples)
+
+    def fresh() -> dict[str, Any]:
+        rows = zip(lists.keys, values, lengths, strict=True)
+        return {key: jagged(ids, lengths=counts) for key, ids, counts in rows}
+
+    return lambda features: _read(kjt.from_jt_dict(features)), fresh
 
 
 def _on_batch(
-    call: Callable[[Any, Input], Any], objects: int = 1
-) -> Callable[[Library, Input], Case]:
+    call: Callable[[Any, list[str]], Any], count: int = 1
+) -> Callable[[Library, Lists], Case]:
     """A case whose argument is a fresh KJT with lengths, or a list of KJTs with different keys."""
 
-    def case(library: Library, batch: Input) -> Case:
-        kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-        keys = [
-            [f"{'abc'[i]}_{key}" for key in batch.keys] if i else batch.keys for i in range(objects)
-        ]
+    def case(library: Library, lists: Lists) -> Case:
+        kjt = library.jagged
+        keys = [lists.keys]
+        keys += [[f"{number}_{key}" for key in lists.keys] for number in range(1, count)]
 
-        def fresh(_: int) -> Any:
-            made = [kjt(list(names), batch.values, lengths=batch.lengths) for names in keys]
-            return made[0] if objects == 1 else made
+        def fresh() -> Any:
+            batches = [kjt(list(names), lists.values, lengths=lists.lengths) for names in keys]
+            return batches[0] if count == 1 else batches
 
-        return lambda one: call(one, batch), fresh
+        return lambda argument: call(argument, lists.keys), fresh
 
     return case
 
 
-def _permute(one: Any, batch: Input) -> Any:
-    count = len(batch.keys)
-    return _read(one.permute([*range(1, count, 2), *range(0, count, 2)]))
+def _to_dict(batch: Any, keys: list[str]) -> Any:
+    return [_read(jagged) for jagged in batch.to_dict().values()]
 
 
-def _halves(one: Any, batch: Input) -> Any:
-    half = len(batch.keys) // 2
-    return _read_each(one.split([half, len(batch.keys) - half]))
+def _getitem(batch: Any, keys: list[str]) -> Any:
+    return _read(batch[keys[len(keys) // 2]])
 
 
-def _regroup(shared: bool) -> Callable[[Library, Input], Case]:
+def _split(batch: Any, keys: list[str]) -> Any:
+    return [_read(single) for single in batch.split([1] * len(keys))]
+
+
+def _split_halves(batch: Any, keys: list[str]) -> Any:
+    half = len(keys) // 2
+    return [_read(side) for side in batch.split([half, len(keys) - half])]
+
+
+def _permute(batch: Any, keys: list[str]) -> Any:
+    order = [*range(1, len(keys), 2), *range(0, len(keys), 2)]
+    return _read(batch.permute(order))
+
+
+def _concat(batches: Any, keys: list[str]) -> Any:
+    return _read(type(batches[0]).concat(batches))
+
+
+def _regroup(shared: bool) -> Callable[[Library, Lists], Case]:
     """Two keyed tensors and groups that mix their keys, each key in one or in two groups."""
 
-    def case(library: Library, batch: Input) -> Case:
+    def case(library: Library, lists: Lists) -> Case:
         keyed = library.get("sparse.jagged_tensor.KeyedTensor")
-        half, columns = len(batch.keys) // 2, batch.size.columns
-        keys = [batch.keys[:half], batch.keys[half:]]
+        columns = lists.sizes.columns
+        half = len(lists.keys) // 2
+        keys = [lists.keys[:half], lists.keys[half:]]
         widths = [len(names) * columns for names in keys]
-        values = [part.contiguous() for part in batch.pooled.split(widths, 1)]
-        order, third = batch.keys[1::2] + batch.keys[::2], len(batch.keys) // 3
+        values = [block.contiguous() for block in lists.pooled.split(widths, 1)]
+
+        order = lists.keys[1::2] + lists.keys[::2]
+        third = len(lists.keys) // 3
         groups = [order[third:], order[:third]] if third else [order]
         groups += [[order[-1]]] if shared else []
 
-        def fresh(_: int) -> Any:
-            return [
-                keyed(list(k), [columns] * len(k), v) for k, v in zip(keys, values, strict=True)
-            ]
+        def fresh() -> Any:
+            blocks = zip(keys, values, strict=True)
+            return [keyed(list(names), [columns] * len(names), block) for names, block in blocks]
 
         return lambda both: keyed.regroup(both, groups), fresh
 
     return case
 
 
-def _td_to_kjt(library: Library, batch: Input) -> Case:
+def _td_to_kjt(library: Library, lists: Lists) -> Case:
     """A TensorDict of one nested jagged tensor for each feature, into one batch."""
     convert = library.get("sparse.tensor_dict.maybe_td_to_kjt")
     tensordict = import_module("tensordict").TensorDict
-    rows = batch.size.batch
-    cuts = [batch.offsets[i * rows : (i + 1) * rows + 1] for i in range(len(batch.keys))]
-    parts = [(batch.values[int(cut[0]) : int(cut[-1])], (cut - cut[0]).long()) for cut in cuts]
+    nested = torch.nested.nested_tensor_from_jagged
+    samples = lists.sizes.samples
 
-    def fresh(_: int) -> Any:
-        nested = [
-            torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
-            for values, offsets in parts
-        ]
-        return tensordict(dict(zip(batch.keys, nested, strict=True)), batch_size=[rows])
+    features = {}
+    for index, key in enumerate(lists.keys):
+        ends = lists.offsets[index * samples : (index + 1) * samples + 1]
+        features[key] = lists.values[int(ends[0]) : int(ends[-1])], (ends - ends[0]).long()
 
-    return lambda one: _read(convert(one, batch.keys)), fresh
+    def fresh() -> Any:
+        jagged = {key: nested(ids, offsets=ends) for key, (ids, ends) in features.items()}
+        return tensordict(jagged, batch_size=[samples])
+
+    return lambda batch: _read(convert(batch, lists.keys)), fresh
 
 
-_CASES: dict[str, Callable[[Library, Input], Case]] = {
+_CASES: dict[str, Callable[[Library, Lists], Case]] = {
     "construct": _construct,
     "construct+sync": _construct_synced,
     "construct+offsets": _construct_with_offsets,
     "from_jt_dict": _from_jt_dict,
-    "to_dict": _on_batch(lambda one, _: _read_each(one.to_dict().values())),
-    "getitem": _on_batch(lambda one, batch: _read(one[batch.keys[len(batch.keys) // 2]])),
-    "split": _on_batch(lambda one, batch: _read_each(one.split([1] * len(batch.keys)))),
-    "split halves": _on_batch(_halves),
+    "to_dict": _on_batch(_to_dict),
+    "getitem": _on_batch(_getitem),
+    "split": _on_batch(_split),
+    "split halves": _on_batch(_split_halves),
     "permute": _on_batch(_permute),
-    "concat": _on_batch(lambda two, _: _read(type(two[0]).concat(two)), objects=2),
+    "concat": _on_batch(_concat, count=2),
     "regroup": _regroup(shared=False),
     "regroup+shared": _regroup(shared=True),
     "td_to_kjt": _td_to_kjt,
@@ -296,59 +282,16 @@ def _read(jagged: Any) -> Any:
     return jagged.values(), jagged.lengths(), jagged.offsets()
 
 
-def _read_each(many: Any) -> Any:
-    return [_read(one) for one in many]
-
-
-def _require_equal(title: str, made: dict[str, Case]) -> None:
-    results = [call(fresh(0)) for call, fresh in made.values()]
-    flat = [_flatten(result) for result in results]
-    for other in flat[1:]:
-        same = len(other) == len(flat[0]) and all(
-            torch.equal(a, b) for a, b in zip(flat[0], other, strict=True)
-        )
-        if not same:
-            raise ValueError(f"{title}: {' and '.join(made)} give different tensors; not timed")
-
-
-def _flatten(result: Any) -> list[Tensor]:
-    return (
-        [result]
-        if isinstance(result, Tensor)
-        else [tensor for part in result for tensor in _flatten(part)]
-    )
-
-
-def _variants(
-    title: str, made: dict[str, Case], repeats: int
-) -> dict[str, Callable[[int], Sample]]:
-    def measure(root: str, checks: bool) -> Callable[[int], Sample]:
-        call, fresh = made[root]
-
-        def sample(_: int) -> Sample:
-            with validation(checks):
-                return time_each(call, [fresh(i) for i in range(repeats)])
-
-        return sample
-
-    return checked_and_not(title, list(made), measure)
-
-
 def _geometric_mean(samples: dict[str, list[Sample]], cases: list[str], peer: str) -> Comparison:
     """The geometric mean over the cases, one for each round."""
+    logarithms: list[list[float]] = []
+    for case in cases:
+        theirs = samples[f"tiny {case}: {peer}"]
+        ours = samples[f"tiny {case}: {OURS}"]
+        pairs = zip(theirs, ours, strict=True)
+        logarithms.append([math.log(their.cpu / our.cpu) for their, our in pairs])
 
-    def logarithms(side: str) -> list[list[float]]:
-        return [
-            [math.log(sample.cpu) for sample in samples[f"tiny {case}: {side}"]] for case in cases
-        ]
-
-    theirs, ours = logarithms(peer), logarithms(OURS)
-    rounds = range(len(theirs[0]))
-    means = [
-        math.exp(sum(a[i] - b[i] for a, b in zip(theirs, ours, strict=True)) / len(cases))
-        for i in rounds
-    ]
+    means = [math.exp(sum(logs) / len(cases)) for logs in zip(*logarithms, strict=True)]
     ratio = paired_ratio(means, [1.0] * len(means))
-    return Comparison(
-        f"tiny, geometric mean: {peer} / {OURS}", "cpu", ratio, Bar("at least", _TINY_MEAN_BAR)
-    )
+    bar = Bar("at least", _TINY_MEAN_BAR)
+    return Comparison(f"tiny, geometric mean: {peer} / {OURS}", "cpu", ratio, bar)

@@ -10,14 +10,16 @@ the same lookup, and not judged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Bar, Report, Sample, compare, interleave, machine, time_call
-from benchmarks.peer import chosen, on_one_thread
+from benchmarks.harness import Bar, Report, machine
+from benchmarks.library import Sizes, chosen
+from benchmarks.rows import Row, add_row, threads, time_row
 from benchmarks.runner import Options
 from tutorec.datasets.ids import power_law_ids
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -36,15 +38,14 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 NAME = "mc"
 ROUNDS = 30
-SIZES = ("1", "10")  # ids a bag
 
-TABLES, ROWS, COLUMNS, BATCH, INTERVAL, EXPONENT = 26, 100_000, 64, 256, 50, 1.05
-_OTHERS: dict[str, Callable[[], ManagedCollisionModule]] = {
-    "growing": lambda: GrowingManagedCollisionModule(ROWS),
-    "hash": lambda: HashZchManagedCollisionModule(ROWS, torch.device("cpu"), 1),
-}
-_CALLS = {"1": 20, "10": 5}
+_TABLES = Sizes(rows=100_000)
+_CASES = {"1": replace(_TABLES, pooling=1, calls=20), "10": replace(_TABLES, calls=5)}
+SIZES = tuple(_CASES)  # ids a bag
+_INTERVAL = 50
+_EXPONENT = 1.05
 _BAR = Bar("at most", 1.0)
+_TRAINING = "remap in training"
 
 
 def run(options: Options) -> Report:
@@ -59,53 +60,64 @@ def run(options: Options) -> Report:
     Raises:
         ValueError: A size that there is not.
     """
-    sizes = chosen(SIZES, options.sizes, "--sizes")
-    settings: dict[str, Any] = {
-        "tables": f"{TABLES} x {ROWS:,} x {COLUMNS}",
-        "B": BATCH,
-        "interval": INTERVAL,
+    cases = chosen(SIZES, options.sizes, "--sizes")
+    sizes = options.fit(_TABLES)
+    settings = {
+        "tables": str(sizes),
+        "B": sizes.samples,
+        "interval": _INTERVAL,
         "threads": 1,
     }
     report = Report(NAME, settings, context=machine())
-    with on_one_thread():
+    with threads():
         tables = [
-            EmbeddingBagConfig(ROWS, COLUMNS, f"t{each}", feature_names=[f"f{each}"])
-            for each in range(TABLES)
+            EmbeddingBagConfig(sizes.rows, sizes.columns, f"t{index}", feature_names=[key])
+            for index, key in enumerate(sizes.keys())
         ]
-        collection, mappings = EmbeddingBagCollection(tables), filled_mappings(tables)
+        collection = EmbeddingBagCollection(tables)
         apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.01})
-        others = {kind: _filled(tables, make) for kind, make in _OTHERS.items()}
-        for size in sizes:
-            _measure(report, collection, mappings, others, size, options.rounds)
-    report.notes += str(mappings.report()).splitlines()[:3]
+        cpu = torch.device("cpu")
+        mappings = {
+            "remap": _full(tables),
+            "growing remap": _filled(tables, GrowingManagedCollisionModule),
+            "hash remap": _filled(tables, lambda rows: HashZchManagedCollisionModule(rows, cpu, 1)),
+        }
+        for case in cases:
+            row = _row(f"{case} ids a bag", collection, mappings, options.fit(_CASES[case]))
+            bars = {side: _BAR if side == "remap" else None for side in row.calls}
+            del bars["look up"]
+            timed = time_row(row, options.rounds)
+            add_row(report, row.name, timed, bars, reference="look up")
+    report.notes += str(mappings["remap"].report()).splitlines()[:3]
     return report
 
 
-def filled_mappings(tables: list[EmbeddingBagConfig]) -> ManagedCollisionCollection:
-    """Mappings whose rows have the most frequent ids of their table's law.
-
-    Args:
-        tables: What each table is.
-    """
+def _full(tables: list[EmbeddingBagConfig]) -> ManagedCollisionCollection:
+    """Mappings whose rows have the most frequent ids of their table's law."""
     modules = {}
     for table in tables:
+        rows = table.num_embeddings
         module = MCHManagedCollisionModule(
-            ROWS, torch.device("cpu"), DistanceLFU_EvictionPolicy(), INTERVAL, name=table.name
+            rows, torch.device("cpu"), DistanceLFU_EvictionPolicy(), _INTERVAL, name=table.name
         )
-        module._mch_sorted_raw_ids[:-1], ranks = _raw_ids(torch.arange(ROWS - 1)).sort()
-        module._metadata()["counts"][:-1] = (ROWS / (ranks + 1) ** EXPONENT).ceil().long()
+        ids, ranks = _raw_ids(torch.arange(rows - 1)).sort()
+        module._mch_sorted_raw_ids[:-1] = ids
+        module._metadata()["counts"][:-1] = (rows / (ranks + 1) ** _EXPONENT).ceil().long()
         modules[table.name] = module
     return ManagedCollisionCollection(modules, tables)
 
 
 def _filled(
-    tables: list[EmbeddingBagConfig], make: Callable[[], ManagedCollisionModule]
+    tables: list[EmbeddingBagConfig], make: Callable[[int], ManagedCollisionModule]
 ) -> ManagedCollisionCollection:
     """Mappings that have seen the most frequent ids of their table's law once."""
-    mappings = ManagedCollisionCollection({table.name: make() for table in tables}, tables)
-    ids = _raw_ids(torch.arange(ROWS - 1)).repeat(len(tables))
+    modules = {table.name: make(table.num_embeddings) for table in tables}
+    mappings = ManagedCollisionCollection(modules, tables)
+    rows = tables[0].num_embeddings
+    ids = _raw_ids(torch.arange(rows - 1)).repeat(len(tables))
     keys = [name for table in tables for name in table.feature_names]
-    batch = KeyedJaggedTensor(keys, ids, lengths=torch.full((len(tables),), ROWS - 1))
+    batch = KeyedJaggedTensor(keys, ids, lengths=torch.full((len(tables),), rows - 1))
+
     mappings(batch)
     mappings.eval()(batch)  # hash mappings then have an index
     return mappings
@@ -116,67 +128,46 @@ def _raw_ids(ranks: Tensor) -> Tensor:
     return mixing_hash(ranks, 2**63 - 1)
 
 
-def _draw(number: int, size: str) -> KeyedJaggedTensor:
+def _draw(sizes: Sizes, number: int) -> KeyedJaggedTensor:
     """A batch; of ten ids about one has no row."""
     draw = torch.Generator().manual_seed(number + 2**40)
-    ids, keys = BATCH * TABLES * int(size), [f"f{each}" for each in range(TABLES)]
-    frequent = power_law_ids(ids, ROWS, EXPONENT, draw)
-    rare = torch.randint(ROWS, 100 * ROWS, (ids,), generator=draw)
+    bags = sizes.tables * sizes.samples
+    ids = bags * sizes.pooling
+    frequent = power_law_ids(ids, sizes.rows, _EXPONENT, draw)
+    rare = torch.randint(sizes.rows, 100 * sizes.rows, (ids,), generator=draw)
     ranks = torch.where(torch.rand(ids, generator=draw) < 0.1, rare, frequent)
-    return KeyedJaggedTensor(
-        keys, _raw_ids(ranks), lengths=torch.full((BATCH * TABLES,), int(size))
-    )
+    lengths = torch.full((bags,), sizes.pooling)
+    return KeyedJaggedTensor(sizes.keys(), _raw_ids(ranks), lengths=lengths)
 
 
-def _measure(
-    report: Report,
+def _row(
+    name: str,
     collection: EmbeddingBagCollection,
-    mappings: ManagedCollisionCollection,
-    others: dict[str, ManagedCollisionCollection],
-    size: str,
-    rounds: int,
-) -> None:
+    mappings: dict[str, ManagedCollisionCollection],
+    sizes: Sizes,
+) -> Row:
     """Remap, look up, train, with so many ids a bag."""
-    calls = _CALLS[size]
 
-    def sample(
-        number: int,
-        count: int,
-        call: Callable[[KeyedJaggedTensor], float] | None = None,
-        by: ManagedCollisionCollection = mappings,
-        training: bool = False,
-    ) -> Sample:
-        batches = [_draw(number * count + each, size) for each in range(count)]
-        remapped = [by.eval()(one) for one in batches]
-        by.train(training)
-        given = iter(remapped if call else batches)
-        run = call or (lambda batch: float(by(batch).values()[-1]))
-        return time_call(lambda: run(next(given)), count)
+    def remap(mapping: ManagedCollisionCollection, batch: KeyedJaggedTensor) -> float:
+        return float(mapping(batch).values()[-1])
 
+    @torch.no_grad()
     def look_up(batch: KeyedJaggedTensor) -> float:
-        with torch.no_grad():
-            return float(collection(batch).values()[-1, -1])
+        return float(collection(batch).values()[-1, -1])
 
     def step(batch: KeyedJaggedTensor) -> float:
         collection(batch).values().sum().backward()
         return float(next(collection.parameters()).detach()[0, 0])
 
-    names = [
-        f"{what}, {size} ids a bag"
-        for what in ("remap", "look up", "remap in training", "forward and backward")
-    ]
-    variants: dict[str, Callable[[int], Sample]] = {
-        names[0]: partial(sample, count=calls),
-        names[1]: partial(sample, count=calls, call=look_up),
-        names[2]: partial(sample, count=INTERVAL, training=True),
-        names[3]: partial(sample, count=calls, call=step),
-    }
-    for kind, by in others.items():
-        variants[f"{kind} remap, {size} ids a bag"] = partial(sample, count=calls, by=by)
-    samples = interleave(variants, rounds)
-    report.samples |= samples
-    report.comparisons.append(compare(samples, names[0], names[1], bar=_BAR))
-    report.comparisons.append(compare(samples, names[2], names[1]))
-    report.comparisons.append(compare(samples, names[2], names[3]))
-    for kind in others:
-        report.comparisons.append(compare(samples, f"{kind} remap, {size} ids a bag", names[1]))
+    def inputs(side: str, number: int) -> list[KeyedJaggedTensor]:
+        count = _INTERVAL if side == _TRAINING else sizes.calls
+        batches = [_draw(sizes, number * count + index) for index in range(count)]
+        mapping = mappings.get(side, mappings["remap"]).eval()
+        remapped = [mapping(batch) for batch in batches]
+        mapping.train(side == _TRAINING)
+        return remapped if side in ("look up", "forward and backward") else batches
+
+    calls: dict[str, Callable[[Any], float]] = {"look up": look_up, "forward and backward": step}
+    calls |= {side: partial(remap, mapping) for side, mapping in mappings.items()}
+    calls[_TRAINING] = partial(remap, mappings["remap"])
+    return Row(name, calls, inputs, most=None, checked=True)

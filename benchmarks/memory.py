@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.harness import Report, compare_memory
+
 _SELF = Path("/proc/self")
 
 
 def measurable() -> bool:
-    """Whether this system tells a process its peak and lets it start anew: Linux does."""
+    """Whether this system tells a process its peak and lets it reset it: Linux does."""
     return (_SELF / "clear_refs").exists()
 
 
@@ -47,14 +49,33 @@ def bytes_of(expression: str) -> int:
         RuntimeError: the expression fails; the message ends with what it wrote to stderr.
     """
     module, _, call = expression.partition(":")
+
     script = f"import {module} as m; print(m.{call})"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment
     )
-    if done.returncode:
-        raise RuntimeError(f"measuring memory of {expression} failed:\n{done.stderr.strip()}")
-    return int(done.stdout.splitlines()[-1])
+
+    if process.returncode:
+        raise RuntimeError(f"measuring memory of {expression} failed:\n{process.stderr.strip()}")
+    return int(process.stdout.splitlines()[-1])
+
+
+def add_peaks(
+    report: Report, title: str, expression: str, allowed: float, most: float | None, runs: int
+) -> None:
+    """Add how many times as many bytes an expression gives as are allowed, in new processes.
+
+    Args:
+        report: What it is added to.
+        title: Of the comparison.
+        expression: As of `bytes_of`.
+        allowed: Bytes.
+        most: What the ratio may be; None for what is only shown.
+        runs: How many processes.
+    """
+    peaks = [float(bytes_of(expression)) for _ in range(runs)]
+    report.comparisons.append(compare_memory(title, peaks, [allowed] * runs, most))
 
 
 def _status(field: str) -> int:

@@ -1,4 +1,4 @@
-"""What ``bench pipeline`` runs on each rank: the plain loop and pipelines, on the same batches."""
+"""What ``pipeline`` runs on each rank: the plain loop and pipelines, on the same batches."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cache import drop_pages, scattered
-from benchmarks.harness import Sample, interleave, time_call
+from benchmarks.cache import scattered
+from benchmarks.library import OURS, Library
 from benchmarks.memory import peak_during, resident
-from benchmarks.peer import OURS, Library
-from benchmarks.sharded_rank import TOLERANCE, Found, everywhere, quiet
-from benchmarks.train_rank import Shape, TrainCase, dense_and_fused, draw_batches, parallel_model
-from tutorec._kernels.pages import return_freed_memory
-from tutorec._validation import validation
+from benchmarks.rows import Row, Timed, time_row
+from benchmarks.sharded_rank import everywhere, quiet
+from benchmarks.train_rank import Shape, TrainCase, dense_and_fused, draw_lists, parallel_model
+from tutorec._kernels.pages import drop_pages, return_freed_memory
 from tutorec.awaitable import Awaitable
 from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed.core.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.core.sharded_module import ShardedModule
+from tutorec.sparse.tensor_dict import kjt_to_td
 from tutorec.spmd.devices import device
 
 PLAIN = "plain loop"
 PIPELINES = "distributed.train_pipeline.train_pipelines"
-_RESERVE = 8  # batches that are ready beside those of a measurement: a pipeline takes some ahead
-_COMPARED = 4  # steps
+_RESERVE = 8  # ready batches beyond those of a measurement: a pipeline takes some ahead
+_MEMORY_STEPS = 8
 _M_MMAP_THRESHOLD = -3  # of malloc.h
+
+Form = Literal["KJT", "TD"]
 
 
 class Pipeline(Protocol):
@@ -55,7 +57,9 @@ class PlainLoop:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, target: torch.device
     ) -> None:
-        self._model, self._optimizer, self._device = model, optimizer, target
+        self._model = model
+        self._optimizer = optimizer
+        self._device = target
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """One step."""
@@ -68,14 +72,15 @@ class PlainLoop:
 
 
 class Feed:
-    """An endless iterator of fresh batches, most of them made before anybody asks.
+    """An endless iterator of fresh batches, most of them made before they are requested.
 
     Args:
         make: Number of a batch -> the batch; nothing has looked at it.
     """
 
     def __init__(self, make: Callable[[int], Any]) -> None:
-        self._make, self._number = make, 0
+        self._make = make
+        self._number = 0
         self._ready: deque[Any] = deque()
         self._lock = threading.Lock()  # pipelines may read on a thread of their own
 
@@ -106,25 +111,34 @@ class Contender:
         pipeline: A pipeline's class, or `PLAIN`.
         root: The library.
         delay: Seconds by which ids come later.
+        form: Of the ids of a batch: a KeyedJaggedTensor, or a TensorDict.
     """
 
     pipeline: str
     root: str = OURS
     delay: float = 0.0
+    form: Form = "KJT"
 
     @property
     def name(self) -> str:
         """Its name in a report."""
         late = f", ids {self.delay * 1e3:g} ms later" if self.delay else ""
-        return f"{self.root} {self.pipeline}{late}"
+        form = f" ({self.form})" if self.form != "KJT" else ""
+        return f"{self.root} {self.pipeline}{form}{late}"
 
 
 def measure_contenders(
-    contenders: Sequence[Contender], shape: Shape, rounds: int, rank: int, folder: str | None = None
-) -> Found:
-    """Train the small DLRM of ``bench train`` in several ways in turn; collective.
+    name: str,
+    contenders: Sequence[Contender],
+    shape: Shape,
+    rounds: int,
+    rank: int,
+    folder: str | None = None,
+) -> Timed:
+    """Train the small DLRM of ``train`` in several ways in turn; collective.
 
     Args:
+        name: Of the row.
         contenders: The ways.
         shape: The model and its batches.
         rounds: Rounds that count.
@@ -137,20 +151,24 @@ def measure_contenders(
     """
     quiet({contender.root for contender in contenders})
     cache = CacheParams(CacheAlgorithm.LRU, 0.1, folder=folder) if folder is not None else None
-    running = {each.name: start(each, shape, rank, cache) for each in contenders}
-    losses = [
-        [read(pipeline.progress(feed)) for _ in range(_COMPARED)]
-        for pipeline, feed in running.values()
-    ]
-    measured = Found(
-        max(abs(a - b) for of_one in losses for a, b in zip(losses[0], of_one, strict=True))
-    )
-    if not everywhere(measured.distance <= TOLERANCE):
-        return measured
-    before = (lambda: drop_pages(folder)) if folder is not None else None
-    variants = {name: steps_of(*parts, shape.steps, before) for name, parts in running.items()}
-    measured.samples = interleave(variants, rounds, warmup=2)
-    return measured
+    running = {way.name: start(way, shape, rank, cache) for way in contenders}
+    steps = shape.tables.calls
+
+    def call_of(pipeline: Pipeline, feed: Feed) -> Callable[[Any], float]:
+        return lambda _: read(pipeline.progress(feed))
+
+    def inputs(side: str, _: int) -> range:
+        # Batches that a pipeline has taken ahead are in flight before and after.
+        pipeline, feed = running[side]
+        feed.refill(steps + _RESERVE)
+        if folder is not None:
+            drop_pages(folder)
+            read(pipeline.progress(feed))  # a batch in flight lost what had been read ahead for it
+        gc.collect()
+        return range(steps)
+
+    calls = {side: call_of(pipeline, feed) for side, (pipeline, feed) in running.items()}
+    return time_row(Row(name, calls, inputs, checked=True), rounds, everywhere)
 
 
 def read(output: Any) -> float:
@@ -174,19 +192,26 @@ def start(
     optimizer = dense_and_fused(library, model, "sgd")
     if contender.delay:
         delay_ids(model, contender.delay)
-    made = trainer(library, contender.pipeline)(model, optimizer, device())
-    return made, Feed(
-        lambda number: draw_batch(library, shape, rank, number, power_law=cache is not None)
-    )
 
+    name = contender.pipeline
+    pipeline_class = PlainLoop if name == PLAIN else library.get(f"{PIPELINES}.{name}")
+    # The batches of a semi-synchronous pipeline are trained one update late from the start.
+    early = {"start_batch": 0} if name == "TrainPipelineSemiSync" else {}
+    pipeline = pipeline_class(model, optimizer, device(), **early)
 
-def trainer(library: Library, name: str) -> Callable[..., Pipeline]:
-    """The class of a pipeline, by its name in both libraries."""
-    return PlainLoop if name == PLAIN else library.get(f"{PIPELINES}.{name}")
+    def make(number: int) -> Any:
+        return draw_batch(library, shape, rank, number, contender.form, cache is not None)
+
+    return pipeline, Feed(make)
 
 
 def draw_batch(
-    library: Library, shape: Shape, rank: int, number: int, power_law: bool = False
+    library: Library,
+    shape: Shape,
+    rank: int,
+    number: int,
+    form: Form = "KJT",
+    power_law: bool = False,
 ) -> Any:
     """A batch in a library's classes: the same in both, others on every rank.
 
@@ -195,53 +220,28 @@ def draw_batch(
         shape: Sizes.
         rank: This rank.
         number: Of the batch.
+        form: Of its ids.
         power_law: Whether some ids come often; otherwise all are alike.
     """
-    [(dense, ids, lengths, labels)] = draw_batches(shape, rank, number, 1)
+    dense, ids, lengths, labels = draw_lists(shape, rank, 1000 * number)
     if power_law:
         draw = torch.Generator().manual_seed(1_000_000 * rank + number)
-        ids = scattered(shape.tables.rows)[
-            power_law_ids(ids.numel(), shape.tables.rows, 1.05, draw)
-        ]
-    keys = [f"f{i}" for i in range(shape.tables.tables)]
-    features = library.get("sparse.jagged_tensor.KeyedJaggedTensor")(keys, ids, lengths=lengths)
+        ranks = power_law_ids(ids.numel(), shape.tables.rows, 1.05, draw)
+        ids = scattered(shape.tables.rows)[ranks]
+
+    batch = (shape.tables.keys(), ids, lengths)
+    features = library.batch(batch)
+    if form == "TD":
+        features = kjt_to_td(Library(OURS).batch(batch))
     return library.get("datasets.utils.Batch")(dense, features, labels)
-
-
-def steps_of(
-    pipeline: Pipeline, feed: Feed, steps: int, before: Callable[[], object] | None = None
-) -> Callable[[int], Sample]:
-    """What measures so many steps in a row, whose losses are read: seconds of one step.
-
-    Args:
-        pipeline: What trains. Batches that it has taken ahead are in flight before and after.
-        feed: Its batches, made before the clock starts.
-        steps: How many.
-        before: Called one step before the clock starts.
-    """
-
-    def sample(number: int) -> Sample:
-        feed.refill(steps + _RESERVE)
-        if before is not None:
-            before()
-            read(pipeline.progress(feed))  # a batch in flight lost what had been read ahead for it
-        gc.collect()
-        gc.disable()
-        try:
-            with validation(True):
-                everywhere(True)  # all ranks begin together
-                return time_call(lambda: read(pipeline.progress(feed)), steps)
-        finally:
-            gc.enable()
-
-    return sample
 
 
 class _Late(Awaitable[Any]):
     """A value that is ready a given number of seconds after it was requested."""
 
     def __init__(self, value: Awaitable[Any], seconds: float) -> None:
-        self._value, self._ready = value, time.monotonic() + seconds
+        self._value = value
+        self._ready = time.monotonic() + seconds
 
     def _wait_impl(self) -> Any:
         value = self._value.wait()
@@ -253,7 +253,8 @@ class _LateIds(Awaitable[Any]):
     """The sizes of an exchange, after which its ids come late."""
 
     def __init__(self, sizes: Awaitable[Awaitable[Any]], seconds: float) -> None:
-        self._sizes, self._seconds = sizes, seconds
+        self._sizes = sizes
+        self._seconds = seconds
 
     def _wait_impl(self) -> Any:
         return _Late(self._sizes.wait(), self._seconds)
@@ -283,27 +284,28 @@ def peak_memory(contender: Contender, shape: Shape, rank: int) -> tuple[int, int
         rank: This rank, a new process.
     """
     quiet({contender.root})
-    give_back_freed_blocks()
+    return_large_blocks()
     pipeline, feed = start(contender, shape, rank)
-    trim()
+    gc.collect()
+    return_freed_memory()
     before = resident()
 
     def steps() -> None:
-        for _ in range(2 * _COMPARED):
+        for _ in range(_MEMORY_STEPS):
             read(pipeline.progress(feed))
 
-    batch = bytes_of_batch(vars(draw_batch(Library(contender.root), shape, rank, -1)))
-    return peak_during(steps) - before, batch
+    batch = draw_batch(Library(contender.root), shape, rank, -1)
+    return peak_during(steps) - before, bytes_of_batch(vars(batch))
 
 
-def bytes_of_batch(parts: Mapping[str, Any]) -> int:
+def bytes_of_batch(fields: Mapping[str, Any]) -> int:
     """Bytes of a batch and of its ids once more, as they arrive from other ranks."""
-    features = parts["sparse_features"]
+    features = fields["sparse_features"]
     ids = features.values().nbytes + features.lengths().nbytes
-    return 2 * ids + sum(part.nbytes for part in parts.values() if isinstance(part, Tensor))
+    return 2 * ids + sum(field.nbytes for field in fields.values() if isinstance(field, Tensor))
 
 
-def give_back_freed_blocks() -> None:
+def return_large_blocks() -> None:
     """From now on, blocks of 64 KiB or more go back to the system when they are freed.
 
     Otherwise the C library keeps some of them, and the highest point differs from run to run.
@@ -311,9 +313,3 @@ def give_back_freed_blocks() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_M_MMAP_THRESHOLD, 1 << 16)
-
-
-def trim() -> None:
-    """Give memory that is free back to the system, where the C library can."""
-    gc.collect()
-    return_freed_memory()

@@ -14,12 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Sample, time_call
-from benchmarks.peer import Library
-from tutorec.distributed.plan.plan import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    ShardingPlan,
-)
+from benchmarks.library import Library
 from tutorec.distributed.planner.options import Shard, ShardArrays, ShardingOption
 from tutorec.distributed.planner.problem import PlanningProblem, cost
 from tutorec.distributed.planner.topology import Perf, Storage
@@ -27,7 +22,9 @@ from tutorec.distributed.planner.topology import Perf, Storage
 BATCH_SIZE = 512
 # HBM that is left of a rank's 32 GiB once the planner's own reservation is taken off
 _ROOM = 27 * 2**30
-_SMALLEST, _LARGEST, _LONGEST_BAG = 1e3, 1e8, 50.0
+_SMALLEST = 1e3
+_LARGEST = 1e8
+_LONGEST_BAG = 50.0
 _WIDTHS = (16, 32, 64, 128, 256)
 
 
@@ -65,6 +62,11 @@ class DrawnTable:
     columns: int
     pooling: float
 
+    @property
+    def feature(self) -> str:
+        """The table's only feature."""
+        return f"f_{self.name}"
+
 
 def draw_tables(draw: Draw) -> list[DrawnTable]:
     """Rows from 1,000 to 100,000,000 and bags of 1 to 50 ids, both log-uniform; usual widths.
@@ -82,10 +84,12 @@ def draw_tables(draw: Draw) -> list[DrawnTable]:
     pooling = np.exp(rng.uniform(0.0, np.log(_LONGEST_BAG), draw.tables)).round(1)
     if draw.filled:
         rows *= draw.filled * draw.world_size * _ROOM / (rows * columns * 4).sum()
-    lines = zip(rows.tolist(), columns.tolist(), pooling.tolist(), strict=True)
-    return [
-        DrawnTable(f"t{i}", max(10, int(r)), int(c), float(p)) for i, (r, c, p) in enumerate(lines)
-    ]
+
+    tables = []
+    for index in range(draw.tables):
+        count = max(10, int(rows[index]))
+        tables.append(DrawnTable(f"t{index}", count, int(columns[index]), float(pooling[index])))
+    return tables
 
 
 @dataclass(frozen=True)
@@ -96,14 +100,12 @@ class Planned:
         sample: Seconds of planning, enumeration included.
         ms: Milliseconds of a step by its own cost model; None where it found no plan.
         bound: Of all plans by that model, where the planner says so.
-        plan: Its plan; kernels that tutorec has not are read as fused ones.
         error: What it said where it found none.
     """
 
     sample: Sample
     ms: float | None = None
     bound: float | None = None
-    plan: ShardingPlan | None = None
     error: str = ""
 
 
@@ -116,30 +118,28 @@ class Model:
     """
 
     def __init__(self, library: Library, draw: Draw) -> None:
-        self.library, self.draw, self.tables = library, draw, draw_tables(draw)
+        self.library = library
+        self.draw = draw
+        self.tables = draw_tables(draw)
         with _quiet():
             config = library.get("modules.embedding_configs.EmbeddingBagConfig")
-            collection = library.get("modules.embedding_modules.EmbeddingBagCollection")
-            self.module = collection(
-                device=torch.device("meta"),
-                tables=[
-                    config(
-                        num_embeddings=table.rows,
-                        embedding_dim=table.columns,
-                        name=table.name,
-                        feature_names=[feature_of(table)],
-                    )
-                    for table in self.tables
-                ],
-            )
-            self.sharders = [
-                library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
+            tables = [
+                config(
+                    num_embeddings=table.rows,
+                    embedding_dim=table.columns,
+                    name=table.name,
+                    feature_names=[table.feature],
+                )
+                for table in self.tables
             ]
+            collection = library.get("modules.embedding_modules.EmbeddingBagCollection")
+            self.module = collection(device=torch.device("meta"), tables=tables)
+            sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")
+            self.sharders = [sharder()]
 
     def topology(self) -> Any:
         """GPUs with TorchRec's default memory and speeds, the same in both libraries."""
-        topology = self.library.get("distributed.planner.types.Topology")
-        return topology(
+        return self._planner_class("types.Topology")(
             world_size=self.draw.world_size,
             local_world_size=self.draw.local_size,
             compute_device="cuda",
@@ -147,46 +147,48 @@ class Model:
 
     def constraints(self) -> dict[str, Any]:
         """Ids of a bag, and nothing else."""
-        constraints = self.library.get("distributed.planner.types.ParameterConstraints")
+        constraints = self._planner_class("types.ParameterConstraints")
         return {table.name: constraints(pooling_factors=[table.pooling]) for table in self.tables}
 
+    def _planner_class(self, name: str) -> Any:
+        return self.library.get(f"distributed.planner.{name}")
+
     def plan(self) -> Planned:
-        """Plan with the library's planner as it comes, made anew."""
-        planner = self.library.get("distributed.planner.planners.EmbeddingShardingPlanner")
-        plans: list[Any] = []
+        """Plan with the library's default planner, constructed for this plan."""
+        planner_class = self._planner_class("planners.EmbeddingShardingPlanner")
+        planner: Any = None
+        plan: Any = None
 
         def call() -> None:
-            made = planner(
+            nonlocal planner, plan
+            planner = planner_class(
                 topology=self.topology(),
                 batch_size=BATCH_SIZE,
                 constraints=self.constraints(),
                 stats=[],
             )
-            plans.append(made)
             try:
-                plans.append(made.plan(self.module, self.sharders))
+                plan = planner.plan(self.module, self.sharders)
             except Exception as error:  # the peer's PlannerError is a class of its own
-                plans.append(error)
+                plan = error
 
         with _quiet():
             sample = time_call(call)
-        made, plan = plans
         if isinstance(plan, Exception):
             return Planned(sample, error=f"{type(plan).__name__}: {str(plan).splitlines()[0]}")
+
         report = getattr(plan, "report", None)
         if report is None:
-            return Planned(sample, self._slowest(made), plan=_readable(plan))
-        return Planned(
-            sample, cost(report.inputs.problem, report.placement), report.bound.ms, _readable(plan)
-        )
+            return Planned(sample, self._slowest(planner))
+        milliseconds = cost(report.inputs.problem, report.placement)
+        return Planned(sample, milliseconds, report.bound.ms)
 
     def problem(self) -> PlanningProblem:
         """The library's options with its own estimates, on what its reservation leaves."""
-        enumerator = self.library.get("distributed.planner.enumerators.EmbeddingEnumerator")
-        reservation = self.library.get(
-            "distributed.planner.storage_reservations.HeuristicalStorageReservation"
-        )
-        topology, constraints = self.topology(), self.constraints()
+        topology = self.topology()
+        constraints = self.constraints()
+        enumerator = self._planner_class("enumerators.EmbeddingEnumerator")
+        reservation = self._planner_class("storage_reservations.HeuristicalStorageReservation")
         with _quiet():
             options = enumerator(topology, BATCH_SIZE, constraints).enumerate(
                 self.module, self.sharders
@@ -194,6 +196,7 @@ class Model:
             reserved = reservation(percentage=0.15).reserve(
                 topology, BATCH_SIZE, self.module, self.sharders, constraints
             )
+
         # TorchRec's topology may lack a group size, and the total of its Perf leaves the exchange
         # of ids out.
         group = getattr(reserved, "intra_group_size", None) or reserved.local_world_size
@@ -211,11 +214,6 @@ class Model:
         return float(load.max())
 
 
-def feature_of(table: DrawnTable) -> str:
-    """The table's only feature."""
-    return f"f_{table.name}"
-
-
 def _with_our_shards(option: Any) -> ShardingOption:
     """An option of either library as ours, of which the search needs shards and sharding type."""
     shards = [
@@ -227,6 +225,7 @@ def _with_our_shards(option: Any) -> ShardingOption:
         )
         for shard in option.shards
     ]
+
     return ShardingOption(
         option.name,
         option.tensor,
@@ -237,26 +236,6 @@ def _with_our_shards(option: Any) -> ShardingOption:
         partition_by=option.partition_by,
         compute_kernel=option.compute_kernel,
         shards=ShardArrays.from_shards(shards),
-    )
-
-
-def _readable(plan: Any) -> ShardingPlan:
-    """A plan of either library as ours; every kernel but dense counts as fused."""
-    return ShardingPlan(
-        {
-            path: EmbeddingModuleShardingPlan(
-                {
-                    name: ParameterSharding(
-                        entry.sharding_type,
-                        "dense" if entry.compute_kernel == "dense" else "fused",
-                        entry.ranks,
-                        entry.sharding_spec,
-                    )
-                    for name, entry in module_plan.items()
-                }
-            )
-            for path, module_plan in plan.plan.items()
-        }
     )
 
 

@@ -1,30 +1,37 @@
 """``python -m benchmarks``: find the benchmarks, run one, print its table, write its JSON.
 
 A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) ->
-Report``. Its docstring's first line is its help. Common options: ``--rounds``, ``--json``,
-``--vs``. One that names its parts in ``SIZES`` or ``CASES`` takes ``--sizes`` or ``--cases``: a run
-of some of them. One that runs on several ranks names the numbers of them in ``WORLDS`` and takes
-``--world``. One whose tables can have more or fewer rows names the usual factor in ``SCALE`` and
-takes ``--scale``.
+Report``. Its docstring's first line is its help. Options of all: ``--rounds``, ``--json`` and
+``--vs``, of which those in `_WITHOUT_PEER` take no ``--vs``. A benchmark with ``SIZES`` or
+``CASES`` takes ``--sizes`` or ``--cases``: a run of some of them. One that runs on several ranks
+has their numbers in ``WORLDS`` and takes ``--world``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
-_WITHOUT_PEER = ("backends", "cache", "estimates", "mc", "validation")
+# Modules of this folder, in the order in which the help lists them.
+BENCHMARKS = (
+    "imports backends kjt ebc quant sharded train pipeline planner estimates mc cache gpu".split()
+)
+_WITHOUT_PEER = ("backends", "cache", "estimates", "mc")
+# What --tiny leaves of the sizes of a benchmark, by the name of the field.
+_TINY = {"tables": 3, "rows": 2000, "samples": 8, "calls": 2}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks of a benchmark.
+    """Options of the command line.
 
     Attributes:
         rounds: rounds that count.
@@ -33,9 +40,8 @@ class Options:
         sizes: which sizes to run; None for all.
         cases: which cases to run; None for all.
         world: how many ranks; None for the benchmark's own choice.
-        scale: how many times as many rows; None for the benchmark's own choice.
-        device: the device type that ``bench gpu`` runs on; None for ``"cuda"``. The command line
-            has it for tests.
+        device: the device type that the benchmark ``gpu`` runs on; None for ``"cuda"``.
+        tiny: whether tables and batches are tiny: whether a benchmark runs, not how fast.
     """
 
     rounds: int
@@ -43,121 +49,110 @@ class Options:
     sizes: tuple[str, ...] | None = None
     cases: tuple[str, ...] | None = None
     world: int | None = None
-    scale: float | None = None
     device: str | None = None
+    tiny: bool = False
+
+    def fit(self, sizes: T) -> T:
+        """Sizes of a benchmark, which are a dataclass, or the same with tiny tables and batches.
+
+        Example:
+            >>> from benchmarks.library import Sizes
+            >>> print(Options(30).fit(Sizes()), Options(1, tiny=True).fit(Sizes()), sep="; ")
+            26 x 30,000 x 64; 3 x 2,000 x 64
+        """
+        return _tiny(sizes) if self.tiny else sizes
+
+    @property
+    def memory_runs(self) -> int:
+        """How many processes measure the same memory."""
+        return 1 if self.tiny else 3
+
+
+def _tiny(sizes: Any) -> Any:
+    changes: dict[str, Any] = {}
+    for field in fields(sizes):
+        value = getattr(sizes, field.name)
+        if is_dataclass(value):
+            changes[field.name] = _tiny(value)
+        elif field.name in _TINY and value is not None:
+            changes[field.name] = min(value, _TINY[field.name])
+
+    return replace(sizes, **changes)
 
 
 def benchmarks() -> dict[str, ModuleType]:
-    """Name -> module of every benchmark in this folder.
-
-    Example:
-        >>> from benchmarks.runner import benchmarks
-        >>> print(*sorted(benchmarks())[:8])
-        backends cache ebc estimates gpu import kjt mc
-        >>> print(*sorted(benchmarks())[8:])
-        pipeline planner quant sharded train validation
-    """
-    package = __name__.rpartition(".")[0]
-    folder = Path(__file__).parent
-    modules = [
-        import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules([str(folder)])
-    ]
-    return {module.NAME: module for module in modules if hasattr(module, "NAME")}
+    """Name -> module of every benchmark."""
+    modules = [import_module(f"benchmarks.{name}") for name in BENCHMARKS]
+    return {module.NAME: module for module in modules}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a benchmark.
 
     Args:
-        argv: the words after ``bench``.
+        argv: the command line.
 
     Returns:
-        The exit status: 1 when a bar was judged and missed.
+        The exit status: 1 when a bar was judged and missed, but for tiny tables.
     """
     known = benchmarks()
     parser = _parser(known)
-    options = parser.parse_args(argv)
-    module = known[options.name]
-    for part in ("sizes", "cases"):
-        if getattr(options, part) and not hasattr(module, part.upper()):
-            parser.error(f"bench {options.name} has no --{part} to choose from")
-    if options.vs and options.name in _WITHOUT_PEER:
-        parser.error(f"bench {options.name} measures tutorec alone and takes no --vs")
-    if options.world is not None and not hasattr(module, "WORLDS"):
-        parser.error(f"bench {options.name} runs in one process and takes no --world")
-    if options.scale is not None and not hasattr(module, "SCALE"):
-        parser.error(f"bench {options.name} has tables of one size and takes no --scale")
-    if options.scale is not None and not options.scale > 0:
-        parser.error(f"--scale {options.scale}: it must be above 0")
-    rounds = module.ROUNDS if options.rounds is None else options.rounds
-    report = module.run(
-        Options(
-            rounds,
-            options.vs,
-            options.sizes,
-            options.cases,
-            options.world,
-            options.scale,
-            options.device,
-        )
-    )
+    arguments = vars(parser.parse_args(argv))
+    name = arguments.pop("name")
+    path = arguments.pop("json")
+    module = known[name]
+
+    for option, constant in (("sizes", "SIZES"), ("cases", "CASES"), ("world", "WORLDS")):
+        if arguments[option] is not None and not hasattr(module, constant):
+            parser.error(f"{name} takes no --{option}: it has none to choose from")
+    if arguments["vs"] and name in _WITHOUT_PEER:
+        parser.error(f"{name} measures tutorec alone and takes no --vs")
+    if arguments["rounds"] is None:
+        arguments["rounds"] = module.ROUNDS
+
+    options = Options(**arguments)
+    report = module.run(options)
     print(report)
-    if options.json is not None:
-        options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
-    return int(report.missed)
+
+    if path is not None:
+        path.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    return int(report.missed and not options.tiny)
 
 
 def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    listing = "\n".join(
-        f"  {name:<12}{(module.__doc__ or '').splitlines()[0]}" for name, module in known.items()
-    )
+    listing = [f"  {name:<12}{_first_line(module)}" for name, module in known.items()]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=(
-            "Measure: variants in turn, medians of paired ratios with their 95 % intervals."
-        ),
-        epilog=f"benchmarks:\n{listing}",
+        description="Measure: sides in turn, medians of paired ratios with their 95 % intervals.",
+        epilog="\n".join(["benchmarks:", *listing]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "name", choices=sorted(known), metavar="NAME", help="one of the benchmarks below"
-    )
-    parser.add_argument(
-        "--vs", metavar="PEER", help="an installed package with the same names to compare with"
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds that count; from 30 on a bar is judged"
-    )
-    for part in ("sizes", "cases"):
-        parts = "; ".join(
-            f"{name}: {', '.join(getattr(module, part.upper(), ())) or 'none'}"
-            for name, module in known.items()
-            if hasattr(module, part.upper())
-        )
-        parser.add_argument(
-            f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})"
-        )
-    worlds = [
-        f"{name}: {', '.join(map(str, m.WORLDS))}"
-        for name, m in known.items()
-        if hasattr(m, "WORLDS")
-    ]
-    parser.add_argument(
-        "--world", type=int, metavar="W", help=f"how many ranks ({'; '.join(worlds) or 'none'})"
-    )
-    scales = [f"{name}: {m.SCALE}" for name, m in known.items() if hasattr(m, "SCALE")]
-    parser.add_argument(
-        "--scale", type=float, metavar="X", help=f"X times as many rows ({'; '.join(scales)})"
-    )
-    parser.add_argument("--device", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="PATH",
-        help="write samples, ratios, versions and hardware there",
-    )
+    add = parser.add_argument
+    add("name", choices=list(known), metavar="NAME", help="one of the benchmarks below")
+    add("--vs", metavar="PEER", help="an installed package with the same names to compare with")
+    add("--rounds", type=int, metavar="N", help="rounds that count; from 30 on a bar is judged")
+    add("--sizes", type=_names, metavar="A,B", help=f"only these ({_choices(known, 'SIZES')})")
+    add("--cases", type=_names, metavar="A,B", help=f"only these ({_choices(known, 'CASES')})")
+    add("--world", type=int, metavar="W", help=f"how many ranks ({_choices(known, 'WORLDS')})")
+    add("--tiny", action="store_true", help="tiny tables: whether it runs, not how fast")
+    add("--json", type=Path, metavar="PATH", help="write samples, ratios, versions, hardware there")
+    add("--device", help=argparse.SUPPRESS)
     return parser
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").splitlines()[0]
+
+
+def _choices(known: dict[str, ModuleType], constant: str) -> str:
+    """The values of an option, of each benchmark that has it."""
+    choices = [
+        f"{name}: {', '.join(map(str, getattr(module, constant)))}"
+        for name, module in known.items()
+        if hasattr(module, constant)
+    ]
+    return "; ".join(choices)
+
+
+def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""What ``bench sharded`` runs on each rank: one case in both libraries, on the same input."""
+"""What ``sharded`` runs on each rank: one case in both libraries, on the same input."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,9 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.harness import Sample, interleave
-from benchmarks.memory import peak_during, resident
-from benchmarks.peer import (
+from benchmarks.library import (
     OURS,
     RATE,
     Batch,
@@ -28,9 +24,9 @@ from benchmarks.peer import (
     finish,
     fresh_batches,
     fuse_optimizer,
-    time_each,
 )
-from tutorec._validation import validation
+from benchmarks.memory import peak_during, resident
+from benchmarks.rows import Row, Timed, time_row
 from tutorec.distributed import comm
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -48,67 +44,52 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.spmd.devices import device
 
 _STAGE = "bench"
-_PLAN_TYPES = ("ParameterSharding", "EmbeddingModuleShardingPlan")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is measured.
+    """One operation that is measured.
 
     Args:
         name: Its name.
-        kind: Forward, a whole training step, or the exchange of ids alone.
+        operation: Forward, a whole training step, or the exchange of ids alone.
         sharding: A `ShardingType` value.
         optimizer: ``"sgd"`` or ``"rowwise_adagrad"``.
-        samples: B of each rank.
-        repeats: Calls in one measurement, each on a fresh batch.
+        samples: B of each rank; None: that of the tables' sizes.
+        calls: Calls in one measurement; None: those of the tables' sizes.
     """
 
     name: str
-    kind: Literal["forward", "step", "exchange"]
+    operation: Literal["forward", "step", "exchange"]
     sharding: str = "table_wise"
     optimizer: str = "rowwise_adagrad"
-    samples: int = 256
-    repeats: int = 2
+    samples: int | None = None
+    calls: int | None = None
+
+    def sizes(self, tables: Sizes) -> Sizes:
+        """The tables with the case's batches."""
+        samples = self.samples or tables.samples
+        return replace(tables, samples=samples, calls=self.calls or tables.calls)
 
 
-@dataclass
-class Found:
-    """What a rank found.
-
-    Args:
-        distance: The largest difference between the two libraries' results, before anything was
-            timed.
-        samples: Variant -> one measurement for each round; empty where the results differ.
-        traffic: What one call of ours sent from this rank.
-    """
-
-    distance: float = 0.0
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
-
-
-# Gives a KeyedTensor, or where ids alone are exchanged a KeyedJaggedTensor.
-Call = Callable[[Batch], Any]
-
-# Float32 sums in another order, two steps of them.
-TOLERANCE = 1e-4
+# (table, first row, first column) -> rows of a rank's shard
+Shards = dict[tuple[str, int, int], Tensor]
 
 
 def measure(
     case: Case,
-    sizes: Sizes,
+    tables: Sizes,
     roots: Sequence[str],
     rounds: int,
     rank: int,
     world_size: int,
     hosts: int = 1,
-) -> Found:
+) -> tuple[Timed, Traffic]:
     """Time a case on this rank and its device, in turn with the others; collective.
 
     Args:
-        case: What to run.
-        sizes: On which tables.
+        case: The operation.
+        tables: Its tables.
         roots: Libraries; ours first.
         rounds: Rounds that count.
         rank: This rank.
@@ -116,33 +97,27 @@ def measure(
         hosts: Hosts that share the ranks evenly.
 
     Returns:
-        Its samples; without them where results differ on some rank.
+        Its samples, and what one call of ours sent from this rank.
     """
     quiet(roots)
-    made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
-    calls = {root: call for root, (call, _) in made.items()}
-    batches = partial(fresh_batches, sizes, case.samples, device=device(), rank=rank)
-    measured = Found(_distance(batches(-1000, 2), calls, [pieces for _, pieces in made.values()]))
-    if not everywhere(measured.distance <= TOLERANCE):
-        return measured
-    [one] = batches(-2000, 1)
-    with count_traffic() as measured.traffic:
-        calls[OURS](one)
+    sizes = case.sizes(tables)
+    calls: dict[str, Callable[[Batch], Any]] = {}
+    states: dict[str, Callable[[], Shards]] = {}
+    for root in roots:
+        calls[root], states[root] = _call(Library(root), case, sizes, world_size // hosts)
 
-    def variant(root: str, checks: bool) -> Callable[[int], Sample]:
-        def sample(number: int) -> Sample:
-            fresh = batches(number, case.repeats)
-            with validation(checks):
-                everywhere(True)  # all ranks begin together
-                return time_each(calls[root], fresh)
+    def inputs(_: str, number: int) -> list[Batch]:
+        return fresh_batches(sizes, number, device(), rank)
 
-        return sample
+    checked = True if world_size > 1 else None
+    row = Row(case.name, calls, inputs, states, tensors=_tensors, checked=checked)
+    timed = time_row(row, rounds, everywhere)
 
-    variants = {f"{case.name}: {root}": variant(root, world_size > 1) for root in roots}
-    if world_size == 1:
-        variants[f"{case.name}: {OURS} checked"] = variant(OURS, True)
-    measured.samples = interleave(variants, rounds, warmup=2)
-    return measured
+    traffic = Traffic()
+    if timed.samples:
+        with count_traffic() as traffic:
+            calls[OURS](inputs(OURS, -2000)[0])
+    return timed, traffic
 
 
 def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[int, int]:
@@ -154,24 +129,24 @@ def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[in
         rank: This rank.
         world_size: W.
     """
-    case = Case("memory", "step")
 
-    def steps(of: Sizes, count: int) -> tuple[Callable[[], None], int]:
-        call, pieces = _call(Library(root), case, of, world_size, on_meta=True)
-        batches = fresh_batches(of, case.samples, 0, count, device(), rank)
-        held = sum(piece.numel() * piece.element_size() for piece in pieces().values())
+    def steps(sizes: Sizes) -> tuple[Callable[[], None], int]:
+        call, shards = _call(Library(root), Case("memory", "step"), sizes, world_size, on_meta=True)
+        batches = fresh_batches(sizes, 0, device(), rank)
+        weights = sum(rows.nbytes for rows in shards().values())
         gc.collect()
 
-        def run_them() -> None:
+        def run_steps() -> None:
             for batch in batches:
                 call(batch)
 
-        return run_them, held
+        return run_steps, weights
 
-    steps(Sizes(sizes.tables, 100, sizes.columns, sizes.pooling), 2)[0]()
+    warm_up, _ = steps(replace(sizes, rows=100, calls=2))
+    warm_up()
     before = resident()
-    run_them, held = steps(sizes, 3)
-    return peak_during(run_them) - before, held
+    run_steps, weights = steps(replace(sizes, calls=3))
+    return peak_during(run_steps) - before, weights
 
 
 def quiet(roots: Iterable[str]) -> None:
@@ -189,62 +164,57 @@ def rank_group() -> dist.ProcessGroup:
 
 
 def everywhere(flag: bool) -> bool:
-    """Whether all ranks say so; each waits here for the others."""
+    """Whether a flag is true on all ranks; each waits here for the others."""
     flags = comm.all_gather_ints([int(flag)], rank_group(), _STAGE)
-    return all(of_rank for (of_rank,) in flags)
-
-
-Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
+    return all(rank_flag for (rank_flag,) in flags)
 
 
 def _call(
     library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool = False
-) -> tuple[Call, Pieces]:
-    """What is timed, and this rank's shards: (name, first row, first column) -> rows."""
-    if case.kind == "exchange":
+) -> tuple[Callable[[Batch], Any], Callable[[], Shards]]:
+    """What is timed, and what gives this rank's shards."""
+    if case.operation == "exchange":
         return _exchange(library, sizes), dict
-    sharded, optimizer = _sharded(library, case, sizes, local_size, on_meta)
-    batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
-    # Alike for every feature: the peer brings columns home in another order than the caller's.
-    values = torch.linspace(-1, 1, case.samples * sizes.columns, device=device())
-    gradient = values.view(case.samples, -1).repeat(1, sizes.tables)
 
-    def call(batch: Batch) -> Any:
-        keys, values, lengths = batch
-        with torch.no_grad() if case.kind == "forward" else nullcontext():
-            result = sharded(batch_of(keys, values, lengths=lengths)).wait()
-            pooled = result.values()
-        if case.kind == "step":
-            if optimizer is not None:
-                optimizer.zero_grad()
-            pooled.backward(gradient)
-            if optimizer is not None:
-                optimizer.step()
+    sharded, optimizer = _sharded(library, case, sizes, local_size, on_meta)
+    # Alike for every feature: the peer returns columns in another order than the caller's.
+    values = torch.linspace(-1, 1, sizes.samples * sizes.columns, device=device())
+    gradient = values.view(sizes.samples, -1).repeat(1, sizes.tables)
+
+    def forward(batch: Batch) -> Any:
+        with torch.no_grad():
+            result = sharded(library.batch(batch)).wait()
+            finish(result.values())
+        return result
+
+    def step(batch: Batch) -> Any:
+        result = sharded(library.batch(batch)).wait()
+        pooled = result.values()
+        if optimizer is not None:
+            optimizer.zero_grad()
+        pooled.backward(gradient)
+        if optimizer is not None:
+            optimizer.step()
         finish(pooled)
         return result
 
-    def pieces() -> dict[tuple[str, int, int], Tensor]:
-        return {(name, row, column): piece for name, row, column, piece in table_pieces(sharded)}
-
     if not on_meta:
-        fill_tables(pieces(), sizes)
-    return call, pieces
+        fill_tables(shards_of(sharded), sizes)
+    return forward if case.operation == "forward" else step, lambda: shards_of(sharded)
 
 
-def _exchange(library: Library, sizes: Sizes) -> Call:
+def _exchange(library: Library, sizes: Sizes) -> Callable[[Batch], Any]:
     """Send ids as a sharded collection does: ours in 32 bits, since no table has 2**31 rows."""
     group = rank_group()
-    bounds = [sizes.tables * r // group.size() for r in range(group.size() + 1)]
-    narrow = {"ids_dtype": torch.int32} if library.root == OURS else {}
+    bounds = [sizes.tables * rank // group.size() for rank in range(group.size() + 1)]
     splits = [end - first for first, end in pairwise(bounds)]
-    move = library.get("distributed.dist_data.KJTAllToAll")(group, splits, **narrow)
-    batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    narrow = {"ids_dtype": torch.int32} if library.root == OURS else {}
+    exchange = library.get("distributed.dist_data.KJTAllToAll")(group, splits, **narrow)
 
     def call(batch: Batch) -> Any:
-        keys, values, lengths = batch
-        arrived = move(batch_of(keys, values, lengths=lengths)).wait().wait()
-        arrived.values(), arrived.lengths(), arrived.offsets()
-        return arrived
+        received = exchange(library.batch(batch)).wait().wait()
+        received.values(), received.lengths(), received.offsets()
+        return received
 
     return call
 
@@ -253,18 +223,18 @@ def _sharded(
     library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool
 ) -> tuple[Any, Any]:
     """The sharded collection, and the optimizer that a peer's data-parallel tables need."""
-    made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    collection = made(
+    collection = library.get("modules.embedding_modules.EmbeddingBagCollection")(
         tables=bag_configs(library, sizes), device=torch.device("meta") if on_meta else device()
     )
-    by_caller = case.sharding == "data_parallel" and library.root != OURS
-    if not by_caller:
+    stepped_by_caller = case.sharding == "data_parallel" and library.root != OURS
+    if not stepped_by_caller:
         fuse_optimizer(library, case.optimizer, collection)
+
     sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
     env = library.get("distributed.types.ShardingEnv").from_process_group(rank_group())
     plan = module_plan(library, sizes, case.sharding, local_size)
     sharded = sharder.shard(collection, plan, env, device())
-    optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if stepped_by_caller else None
     return sharded, optimizer
 
 
@@ -292,38 +262,32 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
         "grid_shard": lambda i: grid_shard(host_indexes=list(range(hosts))),
     }
     tables = bag_configs(Library(OURS), sizes)
-    collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     plan = construct_module_sharding_plan(
-        collection,
+        EmbeddingBagCollection(tables, device=torch.device("meta")),
         {table.name: generators[sharding](i) for i, table in enumerate(tables)},
         local_size=local_size,
         world_size=world_size,
         device_type=device().type,
     )
-    return in_library(library, plan, "dense" if sharding == "data_parallel" else "fused")
-
-
-def in_library(library: Library, plan: Any, kernel: str) -> Any:
-    """A plan of ours, entry by entry, in a library's classes.
-
-    Args:
-        library: Whose plan.
-        plan: Of one module.
-        kernel: Of every table, where it is not ours.
-    """
     if library.root == OURS:
         return plan
-    entry_of, plan_of = (library.get(f"distributed.types.{name}") for name in _PLAN_TYPES)
-    entries = plan_of()
+
+    kernel = "dense" if sharding == "data_parallel" else "fused"
+    entry_class = library.get("distributed.types.ParameterSharding")
+    entries = library.get("distributed.types.EmbeddingModuleShardingPlan")()
     for name, ours in plan.items():
-        entries[name] = entry_of(
+        entries[name] = entry_class(
             ours.sharding_type, kernel, ranks=ours.ranks, sharding_spec=ours.sharding_spec
         )
     return entries
 
 
-def table_pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
-    """(table, first row, first column, rows) of this rank; writing to the rows changes tables."""
+def shards_of(sharded: Any) -> Shards:
+    """The rows of this rank; writing to them changes tables."""
+    return {(table, row, column): rows for table, row, column, rows in _local_shards(sharded)}
+
+
+def _local_shards(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
     for name, value in sharded.state_dict().items():
         table = name.split(".")[-2]
         if not hasattr(value, "local_shards"):
@@ -334,67 +298,18 @@ def table_pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
             yield table, row, column, shard.tensor.detach()
 
 
-def slowest(of_ranks: Sequence[dict[str, list[Sample]]]) -> dict[str, list[Sample]]:
-    """Of each variant and round the slowest rank's seconds."""
-    return {
-        name: [
-            Sample(max(sample.cpu for sample in one), max(sample.wall for sample in one))
-            for one in zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
-        ]
-        for name in of_ranks[0]
-    }
-
-
-def agreed(results: Sequence[Found], differ: str) -> dict[str, list[Sample]]:
-    """The slowest rank's samples; refuses libraries whose results differ.
-
-    Args:
-        results: Of each rank.
-        differ: What differs then, as in ``"a and b differ"``.
-
-    Raises:
-        ValueError: Results differed on some rank, so that nothing was timed.
-    """
-    if not all(of_rank.samples for of_rank in results):
-        worst = max(range(len(results)), key=lambda rank: results[rank].distance)
-        raise ValueError(
-            f"{differ} by up to {results[worst].distance:.2g} on rank {worst}; nothing was timed"
-        )
-    return slowest([of_rank.samples for of_rank in results])
-
-
 @torch.no_grad()
-def fill_tables(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> None:
+def fill_tables(shards: Shards, sizes: Sizes) -> None:
     """The same rows in every library, under any plan."""
-    for i in range(sizes.tables):
-        of_table = {place: piece for place, piece in pieces.items() if place[0] == f"t{i}"}
-        if not of_table:
+    for index in range(sizes.tables):
+        table_shards = {key: rows for key, rows in shards.items() if key[0] == f"t{index}"}
+        if not table_shards:
             continue
-        rows = (
-            torch.rand(sizes.rows, sizes.columns, generator=torch.Generator().manual_seed(i)) - 0.5
-        )
-        for (_, row, column), piece in of_table.items():
-            piece.copy_(rows[row : row + piece.shape[0], column : column + piece.shape[1]])
 
-
-def _distance(batches: list[Batch], calls: dict[str, Call], pieces: Sequence[Pieces]) -> float:
-    """How far the libraries differ after two batches: outputs, and every shard."""
-    ours, *others = [
-        [part for batch in batches for part in _tensors(call(batch))] for call in calls.values()
-    ]
-    my_pieces, *other_pieces = [of_library() for of_library in pieces]
-    distance = 0.0
-    for theirs, their_pieces in zip(others, other_pieces, strict=True):
-        if [a.shape for a in ours] != [
-            b.shape for b in theirs
-        ] or my_pieces.keys() != their_pieces.keys():
-            return float("inf")
-        pairs = [
-            *zip(ours, theirs, strict=True),
-            *((my_pieces[k], their_pieces[k]) for k in my_pieces),
-        ]
-        distance = max([distance, *(float((a - b).abs().max()) for a, b in pairs if a.numel())])
-    return distance
+        generator = torch.Generator().manual_seed(index)
+        table = torch.rand(sizes.rows, sizes.columns, generator=generator) - 0.5
+        for (_, row, column), rows in table_shards.items():
+            rows.copy_(table[row : row + rows.shape[0], column : column + rows.shape[1]])
 
 
 def _tensors(result: Any) -> list[Tensor]:

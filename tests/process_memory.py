@@ -12,7 +12,7 @@ _SELF = Path("/proc/self")
 
 
 def measurable() -> bool:
-    """Whether this system tells a process its peak and lets it start anew: Linux does."""
+    """Whether this system tells a process its peak and can reset it: Linux does."""
     return (_SELF / "clear_refs").exists()
 
 
@@ -47,14 +47,16 @@ def bytes_of(expression: str) -> int:
         RuntimeError: the expression fails; the message ends with what it wrote to stderr.
     """
     module, _, call = expression.partition(":")
+
     script = f"import {module} as m; print(m.{call})"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env
     )
-    if done.returncode:
-        raise RuntimeError(f"measuring memory of {expression} failed:\n{done.stderr.strip()}")
-    return int(done.stdout.splitlines()[-1])
+
+    if process.returncode:
+        raise RuntimeError(f"measuring memory of {expression} failed:\n{process.stderr.strip()}")
+    return int(process.stdout.splitlines()[-1])
 
 
 def _status(field: str) -> int:

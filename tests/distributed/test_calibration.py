@@ -61,9 +61,9 @@ def test_every_rank_has_the_same_to_do_in_every_case(world_size: int) -> None:
             of_ranks, np.broadcast_to(of_ranks[0], of_ranks.shape), rtol=1e-9
         )
         for table in tables:
-            pieces = plan[table.name].pieces(table, world_size)
+            pieces = plan[table.name].shards(table, world_size)
             assert exact_cover(
-                pieces[:: world_size if plan[table.name].kind == "data_parallel" else 1],
+                pieces[:: world_size if plan[table.name].sharding == "data_parallel" else 1],
                 table.rows,
                 table.columns,
             )
@@ -88,7 +88,7 @@ def test_times_that_the_estimate_gives_lead_back_to_its_numbers(world_size: int)
         times[number] = np.stack(
             [perf[:, [0, 1, 4]].sum(axis=1), perf[:, [2, 3]].sum(axis=1)], axis=1
         )
-        for kind in {cut.kind for cut in plan.values()}:
+        for kind in {cut.sharding for cut in plan.values()}:
             rounds = exchanges(topology, ShardingType(kind), pooled=True)
             back = rounds if kind == "data_parallel" else min(rounds, 1)
             times[number] += np.array([rounds - back, back]) * topology.latency_ms

@@ -83,11 +83,11 @@ RUNS: tuple[tuple[str, tuple[str, ...], dict[str, tuple[str, str]]], ...] = (
         "quant",
         ("--cases", "int8-1,int8-512"),
         {
-            "int8-1: torchrec / int8-1: tutorec checked": (
+            "int8-1: torchrec / tutorec checked": (
                 "int8 lookup, one request",
                 "26 tables, B = 1",
             ),
-            "int8-512: torchrec / int8-512: tutorec checked": (
+            "int8-512: torchrec / tutorec checked": (
                 "int8 lookup, a batch",
                 "26 tables, B = 512",
             ),

@@ -20,7 +20,6 @@ ABOUT_A_DEVICE = {
     "tests/optim/": "one process, on torch's default device",
     "tests/sparse/": "one process, on torch's default device",
     "tests/parity/": "results of torchrec on the CPU",
-    "tests/benchmarks/test_gpu.py": "what `--device cpu` runs",
     "tests/inference/": "served from the CPU: virtual devices are more than a box may have",
     "tests/distributed/quant_plans.py": "served from the CPU, as above",
     "tests/distributed/test_quant_embeddingbag.py": "served from the CPU, as above",

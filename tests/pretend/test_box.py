@@ -258,14 +258,9 @@ def test_bench_gpu_measures_on_the_first_gpu_and_on_all():
     code = """
 import sys
 sys.path.insert(0, ".")
-from benchmarks import gpu, quant
-from benchmarks.peer import Sizes
+from benchmarks import gpu
 from benchmarks.runner import Options
 from tutorec.spmd import Ranks, device
-
-quant._TABLES = 3
-gpu.ROWS, gpu.SAMPLES, gpu.CALLS = 50, 8, 2
-gpu.SHARDED_SIZES = Sizes(tables=3, rows=50, columns=4, pooling=2)
 
 class Counted(Ranks):
     def run(self, fn, *args):
@@ -274,7 +269,7 @@ class Counted(Ranks):
 
 gpu.Ranks = Counted
 cases = ("forward", "step-rowwise_adagrad", "int8", "sharded-row_wise")
-report = gpu.run(Options(rounds=1, cases=cases))
+report = gpu.run(Options(rounds=1, cases=cases, tiny=True))
 print(sorted(name.split(":")[0] for name in report.samples if name.endswith("tutorec")))
 """
     assert on_box(2, ["-c", code]).splitlines() == [

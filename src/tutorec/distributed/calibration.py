@@ -51,7 +51,8 @@ _STAGE = "calibration"
 # How often each step is trained: the first rounds do not count. With the cases below this is all
 # that is done, so that it takes seconds: 14 rounds of less than 0.2 s, and 200 MB of tables to be
 # made.
-WARMUP, ROUNDS = 2, 12
+WARMUP = 2
+ROUNDS = 12
 _LEAST = 1e-15  # ms of a byte: what took no time at all is as fast as this
 _COPIED = 16 * 2**20  # bytes from the host to a device
 
@@ -83,22 +84,26 @@ class Cut:
     """How a table is cut.
 
     Args:
-        kind: `ShardingType` value.
-        ranks: Of its pieces, where they are free.
+        sharding: `ShardingType` value.
+        ranks: Of its shards, where they are free.
     """
 
-    kind: str
+    sharding: str
     ranks: tuple[int, ...] = ()
 
-    def pieces(self, table: TableSize, world_size: int) -> list[TableShard]:
-        """What ranks hold."""
-        rows, columns, count = table.rows, table.columns, len(self.ranks)
-        return {
-            "table_wise": lambda: table_wise_shards(rows, columns, self.ranks[0]),
-            "column_wise": lambda: column_wise_shards(rows, [columns // count] * count, self.ranks),
-            "row_wise": lambda: row_wise_shards(rows, columns, range(world_size)),
-            "data_parallel": lambda: data_parallel_shards(rows, columns, world_size),
-        }[self.kind]()
+    def shards(self, table: TableSize, world_size: int) -> list[TableShard]:
+        """The shards of all ranks."""
+        rows = table.rows
+        columns = table.columns
+        if self.sharding == "table_wise":
+            return table_wise_shards(rows, columns, self.ranks[0])
+        if self.sharding == "row_wise":
+            return row_wise_shards(rows, columns, range(world_size))
+        if self.sharding == "data_parallel":
+            return data_parallel_shards(rows, columns, world_size)
+
+        count = len(self.ranks)
+        return column_wise_shards(rows, [columns // count] * count, self.ranks)
 
 
 Plan = dict[str, Cut]
@@ -107,7 +112,7 @@ Plan = dict[str, Cut]
 # processor's cache and not; narrow and wide; many bytes to send; all together.
 _ALL = ("table_wise", "row_wise", "column_wise", "data_parallel")
 CASES: tuple[tuple[tuple[str, ...], int, int, int, int], ...] = (
-    *(((kind,), 8, 8, 1, 1) for kind in _ALL),
+    *(((sharding,), 8, 8, 1, 1) for sharding in _ALL),
     (_ALL, 8, 8, 1, 1),
     (("table_wise",), 1000, 64, 40, 256),
     (("table_wise",), 50_000, 64, 40, 256),
@@ -129,17 +134,18 @@ def case_plan(number: int, world_size: int) -> tuple[list[TableSize], Plan, int]
         >>> [plan[table.name].ranks for table in tables], samples
         ([(0,), (1,)], 1)
     """
-    kinds, rows, columns, pooling, samples = CASES[number]
+    types, rows, columns, pooling, samples = CASES[number]
     tables: list[TableSize] = []
     plan: Plan = {}
-    for kind in kinds:
+
+    for sharding in types:
         for rank in range(world_size):
             table = TableSize(f"t{len(tables)}", rows, columns, pooling)
             slices = (rank, (rank + 1) % world_size)
-            plan[table.name] = Cut(
-                kind, {"table_wise": (rank,), "column_wise": slices}.get(kind, ())
-            )
+            ranks = {"table_wise": (rank,), "column_wise": slices}.get(sharding, ())
+            plan[table.name] = Cut(sharding, ranks)
             tables.append(table)
+
     return tables, plan, samples
 
 
@@ -157,7 +163,7 @@ def loads(
     estimates = np.zeros((topology.world_size, 6))
     for table in tables:
         ids = (float(samples * table.pooling),)
-        facts = TableProfile(
+        profile = TableProfile(
             "",
             table.name,
             table.rows,
@@ -166,10 +172,13 @@ def loads(
             samples=(float(samples),),
             ids=ids,
         )
-        pieces = plan[table.name].pieces(table, topology.world_size)
-        sizes = np.array([piece.sizes for piece in pieces])
-        perf = shard_perf(facts, ShardingType(plan[table.name].kind), "fused", sizes, topology)
-        np.add.at(estimates, [piece.rank for piece in pieces], perf)
+
+        cut = plan[table.name]
+        shards = cut.shards(table, topology.world_size)
+        sizes = np.array([shard.sizes for shard in shards])
+        perf = shard_perf(profile, ShardingType(cut.sharding), "fused", sizes, topology)
+        np.add.at(estimates, [shard.rank for shard in shards], perf)
+
     return estimates
 
 
@@ -193,9 +202,9 @@ def estimated_ms(
         >>> both[0] > both[1] > 0
         True
     """
-    used = {cut.kind for cut in plan.values()}
+    types = {cut.sharding for cut in plan.values()}
     busiest = float(loads(tables, plan, samples, topology).sum(axis=1).max())
-    return busiest + sum(fixed_cost(topology, kind, pooled=True) for kind in used)
+    return busiest + sum(fixed_cost(topology, sharding, pooled=True) for sharding in types)
 
 
 def calibrate(devices: Sequence[str] | None = None) -> Calibration:
@@ -206,6 +215,7 @@ def calibrate(devices: Sequence[str] | None = None) -> Calibration:
     """
     gpus = torch.cuda.device_count()
     speeds = {}
+
     for device in devices or ("cpu", *(("cuda",) if gpus else ())):
         world_size = 2 if device == "cpu" else gpus
         with Ranks(
@@ -213,6 +223,7 @@ def calibrate(devices: Sequence[str] | None = None) -> Calibration:
         ) as ranks:
             measured = ranks.run(_measure, device)
         speeds[device] = solve(np.stack([seconds for seconds, _ in measured], axis=1) * 1e3, device)
+
         copied = [copy_bandwidth for _, copy_bandwidth in measured if copy_bandwidth]
         if copied:
             speeds[device]["hbm_to_ddr_mem_bw"] = float(np.mean(copied))
@@ -237,16 +248,16 @@ def solve(times: Floats, device: str) -> dict[str, float]:
     lines = counts[measured] / times[measured][:, None]
     used = np.flatnonzero(lines.any(axis=0))
     scale = lines[:, used].max(axis=0)
+
     numbers = np.zeros(lines.shape[1])
     numbers[used] = nnls(lines[:, used] / scale, np.ones(len(lines)))[0] / scale
     lookup, update, row_ms, wire, latency = np.maximum(numbers, [_LEAST, 0, 0, _LEAST, 0]).tolist()
+
     memory = "ddr_mem_bw" if device == "cpu" else "hbm_mem_bw"
     constants = {memory: 1 / lookup, "bwd_compute_multiplier": update / lookup, "row_ms": row_ms}
-    return (
-        constants
-        if world_size == 1
-        else {**constants, "intra_host_bw": 1 / wire, "latency_ms": latency}
-    )
+    if world_size == 1:
+        return constants
+    return {**constants, "intra_host_bw": 1 / wire, "latency_ms": latency}
 
 
 def _counts(number: int, world_size: int, device: str) -> Floats:
@@ -266,14 +277,18 @@ def _counts(number: int, world_size: int, device: str) -> Floats:
         )
         for update, row in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
     )
+
     counts = np.zeros((world_size, 2, 5))
-    counts[:, 0, 0], counts[:, 1, 0] = moved[:, 0], again[:, 2]
+    counts[:, 0, 0] = moved[:, 0]
+    counts[:, 1, 0] = again[:, 2]
     counts[:, 1, 1] = moved[:, 2] - again[:, 2]
     counts[:, 1, 2] = with_rows[:, 2] - moved[:, 2]
-    counts[:, 0, 3], counts[:, 1, 3] = moved[:, 1] + moved[:, 4], moved[:, 3]
-    for kind in {cut.kind for cut in plan.values()}:
-        rounds = exchanges(Topology(world_size, device), ShardingType(kind), pooled=True)
-        back = rounds if kind == "data_parallel" else min(rounds, 1)
+    counts[:, 0, 3] = moved[:, 1] + moved[:, 4]
+    counts[:, 1, 3] = moved[:, 3]
+
+    for sharding in {cut.sharding for cut in plan.values()}:
+        rounds = exchanges(Topology(world_size, device), ShardingType(sharding), pooled=True)
+        back = rounds if sharding == "data_parallel" else min(rounds, 1)
         counts[:, :, 4] += rounds - back, back
     return counts
 
@@ -286,14 +301,16 @@ def _measure(device_type: str, rank: int, world_size: int) -> tuple[Floats, floa
     for number in range(len(CASES)):
         tables, plan, samples = case_plan(number, world_size)
         batches = [
-            draw_batch(tables, samples, 100 * rank + each, device) for each in range(_BATCHES)
+            draw_batch(tables, samples, 100 * rank + batch, device) for batch in range(_BATCHES)
         ]
         steps.append((Step(tables, plan, samples, device), batches))
+
     times = np.zeros((ROUNDS + WARMUP, len(steps), 2))
     for turn in range(len(times)):
         for number, (step, batches) in enumerate(steps):
             comm.all_gather_ints([turn], group, _STAGE)  # all ranks begin together
             times[turn, number] = step.seconds(batches[turn % _BATCHES])
+
     return np.percentile(times[WARMUP:], 25, axis=0), _copy_bandwidth(device)
 
 
@@ -324,14 +341,16 @@ class Step:
             )
             for table in tables
         ]
+
         entries = {
             table.name: parameter_sharding(
-                ShardingType(plan[table.name].kind),
-                plan[table.name].pieces(table, group.size()),
+                ShardingType(plan[table.name].sharding),
+                plan[table.name].shards(table, group.size()),
                 device.type,
             )
             for table in tables
         }
+
         module = EmbeddingBagCollection(configs, device=torch.device("meta"))
         env = ShardingEnv.from_process_group(group)
         sharder = EmbeddingBagCollectionSharder(_FUSED)
@@ -373,6 +392,7 @@ def draw_batch(
     ids = [
         torch.randint(0, table.rows, (samples * table.pooling,), generator=draw) for table in tables
     ]
+
     lengths = torch.tensor([table.pooling for table in tables]).repeat_interleave(samples)
     return KeyedJaggedTensor(
         [table.feature for table in tables], torch.cat(ids), lengths=lengths
@@ -408,11 +428,10 @@ def speeds_text(topology: Topology) -> str:
         return f"{bandwidth * 1000 / 1024**3:.2f} GiB/s"
 
     memory = topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
-    copied = (
-        ""
-        if topology.compute_device == "cpu"
-        else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
-    )
+    copied = ""
+    if topology.compute_device != "cpu":
+        copied = f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
+
     return (
         f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times "
         f"that and {topology.row_ms * 1e6:.0f} ns a row; sent {gib(topology.intra_host_bw)}, "
