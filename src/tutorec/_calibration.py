@@ -49,7 +49,7 @@ class Calibration:
 
     Args:
         date: When they were measured, as 2026-11-22.
-        fingerprint: Fact -> what it was then, as of `fingerprint`.
+        fingerprint: Name -> value, the result of `fingerprint` at that time.
         speeds: Device type -> argument of `Topology` -> number: bytes per ms, or ms.
 
     Example:
@@ -62,12 +62,12 @@ class Calibration:
     speeds: Mapping[str, Mapping[str, float]]
 
     def changes(self) -> str:
-        """What this machine has become since; ``""`` where it is the same."""
+        """The changes of this machine since the measurement; ``""`` if there are none."""
         now = fingerprint()
         return ", ".join(
-            f"{fact} {self.fingerprint.get(fact, 'unknown')} -> {value}"
-            for fact, value in now.items()
-            if self.fingerprint.get(fact) != value
+            f"{name} {self.fingerprint.get(name, 'unknown')} -> {value}"
+            for name, value in now.items()
+            if self.fingerprint.get(name) != value
         )
 
     def keep(self) -> Path:
@@ -84,11 +84,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class StoredCalibration:
-    """What the file holds.
+    """The content of the file.
 
     Args:
-        calibration: The speeds; None where there are none that fit this machine.
-        state: One line: measured when, or why there are none and what helps.
+        calibration: The speeds; None if there are none that fit this machine.
+        state: One line: the day of the measurement, or why there are no speeds and the remedy.
         problem: Whether there is a file that cannot be used.
     """
 
@@ -98,35 +98,35 @@ class StoredCalibration:
 
 
 def kept() -> StoredCalibration:
-    """What was measured of this machine and still fits; never raises for what the file holds."""
+    """The speeds of this machine that still fit; never raises for the content of the file."""
     try:
         path = calibration_file()
     except OSError as error:
         return StoredCalibration(None, f"not calibrated; {error}")
+
     try:
         calibration = _checked(_read(path))
     except FileNotFoundError:
         return StoredCalibration(None, f"not calibrated; run `{COMMAND}`")
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        why = visible(str(error)[:_LONGEST])
-        return StoredCalibration(
-            None, f"{visible(str(path))} is damaged ({why}); run `{COMMAND}`", problem=True
-        )
-    if changes := visible(calibration.changes()[: 5 * _LONGEST]):
-        return StoredCalibration(
-            None,
-            f"calibrated on {calibration.date}, which no longer fits ({changes}); run `{COMMAND}`",
-            problem=True,
-        )
+        reason = visible(str(error)[:_LONGEST])
+        state = f"{visible(str(path))} is damaged ({reason}); run `{COMMAND}`"
+        return StoredCalibration(None, state, problem=True)
+
+    changes = visible(calibration.changes()[: 5 * _LONGEST])
+    if changes:
+        state = f"calibrated on {calibration.date}, which no longer fits ({changes})"
+        return StoredCalibration(None, f"{state}; run `{COMMAND}`", problem=True)
+
     return StoredCalibration(calibration, f"measured on this machine on {calibration.date}")
 
 
 def measure_in_own_process() -> None:
-    """Run ``tutorec calibrate`` in a new process, so that nothing else runs beside its ranks.
+    """Run ``tutorec calibrate`` in a new process, whose ranks share it with no other work.
 
     Raises:
         OSError: There is no folder that can keep the result.
-        subprocess.CalledProcessError: It failed; its own words stand in the standard error.
+        subprocess.CalledProcessError: It failed; its message is on the standard error.
     """
     require_place()
     subprocess.run(
@@ -135,10 +135,11 @@ def measure_in_own_process() -> None:
 
 
 def fingerprint() -> dict[str, str]:
-    """What the speeds depend on: hardware, torch, kernels."""
+    """The hardware, torch and kernels on which the speeds depend."""
     import torch
 
-    versions, kernels = installed(), backend().name
+    versions = installed()
+    kernels = backend().name
     wheel = versions.get("fbgemm-gpu-cpu") or versions.get("fbgemm-gpu")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
@@ -151,7 +152,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, if the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -166,19 +167,23 @@ def cache_folder() -> Path:
     Raises:
         FileNotFoundError: The user has no home folder, and no variable names a folder.
     """
-    if given := os.environ.get("TUTOREC_CACHE"):
-        return Path(given)
-    variable = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
-    if given := os.environ.get(variable):
-        return Path(given) / "tutorec"
+    own_folder = os.environ.get("TUTOREC_CACHE")
+    if own_folder:
+        return Path(own_folder)
+
+    system_folder = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    if system_folder:
+        return Path(system_folder) / "tutorec"
+
     try:
-        home = Path.home()
+        user_folder = Path.home()
     except RuntimeError:  # neither HOME nor a line for this user in the system's list
         raise FileNotFoundError(
             "this user has no home folder for the cache: set TUTOREC_CACHE to a folder to use"
         ) from None
+
     usual = {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
-    return home / usual / "tutorec"
+    return user_folder / usual / "tutorec"
 
 
 def calibration_file() -> Path:
@@ -191,23 +196,24 @@ def calibration_file() -> Path:
 
 
 def require_place() -> Path:
-    """Where the calibration is kept, in a folder that is there and can be written to.
+    """The path of the calibration, in a folder that exists and can be written to.
 
     Raises:
-        OSError: It cannot be; the text says what to set.
+        OSError: There is no such folder; the text says what to set.
     """
     path = calibration_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        what = f"{error.strerror}; set TUTOREC_CACHE to a folder that can be written to"
-        raise OSError(error.errno, what, str(path.parent)) from None
+        text = f"{error.strerror}; set TUTOREC_CACHE to a folder that can be written to"
+        raise OSError(error.errno, text, str(path.parent)) from None
+
     return path
 
 
 def _read(path: Path) -> Any:
-    """What a file of JSON holds."""
+    """The content of a file of JSON."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"not a file: {stat.filemode(status.st_mode)}")
@@ -217,10 +223,10 @@ def _read(path: Path) -> Any:
 
 
 def _checked(read: Any) -> Calibration:
-    """What a file held, if it can be meant.
+    """The calibration in the content of a file.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It is not a calibration.
     """
     try:
         calibration = Calibration(

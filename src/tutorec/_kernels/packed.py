@@ -35,9 +35,10 @@ __all__ = ["PackedTable", "PackedTableLookup", "are_rows"]
 
 # Tables begin at multiples of a cache line, as fbgemm's do.
 _TABLE_ALIGNMENT = 128
-# fbgemm's codes of the places where the rows of a CUDA and of a CPU table are
-_ON_DEVICE, _ON_HOST = 0, 3
-_CUDA_ALIGNMENT = 16  # what the CUDA kernels read at once, in bytes
+# fbgemm's codes of the memory of a CUDA and of a CPU table
+_ON_DEVICE = 0
+_ON_HOST = 3
+_CUDA_ALIGNMENT = 16  # bytes that the CUDA kernels read at once
 _CUDA_COLUMNS = 4080  # the widest rows that they take
 _TYPE_CODES = {
     DataType.FP32: 0,
@@ -182,17 +183,17 @@ class PackedTableLookup(nn.Module):
         table_offsets: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.tables, self.feature_tables = tuple(tables), tuple(feature_tables)
+        self.tables = tuple(tables)
+        self.feature_tables = tuple(feature_tables)
         self.asserts_ids: bool = True
-        self.output_dtype, self._pooling = output_dtype, pooling
+        self.output_dtype = output_dtype
+        self._pooling = pooling
+
         if storage is None:
             sizes = [table.rows * table.layout.row_bytes for table in self.tables]
-            starts = [
-                *accumulate(
-                    (-(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT for size in sizes), initial=0
-                )
-            ]
-            # Not filled: pages that no row was written to cost nothing.
+            aligned = [-(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT for size in sizes]
+            starts = list(accumulate(aligned, initial=0))
+            # Not filled: pages without written rows take no memory.
             needed = [
                 (table.name, table.rows, table.columns, table.layout.row_bytes)
                 for table in self.tables
@@ -201,6 +202,7 @@ class PackedTableLookup(nn.Module):
                 storage = torch.empty(starts[-1], dtype=torch.uint8, device=device)
             table_offsets = starts[:-1]
             ask_for_large_pages(storage)
+
         self.table_offsets: tuple[int, ...] = tuple(table_offsets or ())
         self._check_storage(storage)
         self.register_buffer("weights", storage, persistent=False)
@@ -212,7 +214,7 @@ class PackedTableLookup(nn.Module):
 
     @property
     def pooling(self) -> str:
-        """How bags are pooled, as it was asked for."""
+        """How bags are pooled: the argument of this name."""
         return self._pooling
 
     @property
@@ -223,7 +225,8 @@ class PackedTableLookup(nn.Module):
 
     def table_rows(self, index: int) -> Tensor:
         """Packed rows of a table, uint8 [R, row_bytes]: a view to read and to write."""
-        table, start = self.tables[index], self.table_offsets[index]
+        table = self.tables[index]
+        start = self.table_offsets[index]
         row_bytes = table.layout.row_bytes
         return self.weights[start : start + table.rows * row_bytes].view(table.rows, row_bytes)
 
@@ -238,7 +241,7 @@ class PackedTableLookup(nn.Module):
 
     @torch.jit.unused
     def _eager(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        # What would be read beyond its end; whether ids are rows the caller has asked.
+        # The operator would read beyond the end of such tensors; the caller has checked the ids.
         if (offsets.shape[0] - 1) % len(self._names) or (
             weights is not None and weights.shape != indices.shape
         ):
@@ -246,11 +249,14 @@ class PackedTableLookup(nn.Module):
         if indices.dtype != offsets.dtype:
             if indices.is_floating_point():
                 raise ValueError(self._describe_bad_batch(indices, offsets, weights))
-            indices, offsets = indices.long(), offsets.long()
+            indices = indices.long()
+            offsets = offsets.long()
+
         if self._pooling == "sqrtn":
             weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
             weights = weights.detach().float().contiguous()
+
         if self._is_meta and not indices.is_meta:
             # fbgemm would read whatever is in memory.
             raise ValueError(
@@ -260,7 +266,8 @@ class PackedTableLookup(nn.Module):
             )
         if not self._on_fbgemm:
             return self._in_torch(indices, offsets, weights)
-        # Contiguous, because the operator reads memory without asking about strides.
+
+        # Contiguous, because the operator ignores strides.
         pooled = _operator()(
             *self._head,
             indices.contiguous(),
@@ -273,23 +280,27 @@ class PackedTableLookup(nn.Module):
 
     def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The same after a check of the ids, in calls that can be traced, scripted and exported."""
-        indices, offsets = indices.contiguous(), offsets.type_as(indices).contiguous()
+        indices = indices.contiguous()
+        offsets = offsets.type_as(indices).contiguous()
         if self._pooling == "sqrtn":
             weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
             weights = weights.float().contiguous()
+
         exporting = False
         if not is_scripting():
             exporting = torch.compiler.is_compiling()
         if exporting and self.asserts_ids:
             assert_rows(self._last_rows, indices, offsets)
+
         if not self._on_fbgemm:
             if not exporting:
                 indices = check_rows(self._rows, self._names, indices, offsets)
             return self._in_torch(indices, offsets, weights)
+
         if not exporting:
-            # The operator takes -1 for an id that was pruned and skips it; so the ids are checked
-            # against the last rows one lower, where -1 is not an exception.
+            # The operator skips an id of -1, which stands for a pruned row. Ids and last rows one
+            # lower have no such exception.
             torch.ops.fbgemm.bounds_check_indices(
                 self._last_rows, indices - 1, offsets, self._on_wrong_id, self._warning, None
             )
@@ -317,10 +328,11 @@ class PackedTableLookup(nn.Module):
         )
         if len(self._slices) == 0:
             return pooled
-        pieces: list[Tensor] = []
+
+        slices: list[Tensor] = []
         for start, stop in self._slices:
-            pieces.append(pooled[:, start:stop])
-        return torch.cat(pieces, dim=1)
+            slices.append(pooled[:, start:stop])
+        return torch.cat(slices, dim=1)
 
     def _in_torch(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         pooling = "sum" if self._pooling == "sqrtn" else self._pooling
@@ -341,19 +353,22 @@ class PackedTableLookup(nn.Module):
 
     @torch.jit.unused
     def _describe(self) -> None:
-        """Write down for the kernels where each feature's rows are, and how they are read."""
-        weights, features = self.weights, [self.tables[table] for table in self.feature_tables]
+        """Set the operator's arguments: the start and the format of each feature's rows."""
+        weights = self.weights
+        features = [self.tables[table] for table in self.feature_tables]
         layouts = [table.layout for table in features]
         on_cuda = _is_on_cuda(weights)
         stored = [layout.word_columns if on_cuda else layout.stored_columns for layout in layouts]
-        one_width = self._pooling != "none" or len(set(stored)) < 2
+        fits_one_tensor = self._pooling != "none" or len(set(stored)) < 2
         served = backend().serves("cpu" if weights.is_meta else weights.device.type)
         if on_cuda:
             aligned = all(table.alignment % _CUDA_ALIGNMENT == 0 for table in features)
             # fbgemm 1.8 reads only the first byte of each word of INT2 rows; seen on an H100.
             right = all(table.data_type is not DataType.INT2 for table in features)
             served = served and aligned and right and max(stored) <= _CUDA_COLUMNS
-        self._is_meta, self._on_fbgemm = weights.is_meta, one_width and served
+
+        self._is_meta = weights.is_meta
+        self._on_fbgemm = fits_one_tensor and served
         if on_cuda and self._on_fbgemm:
             fbgemm_module("fbgemm_gpu")  # loads the operators' CUDA libraries
 
@@ -366,20 +381,23 @@ class PackedTableLookup(nn.Module):
         put("_no_rows", [], torch.uint8)
         put("_warning", [0], torch.int64)
         self._total = sum(stored)
-        kinds = [table.data_type for table in features]
-        self._widths = [
-            max((width for width, own in zip(stored, kinds, strict=True) if own is kind), default=0)
-            for kind in _WIDTH_ORDER
-        ]
-        self._mode = _POOLING_CODES[
-            kernel_pooling(cast(PoolingKind, self._pooling), weighted=False)
-        ]
-        self._output_code, self._output_dtype = _OUTPUT_CODES[self.output_dtype], self.output_dtype
-        facts = [(layout.bits, layout.columns, layout.row_bytes) for layout in layouts]
-        self._blocks = [[len([*run]), *kind] for kind, run in groupby(facts)]
+
+        widest: dict[DataType, int] = dict.fromkeys(_WIDTH_ORDER, 0)
+        for table, width in zip(features, stored, strict=True):
+            widest[table.data_type] = max(widest[table.data_type], width)
+        self._widths = list(widest.values())
+
+        pooling = kernel_pooling(cast(PoolingKind, self._pooling), weighted=False)
+        self._mode = _POOLING_CODES[pooling]
+        self._output_code = _OUTPUT_CODES[self.output_dtype]
+        self._output_dtype = self.output_dtype
+
+        row_formats = [(layout.bits, layout.columns, layout.row_bytes) for layout in layouts]
+        self._blocks = [[len(list(run)), *format_] for format_, run in groupby(row_formats)]
         self._rows = [table.rows for table in features]
         self._names = [table.name for table in features]
         self._slices = self._cuts([table.columns for table in features], stored)
+
         self._head = (
             weights,
             self._no_rows,
@@ -397,26 +415,28 @@ class PackedTableLookup(nn.Module):
 
     @torch.jit.unused
     def _put(self, name: str, numbers: Sequence[int], dtype: torch.dtype) -> None:
-        """Keep numbers beside the rows, on their device, out of the state dict."""
-        kept = torch.tensor(numbers, dtype=dtype, device=self.weights.device)
-        self.register_buffer(name, kept, persistent=False)
+        """Store numbers on the device of the rows, outside of the state dict."""
+        buffer = torch.tensor(numbers, dtype=dtype, device=self.weights.device)
+        self.register_buffer(name, buffer, persistent=False)
 
     @torch.jit.unused
-    def _cuts(self, shown: Sequence[int], stored: Sequence[int]) -> list[tuple[int, int]]:
-        """Which columns of the operator's output are shown; none where all are."""
-        if list(shown) == list(stored):
+    def _cuts(self, columns: Sequence[int], stored: Sequence[int]) -> list[tuple[int, int]]:
+        """The slices of the operator's output without padding; none if there is no padding."""
+        if list(columns) == list(stored):
             return []
         if self._pooling == "none":
-            return [(0, shown[0])]
-        return [*column_slices(range(len(shown)), shown, stored)]
+            return [(0, columns[0])]
+        return list(column_slices(range(len(columns)), columns, stored))
 
     def _check_storage(self, storage: Tensor) -> None:
-        names, size = [table.name for table in self.tables], storage.numel()
+        names = [table.name for table in self.tables]
+        size = storage.numel()
         if storage.dtype != torch.uint8 or storage.dim() != 1 or not storage.is_contiguous():
             raise ValueError(
                 f"tables {names}: storage must be a row of bytes, uint8 [n], got {storage.dtype} "
                 f"{list(storage.shape)}; pass another operator's weights"
             )
+
         for table, start in zip(self.tables, self.table_offsets, strict=True):
             stop = start + table.rows * table.layout.row_bytes
             if start < 0 or start % LEAST_ALIGNMENT or stop > size:

@@ -89,22 +89,25 @@ def table_menu(
     require_int("sample_rows", sample_rows, 1)
     if not dtypes:
         raise ValueError("dtypes is empty: give at least one format to choose from")
-    lookups_of = named_formats(tables, lookups or {})
-    for name, count in lookups_of.items():
+
+    lookup_counts = named_formats(tables, lookups or {})
+    for name, count in lookup_counts.items():
         require_finite(f"lookups of table {name!r}", count, 0)
+
     menus = {}
     for name, table in zip(shown_names(tables), tables, strict=True):
         weight = _sample(table.weight, sample_rows)
         rows, columns = table.weight.shape
         entries = []
         for dtype in dtypes:
-            kind = packed_type(dtype, table.full_name)
-            alignment = alignment_for(columns, kind, row_alignment, table.weight.device.type)
-            size = rows * row_layout(columns, kind, alignment).row_bytes
-            squares = _squared_error(weight, kind, table.full_name)
-            looked_up = lookups_of.get(table.full_name, table.features)
-            entries.append(MenuEntry(data_type_to_dtype(kind), size, looked_up * squares))
+            data_type = packed_type(dtype, table.full_name)
+            alignment = alignment_for(columns, data_type, row_alignment, table.weight.device.type)
+            size = rows * row_layout(columns, data_type, alignment).row_bytes
+            squares = _squared_error(weight, data_type, table.full_name)
+            count = lookup_counts.get(table.full_name, table.features)
+            entries.append(MenuEntry(data_type_to_dtype(data_type), size, count * squares))
         menus[name] = entries
+
     return menus
 
 
@@ -179,11 +182,13 @@ def cheapest_within(
         for name, menu in menus.items()
     }
     sizes = {name: entry.bytes for name, entry in smallest.items()}
-    least, limit = sum(sizes.values()), budget_bytes
+    least = sum(sizes.values())
+    limit = budget_bytes
     if least > budget_bytes:
         raise ValueError(
             f"the tables take at least {least:,} bytes, and the budget is {budget_bytes:,}: {sizes}"
         )
+
     # A variable that is 1 up to the solver's tolerance may hide some bytes of a large table.
     while menus and limit > least:
         chosen = dict(zip(menus, _choose(list(menus.values()), limit), strict=True))
@@ -191,6 +196,7 @@ def cheapest_within(
         if excess <= 0:
             return chosen
         limit -= excess
+
     return smallest
 
 
@@ -203,18 +209,21 @@ def _choose(menus: Sequence[Sequence[MenuEntry]], limit: int) -> list[MenuEntry]
     errors = np.array([entry.error for entry in entries])
     sizes = np.array([[float(entry.bytes) for entry in entries]])
     table = np.repeat(np.arange(len(menus)), [len(menu) for menu in menus])
-    one_each = (table == np.arange(len(menus))[:, None]).astype(float)
+    is_entry = table == np.arange(len(menus))[:, None]  # [tables, entries]
+
     result = milp(
         errors * (_SCALE / max(errors.max(), 1e-300)),
         integrality=np.ones(len(entries)),
         bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(sizes, -np.inf, limit)],
+        constraints=[
+            LinearConstraint(is_entry.astype(float), 1, 1),
+            LinearConstraint(sizes, -np.inf, limit),
+        ],
         options={"mip_rel_gap": _CLOSE},
     )
-    return [
-        entries[int(i)]
-        for i in np.where(table == np.arange(len(menus))[:, None], result.x, -1).argmax(axis=1)
-    ]
+
+    chosen = np.where(is_entry, result.x, -1).argmax(axis=1)
+    return [entries[int(index)] for index in chosen]
 
 
 def _sample(weight: Tensor, rows: int) -> Tensor:
@@ -224,16 +233,18 @@ def _sample(weight: Tensor, rows: int) -> Tensor:
         raise ValueError("a table on the meta device has no values to compare: load the model")
     if weight.shape[0] <= rows:
         return weight
-    places = torch.arange(rows, device=weight.device) * weight.shape[0] // rows
-    return weight.index_select(0, places)
+
+    indices = torch.arange(rows, device=weight.device) * weight.shape[0] // rows
+    return weight.index_select(0, indices)
 
 
-def _squared_error(weight: Tensor, kind: DataType, name: str) -> float:
+def _squared_error(weight: Tensor, data_type: DataType, name: str) -> float:
     """Mean over rows of the squared distance of a row from its quantized value."""
     total = 0.0
     for _, rows in enumerate_chunks(weight):
         numbers = rows.float()
-        packed = pack_rows(numbers, kind, name=name)
-        read = unpack_rows(packed, numbers.shape[1], kind)
+        packed = pack_rows(numbers, data_type, name=name)
+        read = unpack_rows(packed, numbers.shape[1], data_type)
         total += float((numbers - read).square_().sum(dtype=torch.float64))
+
     return total / max(weight.shape[0], 1)
