@@ -75,7 +75,7 @@ class Eviction(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """The slots of a batch, after its new ids were given theirs.
+    """The slots of a batch, after its new ids have claimed theirs.
 
     Args:
         slots: Of each id [N]; without one of its own a shared one, or -1 without a fallback.
@@ -260,8 +260,8 @@ def claim_slots(
         probing: Which slots an id may have.
         eviction: Which slots of other ids a new id may take, and scores, changed in place; None:
             empty slots only.
-        opted_in: Which ids may be given a slot, bool [N]; one that is there twice may when either
-            may.
+        opted_in: Which ids may be given a slot, bool [N]; an id that occurs twice may when
+            either occurrence may.
 
     Returns:
         Slots, and how they came about.
@@ -297,7 +297,7 @@ def claim_slots(
     rank = torch.unique(ids[new], return_inverse=True)[1]
     distinct, inverse = torch.unique(rank * identities.shape[0] + offsets[new], return_inverse=True)
 
-    # A position in the batch of each distinct id; any of them where there are several.
+    # A position in the batch of each distinct id; any of them if it occurs several times.
     position = torch.empty_like(distinct).scatter_(0, inverse, new)
     new_ids = ids[position]
     scores = None

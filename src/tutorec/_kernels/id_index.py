@@ -3,7 +3,7 @@
 An index is derived from the state of a mapping and is never saved. There are two of them, with the
 same methods ``fill``, ``find`` and ``replace``:
 
-- `IdIndex`, on the CPU: a cuckoo hash table in arrays. The indices of several tables lie in one
+- `IdIndex`, on the CPU: a cuckoo hash table in arrays. The indices of several tables share one
   array (`IdIndices`), so that the ids of all tables are looked up in one call.
 - `SortedIdIndex`, on any device: sorted ids, which ``torch.searchsorted`` searches.
 
@@ -430,7 +430,7 @@ def _read(slots: Tensor, slot: Unsigned) -> Unsigned:
 
 
 def _select(values: Unsigned | int, positions: Signed) -> Unsigned | int:
-    """The values at these positions; one number stands for all."""
+    """The values at these positions; a single number is the value at each position."""
     return values if isinstance(values, int) else values[positions]
 
 

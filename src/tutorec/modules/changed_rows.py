@@ -30,12 +30,12 @@ class ChangedRows(NamedTuple):
 
 
 def changed_rows(model: nn.Module, since_version: int = 0) -> tuple[int, dict[str, ChangedRows]]:
-    """What a parameter server or a cache needs to follow the growing tables of a model.
+    """The changes that a parameter server or a cache needs to follow a model's growing tables.
 
     A row counts as changed when a training batch after ``since_version`` has looked it up, or has
-    given it to an id. So it is for optimizers that move the rows of a batch only: those in backward
-    and the fused ones. Call it between training steps, after backward. On several ranks each has
-    the changes of its own rows, under equal versions.
+    given it to an id. That is correct for optimizers that update only the rows of a batch: those in
+    backward and the fused ones. Call it between training steps, after backward. On several ranks
+    each has the changes of its own rows, under equal versions.
 
     Args:
         model: Holds collections with managed collisions, sharded or not.

@@ -1,4 +1,4 @@
-"""How often ids have appeared that have no row yet, in memory that does not grow."""
+"""Counts of ids that have no row yet, in memory of a fixed size."""
 
 from __future__ import annotations
 

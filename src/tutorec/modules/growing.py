@@ -1,4 +1,4 @@
-"""Tables that grow: admitted ids get rows in order, and at the cap others' rows."""
+"""Growing tables: admitted ids get rows in order; at the cap they compete for assigned rows."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class _Lookup(NamedTuple):
 class GrowingManagedCollisionModule(ManagedCollisionModule):
     """Gives each id a row once it has appeared often enough; memory follows the rows in use.
 
-    Rows are handed out in order, so that a table of ``max_rows`` rows, made with
-    ``use_virtual_table=True``, takes memory for those handed out only. On a GPU it takes memory for
-    all rows from the start. An id without a row reads and trains a row that such ids share. In
+    Rows are assigned in order, so that a table of ``max_rows`` rows, built with
+    ``use_virtual_table=True``, takes memory for the assigned rows only. On a GPU it takes memory
+    for all rows from the start. An id without a row reads and trains a row that such ids share. In
     training mode a batch is counted, ids are admitted, then all of its ids are remapped; in eval
     mode nothing changes.
 
@@ -54,13 +54,13 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
       bits.
     - At the cap admitted ids wait for the next iteration that is a multiple of
       ``eviction_interval``. There they and the ids with rows compete by the scores of the policy;
-      who has a row keeps it at equal scores.
+      at equal scores an id keeps its row.
     - An id belongs to one of ``buckets`` equal ranges of rows, by its mixed bits. Row-wise sharding
       gives each rank whole buckets, so that an id has one owner, and neither growth nor eviction
       moves a row between ranks. Of each bucket the last row is the shared one.
 
-    ``evict()`` returns the rows that got an id, for the first time or another one: they are
-    initialized by whoever holds the table, before they are looked up.
+    ``evict()`` returns the rows that got an id, for the first time or another one: the owner of the
+    table initializes them before they are looked up.
 
     Args:
         max_rows: R, the cap; ``num_embeddings`` of the table.
@@ -166,7 +166,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return None if rows is None else rows + self.first_row
 
     def changed_since(self, version: int) -> tuple[int, Tensor, Tensor, Tensor]:
-        """What training may have changed since a version: rows looked up, rows that got an id.
+        """Rows that training may have changed since a version: looked up, or assigned to an id.
 
         Args:
             version: As an earlier call returned it; 0 for everything.
@@ -223,7 +223,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return {**state, "_current_iter_tensor": self._current_iter_tensor.clone()}
 
     def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_by_row` of a mapping onto the same rows gave."""
+        """Load what `state_by_row` of a mapping onto the same rows returned."""
         for name in _ROW_STATES:
             copy_written_rows(self.get_buffer(name), state[name])
         self._current_iter_tensor.copy_(state["_current_iter_tensor"])

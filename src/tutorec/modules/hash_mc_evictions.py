@@ -1,6 +1,6 @@
-"""Eviction of a hash mapping: each use of an id writes the hour until which it stays.
+"""Eviction of a hash mapping: each use of an id stores the hour at which the id expires.
 
-A row whose hour is over may be given to a new id. An id that is used again is kept longer.
+The row of an expired id may be assigned to a new id. A further use of an id extends its hour.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class HashZchEvictionScorer:
 
 
 class HashZchSingleTtlScorer(HashZchEvictionScorer):
-    """The hour until which ids stay: the hour now (since 1970) plus ``single_ttl``.
+    """The hour at which ids expire: the current hour (since 1970) plus ``single_ttl``.
 
     Example:
         >>> import torch
@@ -119,14 +119,14 @@ class HashZchSingleTtlScorer(HashZchEvictionScorer):
         )
 
     def gen_threshold(self) -> int:
-        """The hour now."""
+        """The current hour."""
         return int(time.time() / _HOUR)
 
 
 class HashZchPerFeatureTtlScorer(HashZchEvictionScorer):
-    """The hour until which ids are kept, with a time to live for each feature.
+    """The hour at which ids expire, with a time to live for each feature.
 
-    The lists that are scored carry, in place of weights, how many of their ids are of each feature.
+    The scored lists have, in place of weights, the number of their ids of each feature.
 
     Raises:
         ValueError: There is not one time to live for each feature.
@@ -222,11 +222,11 @@ def get_eviction_module(
 
 
 class HashZchEvictionModule(nn.Module):
-    """What a hash mapping asks for each batch: scores of ids, and the eviction threshold.
+    """The scores of the ids of a batch, and the eviction threshold, for a hash mapping.
 
     Args:
         policy_name: The policy.
-        device: Where scores are wanted.
+        device: The device of the scores.
         config: Times to live.
     """
 

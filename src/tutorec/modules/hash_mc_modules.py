@@ -1,12 +1,11 @@
 """Multi-probe hashing: each id gets its own row near its hash, until it expires.
 
-Of a table's rows an id may have those that follow its hash, ``max_probe`` of them. A new id takes
-one that is empty, or one whose id has not been used for longer than its time to live. So ids share
-a row only where all of these are in use.
+An id may have one of ``max_probe`` rows, those that follow its hash. A new id takes an empty one,
+or one whose id has not been used for longer than its time to live. So ids share a row only if all
+of these are in use.
 
-Rows are split into buckets, and an id stays inside the bucket that its value names. A rank holds
-whole buckets; the same table on any number of ranks, and in a served model, gives an id the same
-row.
+Rows are split into buckets, and the value of an id determines its bucket. A rank has whole buckets;
+the same table on any number of ranks, and in a served model, gives an id the same row.
 """
 
 # No import of annotations: TorchScript reads them from the functions.
@@ -102,7 +101,7 @@ class TrainInputMapper(nn.Module):
 class HashZchManagedCollisionModule(ManagedCollisionModule):
     """A mapping of raw ids to rows by multi-probe hashing, with eviction: TorchRec's MPZCH.
 
-    In training mode a batch's new ids are given rows, and every use of an id is noted; in
+    In training mode a batch's new ids are given rows, and every use of an id is recorded; in
     evaluation mode nothing changes. An id without a row of its own shares the row at its hash. The
     result of a batch does not depend on the order of its ids, and two runs give the same rows, on
     the CPU and on CUDA.
@@ -210,14 +209,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         write_runtime_meta_dim: int = 0,
         persist_hash_zch_bucket: bool = True,
     ) -> None:
-        arguments = {
-            setting: value
-            for setting, value in locals().items()
-            if setting not in ("self", "__class__")
-        }
         segments = output_segments or _equal_buckets(zch_size, total_num_buckets)
         super().__init__(device, segments, True, read_only_suffix, enable_per_feature_lookups)
-        self._arguments = arguments
         self._zch_size = zch_size
         self._max_probe = max_probe
         self._buckets = total_num_buckets
@@ -234,6 +227,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._percent_reserved_slots = percent_reserved_slots
         self._track_id_freq = track_id_freq
         self._write_runtime_meta_dim = write_runtime_meta_dim
+        self._tb_logging_frequency = tb_logging_frequency
+        self._persists_bucket = persist_hash_zch_bucket
         self._reserved = max(self.get_reserved_slots_per_bucket(), 0)
         self._check()
 
@@ -252,7 +247,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self.wants_feature_lengths = (
             eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
         )
-        self._build_state(persist_hash_zch_bucket)
+        self._build_state()
 
         # What mappings that are remapped in one call have in common; None: this one is remapped by
         # itself.
@@ -290,7 +285,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             self.reset_inference_mode()
 
     @torch.jit.unused
-    def _build_state(self, persist_buckets: bool) -> None:
+    def _build_state(self) -> None:
         """The tensors of a mapping without ids."""
         rows = self._zch_size
         device = self._device
@@ -307,7 +302,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             self._hash_zch_runtime_meta = nn.Parameter(numbers, requires_grad=False)
 
         self.register_buffer(
-            self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=persist_buckets
+            self.BUCKET_BUFFER, torch.tensor([[self._buckets]]), persistent=self._persists_bucket
         )
         self._evicted_indices = []
         self.register_load_state_dict_pre_hook(_leave_out_scores)
@@ -468,15 +463,33 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 "multiple of the number of ranks"
             )
 
-        shard = {
-            "zch_size": end - first,
-            "device": device or self.device,
-            "output_segments": self._output_segments,
-            "start_bucket": self._output_segments.index(first),
-            "end_bucket": self._output_segments.index(end),
-            "is_inference": self._is_inference,
-        }
-        return type(self)(**{**self._arguments, **shard})
+        return type(self)(
+            zch_size=end - first,
+            device=device or self.device,
+            total_num_buckets=self._buckets,
+            max_probe=self._max_probe,
+            input_hash_size=self._input_hash_size,
+            output_segments=self._output_segments,
+            is_inference=self._is_inference,
+            name=self._name,
+            tb_logging_frequency=self._tb_logging_frequency,
+            eviction_policy_name=self._eviction_policy_name_copy,
+            eviction_config=self._eviction_config,
+            inference_dispatch_div_train_world_size=(
+                self.input_mapper._inference_dispatch_div_train_world_size
+            ),
+            start_bucket=self._output_segments.index(first),
+            end_bucket=self._output_segments.index(end),
+            opt_in_prob=self._opt_in_prob,
+            percent_reserved_slots=self._percent_reserved_slots,
+            disable_fallback=self._disable_fallback,
+            track_id_freq=self._track_id_freq,
+            read_only_suffix=self._read_only_suffix,
+            enable_per_feature_lookups=self._enable_per_feature_lookups,
+            no_bag=self._no_bag,
+            write_runtime_meta_dim=self._write_runtime_meta_dim,
+            persist_hash_zch_bucket=self._persists_bucket,
+        )
 
     def validate_state(self) -> None:
         """Check that a loaded state has as many buckets; else ids would not be found."""
@@ -599,14 +612,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             hits = rows != -1
             table = self._hash_zch_identities.data
             self._scalar_logger.update(
-                before,
-                table,
-                ids,
-                rows[hits],
-                hits,
-                evicted,
-                scores_before,
-                self._eviction_config,
+                before, table, ids, rows[hits], hits, evicted, scores_before, self._eviction_config
             )
 
     @torch.jit.unused
@@ -662,7 +668,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
 
 class _TwoUsesError(ValueError, AssertionError):
-    """The numbers of ids are to hold two things; TorchRec raises an AssertionError."""
+    """Two options need the numbers of ids; TorchRec raises an AssertionError."""
 
 
 def _equal_buckets(rows: int, buckets: int) -> list[int]:

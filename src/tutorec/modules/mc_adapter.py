@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -20,7 +19,6 @@ from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvic
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_embedding_modules import (
-    BaseManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
@@ -32,70 +30,50 @@ from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-class _Adapter(nn.Module):
-    """What both adapters have in common: tables and their mappings, kept under ``_path``."""
+def _check_method(zch_method: str) -> None:
+    if zch_method not in ("mpzch", "sort_zch"):
+        raise NotImplementedError(
+            f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
+        )
 
-    _path: str
-    _plain: type[Any]
-    _managed: type[BaseManagedCollisionEmbeddingCollection]
 
-    def __init__(
-        self,
-        tables: list[EmbeddingBagConfig] | list[EmbeddingConfig],
-        input_hash_size: int,
-        device: torch.device,
-        world_size: int,
-        eviction_interval: int = 1,
-        allow_in_place_embed_weight_update: bool = False,
-        zch_method: str = "",
-        mpzch_num_buckets: int | None = 80,
-        mpzch_max_probe: int | None = 100,
-    ) -> None:
-        super().__init__()
-        if zch_method not in ("mpzch", "sort_zch"):
-            raise NotImplementedError(
-                f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'"
+def _build_mappings(
+    owner: str,
+    tables: Sequence[BaseEmbeddingConfig],
+    input_hash_size: int,
+    device: torch.device,
+    eviction_interval: int,
+    zch_method: str,
+    buckets: int,
+    max_probe: int | None,
+) -> ManagedCollisionCollection:
+    """The mappings of the tables of an adapter."""
+    configs = checked_tables(owner, tables, BaseEmbeddingConfig)
+    mappings: dict[str, ManagedCollisionModule] = {}
+    for config in configs:
+        rows = config.num_embeddings
+        if zch_method == "sort_zch":
+            mappings[config.name] = MCHManagedCollisionModule(
+                rows, device, DistanceLFU_EvictionPolicy(), eviction_interval, input_hash_size
             )
-
-        collection = self._plain(tables, device=device)
-        buckets = mpzch_num_buckets or world_size
-        configs = checked_tables(type(self).__name__, tables, BaseEmbeddingConfig)
-
-        def mapping(table: BaseEmbeddingConfig) -> ManagedCollisionModule:
-            rows = table.num_embeddings
-            if zch_method == "sort_zch":
-                policy = DistanceLFU_EvictionPolicy()
-                return MCHManagedCollisionModule(
-                    rows, device, policy, eviction_interval, input_hash_size
-                )
-
-            return HashZchManagedCollisionModule(
+        else:
+            mappings[config.name] = HashZchManagedCollisionModule(
                 rows,
                 device,
                 total_num_buckets=buckets,
-                max_probe=min(mpzch_max_probe or rows, rows // buckets),
+                max_probe=min(max_probe or rows, rows // buckets),
                 input_hash_size=input_hash_size,
                 is_inference=False,
                 eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
                 eviction_config=HashZchEvictionConfig(
-                    table.feature_names, single_ttl=eviction_interval
+                    config.feature_names, single_ttl=eviction_interval
                 ),
             )
 
-        mappings = {table.name: mapping(table) for table in configs}
-        managed = self._managed(
-            collection,
-            ManagedCollisionCollection(mappings, configs),
-            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
-        )
-        setattr(self, self._path, managed)
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The weights of the tables."""
-        return getattr(self, self._path)._embedding_module.parameters(recurse)
+    return ManagedCollisionCollection(mappings, configs)
 
 
-class McEmbeddingCollectionAdapter(_Adapter):
+class McEmbeddingCollectionAdapter(nn.Module):
     """An `EmbeddingCollection` of raw ids, called and answering like a plain one.
 
     Args:
@@ -118,23 +96,56 @@ class McEmbeddingCollectionAdapter(_Adapter):
         TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingCollectionAdapter``.
     """
 
-    mc_embedding_collection: ManagedCollisionEmbeddingCollection
-    _path = "mc_embedding_collection"
-    _plain = EmbeddingCollection
-    _managed = ManagedCollisionEmbeddingCollection
     remapped_ids: KeyedJaggedTensor | None = None
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        input_hash_size: int,
+        device: torch.device,
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
+        _check_method(zch_method)
+
+        collection = EmbeddingCollection(tables, device=device)
+        mappings = _build_mappings(
+            type(self).__name__,
+            tables,
+            input_hash_size,
+            device,
+            eviction_interval,
+            zch_method,
+            mpzch_num_buckets or world_size,
+            mpzch_max_probe,
+        )
+
+        self.mc_embedding_collection = ManagedCollisionEmbeddingCollection(
+            collection,
+            mappings,
+            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
+        )
 
     def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Rows of raw ids, by feature."""
         rows, self.remapped_ids = self.mc_embedding_collection(input)
         return rows
 
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The weights of the tables."""
+        return self.mc_embedding_collection._embedding_module.parameters(recurse)
+
     def embedding_bag_configs(self) -> list[EmbeddingConfig]:
         """What each table is, in order."""
         return self.mc_embedding_collection._embedding_collection.embedding_configs()
 
 
-class McEmbeddingBagCollectionAdapter(_Adapter):
+class McEmbeddingBagCollectionAdapter(nn.Module):
     """An `EmbeddingBagCollection` of raw ids, called and answering like a plain one.
 
     Args:
@@ -170,14 +181,46 @@ class McEmbeddingBagCollectionAdapter(_Adapter):
         TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingBagCollectionAdapter``.
     """
 
-    mc_embedding_bag_collection: ManagedCollisionEmbeddingBagCollection
-    _path = "mc_embedding_bag_collection"
-    _plain = EmbeddingBagCollection
-    _managed = ManagedCollisionEmbeddingBagCollection
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        input_hash_size: int,
+        device: torch.device,
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
+        _check_method(zch_method)
+
+        collection = EmbeddingBagCollection(tables, device=device)
+        mappings = _build_mappings(
+            type(self).__name__,
+            tables,
+            input_hash_size,
+            device,
+            eviction_interval,
+            zch_method,
+            mpzch_num_buckets or world_size,
+            mpzch_max_probe,
+        )
+
+        self.mc_embedding_bag_collection = ManagedCollisionEmbeddingBagCollection(
+            collection,
+            mappings,
+            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
+        )
 
     def forward(self, input_kjt: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows of raw ids."""
         return self.mc_embedding_bag_collection(input_kjt)[0]
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The weights of the tables."""
+        return self.mc_embedding_bag_collection._embedding_module.parameters(recurse)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """What each table is, in order."""

@@ -36,10 +36,9 @@ class ManagedCollisionModule(nn.Module):
             list for each table.
 
     Attributes:
-        counts: Lookups, those of ids with a row, and evictions; what ``report()`` of a collection
-            shows.
-        wants_feature_lengths: Whether the lists that a collection passes carry, in place of
-            weights, the number of ids of each feature of the table.
+        counts: Lookups, lookups of ids with a row, and evictions, for ``report()`` of a collection.
+        wants_feature_lengths: Whether the lists that a collection passes have, in place of weights,
+            the number of ids of each feature of the table.
         row_ids: Name of the state that holds the id of each row, if any row of a shard may be given
             to any of its ids; None if the hash of an id determines which rows it may have.
         once_per_table: Names of states that are not kept for each row.
@@ -124,7 +123,7 @@ class ManagedCollisionModule(nn.Module):
         return features
 
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Observe a batch in training mode and update the mapping when due; ids do not change."""
+        """In training mode observe a batch and update the mapping; ids do not change."""
         return features
 
     def remap(

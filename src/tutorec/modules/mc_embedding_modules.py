@@ -29,8 +29,8 @@ def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = 
     Args:
         evictions: Table name -> rows [U], or None.
         ebc: The collection that holds the tables.
-        in_place: Whether autograd is not told that the tables change, so that a backward that needs
-            their old values uses the new ones instead of being an error.
+        in_place: Whether the change is hidden from autograd, so that a backward that needs the old
+            values uses the new ones instead of raising an error.
 
     Source:
         TorchRec's ``torchrec.modules.mc_embedding_modules.evict``, which does nothing.
@@ -97,8 +97,8 @@ def return_custom_metadata(runtime_meta: Tensor) -> Tensor:
 class BaseManagedCollisionEmbeddingCollection(nn.Module):
     """Tables and the mappings of raw ids to their rows. The base class of both collections.
 
-    In training mode a forward observes the batch, changes the mappings where that is due, and then
-    looks all of the batch up by the new mappings. Rows that the change gave to other ids are reset
+    In training mode a forward observes the batch, updates the mappings, and then looks up the whole
+    batch by the new mappings. Rows that the change gave to other ids are reset
     before that: their values are drawn again and the state of optimizers is that of a new row. In
     eval mode nothing changes.
 

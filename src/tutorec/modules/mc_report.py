@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class CollisionCounts:
-    """Counters of one mapping since it was made. On a GPU they are added to without waiting for it.
+    """Counters of one mapping since its construction. On a GPU they are updated asynchronously.
 
     Attributes:
         lookups: Ids that were remapped.
         admitted: Those of them that had a row of their own.
-        evictions: Rows that were taken from one id and given to another.
+        evictions: Rows that were reassigned from one id to another.
     """
 
     lookups: int = 0
@@ -45,7 +45,7 @@ class TableCollisions:
         occupied: Rows that an id has.
         lookups: Ids that were remapped.
         collisions: Those of them that had no row of their own.
-        evictions: Rows that were taken from one id and given to another.
+        evictions: Rows that were reassigned from one id to another.
     """
 
     table: str
@@ -99,7 +99,7 @@ class CollisionReport(TextTable):
         return cls(head, rows, range(1, len(head)), tables=tables)
 
     def plot(self) -> Figure:
-        """Two panels with a bar for each table: rows in use, and lookups by who has the row."""
+        """Two panels with a bar for each table: rows in use, and lookups of own and shared rows."""
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -303,7 +303,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def _refresh_index(self) -> IdIndex:
         """Fill the index again if the mapping has changed since."""
         index = self._index
-        assert index is not None, "an index is refreshed where there is one"
+        assert index is not None, "use_index comes before _refresh_index"
         version = self._mapping_version()
         if self._indexed_version == version:
             return index
