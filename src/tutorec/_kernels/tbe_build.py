@@ -1,4 +1,4 @@
-"""Which operator looks up a group of tables: fbgemm's or torch's, in memory or in a file."""
+"""The operator of a group of tables: fbgemm's or torch's, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def build_table_batch(
 ) -> TableBatch:
     """Build the operator for a group of tables on the backend of this process.
 
-    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no
-    kernel for what is asked, the plain-torch operator stands behind the same signature and
+    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. If fbgemm has no
+    kernel for the tables and the optimizer, the plain-torch operator has the same signature, and
     ``kernel`` says so.
 
     Args:
         spec: Tables, features and pooling.
         optimizer: Applied in the backward; None for dense gradients.
-        device: Where the tables live.
+        device: Device of the tables.
         weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws
-            uniform numbers within 1/sqrt(R). Or a function that is given a table's number and its
-            rows, and writes them.
-        cache: Where the tables are to be stored in slower memory, a file or on CUDA the host's: how
-            many of their rows are in faster memory.
-        virtual: Whether rows and their state are to take memory when they are written, on the CPU.
+            uniform numbers within 1/sqrt(R). Or a function of a table's number and its rows, which
+            writes them.
+        cache: For tables in slower memory, a file or on CUDA the host's: how many of their rows are
+            in faster memory.
+        virtual: Whether rows and their state take memory when they are written, on the CPU.
 
     Returns:
         The operator.
@@ -74,20 +74,25 @@ def build_table_batch(
     device = torch.device(device)
     if cache is None:
         zeros = partial(unwritten_zeros, device=device) if virtual else None
-        built = _implementation(spec, optimizer, device)(spec, optimizer, device, zeros)
+        operator = _implementation(spec, optimizer, device)(spec, optimizer, device, zeros)
     else:
-        built = _in_slower_memory(spec, optimizer, device, cache)
+        operator = _in_slower_memory(spec, optimizer, device, cache)
+
     if weights is not None and not callable(weights) and len(weights) != len(spec.tables):
         raise ValueError(f"got {len(weights)} weights for {len(spec.tables)} tables {spec.names}")
+
+    table_weights = operator.table_weights()
     with torch.no_grad():
-        for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
+        for index, (table, rows) in enumerate(zip(spec.tables, table_weights, strict=True)):
             if callable(weights):
-                weights(index, own.detach())
+                weights(index, rows.detach())
             elif weights is not None and not weights[index].is_meta:
-                own.copy_(weights[index])
+                rows.copy_(weights[index])
             elif table.rows:
-                own.uniform_(-1 / math.sqrt(table.rows), 1 / math.sqrt(table.rows))
-    return built
+                bound = 1 / math.sqrt(table.rows)
+                rows.uniform_(-bound, bound)
+
+    return operator
 
 
 def runs_in_fbgemm(
@@ -105,7 +110,7 @@ def runs_in_fbgemm(
     Args:
         optimizer: Applied in the backward; None for dense gradients.
         columns: D of each table.
-        device_type: Where they live, ``"cpu"``, ``"cuda"`` or another.
+        device_type: Type of their device, ``"cpu"``, ``"cuda"`` or another.
         dtype: Data type of the rows.
 
     Example:
@@ -114,24 +119,26 @@ def runs_in_fbgemm(
     """
     if optimizer is not None and optimizer.kind not in FBGEMM_KINDS.get(device_type, ()):
         return False
+
     updated_in_torch = dtype == torch.float16 and device_type == "cpu" and optimizer is not None
     if dtype != torch.float32 and not updated_in_torch:
         return False
+
     columns = list(columns)
     widest = max(columns)
     if device_type == "cuda" and widest > _CUDA_COLUMNS:
         return False
-    if (
-        device_type == "cpu"
-        and optimizer is not None
-        and widest > fbgemm_cpu_columns(optimizer.kind)
-    ):
-        return False
+    if optimizer is not None and device_type == "cpu":
+        fits = widest <= fbgemm_cpu_columns(optimizer.kind)
+        if not fits:
+            return False
+
     # Padding is exact but for rules that would average the squares of a row over its padded width,
     # and for updates in torch, which take rows as wide as they are.
     averages = optimizer is not None and optimizer.averages_squares
     if (averages or updated_in_torch) and any(width % 4 for width in columns):
         return False
+
     return backend().serves(device_type)
 
 
@@ -140,11 +147,11 @@ def _in_slower_memory(
 ) -> TableBatch:
     """The operator of tables in a file, or on CUDA in the memory of the host."""
     if optimizer is None or device.type not in ("cpu", "cuda"):
-        why, remedy = "with dense gradients", "give them a fused optimizer"
+        problem = "with dense gradients: give them a fused optimizer"
         if optimizer is not None:
-            why = f"on {device}"
-            remedy = "put them on the CPU, or give them the compute kernel 'fused'"
-        raise ValueError(f"tables {spec.names} cannot be stored in slower memory {why}: {remedy}")
+            problem = f"on {device}: put them on the CPU, or give them the compute kernel 'fused'"
+        raise ValueError(f"tables {spec.names} cannot be stored in slower memory {problem}")
+
     if device.type == "cuda":
         if not _in_fbgemm(spec, optimizer, device):
             reason = backend().reason
@@ -155,11 +162,13 @@ def _in_slower_memory(
                 f"kernels of fbgemm's CUDA wheel, fbgemm-gpu, read rows there ({reason}); put the "
                 "tables on the CPU, or give them the compute kernel 'fused'"
             )
+
         from tutorec._kernels import tbe_managed
 
         if not cache.rows:
             return tbe_managed.ManagedTableBatch(spec, optimizer, device)
         return tbe_managed.ManagedCachingTableBatch(spec, optimizer, device, cache)
+
     implementation = _implementation(spec, optimizer, device)
     zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {spec.names}")
     if not cache.rows:
@@ -168,6 +177,7 @@ def _in_slower_memory(
         in_file = implementation(spec, optimizer, device, zeros)
         PageRequests().watch(in_file)
         return in_file
+
     from tutorec._kernels.tbe_cached import CachedTableBatch
 
     return CachedTableBatch(spec, optimizer, cache, implementation, zeros)

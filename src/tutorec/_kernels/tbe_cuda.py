@@ -1,10 +1,10 @@
 """Table-batched lookups on CUDA, through fbgemm's own Python module and its CUDA kernels.
 
-fbgemm's module knows what its CUDA kernels want, and is what TorchRec runs there. It is imported
-when the first table goes to CUDA. It brings the memory: tables and states are views of its buffers,
-in which rows are padded to multiples of 4 columns.
+fbgemm's module has the arguments of its CUDA kernels, and TorchRec runs it there, too. It is
+imported when the first table is built on CUDA. It allocates the memory: tables and states are views
+of its buffers, in which rows are padded to multiples of 4 columns.
 
-On CPU tensors the same adapter runs fbgemm's CPU mode, and the tests hold it equal to the other
+On CPU tensors the same adapter runs fbgemm's CPU mode, and the tests compare it with the other
 operators there. That mode has SGD, Adagrad and row-wise Adagrad. The form that the module has on
 CUDA, both Adams included, also runs in CPU memory with formulas of the tests in place of fbgemm's
 kernels, and on GPUs by ``make gpu``.
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _TRAINING = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
-# Of a call that is not counted. Step 1 would make fbgemm ask the device for its own count.
+# The step of a call that is not counted. At step 1 fbgemm would read its count from the device.
 _UNCOUNTED = 2.0
 _INT32_ROWS = 2**31
 _OPTIMIZERS: dict[OptimizerKind, str] = {
@@ -44,7 +44,7 @@ _OPTIMIZERS: dict[OptimizerKind, str] = {
 
 
 class RowMemory(NamedTuple):
-    """What fbgemm calls a place of rows, in its enumerations and at the end of a buffer's name."""
+    """A memory of rows by fbgemm's names: in its enumerations, and the suffix of its buffers."""
 
     location: str
     computes: str
@@ -66,27 +66,29 @@ class FbgemmCudaTables(tbe_fbgemm.FbgemmTableBatch):
         return "SplitTableBatchedEmbeddingBagsCodegen"
 
     def _place_on(self, device: torch.device) -> RowMemory:
-        return (
-            RowMemory("HOST", "CPU", "host")
-            if device.type == "cpu"
-            else RowMemory("DEVICE", "CUDA", "dev")
-        )
+        if device.type == "cpu":
+            return RowMemory("HOST", "CPU", "host")
+        return RowMemory("DEVICE", "CUDA", "dev")
 
     def _allocate(
         self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
         module = self._build(device)
-        flat, *kept = (getattr(module, name).detach() for name in self._buffers_of(module))
-        return flat, kept
+        flat, *states = (getattr(module, name).detach() for name in self._buffers_of(module))
+        return flat, states
 
     def _build(self, device: torch.device) -> Any:
-        """The module, with memory of its own; zeros."""
-        fbgemm, rule, place = fbgemm_module(_TRAINING), self.optimizer, self._place_on(device)
+        """Build fbgemm's module, with memory of its own; zeros."""
+        fbgemm = fbgemm_module(_TRAINING)
+        rule = self.optimizer
         assert rule is not None, "a fused operator is built with an optimizer"
+
+        memory = self._place_on(device)
+        location = fbgemm.EmbeddingLocation[memory.location]
+        computes = fbgemm.ComputeDevice[memory.computes]
         shapes, feature_tables = self._shapes()
-        where = fbgemm.EmbeddingLocation[place.location], fbgemm.ComputeDevice[place.computes]
         module = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, columns, *where) for rows, columns in shapes],
+            [(rows, columns, location, computes) for rows, columns in shapes],
             feature_table_map=feature_tables,
             optimizer=fbgemm.OptimType[_OPTIMIZERS[rule.kind]],
             stochastic_rounding=False,
@@ -99,33 +101,37 @@ class FbgemmCudaTables(tbe_fbgemm.FbgemmTableBatch):
             beta2=rule.beta2,
             pooling_mode=fbgemm.PoolingMode["MEAN" if self._pooling == "mean" else "SUM"],
             device=device,
-            # Ids were checked by the module that owns the tables, which knows their names.
+            # The collection has checked the ids; its errors name tables and features.
             bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
             table_names=self.spec.names,
             **self._cache_arguments(fbgemm, sum(rows for rows, _ in shapes)),
         )
         self._warns = rule.kind == "adam"
+
         # Not as a child module: its parameters and buffers do not enter the state_dict.
         object.__setattr__(self, "_fbgemm", module)
         return module
 
     def _cache_arguments(self, fbgemm: Any, rows: int) -> dict[str, Any]:
-        """What the module is told of its cache of so many rows; here it has none."""
+        """Arguments of the module for a cache of tables of so many rows; here there is no cache."""
         return {}
 
     def _shapes(self) -> tuple[list[tuple[int, int]], list[int]]:
         """Rows and columns of fbgemm's tables in storage order, and the table of each feature."""
         if self.spec.pooling == "none":
             return [(self._rows, self._table_places[0][2])], [0]
-        read = sorted(set(self.spec.feature_tables), key=lambda table: self._table_places[table])
+
+        used = sorted(set(self.spec.feature_tables), key=lambda table: self._table_places[table])
         shapes = [
-            (max(self.spec.tables[table].rows, 1), self._table_places[table][2]) for table in read
+            (max(self.spec.tables[table].rows, 1), self._table_places[table][2]) for table in used
         ]
-        # fbgemm takes no table that no feature reads. Those lie behind the others, as further rows
-        # of the last one.
-        start, row, stride = self._table_places[read[-1]]
-        shapes[-1] = max(-(-(self._elements - start) // stride), self._rows - row), stride
-        return shapes, [read.index(self.spec.feature_tables[feature]) for feature in self._order]
+        # fbgemm takes no tables without features. They are stored after the others, as more rows of
+        # the last used table.
+        start, row, stride = self._table_places[used[-1]]
+        rows = max(-(-(self._elements - start) // stride), self._rows - row)
+        shapes[-1] = (rows, stride)
+
+        return shapes, [used.index(self.spec.feature_tables[feature]) for feature in self._order]
 
     def _buffers_of(self, module: Any) -> list[str]:
         """Names of the module's buffers: of the weights, and of each state."""
@@ -141,10 +147,10 @@ class FbgemmCudaTables(tbe_fbgemm.FbgemmTableBatch):
         module = self.__dict__.get("_fbgemm")
         if module is None or module.placeholder_autograd_tensor.device != self._flat.device:
             self._build(self._flat.device)
-        for name, tensor in zip(
-            self._buffers_of(self._fbgemm), (self._flat.detach(), *self._kept), strict=True
-        ):
-            # No longer a parameter or a buffer of fbgemm's module: moves are made here.
+
+        tensors = (self._flat.detach(), *self._kept)
+        for name, tensor in zip(self._buffers_of(self._fbgemm), tensors, strict=True):
+            # No longer a parameter or a buffer of fbgemm's module: this module moves them.
             self._fbgemm._parameters.pop(name, None)
             self._fbgemm._buffers.pop(name, None)
             setattr(self._fbgemm, name, tensor)
@@ -160,56 +166,61 @@ class FbgemmCudaTables(tbe_fbgemm.FbgemmTableBatch):
         numbers = [step.number for step in self.next_steps()] if counted else [_UNCOUNTED]
         if len(set(numbers)) == 1:
             return self._run(values, offsets, weights, numbers[0])
-        of_bags = torch.tensor(numbers, device=values.device)[self._tables_of_bags(values, offsets)]
-        parts = [
-            self._run(*empty_bags(values, offsets, weights, of_bags == number), number)
+
+        bag_tables = self._tables_of_bags(values, offsets)
+        bag_numbers = torch.tensor(numbers, device=values.device)[bag_tables]
+        outputs = [
+            self._run(*empty_bags(values, offsets, weights, bag_numbers == number), number)
             for number in sorted(set(numbers))
         ]
-        return torch.stack(parts).sum(0)
+        return torch.stack(outputs).sum(0)
 
     def _run(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, number: float
     ) -> Tensor:
         """One call, whose update is step ``number``."""
         module = self._fbgemm
-        values, offsets = self._with_room(values), self._with_room(offsets)
-        # A new tensor: one that waits for its backward keeps the rate of its forward.
+        values = self._with_room(values)
+        offsets = self._with_room(offsets)
+
+        # A new tensor: a backward that has not run yet has the rate of its forward.
         module.learning_rate_tensor = torch.tensor(self._learning_rate, dtype=torch.float32)
-        # fbgemm adds 1 at each forward, and takes the number from the device where its copy on the
-        # CPU is 0.
+        # fbgemm adds 1 at each forward, and reads the number from the device if its copy on the CPU
+        # is 0.
         module.iter_cpu.fill_(int(number) - 1)
         if number == 1:
             module.iter.zero_()
+
         with without_fbgemm_warnings() if self._warns else nullcontext():
             return module(values, offsets, weights)
 
     def _with_room(self, ids: Tensor) -> Tensor:
-        """In a dtype that numbers the rows of all tables, as the backward does."""
+        """Ids in a dtype for the rows of all tables, which the backward numbers in sequence."""
         return ids.long() if self._rows >= _INT32_ROWS else ids
 
     def _tables_of_bags(self, values: Tensor, offsets: Tensor) -> Tensor:
         """The table of each bag."""
-        device, features = values.device, self.spec.feature_tables
-        if self.spec.pooling == "none":  # a bag is one id, which counts the rows of all tables
-            starts, tables = torch.tensor(
-                [row for _, row, _ in self._table_places], device=device
-            ).sort()
+        device = values.device
+        feature_tables = self.spec.feature_tables
+        if self.spec.pooling == "none":  # a bag is one id, a row in the sequence of all tables
+            rows = torch.tensor([row for _, row, _ in self._table_places], device=device)
+            starts, tables = rows.sort()
             return tables[torch.bucketize(values, starts, right=True) - 1]
-        samples = (offsets.numel() - 1) // len(features)
-        return torch.tensor(
-            [features[feature] for feature in self._order], device=device
-        ).repeat_interleave(samples)
+
+        samples = (offsets.numel() - 1) // len(feature_tables)
+        tables = torch.tensor([feature_tables[feature] for feature in self._order], device=device)
+        return tables.repeat_interleave(samples)
 
     def __getstate__(self) -> dict[str, Any]:
-        # fbgemm's module cannot be pickled; it is built anew around the buffers.
+        # fbgemm's module cannot be pickled; the copy builds its own around the buffers.
         return {name: value for name, value in super().__getstate__().items() if name != "_fbgemm"}
 
 
 class FbgemmCudaDenseTables(tbe_fbgemm.FbgemmCpuDenseTables):
     """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
 
-    It needs no module of fbgemm's: the operator is the one that serves the CPU, and takes tensors
-    of either device.
+    It needs no module of fbgemm's: the operator is that of the CPU, and takes tensors of either
+    device.
     """
 
     def _bind_kernel(self) -> None:

@@ -1,7 +1,7 @@
 """Table-batched lookups through fbgemm's raw CPU operators.
 
-fbgemm's own Python module around these operators costs 200 us a call and half a second of import;
-the operators themselves need a flat buffer and a few integers for each feature, which are prepared
+fbgemm's own Python module around these operators costs 200 us a call and half a second of import.
+The operators themselves need a flat buffer and a few integers for each feature, which are computed
 here once.
 """
 
@@ -31,27 +31,29 @@ __all__ = [
     "FbgemmTableBatch",
 ]
 
-_SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
+# fbgemm's codes of the pooling modes and of the output type.
+_SUM = 0
+_MEAN = 1
 _FP32_OUTPUT = 0
 
 
 def _stride(columns: int) -> int:
-    """Width of a row in the buffer: the next multiple of 4, as the kernels demand."""
+    """Width of a row in the buffer: the next multiple of 4, which the kernels require."""
     return -(-columns // 4) * 4
 
 
 def _feature_order(spec: GroupSpec) -> list[int]:
-    """Features grouped by table in order of first use: the backward needs them side by side."""
+    """Features by table, in order of first use: the backward needs those of a table in sequence."""
     features = range(len(spec.feature_tables))
     first = dict(zip(spec.feature_tables[::-1], features[::-1], strict=True))
     return sorted(features, key=lambda feature: first[spec.feature_tables[feature]])
 
 
 class FbgemmTableBatch(TableBatch):
-    """What fbgemm's operators share: the buffer's layout, and how a batch is made to fit it.
+    """Base of fbgemm's operators: the layout of the buffer, and the order of a batch.
 
-    Features of one table become neighbours, rows are padded to multiples of 4 columns, and rows
-    that are not pooled are looked up as bags of one id in one table of all rows.
+    Features of one table are in sequence, rows are padded to multiples of 4 columns, and rows that
+    are not pooled are looked up as bags of one id in one table of all rows.
     """
 
     _backend = "fbgemm"
@@ -61,24 +63,29 @@ class FbgemmTableBatch(TableBatch):
         spec = self.spec
         self._order = _feature_order(spec)
         self._in_order = self._order == list(range(len(self._order)))
+
         # By first use, as the features are; tables without features come last.
-        placed = dict.fromkeys([*spec.feature_tables, *range(len(spec.tables))])
-        places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(spec.tables)
-        start = row = 0
-        for table in placed:
+        stored = dict.fromkeys([*spec.feature_tables, *range(len(spec.tables))])
+        layout: list[tuple[int, int, int]] = [(0, 0, 0)] * len(spec.tables)
+        start = 0
+        row = 0
+        for table in stored:
             stride = _stride(spec.tables[table].columns)
-            places[table] = (start, row, stride)
-            # One row at least: fbgemm tells tables apart by where their rows begin.
+            layout[table] = (start, row, stride)
+            # At least one row: fbgemm distinguishes tables by their first rows.
             rows = max(spec.tables[table].rows, 1)
-            start, row = start + rows * stride, row + rows
-        self._table_places = places
-        strides = [places[table][2] for table in spec.feature_tables]
+            start += rows * stride
+            row += rows
+
+        self._table_places = layout
+        strides = [layout[table][2] for table in spec.feature_tables]
         self._slices = column_slices(self._order, spec.feature_columns, strides)
-        self._elements, self._rows = start, row
+        self._elements = start
+        self._rows = row
         return start, row
 
     def _check_device_type(self) -> None:
-        """Refuse another type of device than the first one."""
+        """Raise ValueError if the tables move to another type of device."""
         device = self._flat.device
         self._device_type = self._device_type or device.type
         if device.type != self._device_type:
@@ -104,17 +111,15 @@ class FbgemmTableBatch(TableBatch):
             if self._in_order:
                 return values, offsets, weights
             return select_features(values, offsets, weights, self._order, len(self._order))
+
         # The CPU operators can only pool.
         batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if self._row_base is not None and batch:
             values = values + self._row_base.repeat_interleave(
                 offsets[::batch].diff(), output_size=values.numel()
             )
-        return (
-            values,
-            torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device),
-            None,
-        )
+        bags = torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device)
+        return values, bags, None
 
     def _bind_kernel(self) -> None:
         self._check_device_type()
@@ -127,30 +132,34 @@ class FbgemmTableBatch(TableBatch):
 
 
 class _RawOperators(FbgemmTableBatch):
-    """What the operators that are called directly share: the integers that describe the buffer."""
+    """Base of the operators that are called directly: the integers that describe the buffer."""
 
     def _bind_kernel(self) -> None:
         super()._bind_kernel()
         device = self._flat.device
-        places = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
-        # Unused tables lie behind the used ones, so the last used table ends where they begin.
-        last = max(row for _, row, _ in places)
+        layout = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
+        # Unused tables are stored after the used ones: the first of them ends the last used one.
+        last = max(row for _, row, _ in layout)
         end = min((row for _, row, _ in self._table_places if row > last), default=self._rows)
         if self.spec.pooling == "none":
-            places = [(0, 0, places[0][2])]
+            layout = [(0, 0, layout[0][2])]
+
         self._cuts = [
             (start, table.rows, stride, table.columns)
             for table, (start, _, stride) in zip(self.spec.tables, self._table_places, strict=True)
         ]
-        strides = [stride for _, _, stride in places]
-        self._weights_offsets = torch.tensor([start for start, _, _ in places], device=device)
-        self._row_offsets = torch.tensor([row for _, row, _ in places], device=device)
-        self._placements = torch.zeros(len(places), dtype=torch.int32, device=device)
+        starts = [start for start, _, _ in layout]
+        rows = [row for _, row, _ in layout]
+        strides = [stride for _, _, stride in layout]
+
+        self._weights_offsets = torch.tensor(starts, device=device)
+        self._row_offsets = torch.tensor(rows, device=device)
+        self._placements = torch.zeros(len(layout), dtype=torch.int32, device=device)
         self._geometry = (
             torch.tensor([*accumulate(strides, initial=0)], dtype=torch.int32, device=device),
             sum(strides),
             max(strides),
-            torch.tensor([*(row for _, row, _ in places), end], device=device),
+            torch.tensor([*rows, end], device=device),
             int(math.log2(self._rows) + 1),
         )
         self._pooling_code = _MEAN if self._pooling == "mean" else _SUM
@@ -167,6 +176,7 @@ class FbgemmCpuTables(_RawOperators):
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         if self._flat.dtype != torch.float32 and not self.optimizer.rounds_once:
             return self._updated_in_torch(self._batch(values, offsets, weights))
+
         limit = self.optimizer.max_gradient
         head = (
             self._flat,
@@ -177,24 +187,28 @@ class FbgemmCpuTables(_RawOperators):
             offsets,
             self._pooling_code,
             weights,
-            None,  # None: every feature is trained
-            # whether gradients are cut, where, no stochastic rounding
-            limit is not None,
-            limit or 0.0,
-            False,
+            None,  # feature_requires_grad: every feature is trained
+            limit is not None,  # gradient_clipping
+            limit or 0.0,  # max_gradient
+            False,  # stochastic_rounding
         )
-        ops, rate = torch.ops.fbgemm, self._learning_rate
+        ops = torch.ops.fbgemm
+        rate = self._learning_rate
+
         if self.optimizer.kind == "sgd":
             return ops.split_embedding_codegen_lookup_sgd_function_cpu(*head, rate, _FP32_OUTPUT)
+
         if self.optimizer.kind == "adagrad":
-            # Its state lies as the rows do.
+            # Its state has the layout of the rows.
             state = (self._kept[0], self._placements, self._weights_offsets)
             return ops.split_embedding_codegen_lookup_adagrad_function_cpu(
                 *head, *state, self.optimizer.eps, rate, _FP32_OUTPUT
             )
+
         batch = self._batch(values, offsets, weights)
         if self._flat.is_cpu and updates_in_torch(self.optimizer.kind, batch):
             return self._updated_in_torch(batch)
+
         state = (self._kept[0], self._placements, self._row_offsets)
         # All arguments are passed: one of the operator's default values has the wrong type. After
         # the rate: weight decay and its mode (both ignored on the CPU), maximum norm, output type.
@@ -203,16 +217,15 @@ class FbgemmCpuTables(_RawOperators):
         )
 
     def _updated_in_torch(self, batch: PooledBatch) -> Tensor:
-        # Without gradients there is no backward, and the batch is not to be counted.
+        # Without gradients there is no backward, and the batch is not counted.
         steps = self.next_steps() if torch.is_grad_enabled() else []
         return _UpdatedInTorch.apply(self._flat, self, batch, steps)  # pyright: ignore[reportReturnType]
 
     def _batch(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> PooledBatch:
         """A batch in the buffer's order; unpooled rows are bags of one table of all rows."""
-        pooled = self.spec.pooling != "none"
-        tables = (
-            tuple(self.spec.feature_tables[feature] for feature in self._order) if pooled else (0,)
-        )
+        tables: tuple[int, ...] = (0,)
+        if self.spec.pooling != "none":
+            tables = tuple(self.spec.feature_tables[feature] for feature in self._order)
         return PooledBatch(values, offsets, weights, self._pooling == "mean", tables)
 
     def _pool(self, batch: PooledBatch) -> Tensor:
@@ -233,10 +246,13 @@ class FbgemmCpuTables(_RawOperators):
             )
 
     def _step(self, batch: PooledBatch, grad: Tensor, steps: Sequence[UpdateStep]) -> None:
-        """Move the rows of a batch once, by the rules in torch."""
-        tables, states = self._tables, self._states
+        """Update the rows of a batch once, by the rules in torch."""
+        tables = self._tables
+        states = self._states
         if self.spec.pooling == "none":
-            tables, states = [self._flat.detach().view(self._rows, -1)], [tuple(self._kept)]
+            tables = [self._flat.detach().view(self._rows, -1)]
+            states = [tuple(self._kept)]
+
         grad = steps[0].rule.limited(grad)
         step_tables([table.detach() for table in tables], states, batch, grad, steps[: len(tables)])
 
@@ -252,7 +268,9 @@ class _UpdatedInTorch(torch.autograd.Function):
         batch: PooledBatch,
         steps: Sequence[UpdateStep],
     ) -> Tensor:
-        ctx.op, ctx.batch, ctx.steps = op, batch, steps
+        ctx.op = op
+        ctx.batch = batch
+        ctx.steps = steps
         return op._pool(batch)
 
     @staticmethod
