@@ -37,7 +37,7 @@ def test_tables_over_all_ranks_get_slower_with_every_host_and_replicas_do_not():
     cut = [
         table for table in largest.tables if table.sharding_type is not ShardingType.DATA_PARALLEL
     ]
-    assert len({int(rank) // 8 for table in cut for rank in table.pieces[:, 0]}) <= len(
+    assert len({int(rank) // 8 for table in cut for rank in table.shards[:, 0]}) <= len(
         machines.CRITEO
     )
 

@@ -141,7 +141,7 @@ def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
     assert step.step_parts["inside hosts"] == 0
     assert sum(step.step_parts.values()) == pytest.approx(step.step_ms)
     near = one_table(ShardingType.TABLE_ROW_WISE, topology, Load(1))
-    rows = near.parts["rows"]
+    rows = near.components["rows"]
     # Partial sums of two samples of 16 bytes inside; then a sum of 16 bytes goes across.
     assert (rows["inside hosts"].tolist(), rows["across hosts"].tolist()) == (
         [0.32, 0.32, 0, 0],
@@ -212,7 +212,7 @@ def test_a_planned_model_takes_what_its_planner_says_and_more_where_a_row_is_hot
         )
     # The planner counts the holder's end of a wire. The other end comes on top, and nothing else.
     for phase, stage, column in (("ids", IDS, 4), ("rows", ROWS, 1), ("gradients", GRADIENTS, 3)):
-        wires = even.phases[phase] - even.parts[phase]["latency"]
+        wires = even.phases[phase] - even.components[phase]["latency"]
         ends = (even.sent(stage) + even.received(stage)) / topology.inter_host_bw
         assert (wires >= own[:, column] * (1 - 1e-6)).all(), phase
         assert (wires <= own[:, column] + ends).all(), phase
@@ -251,10 +251,10 @@ def test_hot_rows_name_the_row_its_rank_and_its_share():
     hot = step.hot_rows[0]
     # 3 rows on 4 ranks: 6/11, 3/11, 2/11 of 88 ids, each on a rank of its own.
     assert (hot.table, hot.row, hot.ranks) == ("item", 0, (0,))
-    assert (hot.reads, hot.of_table, hot.of_rank) == pytest.approx((48.0, 6 / 11, 1.0))
+    assert (hot.reads, hot.table_share, hot.rank_share) == pytest.approx((48.0, 6 / 11, 1.0))
     assert step.work.lookups.tolist() == pytest.approx([48, 24, 16, 0])
     cut = one_table(ShardingType.COLUMN_WISE, topology, Load(11, pooling_factor=2, law=law), rows=3)
-    assert (cut.hot_rows[0].ranks, cut.hot_rows[0].of_rank) == ((0, 1), pytest.approx(6 / 11))
+    assert (cut.hot_rows[0].ranks, cut.hot_rows[0].rank_share) == ((0, 1), pytest.approx(6 / 11))
     entries = {
         "item": parameter_sharding(
             ShardingType.COLUMN_WISE, column_wise_shards(3, [1, 2, 1], [0, 2, 0]), "cpu"
@@ -262,11 +262,14 @@ def test_hot_rows_name_the_row_its_rank_and_its_share():
     }
     twice = simulate(entries, topology, [item(3)], Load(11, pooling_factor=2, law=law))
     assert twice.work.lookups.tolist() == pytest.approx([176, 0, 88, 0])
-    assert (twice.hot_rows[0].ranks, twice.hot_rows[0].of_rank) == ((0, 2), pytest.approx(6 / 11))
+    assert (twice.hot_rows[0].ranks, twice.hot_rows[0].rank_share) == (
+        (0, 2),
+        pytest.approx(6 / 11),
+    )
     copied = one_table(
         ShardingType.DATA_PARALLEL, topology, Load(11, pooling_factor=2, law=law), rows=3
     )
-    assert (copied.hot_rows[0].ranks, copied.hot_rows[0].of_rank) == (
+    assert (copied.hot_rows[0].ranks, copied.hot_rows[0].rank_share) == (
         (0, 1, 2, 3),
         pytest.approx(6 / 11),
     )

@@ -273,10 +273,9 @@ def table_wise_work(
     bags = table.total_samples
     rows = bags if table.pooled else shard_ids
     inside, across = _peers(topology)
-    ids_in = _id_bytes(table) * (bags + shard_ids) + _weight_bytes(table) * shard_ids
-    rows_home, gradients_back = (
-        each * rows * size[1] for each in (table.row_wire_bytes, table.gradient_wire_bytes)
-    )
+    ids_in = id_wire_bytes(table.rows) * (bags + shard_ids) + _weight_bytes(table) * shard_ids
+    rows_home = table.row_wire_bytes * rows * size[1]
+    gradients_back = table.gradient_wire_bytes * rows * size[1]
     world_size = topology.world_size
 
     return Work(
@@ -342,13 +341,17 @@ def data_parallel_work(table: TableProfile, size: Size, topology: Topology) -> W
     table_elements = float(table.rows * table.columns)
     lists = table.total_samples if table.pooled else 0.0
     bags = lists if table.pooled else ids
-    batch = (_id_bytes(table) + _weight_bytes(table)) * ids + _FLOAT * bags * table.columns
+    batch = (id_wire_bytes(table.rows) + _weight_bytes(table)) * ids + _FLOAT * bags * table.columns
     work = Work(ids, bags, ids, bags, lists)
     if world_size == 1:
         return work
 
-    in_sum = world_size * (batch + _FLOAT * lists) > 2 * _FLOAT * table_elements
-    sent = 2 * _FLOAT * table_elements / world_size if in_sum else batch + _id_bytes(table) * lists
+    in_sum = fewer_bytes_as_sum(world_size * (batch + _FLOAT * lists), table_elements)
+    sent = (
+        2 * _FLOAT * table_elements / world_size
+        if in_sum
+        else batch + id_wire_bytes(table.rows) * lists
+    )
     inside, across = _peers(topology)
     back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
     if in_sum:
@@ -384,7 +387,9 @@ def serving_work(table: TableProfile, size: Size, topology: Topology) -> Work:
     bags = table.total_samples
     rows = bags if table.pooled else shard_ids
     apart = topology.compute_device != "cpu" and topology.world_size > 1
-    ids_in = Leg(_id_bytes(table) * (bags + shard_ids) + _weight_bytes(table) * shard_ids, 0.0)
+    ids_in = Leg(
+        id_wire_bytes(table.rows) * (bags + shard_ids) + _weight_bytes(table) * shard_ids, 0.0
+    )
     rows_home = Leg(_FLOAT * rows * size[1], 0.0)
 
     return Work(
@@ -533,30 +538,63 @@ def _perf(
     """The milliseconds of one shard."""
     rows, columns = size
     bandwidth = kernel.row_bandwidth(topology)
-    row_bytes = _ID + max(table.row_bytes(columns), ROW_READ_BYTES)
-    forward = work.lookups * row_bytes + _FLOAT * work.outputs * columns
-    multiplier = topology.bwd_compute_multiplier
-    if table.weighted:
-        multiplier *= topology.weighted_feature_bwd_compute_multiplier
-
-    backward = (multiplier + work.twice) * (
-        work.updates * row_bytes + _FLOAT * work.gradients * columns
-    )
+    row_bytes = table.row_bytes(columns)
+    forward = moved_bytes(work.lookups, row_bytes, work.outputs * columns)
+    factor = update_factor(topology, table.weighted) + work.twice
+    backward = factor * moved_bytes(work.updates, row_bytes, work.gradients * columns)
     gradient_elements = work.table + (0 if kernel.updates else rows * columns)
     missed = table.miss_rate * work.lookups
     states = table.optimizer.states if table.optimizer else ()
     state_bytes = _FLOAT * sum(1 if state.rowwise else columns for state in states)
-    moved = table.row_bytes(columns) + state_bytes
+    moved = row_bytes + state_bytes
 
     return [
         forward / bandwidth,
         sum(leg.ms(topology) for leg in work.rows_home),
-        (backward + DENSE_GRADIENT_PASSES * _FLOAT * gradient_elements) / bandwidth
+        (backward + dense_gradient_bytes(gradient_elements)) / bandwidth
         + topology.row_ms * distinct_rows(work.updates, rows),
         sum(leg.ms(topology) for leg in work.gradients_back),
         sum(leg.ms(topology) for leg in work.ids_in),
         2 * missed * moved / slower_bandwidth(topology),  # read, and later written back
     ]
+
+
+def moved_bytes(ids: Any, row_bytes: Any, elements: Any) -> Any:
+    """Bytes that a lookup or an update of rows moves; the arguments are numbers or arrays.
+
+    Args:
+        ids: Number of ids.
+        row_bytes: Bytes of a stored row.
+        elements: Elements of the returned rows, or of their gradients.
+
+    Example:
+        >>> moved_bytes(10.0, row_bytes=256, elements=64)
+        2896.0
+    """
+    return ids * (_ID + np.maximum(row_bytes, ROW_READ_BYTES)) + _FLOAT * elements
+
+
+def dense_gradient_bytes(elements: Any) -> Any:
+    """Bytes that a dense gradient of a number of elements moves in addition to an update."""
+    return DENSE_GRADIENT_PASSES * _FLOAT * elements
+
+
+def update_factor(topology: Topology, weighted: bool) -> float:
+    """Time of an update relative to a lookup."""
+    factor = topology.bwd_compute_multiplier
+    if weighted:
+        factor *= topology.weighted_feature_bwd_compute_multiplier
+    return factor
+
+
+def fewer_bytes_as_sum(batch_bytes: float, elements: float) -> bool:
+    """Whether replicas exchange the gradient of a whole table, not those of its batches.
+
+    Args:
+        batch_bytes: Ids, lengths, weights and gradients of the batches of all ranks.
+        elements: Elements of the table.
+    """
+    return batch_bytes > 2 * _FLOAT * elements
 
 
 def distinct_rows(ids: float, rows: int) -> float:
@@ -574,8 +612,9 @@ def _peers(topology: Topology) -> tuple[int, int]:
     return topology.intra_group_size - 1, topology.world_size - topology.intra_group_size
 
 
-def _id_bytes(table: TableProfile) -> int:
-    return 4 if table.rows < 2**31 else 8
+def id_wire_bytes(rows: int) -> int:
+    """Bytes of an id of a table of R rows on the wire."""
+    return 4 if rows < 2**31 else 8
 
 
 def _weight_bytes(table: TableProfile) -> int:

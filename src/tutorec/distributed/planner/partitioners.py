@@ -109,8 +109,8 @@ class GreedyPerfPartitioner(Partitioner):
             for group in self._groups(proposal)
             for pair in zip(group, ranks.place(group), strict=True)
         ]
-        for option, ranks_of in placed:
-            option.place(ranks_of)
+        for option, shard_ranks in placed:
+            option.place(shard_ranks)
 
         return proposal
 

@@ -198,14 +198,18 @@ class UniformProposer(_GeneratedProposer):
 
     def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
         tables = _by_table(search_space).values()
-        for kind in dict.fromkeys(each.sharding_type for options in tables for each in options):
-            of_kind = [
-                [each for each in options if each.sharding_type == kind] for options in tables
+        sharding_types = dict.fromkeys(
+            option.sharding_type for options in tables for option in options
+        )
+        for sharding_type in sharding_types:
+            same_type = [
+                [option for option in options if option.sharding_type == sharding_type]
+                for options in tables
             ]
-            if all(of_kind):
+            if all(same_type):
                 yield [
-                    min(options, key=lambda each: _score(each, self._use_depth))
-                    for options in of_kind
+                    min(options, key=lambda option: _score(option, self._use_depth))
+                    for options in same_type
                 ]
 
 

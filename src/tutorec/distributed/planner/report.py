@@ -229,7 +229,7 @@ class PlanReport:
                 )
                 for option in choice.options
             ]
-            return np.sum([component(each) for each in stored], axis=0)
+            return np.sum([component(option_bytes) for option_bytes in stored], axis=0)
 
         return rank_sums(self.problem, self.placement, choice_bytes).tolist()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,13 @@ class Exchange:
         return sent
 
 
-def of_links(both: Floats, crossing: bool | None) -> Floats:
+def link_ms(topology: Any, link_bytes: Floats) -> Floats:
+    """Milliseconds of bytes on the links of each rank ``[2, W]``, inside its host and across."""
+    bandwidths = np.array([[topology.intra_host_bw], [topology.inter_host_bw]])
+    return link_bytes / bandwidths
+
+
+def bytes_on_links(both: Floats, crossing: bool | None) -> Floats:
     """Bytes ``[2, W]`` inside hosts and across -> those of one kind, or of both (None)."""
     return both.sum(axis=0) if crossing is None else both[int(crossing)]
 
@@ -112,13 +119,13 @@ def of_links(both: Floats, crossing: bool | None) -> Floats:
 def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:
     """Row sums of the matrix, inside the host and across hosts."""
     by_host = left.reshape(-1, local_size, left.shape[1])
-    of_hosts = right.reshape(len(right), -1, local_size)
+    host_columns = right.reshape(len(right), -1, local_size)
     to_self = np.einsum("rk,kr->r", left, right)
     inside = across = np.zeros(len(left))
     if reach is Reach.PEERS:
-        across = np.einsum("hlk,kl->hl", by_host, of_hosts.sum(axis=1)).reshape(-1) - to_self
+        across = np.einsum("hlk,kl->hl", by_host, host_columns.sum(axis=1)).reshape(-1) - to_self
     else:
-        to_host = np.einsum("hlk,kh->hl", by_host, of_hosts.sum(axis=2)).reshape(-1)
+        to_host = np.einsum("hlk,kh->hl", by_host, host_columns.sum(axis=2)).reshape(-1)
         inside = to_host - to_self
         if reach is Reach.ALL:
             across = left @ right.sum(axis=1) - to_host

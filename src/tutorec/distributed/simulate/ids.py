@@ -63,8 +63,10 @@ class RowShares:
         share_of_row, order = self._by_frequency
         rows: list[tuple[int, float]] = []
         for step in order[:count]:
-            of_step = range(self.edges[step], self.edges[step + 1])[: count - len(rows)]
-            rows += [(row, float(share_of_row[step])) for row in of_step if share_of_row[step] > 0]
+            step_rows = range(self.edges[step], self.edges[step + 1])[: count - len(rows)]
+            rows += [
+                (row, float(share_of_row[step])) for row in step_rows if share_of_row[step] > 0
+            ]
 
         return rows
 

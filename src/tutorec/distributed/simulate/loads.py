@@ -134,10 +134,10 @@ class ExpectedLoads(_Classes):
         return float(self._sizes @ self.members) * self._factor(feature)
 
     def _factor(self, feature: str) -> float:
-        return _of_feature(self._load.pooling_factor, feature, "pooling_factor")
+        return _feature_value(self._load.pooling_factor, feature, "pooling_factor")
 
     def _law(self, feature: str) -> IdLaw:
-        return _of_feature(self._load.law, feature, "law")
+        return _feature_value(self._load.law, feature, "law")
 
 
 class MeasuredLoads(_Classes):
@@ -188,7 +188,7 @@ class MeasuredLoads(_Classes):
     def samples(self, feature: str) -> Floats:
         """B of a rank of each class, ``[C]``."""
         return np.array(
-            [_of_feature(batch, feature, "batches") for batch in self._samples], dtype=np.float64
+            [_feature_value(batch, feature, "batches") for batch in self._samples], dtype=np.float64
         )
 
     def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
@@ -197,15 +197,15 @@ class MeasuredLoads(_Classes):
         Raises:
             ValueError: An id is outside the table.
         """
-        of_batches = self._of([feature])
-        for index, ids in enumerate(of_batches):
+        batch_ids = self._of([feature])
+        for index, ids in enumerate(batch_ids):
             for wrong in ids[(ids < 0) | (ids >= rows)][:1]:
                 raise ValueError(
                     f"batch {index}: id {wrong} of feature {feature!r} is outside its table of "
                     f"{rows} rows: it must be 0 to {rows - 1}"
                 )
 
-        counts = [np.searchsorted(ids, ends) - np.searchsorted(ids, starts) for ids in of_batches]
+        counts = [np.searchsorted(ids, ends) - np.searchsorted(ids, starts) for ids in batch_ids]
         return np.stack(counts).astype(np.float64)
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
@@ -218,14 +218,18 @@ class MeasuredLoads(_Classes):
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
         """The most frequent rows, with their counts."""
         ids = self._of(features)
-        weights = np.repeat(np.tile(self.members, len(features)), [len(each) for each in ids])
+        weights = np.repeat(
+            np.tile(self.members, len(features)), [len(feature_ids) for feature_ids in ids]
+        )
         hot, index = np.unique(np.concatenate(ids), return_inverse=True)
         reads = np.bincount(index.reshape(-1), weights, len(hot)).astype(np.float64)
         return _most_frequent(hot, reads, count)
 
     def _of(self, features: Sequence[str]) -> list[Ints]:
         return [
-            _of_feature(ids, feature, "batches") for feature in features for ids in self._sorted_ids
+            _feature_value(ids, feature, "batches")
+            for feature in features
+            for ids in self._sorted_ids
         ]
 
 
@@ -258,12 +262,14 @@ def most_samples(loads: RankLoads, features: Sequence[str]) -> Floats:
     return np.max([np.zeros(len(loads.members)), *map(loads.samples, features)], axis=0)
 
 
-def _of_feature(values: _V | Mapping[str, _V], feature: str, what: str) -> _V:
+def _feature_value(values: _V | Mapping[str, _V], feature: str, source: str) -> _V:
     """The value of a feature: its own, or the common one."""
     if not isinstance(values, Mapping):
         return values
     if feature not in values:
-        raise ValueError(f"{what} has no value for feature {feature!r}; add it to {sorted(values)}")
+        raise ValueError(
+            f"{source} has no value for feature {feature!r}; add it to {sorted(values)}"
+        )
     return values[feature]
 
 

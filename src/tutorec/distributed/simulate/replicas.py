@@ -17,7 +17,7 @@ from tutorec.distributed.core.env import sharding_groups
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan
 from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
-from tutorec.distributed.simulate.exchanges import of_links
+from tutorec.distributed.simulate.exchanges import bytes_on_links, link_ms
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.work import Configs, SimulatedTable, placed_tables
 
@@ -40,7 +40,7 @@ class SyncSimulation:
     def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
         """Bytes that each rank sends ``[W]``; arguments as in `traffic.Traffic`."""
         chosen = [sent for name, sent in self.by_stage.items() if stage in (None, name)]
-        return of_links(np.sum(chosen, axis=0), crossing)
+        return bytes_on_links(np.sum(chosen, axis=0), crossing)
 
     def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
         """Bytes that all ranks send; arguments as in `sent`."""
@@ -96,37 +96,40 @@ def simulate_sync(
     }
     exchanges = np.zeros(sharding_group_size, dtype=np.int64)
     for number in range(sharding_group_size):
-        pieces = _pieces(placed, number)
-        fused = _pieces([table for table in placed if not table.leaves_gradient], number)
+        weight_shapes = _shard_shapes(placed, number)
+        fused_shapes = _shard_shapes(
+            [table for table in placed if not table.leaves_gradient], number
+        )
         states = [
-            (rows,) if by_row else (rows, columns) for by_row in rowwise for rows, columns in fused
+            (rows,) if by_row else (rows, columns)
+            for by_row in rowwise
+            for rows, columns in fused_shapes
         ]
         mates = groups[:, number]
-        for stage, shapes in ((REPLICA_WEIGHTS, pieces), (REPLICA_STATES, states)):
+        for stage, shapes in ((REPLICA_WEIGHTS, weight_shapes), (REPLICA_STATES, states)):
             by_stage[stage][:, mates] = _sent(sync_parts(shapes, len(mates)), mates // local_size)
             exchanges[number] += 2 * len(list(sync_blocks(shapes))) if len(mates) > 1 else 0
 
-    inside, across = by_stage[REPLICA_WEIGHTS] + by_stage[REPLICA_STATES]
-    wire = np.maximum(inside / topology.intra_host_bw, across / topology.inter_host_bw)
+    wire = link_ms(topology, by_stage[REPLICA_WEIGHTS] + by_stage[REPLICA_STATES]).max(axis=0)
     waits = np.zeros(topology.world_size)
     waits[groups] = topology.latency_ms * exchanges
 
     return SyncSimulation(by_stage, int(exchanges.max()), float((wire + waits).max()))
 
 
-def _pieces(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
+def _shard_shapes(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
     """Rows and columns of the shards of a rank of a group."""
     return [
         (int(end - first), int(columns))
         for table in tables
-        for rank, first, end, columns in table.pieces
+        for rank, first, end, columns in table.shards
         if rank == number
     ]
 
 
-def _sent(parts: list[int], hosts: Floats) -> Floats:
+def _sent(shares: list[int], hosts: Floats) -> Floats:
     """Bytes that each replica sends inside its host and to other hosts ``[2, replicas]``."""
-    each = 4.0 * np.add.outer(parts, parts)
-    np.fill_diagonal(each, 0.0)
+    link_bytes = 4.0 * np.add.outer(shares, shares)
+    np.fill_diagonal(link_bytes, 0.0)
     same = hosts[:, None] == hosts
-    return np.stack([(each * same).sum(axis=1), (each * ~same).sum(axis=1)])
+    return np.stack([(link_bytes * same).sum(axis=1), (link_bytes * ~same).sum(axis=1)])

@@ -31,7 +31,7 @@ from torch import nn
 from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
 from tutorec.distributed.collectives.rows import ROWS_STAGE
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
-from tutorec.distributed.simulate.exchanges import Exchange
+from tutorec.distributed.simulate.exchanges import Exchange, link_ms
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.loads import Load, RankLoads, most_samples, rank_loads
 from tutorec.distributed.simulate.step import PARTS, PHASES, HotRow, Simulation
@@ -105,30 +105,30 @@ def simulate(
         samples=most_samples(loads, features)[loads.classes],
         work=work,
         exchanges=exchanges,
-        parts=_parts(work, exchanges, topology, slowness),
+        components=_components(work, exchanges, topology, slowness),
         hot_rows=_hot_rows(placed, loads, work),
     )
 
 
-def _parts(
+def _components(
     work: RankWork, exchanges: Sequence[Exchange], topology: Any, slowness: Floats
 ) -> dict[str, dict[str, Floats]]:
     """Milliseconds of each rank in each phase, by component."""
     world_size = len(work.lookups)
-    times = {phase: {part: np.zeros(world_size) for part in PARTS} for phase in PHASES}
-    times["lookup"]["memory"] += slowness * work.lookup_ms
-    times["update"]["memory"] += slowness * work.update_ms
+    components = {
+        phase: {component: np.zeros(world_size) for component in PARTS} for phase in PHASES
+    }
+    components["lookup"]["memory"] += slowness * work.lookup_ms
+    components["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
         phase = _PHASE_OF.get(exchange.stage, "gradients")
         # Links are full duplex, and a rank's two links work in parallel: the slower one counts.
-        inside, across = np.maximum(exchange.sent, exchange.received)
-        inside = inside / topology.intra_host_bw
-        across = across / topology.inter_host_bw
-        times[phase]["latency"] += topology.latency_ms
-        times[phase]["inside hosts"] += np.where(inside > across, inside, 0.0)
-        times[phase]["across hosts"] += np.where(inside > across, 0.0, across)
+        inside, across = link_ms(topology, np.maximum(exchange.sent, exchange.received))
+        components[phase]["latency"] += topology.latency_ms
+        components[phase]["inside hosts"] += np.where(inside > across, inside, 0.0)
+        components[phase]["across hosts"] += np.where(inside > across, 0.0, across)
 
-    return times
+    return components
 
 
 def _hot_rows(
@@ -148,13 +148,15 @@ def _hot_row(
     table: SimulatedTable, row: int, reads: float, loads: RankLoads, work: RankWork
 ) -> HotRow:
     """A row with its shares of the ids of its table, and of the lookups of its ranks."""
-    whole = np.array([0]), np.array([table.rows])
-    ids = sum(float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features)
-    holds = (table.pieces[:, 1] <= row) & (row < table.pieces[:, 2])
-    ranks = np.unique(table.pieces[holds, 0])
+    all_rows = np.array([0]), np.array([table.rows])
+    ids = sum(
+        float(loads.members @ loads.ids(f, table.rows, *all_rows)[:, 0]) for f in table.features
+    )
+    holds = (table.shards[:, 1] <= row) & (row < table.shards[:, 2])
+    ranks = np.unique(table.shards[holds, 0])
     if table.sharding_type is ShardingType.DATA_PARALLEL:
-        of_rank = reads / work.lookups.sum()
+        rank_share = reads / work.lookups.sum()
     else:  # A rank may hold several column shards of a row, and looks each of them up.
-        of_rank = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
+        rank_share = reads * (table.shards[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
 
-    return HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(of_rank))
+    return HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(rank_share))

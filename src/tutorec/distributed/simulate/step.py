@@ -13,7 +13,7 @@ import numpy as np
 
 from tutorec._style import ACCENT, EXCHANGE, STYLE
 from tutorec._text import TextTable, byte_unit, bytes_text, ms_text, ranks_text, several
-from tutorec.distributed.simulate.exchanges import Exchange, of_links
+from tutorec.distributed.simulate.exchanges import Exchange, bytes_on_links
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable
 
@@ -46,18 +46,18 @@ class HotRow:
         table: Its table.
         row: Its index.
         reads: Number of lookups by all ranks in a step.
-        of_table: Its share of the table's ids.
+        table_share: Its share of the table's ids.
         ranks: The ranks that hold it: several for column shards, all for a replicated table.
-        of_rank: Its share of the lookups of the first of these ranks; for a replicated table, of
+        rank_share: Its share of the lookups of the first of these ranks; for a replicated table, of
             all ranks.
     """
 
     table: str
     row: int
     reads: float
-    of_table: float
+    table_share: float
     ranks: tuple[int, ...]
-    of_rank: float
+    rank_share: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Simulation:
         samples: B of each rank, the maximum over features.
         work: Rows that ranks look up and update.
         exchanges: The exchanges.
-        parts: Phase -> component -> ms of each rank: phases in time order, components as in
+        components: Phase -> component -> ms of each rank: phases in time order, components as in
             `step_parts`.
         hot_rows: The most frequent rows, most frequent first.
 
@@ -117,7 +117,7 @@ class Simulation:
     samples: Floats
     work: RankWork
     exchanges: Sequence[Exchange]
-    parts: Mapping[str, Mapping[str, Floats]]
+    components: Mapping[str, Mapping[str, Floats]]
     hot_rows: Sequence[HotRow] = field(default_factory=tuple)
 
     # --- time
@@ -125,7 +125,10 @@ class Simulation:
     @cached_property
     def phases(self) -> dict[str, Floats]:
         """Phase -> milliseconds of each rank, in time order."""
-        return {phase: np.sum(list(parts.values()), axis=0) for phase, parts in self.parts.items()}
+        return {
+            phase: np.sum(list(components.values()), axis=0)
+            for phase, components in self.components.items()
+        }
 
     @cached_property
     def rank_ms(self) -> Floats:
@@ -146,8 +149,10 @@ class Simulation:
         """
         slowest = {phase: int(times.argmax()) for phase, times in self.phases.items()}
         return {
-            part: sum(float(self.parts[phase][part][rank]) for phase, rank in slowest.items())
-            for part in PARTS
+            component: sum(
+                float(self.components[phase][component][rank]) for phase, rank in slowest.items()
+            )
+            for component in PARTS
         }
 
     @property
@@ -186,9 +191,9 @@ class Simulation:
             reason += f"; {lookups[rank] / lookups.mean():.2f} times the mean of rows looked up"
 
         for hot in self.hot_rows:
-            if rank in hot.ranks and hot.of_rank > 0.1 and len(hot.ranks) < self.world_size:
+            if rank in hot.ranks and hot.rank_share > 0.1 and len(hot.ranks) < self.world_size:
                 reason += (
-                    f", {100 * hot.of_rank:.0f} % of them row {hot.row} of table {hot.table!r}"
+                    f", {100 * hot.rank_share:.0f} % of them row {hot.row} of table {hot.table!r}"
                 )
                 break
 
@@ -263,7 +268,7 @@ class Simulation:
             (getattr(exchange, side) for exchange in self._of(stage)),
             np.zeros((2, self.world_size)),
         )
-        return of_links(both, crossing)
+        return bytes_on_links(both, crossing)
 
 
 def _headline(step: Simulation) -> str:
@@ -310,12 +315,14 @@ def _by_rank(step: Simulation) -> TextTable:
     lines += [(f"ms, {phase}", times, ms_text) for phase, times in step.phases.items()]
     lines.append(("ms, all of them", step.rank_ms, ms_text))
     rows = []
-    for what, values, text in lines:
+    for quantity, values, text in lines:
         mean = float(values.mean())
         most = float(values.max())
         who = "host" if len(values) < step.world_size else "rank"
         where = f"{who} {int(values.argmax())}" if most > mean * 1.0001 else "all alike"
-        rows.append([what, text(mean), text(most), where, f"{most / mean:.2f}" if mean else "-"])
+        rows.append(
+            [quantity, text(mean), text(most), where, f"{most / mean:.2f}" if mean else "-"]
+        )
 
     return TextTable(
         ["of each rank", "mean", "most", "where", "most / mean"], rows, right=[1, 2, 4]
@@ -344,9 +351,9 @@ def _hot(step: Simulation) -> TextTable:
                 hot.table,
                 f"{hot.row:,}",
                 f"{hot.reads:,.0f}",
-                f"{100 * hot.of_table:.1f} %",
+                f"{100 * hot.table_share:.1f} %",
                 where,
-                f"{100 * hot.of_rank:.1f} %",
+                f"{100 * hot.rank_share:.1f} %",
             ]
         )
 
@@ -360,9 +367,9 @@ def _waiting(step: Simulation) -> str:
         return "nothing is looked up and nothing is sent"
 
     idle = 1 - float(step.rank_ms.mean()) / step.step_ms
-    spent = sorted(step.step_parts.items(), key=lambda part: -part[1])
+    spent = sorted(step.step_parts.items(), key=lambda component: -component[1])
     text = "the step is " + ", ".join(
-        f"{100 * ms / step.step_ms:.0f} % {part}" for part, ms in spent if ms > 0
+        f"{100 * ms / step.step_ms:.0f} % {component}" for component, ms in spent if ms > 0
     )
     text += f"; ranks wait {100 * idle:.0f} % of the step for the slowest"
     slow = step.stragglers()
@@ -403,11 +410,11 @@ def _figure(step: Simulation) -> Figure:
     return drawn
 
 
-def _stack(axes: Any, parts: Mapping[str, Floats]) -> None:
+def _stack(axes: Any, quantities: Mapping[str, Floats]) -> None:
     """Stacked step plot over ranks, which is one shape for any number of ranks."""
-    base = np.zeros(len(next(iter(parts.values()))))
+    base = np.zeros(len(next(iter(quantities.values()))))
     edges = np.arange(len(base) + 1) - 0.5
-    for label, values in parts.items():
+    for label, values in quantities.items():
         color, hatch = _LOOKS[label]
         axes.stairs(
             base + values,

@@ -1,9 +1,7 @@
 """The tables as placed by a plan, the work of ranks in a step, and its exchanges.
 
 The bytes of exchanges are computed for all ranks of a class at once; tests compare them with the
-traffic counter. A lookup of i ids that returns n elements moves ``i * (8 + max(4 * D, 128)) + 4 *
-n`` bytes. An update moves the same bytes times the topology's multiplier, plus the topology's time
-per id. The planner uses the same formulas for expected batches.
+traffic counter. The time of lookups and updates is that of the planner's cost model (`cost`).
 """
 
 from __future__ import annotations
@@ -24,8 +22,14 @@ from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.plan.geometry import checked_shards
 from tutorec.distributed.plan.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.plan.sizes import HOST_ROW_CUTS
-from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
-from tutorec.distributed.planner.cost import kernel_model
+from tutorec.distributed.planner.cost import (
+    dense_gradient_bytes,
+    fewer_bytes_as_sum,
+    id_wire_bytes,
+    kernel_model,
+    moved_bytes,
+    update_factor,
+)
 from tutorec.distributed.replicas import even_counts
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import Floats, Ints
@@ -35,7 +39,6 @@ from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagC
 
 Configs = Sequence[BaseEmbeddingConfig]
 
-_ID = 8  # bytes of an id in memory
 _BAG_STAGES = (
     sparse_gradients.IDS_STAGE,
     sparse_gradients.WEIGHTS_STAGE,
@@ -56,7 +59,7 @@ class SimulatedTable:
         pooled: Whether bags are pooled.
         weighted: Whether each id carries a weight.
         sharding_type: Its sharding type.
-        pieces: ``[P, 4]``: rank, first row, end row, columns; for a replicated table one replica
+        shards: ``[P, 4]``: rank, first row, end row, columns; for a replicated table one replica
             per rank.
         read_speed: Bandwidth of its kernel in bytes per ms.
         update_factor: Time of an update relative to a lookup.
@@ -74,7 +77,7 @@ class SimulatedTable:
     pooled: bool
     weighted: bool
     sharding_type: ShardingType
-    pieces: Ints
+    shards: Ints
     read_speed: float
     update_factor: float
     row_ms: float
@@ -83,12 +86,11 @@ class SimulatedTable:
 
     def lookup_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
         """Milliseconds to look up ``ids`` ids in shards of ``columns`` columns."""
-        row = _ID + np.maximum(4 * columns, ROW_READ_BYTES)
-        return (ids * row + 4.0 * numbers) / self.read_speed
+        return moved_bytes(ids, 4 * columns, numbers) / self.read_speed
 
     def whole_ms(self, numbers: Ints) -> Floats:
         """Additional milliseconds of a dense gradient of ``numbers`` elements."""
-        return DENSE_GRADIENT_PASSES * 4 * numbers.astype(np.float64) / self.read_speed
+        return dense_gradient_bytes(numbers.astype(np.float64)) / self.read_speed
 
 
 def placed_tables(
@@ -114,7 +116,7 @@ def placed_tables(
         >>> from tutorec.distributed.plan.geometry import table_wise_sharding
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
         >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
-        >>> placed_tables(plan, [item], Topology(2, "cpu"))[0].pieces.tolist()
+        >>> placed_tables(plan, [item], Topology(2, "cpu"))[0].shards.tolist()
         [[1, 0, 8, 4]]
     """
     by_path = plan.plan if isinstance(plan, ShardingPlan) else {"": plan}
@@ -170,14 +172,11 @@ def _placed(
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
 
-    kind = ShardingType(sharding.sharding_type)
+    sharding_type = ShardingType(sharding.sharding_type)
     shape = (config.num_embeddings, config.embedding_dim)
-    pieces = checked_shards(
+    shards = checked_shards(
         config.name, shape, sharding, topology.world_size, topology.intra_group_size
     )
-    update_factor = topology.bwd_compute_multiplier
-    if weighted:
-        update_factor *= topology.weighted_feature_bwd_compute_multiplier
 
     return SimulatedTable(
         path=path,
@@ -187,15 +186,15 @@ def _placed(
         features=tuple(config.feature_names),
         pooled=isinstance(config, EmbeddingBagConfig) and config.pooling is not PoolingType.NONE,
         weighted=weighted,
-        sharding_type=kind,
-        pieces=np.array(
+        sharding_type=sharding_type,
+        shards=np.array(
             [
-                [piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns]
-                for piece in pieces
+                [shard.rank, shard.row_offset, shard.row_offset + shard.rows, shard.columns]
+                for shard in shards
             ]
         ),
         read_speed=kernel.row_bandwidth(topology),
-        update_factor=update_factor,
+        update_factor=update_factor(topology, weighted),
         row_ms=topology.row_ms,
         leaves_gradient=not kernel.updates,
         optimizer=optimizer if kernel.updates else None,
@@ -245,8 +244,8 @@ def step_work(
     for table in tables:
         groups.setdefault((table.path, table.sharding_type), []).append(table)
 
-    for (_, kind), members in groups.items():
-        if kind is ShardingType.DATA_PARALLEL:
+    for (_, sharding_type), members in groups.items():
+        if sharding_type is ShardingType.DATA_PARALLEL:
             exchanges += _replicated(members, loads, local_size, work)
         else:
             exchanges += _sharded(members, loads, local_size, wire, work)
@@ -270,35 +269,37 @@ def _sharded(
         return Exchange(stage, tables[0].path, left, right, local_size, reach)
 
     ids, bags, numbers = sent.T
-    of_class = np.eye(classes)[loads.classes]
-    one = np.ones((world_size, 1))
+    in_class = np.eye(classes)[loads.classes]
+    ones = np.ones((world_size, 1))
     exchanges = [
-        exchange(SIZES_STAGE, 24 * one, one.T),
-        exchange(IDS_STAGE, of_class, _id_bytes(tables) * (bags + ids)),
+        exchange(SIZES_STAGE, 24 * ones, ones.T),
+        exchange(
+            IDS_STAGE, in_class, id_wire_bytes(max(table.rows for table in tables)) * (bags + ids)
+        ),
     ]
     if loads.variable:
-        exchanges.append(exchange(STRIDES_STAGE, one, 8 * slots[None]))
+        exchanges.append(exchange(STRIDES_STAGE, ones, 8 * slots[None]))
 
     if tables[0].weighted:
-        exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * ids))
+        exchanges.append(exchange(WEIGHTS_STAGE, in_class, 4 * ids))
 
     rows, gradients = (element_bytes * numbers for element_bytes in wire)
     if tables[0].sharding_type in HOST_ROW_CUTS and tables[0].pooled:
         # Per class: the ranks with this local number, whose samples this rank reduces or forwards.
-        alike = of_class.reshape(-1, local_size, classes).sum(axis=0)
+        alike = in_class.reshape(-1, local_size, classes).sum(axis=0)
         alike = np.tile(alike, (world_size // local_size, 1))
         return [
             *exchanges,
             exchange(ROWS_STAGE, rows.T, alike.T, Reach.HOST),
-            exchange(ROWS_STAGE, rows.T, of_class.T, Reach.PEERS),
-            exchange(GRADIENTS_STAGE, of_class, gradients, Reach.PEERS),
+            exchange(ROWS_STAGE, rows.T, in_class.T, Reach.PEERS),
+            exchange(GRADIENTS_STAGE, in_class, gradients, Reach.PEERS),
             exchange(GRADIENTS_STAGE, alike, gradients, Reach.HOST),
         ]
 
     return [
         *exchanges,
-        exchange(ROWS_STAGE, rows.T, of_class.T),
-        exchange(GRADIENTS_STAGE, of_class, gradients),
+        exchange(ROWS_STAGE, rows.T, in_class.T),
+        exchange(GRADIENTS_STAGE, in_class, gradients),
     ]
 
 
@@ -315,7 +316,7 @@ def _looked_up(
     sent = np.zeros((world_size, len(loads.members), 3))
     slots = np.zeros(world_size)
     for table in tables:
-        ranks, starts, ends, columns = table.pieces.T
+        ranks, starts, ends, columns = table.shards.T
         for feature in table.features:
             ids = loads.ids(feature, table.rows, starts, ends)
             bags = np.repeat(loads.samples(feature)[:, None], len(ranks), axis=1)
@@ -347,7 +348,7 @@ def _replicated(
     """Replicated tables: gradients to every rank, as bags or as whole tables."""
     world_size = len(loads.classes)
     pooled = tables[0].pooled
-    id_bytes = _id_bytes(tables)
+    id_bytes = id_wire_bytes(max(table.rows for table in tables))
     weight_bytes = 4 * tables[0].weighted
     features = [feature for table in tables for feature in table.features]
 
@@ -367,23 +368,24 @@ def _replicated(
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
         bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
-        rule = table.optimizer
+        optimizer = table.optimizer
 
         # Whole tables are fewer bytes; a rule that clips gradients needs those of each rank.
-        clips = rule is not None and rule.max_gradient is not None
-        in_sum = world_size > 1 and bag_bytes > 8 * table.rows * table.columns and not clips
+        clips = optimizer is not None and optimizer.max_gradient is not None
+        smaller = fewer_bytes_as_sum(bag_bytes, table.rows * table.columns)
+        in_sum = world_size > 1 and smaller and not clips
         _add_replica(table, loads, ids, numbers, in_sum, work)
         if in_sum:
             # A rule that moves rows without a gradient needs each row's number of gradients, too.
-            counts = rule is not None and rule.moves_without_gradient
+            counts = optimizer is not None and optimizer.moves_without_gradient
             summed += table.rows * (table.columns + counts)
         else:
             as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
     def to_all(
-        stage: str, of_source: Floats | float = 1.0, of_destination: Floats | float = 1.0
+        stage: str, sources: Floats | float = 1.0, destinations: Floats | float = 1.0
     ) -> Exchange:
-        left, right = (np.broadcast_to(each, world_size) for each in (of_source, of_destination))
+        left, right = (np.broadcast_to(factor, world_size) for factor in (sources, destinations))
         return Exchange(stage, tables[0].path, left[:, None], right[None], local_size)
 
     exchanges = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled))]
@@ -427,8 +429,3 @@ def _add_replica(
     else:  # backward looks the batches of all ranks up again
         again = len(loads.classes) > 1
         work.update_ms += loads.members @ lookup_ms * (table.update_factor + again)
-
-
-def _id_bytes(tables: Sequence[SimulatedTable]) -> int:
-    """Bytes of an id on the wire: tables of one sharding type share an exchange."""
-    return 4 if all(table.rows < 2**31 for table in tables) else 8
