@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
-    MemoryBalancedPartitioner,
     SortBy,
 )
-from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
+from tutorec.distributed.planner.perf_models import NoopStorageModel
 from tutorec.distributed.planner.topology import Perf, Storage
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -191,31 +190,6 @@ def test_greedy_counts_what_ranks_have_to_do_already() -> None:
     assert places(plan) == {"a": [1]}
 
 
-def test_balanced_spreads_memory_within_the_tolerance() -> None:
-    # By time the two large tables go together: 4 | 2 + 2 ms. The other way round they hold half as
-    # much: 6 | 2 ms.
-    plan = [whole("slow", 4, 0), whole("x", 2, 100 * MIB), whole("y", 2, 100 * MIB)]
-    topology = ranks(2, hbm=400 * MIB)
-    GreedyPerfPartitioner(SortBy.PERF).partition(plan, topology)
-    assert places(plan) == {"slow": [0], "x": [1], "y": [1]}
-    MemoryBalancedPartitioner(tolerance=0.4).partition(plan, topology)
-    assert NoopStorageModel(topology).rate(plan) == 200 * MIB
-    MemoryBalancedPartitioner(tolerance=0.5).partition(plan, topology)
-    assert NoopStorageModel(topology).rate(plan) == 100 * MIB
-    assert NoopPerfModel(topology).rate(plan) == 6.0
-
-
-def test_balanced_spreads_ddr_where_there_is_no_hbm() -> None:
-    plan = [whole("slow", 4, 0, ddr=True), *(whole(name, 2, 100 * MIB, ddr=True) for name in "xy")]
-    MemoryBalancedPartitioner(tolerance=0.5).partition(plan, ranks(2, hbm=0, ddr=400 * MIB))
-    assert places(plan)["x"] != places(plan)["y"]
-
-
-def test_balanced_refuses_what_greedy_refuses() -> None:
-    with pytest.raises(PlannerError, match="table 'a'"):
-        MemoryBalancedPartitioner().partition([whole("a", 1, 9)], ranks(2, hbm=8))
-
-
 @given(st.data())
 def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
     local_size, hosts = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 2, 3]))
@@ -240,7 +214,6 @@ def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
             [
                 GreedyPerfPartitioner(),
                 GreedyPerfPartitioner(SortBy.PERF),
-                MemoryBalancedPartitioner(),
             ]
         )
     )

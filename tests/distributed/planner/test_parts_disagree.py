@@ -20,7 +20,7 @@ from tutorec.distributed.planner.options import ParameterConstraints, Shard, Sha
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, to_sharding_plan
-from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GreedyProposer
+from tutorec.distributed.planner.proposers import GreedyProposer
 from tutorec.distributed.planner.topology import BasicCommsBandwidths, Perf, Storage, Topology
 from tutorec.distributed.planner.types import Proposer, ShardEstimator
 from tutorec.errors import PlannerError
@@ -125,10 +125,7 @@ def test_a_rating_without_an_upper_limit_is_a_rating():
 def test_shards_that_hold_no_amounts_are_named(option, words):
     for use in (
         lambda: GreedyPerfPartitioner().partition([option], TWO),
-        lambda: (
-            DynamicProgrammingProposer().load([option])
-            or GreedyPerfPartitioner().partition([option], TWO)
-        ),
+        lambda: GreedyProposer().load([option]) or GreedyPerfPartitioner().partition([option], TWO),
     ):
         with pytest.raises(ValueError, match=words):
             use()
@@ -173,20 +170,6 @@ def test_bandwidths_of_ones_own_are_taken():
 def test_constraints_of_the_wrong_kind_are_named(given, words):
     with pytest.raises(PlannerError, match=words):
         plan(constraints={"t0": ParameterConstraints(**given)})
-
-
-def test_bins_that_no_memory_holds_are_refused_with_a_number_that_works():
-    def proposal(bins):
-        proposer = DynamicProgrammingProposer(bins)
-        proposer.load([table("a"), table("b")])
-        proposer.feedback(True, storage_constraint=TWO)
-        return proposer.propose()
-
-    with pytest.raises(
-        PlannerError, match=r"hbm_bins_per_device=1,000,000,000 need .* at most 153,391,689"
-    ):
-        proposal(10**9)
-    assert [option.name for option in proposal(10)] == ["a", "b"]
 
 
 def test_without_sharders_no_table_is_looked_for():

@@ -23,10 +23,8 @@ from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import ParameterConstraints, ShardingOption
 from tutorec.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
-    MemoryBalancedPartitioner,
 )
 from tutorec.distributed.planner.proposers import (
-    DynamicProgrammingProposer,
     GreedyProposer,
     UniformProposer,
 )
@@ -74,10 +72,9 @@ def test_weights_do_not_travel_with_a_plan():
     [
         {"proposer": GreedyProposer()},
         {"proposer": [UniformProposer(), GreedyProposer(use_depth=False)]},
-        {"proposer": DynamicProgrammingProposer(), "partitioner": MemoryBalancedPartitioner()},
         {"partitioner": GreedyPerfPartitioner()},
     ],
-    ids=["greedy", "several", "dynamic", "partitioner"],
+    ids=["greedy", "several", "partitioner"],
 )
 def test_proposers_and_partitioners_make_plans_that_fit_and_are_no_better_than_the_search(words):
     model = bags((40_000, 16), (30_000, 16), (500, 64))

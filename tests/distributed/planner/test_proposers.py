@@ -7,11 +7,9 @@ from distributed.planner.hand_made import option, ranks
 
 from tutorec.distributed.planner.options import Shard, ShardingOption
 from tutorec.distributed.planner.proposers import (
-    DynamicProgrammingProposer,
     GreedyProposer,
     GridSearchProposer,
     UniformProposer,
-    proposers_to_proposals_list,
 )
 from tutorec.distributed.planner.types import Proposer
 
@@ -19,7 +17,6 @@ ALL: list[Callable[[], Proposer]] = [
     GreedyProposer,
     UniformProposer,
     GridSearchProposer,
-    DynamicProgrammingProposer,
 ]
 
 
@@ -118,52 +115,6 @@ def test_grid_search_proposes_nothing_where_the_grid_is_too_large(
     assert "the grid of 4 combinations of 2 tables is not searched: max_proposals=3" in caplog.text
 
 
-def test_dynamic_programming_begins_with_the_smallest_options_and_ends_with_them() -> None:
-    # Sums of memory of (a, b): 16 (rw, rw) in 10 ms, 30 (rw, tw) in 7, 46 (tw, rw) in 8, 60 (tw,
-    # tw) in 5.
-    found = proposed(DynamicProgrammingProposer(), two_tables())
-    # Tables come smallest first.
-    assert found == [
-        ["b row_wise", "a row_wise"],
-        ["b table_wise", "a table_wise"],
-        ["b row_wise", "a table_wise"],
-        ["b table_wise", "a row_wise"],
-        ["b row_wise", "a row_wise"],
-    ]
-
-
-def test_dynamic_programming_keeps_the_fastest_of_what_falls_into_one_bin() -> None:
-    proposer = DynamicProgrammingProposer(hbm_bins_per_device=1)
-    # All four fill the one bin of 100 bytes; the fastest is kept.
-    assert proposed(proposer, two_tables())[1:] == [["b table_wise", "a table_wise"]]
-
-
-def test_dynamic_programming_proposes_nothing_beyond_the_memory() -> None:
-    found = proposed(DynamicProgrammingProposer(), two_tables(), hbm=40)
-    assert found[1:] == [["b table_wise", "a row_wise"], ["b row_wise", "a row_wise"]]
-
-
-def test_dynamic_programming_counts_ddr_where_there_is_no_hbm() -> None:
-    options = [
-        option("a", kind, [ms], [held], ddr=True)
-        for kind, ms, held in [("table_wise", 1, 9), ("row_wise", 2, 3)]
-    ]
-    proposer = DynamicProgrammingProposer()
-    proposer.load(options)
-    found = []
-    while (proposal := proposer.propose()) is not None:
-        found.append(proposal[0].sharding_type)
-        proposer.feedback(True, storage_constraint=ranks(2, hbm=0, ddr=10))
-    assert found == ["row_wise", "table_wise", "row_wise"]
-
-
-def test_dynamic_programming_says_that_it_needs_the_memory() -> None:
-    proposer = DynamicProgrammingProposer()
-    proposer.load(two_tables())
-    with pytest.raises(ValueError, match=r"over 2 tables .* storage_constraint=topology"):
-        proposer.feedback(True)
-
-
 @pytest.mark.parametrize("make", ALL)
 def test_a_proposer_that_has_begun_is_copied_and_begins_anew(make: Callable[[], Proposer]) -> None:
     proposer = make()
@@ -193,12 +144,3 @@ def test_proposer_names_a_table_without_estimates(make: Callable[[], Proposer]) 
     bare[1].shards = [Shard([4, 4], [0, 0])]
     with pytest.raises(ValueError, match=r"table 'item'.*populate_estimates"):
         make().load(bare)
-
-
-def test_proposals_of_several_proposers_are_listed_once() -> None:
-    options = two_tables()
-    found = proposers_to_proposals_list(
-        [GreedyProposer(), UniformProposer(), GridSearchProposer()], options
-    )
-    # The grid has four; three of them are the greedy ones, two the uniform ones.
-    assert len(found) == 4

@@ -146,11 +146,11 @@ class EmbeddingEnumerator(Enumerator):
         >>> ebc = EmbeddingBagCollection(
         ...     [EmbeddingBagConfig(8, 64, "products", feature_names=["item"])]
         ... )
-        >>> words = ParameterConstraints(
+        >>> constraint = ParameterConstraints(
         ...     sharding_types=["row_wise", "column_wise"], min_partition=32
         ... )
         >>> enumerator = EmbeddingEnumerator(
-        ...     Topology(2, "cpu"), constraints={"products": words}
+        ...     Topology(2, "cpu"), constraints={"products": constraint}
         ... )
         >>> options = enumerator.enumerate(ebc, [EmbeddingBagCollectionSharder()])
         >>> [(option.sharding_type, option.shard_arrays().sizes.tolist()) for option in options]
@@ -600,9 +600,9 @@ def model_tables(
         >>> ebc = EmbeddingBagCollection(
         ...     [EmbeddingBagConfig(8, 4, "products", feature_names=["item", "seen"])]
         ... )
-        >>> words = {"products": ParameterConstraints(pooling_factors=[1.0, 3.0])}
+        >>> constraints = {"products": ParameterConstraints(pooling_factors=[1.0, 3.0])}
         >>> [table] = model_tables(
-        ...     ebc, [EmbeddingBagCollectionSharder()], batch_size=2, constraints=words
+        ...     ebc, [EmbeddingBagCollectionSharder()], batch_size=2, constraints=constraints
         ... )
         >>> table.profile.samples, table.profile.ids
         ((2.0, 2.0), (2.0, 6.0))

@@ -21,13 +21,9 @@ from tutorec.distributed.planner.options import (
     ShardingOption,
     check_tables_are_distinct,
 )
-from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.topology import Ints, Topology, memory_of
 from tutorec.distributed.planner.types import Partitioner
 from tutorec.errors import PlannerError, PlannerErrorType
-
-CLOSE_ENOUGH = 10 * 1024 * 1024
-"""Bytes: the binary search for the least memory stops at this accuracy."""
 
 
 class SortBy(Enum):
@@ -100,16 +96,13 @@ class GreedyPerfPartitioner(Partitioner):
                 table occurs twice, or an option has no estimate.
         """
         check_tables_are_distinct("proposal", proposal)
-        return self._partition(proposal, _Ranks(storage_constraint, 0, hbm_per_device))
-
-    def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
-        """The same on given ranks. Ranks of shards are set once all shards fit."""
+        ranks = _Ranks(storage_constraint, hbm_per_device)
         placed = [
-            pair
+            (option, shard_ranks)
             for group in self._groups(proposal)
-            for pair in zip(group, ranks.place(group), strict=True)
+            for option, shard_ranks in zip(group, ranks.place(group), strict=True)
         ]
-        for option, shard_ranks in placed:
+        for option, shard_ranks in placed:  # once all shards fit
             option.place(shard_ranks)
 
         return proposal
@@ -137,87 +130,18 @@ class GreedyPerfPartitioner(Partitioner):
         return sorted(groups.values(), key=size, reverse=True)
 
 
-class MemoryBalancedPartitioner(Partitioner):
-    """Minimizes the memory of the fullest rank, as long as the plan is hardly slower.
-
-    It first places greedily with all memory. Then it finds, by binary search, the least memory per
-    rank with which greedy placement succeeds and is at most `tolerance` slower.
-
-    Args:
-        max_search_count: Maximum steps of the binary search.
-        tolerance: How much slower the plan may be: 0.02 is 2 %.
-        balance_modules: Whether tables of collections with fewer tables are placed first.
-
-    Source:
-        TorchRec's ``MemoryBalancedPartitioner``. On a topology without HBM it balances DDR here.
-    """
-
-    def __init__(
-        self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False
-    ) -> None:
-        self._max_search_count = max_search_count
-        self._tolerance = tolerance
-        self._greedy = GreedyPerfPartitioner(SortBy.PERF, balance_modules)
-
-    def partition(
-        self,
-        proposal: list[ShardingOption],
-        storage_constraint: Topology,
-        hbm_per_device: int | None = None,
-    ) -> list[ShardingOption]:
-        """Set the rank of every shard; see `GreedyPerfPartitioner.partition`."""
-        plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
-        model = NoopPerfModel(storage_constraint)
-        slowest = model.rate(plan) * (1 + self._tolerance)
-        room = memory_of(storage_constraint)
-        memory_index = 0 if room[:, 0].any() else 1
-        memory = [option.memory()[:, memory_index] for option in plan]
-        used = np.zeros(len(room), np.int64)
-        best = [option.placed_ranks(len(room)) for option in plan]
-        for needed, placed in zip(memory, best, strict=True):
-            np.add.at(used, placed, needed)
-
-        largest = max((int(needed.max()) for needed in memory), default=0)
-        low = max(int(used.sum() / len(used)), largest)
-        high = int(used.max())
-        for _ in range(self._max_search_count):
-            if low + CLOSE_ENOUGH >= high:
-                break
-
-            middle = (low + high) // 2
-            try:
-                trial = self._greedy._partition(
-                    plan, _Ranks(storage_constraint, memory_index, middle)
-                )
-                fast_enough = model.rate(trial) <= slowest
-            except PlannerError:
-                fast_enough = False
-
-            if fast_enough:
-                high = middle
-                best = [option.placed_ranks(len(room)) for option in plan]
-            else:
-                low = middle
-
-        for option, placed in zip(plan, best, strict=True):
-            option.place(placed)
-
-        return plan
-
-
 class _Ranks:
     """The free resources of the ranks during placing; a host is L consecutive ranks.
 
     Args:
         topology: The ranks, before anything is placed.
-        kind: A kind of memory: 0 HBM, 1 DDR.
-        most: Bytes of this memory per rank; the topology's by default.
+        hbm: Bytes of HBM per rank; the topology's by default.
     """
 
-    def __init__(self, topology: Any, memory: int, most: int | None) -> None:
+    def __init__(self, topology: Any, hbm: int | None) -> None:
         self.room = memory_of(topology)  # [W, 3] bytes: HBM, DDR, SSD
-        if most:
-            self.room[:, memory] = most
+        if hbm:
+            self.room[:, 0] = hbm
 
         self.load = np.array([device.perf.total for device in topology.devices], np.float64)
         ranks = np.arange(len(self.load))

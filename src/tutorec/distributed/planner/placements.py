@@ -62,7 +62,7 @@ def options_placement(
 
 
 def _sharding(option: ShardingOption) -> tuple[Any, ...]:
-    """What tells the options of a table apart."""
+    """In what the options of a table differ."""
     return (
         option.sharding_type,
         option.compute_kernel,

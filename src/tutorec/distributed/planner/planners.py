@@ -6,7 +6,7 @@
     estimate     milliseconds and bytes of every shard          shard_estimators, cost, storage
     reserve      reserve memory for everything but tables       storage_reservations
     search       one option per table, one rank per shard  search, proposers + partitioners, or milp
-    report       why this plan                                  explain
+    report       why this plan                                  report
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.planners``.
 """
@@ -113,12 +113,12 @@ class EmbeddingShardingPlanner:
         ...     EmbeddingBagConfig(8, 4, name, feature_names=[name])
         ...     for name in ("item", "user")
         ... ]
-        >>> words = {
+        >>> constraints = {
         ...     name: ParameterConstraints(sharding_types=["table_wise"])
         ...     for name in ("item", "user")
         ... }
         >>> planner = EmbeddingShardingPlanner(
-        ...     Topology(2, "cpu"), batch_size=2, constraints=words
+        ...     Topology(2, "cpu"), batch_size=2, constraints=constraints
         ... )
         >>> plan = planner.plan(
         ...     EmbeddingBagCollection(tables), [EmbeddingBagCollectionSharder()]

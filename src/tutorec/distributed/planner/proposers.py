@@ -27,9 +27,9 @@ from tutorec.distributed.planner.placements import options_placement
 from tutorec.distributed.planner.problem import Placement
 from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs
-from tutorec.distributed.planner.topology import Floats, Topology, memory_of
+from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.types import Enumerator, Partitioner, PerfModel, Proposer
-from tutorec.errors import PlannerError, PlannerErrorType, bad_input
+from tutorec.errors import PlannerError, PlannerErrorType
 
 # They receive the rating of the last proposal, if it could be placed, and the available storage.
 _Proposals = Generator[Sequence[ShardingOption], tuple[float | None, Topology | None], None]
@@ -38,8 +38,6 @@ logger = logging.getLogger("tutorec.distributed")
 
 MAX_PROPOSALS = 10_000
 """A grid with more proposals is not searched."""
-
-_MOST_BYTES = 2**34  # memory limit of dynamic programming
 
 
 def _score(option: ShardingOption, use_depth: bool) -> float:
@@ -245,144 +243,6 @@ class GridSearchProposer(_GeneratedProposer):
             yield list(proposal)
 
 
-class DynamicProgrammingProposer(_GeneratedProposer):
-    """Proposes, for every amount of total memory, the options with the least total time.
-
-    The memory of all ranks is divided into bins. Table by table, dynamic programming keeps the
-    least time with which the tables so far reach each bin. After the last table, each reached bin
-    is a proposal, those with most memory first. Totals do not show how well a proposal can be
-    placed, so many are proposed.
-
-    Args:
-        hbm_bins_per_device: Bins per rank. More bins are finer and take longer.
-
-    Example:
-        Two tables, each either fast and large or slow and small, on a rank of 10 bytes. The
-        smallest options come first, before the memory is known. Then come 6 + 3 bytes in 4 ms,
-        since 2 + 7 bytes would take 6 ms, and finally 2 + 3 bytes again. Both large options do not
-        fit:
-
-        >>> from types import SimpleNamespace
-        >>> from tutorec.distributed.planner.options import Shard, ShardingOption
-        >>> from tutorec.distributed.planner.topology import Perf, Storage
-        >>> import torch
-        >>> def option(name, ms, hbm):
-        ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
-        ...     table = name, torch.empty(8, 4), ("", torch.nn.Identity())
-        ...     return ShardingOption(
-        ...         *table, [1.0], 2, "table_wise", "device", "fused", [shard]
-        ...     )
-        >>> one_rank = SimpleNamespace(devices=[SimpleNamespace(storage=Storage(10, 0))])
-        >>> proposer = DynamicProgrammingProposer(hbm_bins_per_device=10)
-        >>> proposer.load(
-        ...     [
-        ...         option("a", 1.0, 6),
-        ...         option("a", 5.0, 2),
-        ...         option("b", 1.0, 7),
-        ...         option("b", 3.0, 3),
-        ...     ]
-        ... )
-        >>> tried = []
-        >>> while (proposal := proposer.propose()) is not None:
-        ...     tried.append([each.total_perf for each in proposal])
-        ...     proposer.feedback(partitionable=True, storage_constraint=one_rank)
-        >>> tried
-        [[5.0, 3.0], [1.0, 3.0], [5.0, 3.0]]
-
-    Source:
-        TorchRec's ``DynamicProgrammingProposer``. There the memory is HBM, and a topology without
-        it divides by zero.
-    """
-
-    def __init__(self, hbm_bins_per_device: int = 100) -> None:
-        self._bins_per_device = max(hbm_bins_per_device, 1)
-
-    def _proposed(self, search_space: list[ShardingOption]) -> _Proposals:
-        # options for machines without HBM differ in DDR
-        memory = 0 if any(option.memory()[:, 0].any() for option in search_space) else 1
-        smallest_first = sorted(search_space, key=lambda option: option.memory()[:, memory].sum())
-        tables = list(_by_table(smallest_first).values())
-        _, topology = yield [options[0] for options in tables]
-        if topology is None:
-            raise ValueError(
-                f"dynamic programming over {len(tables)} tables needs the memory that there "
-                "is; call feedback(partitionable, storage_constraint=topology) after the first "
-                "proposal"
-            )
-
-        for numbers in self._fill(tables, topology):
-            yield [options[number] for options, number in zip(tables, numbers, strict=True)]
-
-    def _fill(self, tables: list[list[ShardingOption]], topology: Any) -> _Indices:
-        """Indices of options, one row ``[T]`` per reached bin, the fullest bin first.
-
-        Raises:
-            PlannerError: The bins need too much memory.
-        """
-        memory = memory_of(topology)
-        memory_index = 0 if memory[:, 0].sum() > 0 else 1
-        bins = self._bins_per_device * len(topology.devices)
-        bytes_per_bin = 8 * len(tables) + 40 * max(len(options) for options in tables)
-        if bins * bytes_per_bin > _MOST_BYTES:
-            most = _MOST_BYTES // (bytes_per_bin * len(topology.devices))
-            raise bad_input(
-                f"hbm_bins_per_device={self._bins_per_device:,} need too much memory: give at "
-                f"most {most:,}"
-            )
-
-        width = float(memory[:, memory_index].sum()) / bins or 1.0
-        # of the states so far; at first one empty state
-        time = np.zeros(1)
-        filled = np.zeros(1)
-        came_from: list[tuple[_Indices, _Indices]] = []
-        for options in tables:
-            needs = np.array(
-                [float(option.memory()[:, memory_index].sum()) / width for option in options]
-            )
-            takes = np.array([option.total_perf for option in options])
-            time, filled, option, state = _best_of_each_bin(time, filled, takes, needs, bins)
-            came_from.append((option, state))
-
-        reached = np.arange(len(time))[::-1]
-        proposals = np.empty((len(reached), len(tables)), np.int32)
-        for table in range(len(tables) - 1, -1, -1):
-            option, state = came_from[table]
-            proposals[:, table] = option[reached]
-            reached = state[reached]
-
-        return proposals
-
-
-def _best_of_each_bin(
-    time: Floats, filled: Floats, takes: Floats, needs: Floats, bins: int
-) -> tuple[Floats, Floats, _Indices, _Indices]:
-    """Add one table: from every state with every option, keep what reaches a bin in the least time.
-
-    Args:
-        time: ``[S]`` of the states so far, one for each reached bin.
-        filled: ``[S]`` memory of the states, in bins and fractions of bins.
-        takes: Time of each of the table's options.
-        needs: Memory of each, in bins.
-        bins: Number of bins.
-
-    Returns:
-        For each reached bin the least time, the memory, the option and the previous state. Ties go
-        to the first option, and then to the first state.
-    """
-    new_time = np.add.outer(takes, time).ravel()
-    new_filled = np.add.outer(needs, filled).ravel()
-    slowest_first = np.argsort(new_time, kind="stable")[::-1]
-    slowest_first = slowest_first[new_filled[slowest_first] < bins]
-
-    # What is written last remains in a bin: the fastest, and the first of equals.
-    winner = np.full(bins, -1)
-    winner[new_filled[slowest_first].astype(np.int64)] = slowest_first
-    winner = winner[winner >= 0]
-    option, state = np.divmod(winner, len(time))
-
-    return new_time[winner], new_filled[winner], option.astype(np.int32), state.astype(np.int32)
-
-
 def default_proposers() -> list[Proposer]:
     """The proposers of TorchRec's planner, in its order."""
     return [
@@ -391,29 +251,6 @@ def default_proposers() -> list[Proposer]:
         GreedyProposer(use_depth=False),
         UniformProposer(),
     ]
-
-
-def proposers_to_proposals_list(
-    proposers_list: Sequence[Proposer], search_space: list[ShardingOption]
-) -> list[list[ShardingOption]]:
-    """All distinct proposals of proposers that do not depend on feedback.
-
-    Args:
-        proposers_list: The proposers, in order.
-        search_space: The options of all tables, with estimates.
-
-    Source:
-        TorchRec's ``proposers_to_proposals_list``.
-    """
-    distinct: dict[tuple[int, ...], list[ShardingOption]] = {}
-    for proposer in proposers_list:
-        proposer.load(search_space)
-        while (proposal := proposer.propose()) is not None:
-            proposer.feedback(partitionable=True)
-            # Options are compared by identity; comparing their contents would take long.
-            distinct.setdefault(tuple(sorted(id(option) for option in proposal)), proposal)
-
-    return list(distinct.values())
 
 
 def best_proposal(

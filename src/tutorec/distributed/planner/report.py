@@ -463,7 +463,7 @@ def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
 
 
 def _table(rows: Sequence[Mapping[str, str]], text_columns: Collection[str]) -> TextTable:
-    """A table of rows (column -> cell); the columns of words are aligned left."""
+    """A table of rows (column -> cell); columns of text are aligned left."""
     head = list(rows[0])
     right = [number for number, name in enumerate(head) if name not in text_columns]
     return TextTable(head, [list(row.values()) for row in rows], right, WIDTH)

@@ -89,7 +89,7 @@ _STRETCHES = (1.25, 2.5, 5.0, math.inf)
 _EQUAL = 1e-9
 # A plan this close to the bound ends the search.
 _CLOSE = 1.0005
-# Sharpness of the potential with which a table is placed anew where the slowest rank is fastest.
+# Sharpness of the potential with which a single table is placed again.
 _SHARPEST = 100.0
 # If nothing fits and the problem is small, the integer program decides: choices x ranks, and
 # seconds.

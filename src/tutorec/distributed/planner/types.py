@@ -1,6 +1,6 @@
 """Base classes of the parts of a planner, which can be replaced by other implementations.
 
-TorchRec's import path ``torchrec.distributed.planner.types``: its other names stand here, too.
+TorchRec's import path ``torchrec.distributed.planner.types``: it has the other names, too.
 """
 
 from __future__ import annotations
