@@ -568,7 +568,7 @@ def moved_bytes(ids: Any, row_bytes: Any, elements: Any) -> Any:
         elements: Elements of the returned rows, or of their gradients.
 
     Example:
-        >>> moved_bytes(10.0, row_bytes=256, elements=64)
+        >>> float(moved_bytes(10.0, row_bytes=256, elements=64))
         2896.0
     """
     return ids * (_ID + np.maximum(row_bytes, ROW_READ_BYTES)) + _FLOAT * elements
