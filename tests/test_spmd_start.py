@@ -4,6 +4,7 @@ disappear.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -167,6 +168,21 @@ def test_an_environment_larger_than_a_message_to_the_fork_server_is_no_obstacle(
         monkeypatch.setenv(f"A_LARGE_VARIABLE_{number}", "x" * 100_000)
     with Ranks(1) as world:
         assert world.run(lambda: len(os.environ["A_LARGE_VARIABLE_7"])) == [100_000]
+
+
+@linux_only
+def test_the_pipe_to_a_rank_that_ended_before_it_read_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    # More than the pipe holds: the write fails while the pipe still has bytes to flush.
+    boot = {"environment": dict(os.environ), "cwd": os.getcwd(), "sys_path": ["x" * 2**18]}
+
+    rank = spmd_start.Spawned(boot)
+    assert rank.exit_code(60.0) == 1
+    del rank
+    gc.collect()
+    assert unraisable == []
 
 
 def test_numbers_of_numpy_count_as_numbers():

@@ -179,10 +179,11 @@ class Spawned:
             cwd=boot["cwd"],
             **_detached(),
         )
-        assert self._process.stdin is not None, "stdin was asked for"
-        with contextlib.suppress(OSError):  # A rank that ended at once is found by its exit code.
-            self._process.stdin.write(json.dumps(boot).encode() + b"\n")
-            self._process.stdin.close()
+        pipe = self._process.stdin
+        assert pipe is not None, "stdin was asked for"
+        # A rank that ended at once is found by its exit code; the pipe is closed all the same.
+        with contextlib.suppress(OSError), pipe:
+            pipe.write(json.dumps(boot).encode() + b"\n")
 
         self.pid, self.kill = self._process.pid, self._process.kill
         self.server_end = ""
