@@ -144,19 +144,33 @@ def all_to_all_slices(
     if 0 < me < len(out) - 1:
         arriving = all_to_all(send, out, into, group, stage)
         return map_awaitable(lambda arrived: list(arrived.split(into)), arriving)
-    own, others = (
-        (send[: out[0]], send[out[0] :])
-        if me == 0
-        else (send[sum(out[:-1]) :], send[: sum(out[:-1])])
-    )
+    if me == 0:
+        own = send[: out[0]]
+        others = send[out[0] :]
+    else:
+        own = send[sum(out[:-1]) :]
+        others = send[: sum(out[:-1])]
     out[me] = into[me] = 0
+    arriving = all_to_all(others, out, into, group, stage)
+    return _SlicesAwaitable(arriving, into, me, own)
 
-    def with_mine(arrived: torch.Tensor) -> list[torch.Tensor]:
-        slices = list(arrived.split(into))
-        slices[me] = _used_here(own)
+
+class _SlicesAwaitable(Awaitable[list[torch.Tensor]]):
+    """Slices of the other ranks in flight; ``wait()`` adds this rank's own, which was not sent."""
+
+    def __init__(
+        self, arriving: Awaitable[torch.Tensor], counts: list[int], rank: int, own: torch.Tensor
+    ) -> None:
+        self._arriving = arriving
+        self._counts = counts
+        self._rank = rank
+        self._own = own
+
+    def _wait_impl(self) -> list[torch.Tensor]:
+        slices = list(self._arriving.wait().split(self._counts))
+        slices[self._rank] = _used_here(self._own)
+        del self._arriving, self._own
         return slices
-
-    return map_awaitable(with_mine, all_to_all(others, out, into, group, stage))
 
 
 def reduce_scatter(

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from tutorec.awaitable import Awaitable, map_awaitable
+from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.row_sums import (
     PooledEmbeddingsAllGather,
     PooledEmbeddingsReduceScatter,
 )
-from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll
+from tutorec.distributed.collectives.rows import PooledEmbeddingsAllToAll, ViewAwaitable
 from tutorec.distributed.collectives.sequence import rows_of_ids
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 
@@ -182,7 +182,7 @@ def reduce_scatter_v_pooled(
     exchange = PooledEmbeddingsReduceScatter(_ranks(group), codecs)
     row = input.shape[1:]
     summed = exchange(input.reshape(len(input), row.numel()), input_splits)
-    return map_awaitable(lambda rows: rows.view(-1, *row), summed)
+    return ViewAwaitable(summed, (-1, *row))
 
 
 def reduce_scatter_v_per_feature_pooled(

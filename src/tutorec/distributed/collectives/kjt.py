@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import add
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._kernels.jagged import lengths_to_offsets
-from tutorec.awaitable import Awaitable, NoWait, map_awaitable
+from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
 from tutorec.sparse.deferred import report
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -40,10 +41,13 @@ STRIDES_STAGE = "input strides"
 IDS_STAGE = "input ids"
 WEIGHTS_STAGE = "input weights"
 
-# For one peer: its ids, its samples, and its format (bytes per id, two flags, and the number of the
-# exchange).
+# For one peer: its ids, its samples, and its format.
 SIZES_PER_PEER = 3
-_ITEMSIZE, _VARIABLE, _WEIGHTED, _NUMBER = 15, 16, 32, 8
+# The format in bits: bytes per id, two flags, and above them the number of the exchange.
+_ITEMSIZE_MASK = 0x0F
+_VARIABLE_FLAG = 0x10
+_WEIGHTED_FLAG = 0x20
+_NUMBER_SHIFT = 8
 
 
 class KJTAllToAll(nn.Module):
@@ -121,49 +125,70 @@ class KJTAllToAll(nn.Module):
                 f"the batch has values of {values.dtype}, which cannot be ids: "
                 f"{features.keys()}; give integers"
             )
-        group, slots = self._pg, self._slots
-        if group is None or len(self._ranks) == 1:
-            return NoWait(KJTArrival.of_one_rank(features, slots))
-        starts = features.offset_per_key()
-        counts = slots.sums(starts)
-        weights = features.weights_or_none()
-        form = (self._ids_dtype or values.dtype).itemsize | self.number << _NUMBER
-        form |= _VARIABLE if features.variable_stride_per_key() else 0
-        form |= _WEIGHTED if weights is not None else 0
+        if self._pg is None or len(self._ranks) == 1:
+            return NoWait(KJTArrival.of_one_rank(features, self._slots))
+
+        form = (self._ids_dtype or values.dtype).itemsize | self.number << _NUMBER_SHIFT
+        if features.variable_stride_per_key():
+            form |= _VARIABLE_FLAG
+        if features.weights_or_none() is not None:
+            form |= _WEIGHTED_FLAG
+        counts = self._slots.sums(features.offset_per_key())
         message = ints_on_device(
             [(count, features.stride(), form) for count in counts], torch.int64, values.device
         )
+        return KJTSizesAwaitable(self, self._pg, features, counts, message)
 
-        def send_ids(arrived: torch.Tensor) -> KJTArrival:
-            sizes = arrived.view(-1, SIZES_PER_PEER).tolist()
-            if not values.is_cpu:  # it is synchronized, so its id check is done: no bad id is sent
-                report()
-            ids, samples, forms = (list(column) for column in zip(*sizes, strict=True))
-            _check_exchange([each >> _NUMBER for each in forms], self.number, self.title)
-            _check_weights(forms)
-            # Every rank sees the same W formats, so all take the same rounds and choose the same
-            # dtype.
-            strides = (
-                _exchange_strides(group, slots, features)
-                if any(each & _VARIABLE for each in forms)
-                else None
-            )
-            dtype = torch.int64 if max(each & _ITEMSIZE for each in forms) > 4 else torch.int32
-            keys = features.keys()
-            mine = [keys[position] for position in slots.positions_of(group.rank())]
-            arrival = KJTArrival(mine, samples, strides, ids, self._ranks, slots.per_slot(starts))
-            lists = slots.sums(features.lengths_offset_per_key())
-            counts_out = [bags + count for bags, count in zip(lists, counts, strict=True)]
-            counts_in = [bags + count for bags, count in zip(arrival.bags(), ids, strict=True)]
-            arrival.packed = comm.all_to_all(
-                slots.pack(features, dtype), counts_out, counts_in, group, IDS_STAGE
-            )
-            if weights is not None:
-                gathered = slots.gather(weights.float(), starts)
-                arrival.weights = comm.all_to_all(gathered, counts, ids, group, WEIGHTS_STAGE)
-            return arrival
+    def send_ids(
+        self,
+        group: dist.ProcessGroup,
+        features: KeyedJaggedTensor,
+        counts: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+    ) -> KJTArrival:
+        """Issue round 2, and round 3 with weights.
 
-        return map_awaitable(send_ids, _send_sizes(group, message))
+        Args:
+            group: The ranks.
+            features: The batch.
+            counts: Ids for each rank, W numbers.
+            sizes: What round 1 brought: ids, samples and format of each rank, ``[W][3]``.
+
+        Raises:
+            ValueError: Only some ranks send weights, or a rank is at another exchange.
+        """
+        ids = [size[0] for size in sizes]
+        samples = [size[1] for size in sizes]
+        forms = [size[2] for size in sizes]
+        _check_exchange([form >> _NUMBER_SHIFT for form in forms], self.number, self.title)
+        _check_weights(forms)
+
+        # Every rank sees the same W formats, so all take the same rounds and choose the same dtype.
+        slots = self._slots
+        strides = None
+        if any(form & _VARIABLE_FLAG for form in forms):
+            strides = _exchange_strides(group, slots, features)
+        widest = max(form & _ITEMSIZE_MASK for form in forms)
+        dtype = torch.int64 if widest > 4 else torch.int32
+
+        starts = features.offset_per_key()
+        keys = features.keys()
+        local_keys = [keys[position] for position in slots.positions_of(group.rank())]
+        arrival = KJTArrival(local_keys, samples, strides, ids, self._ranks, slots.per_slot(starts))
+
+        bags = slots.sums(features.lengths_offset_per_key())
+        arrival.packed = comm.all_to_all(
+            slots.pack(features, dtype),
+            [*map(add, bags, counts)],
+            [*map(add, arrival.bags(), ids)],
+            group,
+            IDS_STAGE,
+        )
+        weights = features.weights_or_none()
+        if weights is not None:
+            gathered = slots.gather(weights.float(), starts)
+            arrival.weights = comm.all_to_all(gathered, counts, ids, group, WEIGHTS_STAGE)
+        return arrival
 
     def send_status(self, status: int) -> Awaitable[Any]:
         """Take part in round 1 without a batch, and report why.
@@ -178,15 +203,62 @@ class KJTAllToAll(nn.Module):
             return NoWait(None)
         group = self._pg
         message = ints_on_device(
-            [(0, 0, status << _NUMBER)] * group.size(), torch.int64, comm.message_device(group)
+            [(0, 0, status << _NUMBER_SHIFT)] * group.size(),
+            torch.int64,
+            comm.message_device(group),
         )
+        return KJTStatusAwaitable(group, message)
 
-        def check(arrived: torch.Tensor) -> None:
-            _check_exchange(
-                [form >> _NUMBER for form in arrived[2::SIZES_PER_PEER].tolist()], 0, ""
-            )
 
-        return map_awaitable(check, _send_sizes(group, message))
+class KJTSizesAwaitable(Awaitable["KJTArrival"]):
+    """Round 1 in flight; waiting for it sends the ids.
+
+    Args:
+        exchange: The exchange.
+        group: The ranks.
+        features: The batch.
+        counts: Ids for each rank, W numbers.
+        message: What each rank is told, ``[W, SIZES_PER_PEER]``.
+    """
+
+    def __init__(
+        self,
+        exchange: KJTAllToAll,
+        group: dist.ProcessGroup,
+        features: KeyedJaggedTensor,
+        counts: Sequence[int],
+        message: torch.Tensor,
+    ) -> None:
+        self._exchange = exchange
+        self._group = group
+        self._features = features
+        self._counts = counts
+        self._sizes = _send_sizes(group, message)
+
+    def _wait_impl(self) -> KJTArrival:
+        sizes = self._sizes.wait().view(-1, SIZES_PER_PEER).tolist()
+        features = self._features
+        del self._features
+        if not features.values().is_cpu:
+            # The device is synchronized, so its id check is done: no bad id is sent.
+            report()
+        return self._exchange.send_ids(self._group, features, self._counts, sizes)
+
+
+class KJTStatusAwaitable(Awaitable[None]):
+    """Round 1 in flight, of a rank without a batch; waiting for it raises.
+
+    Args:
+        group: The ranks.
+        message: What each rank is told, ``[W, SIZES_PER_PEER]``.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, message: torch.Tensor) -> None:
+        self._sizes = _send_sizes(group, message)
+
+    def _wait_impl(self) -> None:
+        forms = self._sizes.wait()[2::SIZES_PER_PEER].tolist()
+        _check_exchange([form >> _NUMBER_SHIFT for form in forms], 0, "")
 
 
 class RanksWithoutBatch(Exception):
@@ -253,9 +325,12 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         ranks: list[int],
         sent_counts: list[list[int]],
     ) -> None:
-        self.batch_size_per_rank, self.batch_size_per_rank_per_feature = samples, strides
+        self.batch_size_per_rank = samples
+        self.batch_size_per_rank_per_feature = strides
         self.sent_counts = sent_counts
-        self._keys, self._ids, self._ranks = keys, ids, ranks
+        self._keys = keys
+        self._ids = ids
+        self._ranks = ranks
 
     @classmethod
     def of_one_rank(cls, features: KeyedJaggedTensor, slots: Slots) -> KJTArrival:
@@ -271,7 +346,7 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
     def bags(self) -> list[int]:
         """Number of bags that every rank sends to the local slots."""
         if self.batch_size_per_rank_per_feature is not None:
-            return [sum(of_rank) for of_rank in self.batch_size_per_rank_per_feature]
+            return [sum(samples) for samples in self.batch_size_per_rank_per_feature]
         return [len(self._keys) * samples for samples in self.batch_size_per_rank]
 
     def wait_by_rank(self) -> ArrivedIds:
@@ -284,55 +359,62 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
     def _wait_impl(self) -> KeyedJaggedTensor:
         assert self.packed is not None, "only a batch of one rank has no buffer"
         lengths, values = self._slices(self.packed.wait())
-        weights = (
-            list(self.weights.wait().split_with_sizes(self._ids))
-            if self.weights is not None
-            else None
-        )
-        counts, ranks, samples = self._counts(lengths), self._ranks, self.batch_size_per_rank
+        counts = self._counts(lengths)
+        weights = None
+        if self.weights is not None:
+            received = self.weights.wait().split_with_sizes(self._ids)
+            weights = self._feature_major(received, counts)
+
+        samples = self.batch_size_per_rank
         strides = self.batch_size_per_rank_per_feature
-
-        def arranged(parts: list[torch.Tensor], sizes: list[list[int]]) -> torch.Tensor:
-            if len(self._keys) <= 1:
-                return torch.cat([parts[rank] for rank in ranks])
-            return feature_major([parts[rank] for rank in ranks], [sizes[rank] for rank in ranks])
-
         if strides is None:
-            by_feature = [lengths[rank].view(len(self._keys), samples[rank]) for rank in ranks]
+            stride = sum(samples)
+            strides_per_key = None
+            by_feature = [
+                lengths[rank].view(len(self._keys), samples[rank]) for rank in self._ranks
+            ]
             all_lengths = torch.cat(by_feature, dim=1).view(-1)
         else:
-            all_lengths = arranged(lengths, strides)
+            stride = None
+            by_rank = [strides[rank] for rank in self._ranks]
+            strides_per_key = torch.tensor(by_rank, dtype=torch.int32).t().contiguous()
+            all_lengths = self._feature_major(lengths, strides)
+
         return KeyedJaggedTensor._from_parts(
             self._keys,
-            arranged(values, counts),
-            None if weights is None else arranged(weights, counts),
+            self._feature_major(values, counts),
+            weights,
             all_lengths,
             None,
-            sum(samples) if strides is None else None,
-            [sum(of_slot) for of_slot in zip(*counts, strict=True)],
-            None
-            if strides is None
-            else torch.tensor([strides[rank] for rank in ranks], dtype=torch.int32)
-            .t()
-            .contiguous(),
+            stride,
+            [sum(slot_counts) for slot_counts in zip(*counts, strict=True)],
+            strides_per_key,
         )
+
+    def _feature_major(
+        self, received: Sequence[torch.Tensor], sizes: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """What every rank sent, slot after slot, the ranks in order inside each."""
+        by_rank = [received[rank] for rank in self._ranks]
+        if len(self._keys) <= 1:
+            return torch.cat(by_rank)
+        return feature_major(by_rank, [sizes[rank] for rank in self._ranks])
 
     def _slices(self, packed: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Lengths and ids of every rank."""
-        slices = list(
-            packed.split_with_sizes(
-                [*chain.from_iterable(zip(self.bags(), self._ids, strict=True))]
-            )
-        )
+        sizes = [*chain.from_iterable(zip(self.bags(), self._ids, strict=True))]
+        slices = list(packed.split_with_sizes(sizes))
         return slices[::2], slices[1::2]
 
     def _counts(self, lengths: list[torch.Tensor]) -> list[list[int]]:
         """Ids of each rank and slot ``[W][F]``. A sync point, unless there is at most one slot."""
-        slots, strides = len(self._keys), self.batch_size_per_rank_per_feature
+        slots = len(self._keys)
+        strides = self.batch_size_per_rank_per_feature
         if slots <= 1:
             return [[count] * slots for count in self._ids]
         if strides is None:
-            return torch.stack([part.view(slots, -1).sum(dim=1) for part in lengths]).tolist()
+            by_rank = [rank_lengths.view(slots, -1).sum(dim=1) for rank_lengths in lengths]
+            return torch.stack(by_rank).tolist()
         offsets = lengths_to_offsets(torch.cat(lengths).long())
         flat = ids_by_offsets(offsets, [*chain.from_iterable(strides)])
         return [flat[first : first + slots] for first in range(0, len(flat), slots)]
@@ -340,20 +422,23 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
 
 def _send_sizes(group: dist.ProcessGroup, message: torch.Tensor) -> Awaitable[torch.Tensor]:
     """Round 1: ``message [W, SIZES_PER_PEER]`` -> awaitable of the received messages, flat."""
-    each = [SIZES_PER_PEER] * group.size()
-    return comm.all_to_all(message.view(-1), each, each, group, SIZES_STAGE)
+    counts = [SIZES_PER_PEER] * group.size()
+    return comm.all_to_all(message.view(-1), counts, counts, group, SIZES_STAGE)
 
 
 def _exchange_strides(
     group: dist.ProcessGroup, slots: Slots, features: KeyedJaggedTensor
 ) -> list[list[int]]:
     """Samples of each rank and local slot ``[W][F]``: a round of a variable batch. Blocks."""
-    mine = slots.splits[group.rank()]
     strides = [*chain.from_iterable(slots.per_slot(features.lengths_offset_per_key()))]
     flat = ints_on_device(strides, torch.int64, features.device())
-    into = [mine] * len(slots.splits)
-    arrived = comm.all_to_all(flat, slots.splits, into, group, STRIDES_STAGE).wait().tolist()
-    return [arrived[rank * mine : (rank + 1) * mine] for rank in range(len(into))]
+    local_slots = slots.splits[group.rank()]
+    counts_in = [local_slots] * len(slots.splits)
+    exchange = comm.all_to_all(flat, slots.splits, counts_in, group, STRIDES_STAGE)
+
+    arrived = exchange.wait().tolist()
+    firsts = range(0, local_slots * len(counts_in), local_slots) if local_slots else counts_in
+    return [arrived[first : first + local_slots] for first in firsts]
 
 
 def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
@@ -371,7 +456,7 @@ def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
 
 def _check_weights(forms: Sequence[int]) -> None:
     """Raise on every rank if only some ranks send weights."""
-    with_weights = [rank for rank, form in enumerate(forms) if form & _WEIGHTED]
+    with_weights = [rank for rank, form in enumerate(forms) if form & _WEIGHTED_FLAG]
     if 0 < len(with_weights) < len(forms):
         without = [rank for rank in range(len(forms)) if rank not in with_weights]
         raise ValueError(
@@ -436,21 +521,22 @@ class Slots:
 
     def sums(self, starts: Sequence[int]) -> list[int]:
         """Elements sent to each rank, ``[W]``; key f begins at ``starts[f]``."""
-        return [sum(of_rank) for of_rank in self.per_slot(starts)]
+        return [sum(counts) for counts in self.per_slot(starts)]
 
     def per_slot(self, starts: Sequence[int]) -> list[list[int]]:
         """Elements sent to each rank, slot by slot; key f begins at ``starts[f]``."""
-        return [[starts[at + 1] - starts[at] for at in of_rank] for of_rank in self._positions]
+        counts = differences([*starts])
+        return [[counts[position] for position in positions] for positions in self._positions]
 
     def cut(self, tensor: torch.Tensor, starts: Sequence[int]) -> list[list[torch.Tensor]]:
         """The segments of each rank: views of a tensor in which key f begins at ``starts[f]``."""
-        parts = tensor.split_with_sizes(differences([*starts]))
-        return [[parts[position] for position in of_rank] for of_rank in self._positions]
+        segments = tensor.split_with_sizes(differences([*starts]))
+        return [[segments[position] for position in positions] for positions in self._positions]
 
     def gather(self, tensor: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
         """The segments of all ranks, concatenated."""
-        pieces = list(chain.from_iterable(self.cut(tensor, starts)))
-        return torch.cat(pieces) if pieces else tensor[:0]
+        segments = list(chain.from_iterable(self.cut(tensor, starts)))
+        return torch.cat(segments) if segments else tensor[:0]
 
     def pack(self, features: KeyedJaggedTensor, dtype: torch.dtype) -> torch.Tensor:
         """Pack lengths and ids for rank 0, then those for rank 1, and so on, into one buffer.
@@ -462,25 +548,25 @@ class Slots:
         # Casting whole tensors first takes half the time of a cat that casts each segment.
         lengths = self.cut(features.lengths().to(dtype), features.lengths_offset_per_key())
         values = self.cut(features.values().to(dtype), features.offset_per_key())
-        pieces = [
-            piece for heads, ids in zip(lengths, values, strict=True) for piece in (*heads, *ids)
-        ]
-        return torch.cat(pieces) if pieces else features.values()[:0].to(dtype)
+        segments = []
+        for rank_lengths, rank_values in zip(lengths, values, strict=True):
+            segments += rank_lengths
+            segments += rank_values
+        return torch.cat(segments) if segments else features.values()[:0].to(dtype)
 
 
-def feature_major(
-    of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]
-) -> torch.Tensor:
+def feature_major(by_rank: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]) -> torch.Tensor:
     """Reorder from rank-major to feature-major; ``counts[rank][feature]`` are the elements of each.
 
     Example:
         >>> feature_major([torch.tensor([1, 2]), torch.tensor([3, 4, 5])], [[1, 1], [2, 1]])
         tensor([1, 3, 4, 2, 5])
     """
-    pieces = [
-        part.split_with_sizes(list(sizes)) for part, sizes in zip(of_ranks, counts, strict=True)
+    segments = [
+        elements.split_with_sizes(list(sizes))
+        for elements, sizes in zip(by_rank, counts, strict=True)
     ]
-    return torch.cat([piece for of_feature in zip(*pieces, strict=True) for piece in of_feature])
+    return torch.cat([*chain.from_iterable(zip(*segments, strict=True))])
 
 
 __all__ = ["ArrivedIds", "KJTAllToAll", "KJTArrival", "RanksWithoutBatch", "Slots"]

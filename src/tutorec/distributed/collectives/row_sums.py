@@ -13,19 +13,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.awaitable import Awaitable, NoWait, map_awaitable
+from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.host_groups import HostGroups
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
-    RowMoves,
-    codecs_of,
+    RowExchange,
+    ViewAwaitable,
     exchange_flat,
     exchange_matrix,
     samples_of_ranks,
@@ -52,7 +53,8 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None
     ) -> None:
         super().__init__()
-        self._pg, self._codecs = pg, codecs
+        self._pg = pg
+        self._codecs = codecs
 
     def forward(
         self, local_embs: torch.Tensor, input_splits: Sequence[int] | None = None
@@ -65,15 +67,18 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         if self._pg is None or self._pg.size() == 1:
             return NoWait(local_embs)
         batch_sizes = samples_of_ranks(local_embs, input_splits, self._pg.size())
-        samples, columns = batch_sizes[self._pg.rank()], local_embs.shape[1]
-        moves = _into_sum(self._pg, [count * columns for count in batch_sizes], self._codecs)
-        return exchange_matrix(moves, local_embs, samples, [columns], len(batch_sizes))
+        samples = batch_sizes[self._pg.rank()]
+        columns = local_embs.shape[1]
+        counts = [count * columns for count in batch_sizes]
+        exchange = RowsIntoSums(self._pg, counts, self._codecs)
+        return exchange_matrix(exchange, local_embs, samples, [columns], len(batch_sizes))
 
     def variable(self, flat: torch.Tensor, counts: Sequence[int]) -> Awaitable[torch.Tensor]:
         """``flat [sum of counts]`` -> awaitable of ``[counts[rank]]``, counts per rank."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(flat)
-        return exchange_flat(_into_sum(self._pg, list(counts), self._codecs), flat, len(counts))
+        exchange = RowsIntoSums(self._pg, list(counts), self._codecs)
+        return exchange_flat(exchange, flat, len(counts))
 
 
 class HostPooledEmbeddings(nn.Module):
@@ -113,7 +118,9 @@ class HostPooledEmbeddings(nn.Module):
         codecs: QuantizedCommCodecs | None = None,
     ) -> None:
         super().__init__()
-        self._hosts, self._rank, self._codecs = hosts, rank, codecs
+        self._hosts = hosts
+        self._rank = rank
+        self._codecs = codecs
         self._columns = list(dim_sum_per_host)
         self._width = self._columns[rank // local_size]
         self._world_size = local_size * len(self._columns)
@@ -127,8 +134,8 @@ class HostPooledEmbeddings(nn.Module):
         samples = batch_size_per_rank[self._rank]
         counts_out = [count * self._width for count in batch_size_per_rank]
         counts_in = [samples * width for width in self._columns]
-        moves = _into_host_sums(self._hosts, counts_out, counts_in, self._codecs)
-        return exchange_matrix(moves, pooled, samples, self._columns, self._world_size)
+        exchange = RowsIntoHostSums(self._hosts, counts_out, counts_in, self._codecs)
+        return exchange_matrix(exchange, pooled, samples, self._columns, self._world_size)
 
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
@@ -140,8 +147,8 @@ class HostPooledEmbeddings(nn.Module):
         """
         if self._hosts is None or self._world_size == 1:
             return NoWait(flat)
-        moves = _into_host_sums(self._hosts, list(counts_out), list(counts_in), self._codecs)
-        return exchange_flat(moves, flat, self._world_size)
+        exchange = RowsIntoHostSums(self._hosts, list(counts_out), list(counts_in), self._codecs)
+        return exchange_flat(exchange, flat, self._world_size)
 
 
 class PooledEmbeddingsAllGather(nn.Module):
@@ -163,40 +170,75 @@ class PooledEmbeddingsAllGather(nn.Module):
         self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None
     ) -> None:
         super().__init__()
-        self._pg, self._codecs = pg, codecs
+        self._pg = pg
+        self._codecs = codecs
 
     def forward(self, local_emb: torch.Tensor) -> Awaitable[torch.Tensor]:
         """``local_emb [B, ...]``, the same shape on every rank -> awaitable of ``[W * B, ...]``."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(local_emb)
-        group, row, world_size = self._pg, local_emb.shape[1:], self._pg.size()
+        world_size = self._pg.size()
         counts = [local_emb.numel()] * world_size
-        forward, backward = codecs_of(self._codecs)
-        moves = RowMoves(
-            lambda flat: comm.all_gather(flat, counts, group, ROWS_STAGE, forward),
-            lambda flat: comm.reduce_scatter(flat, counts, group, GRADIENTS_STAGE, backward),
+        exchange = RowsToAll(self._pg, counts, self._codecs)
+        gathered = exchange_flat(exchange, local_emb.reshape(-1), world_size)
+        return ViewAwaitable(gathered, (-1, *local_emb.shape[1:]))
+
+
+class RowsToAll(RowExchange):
+    """All-gather of rows; their gradients are added.
+
+    Args:
+        group: The ranks.
+        counts: Elements of each rank.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None
+    ) -> None:
+        super().__init__(codecs)
+        self._group = group
+        self._counts = counts
+
+    def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Send this rank's rows to every rank."""
+        return comm.all_gather(rows, self._counts, self._group, ROWS_STAGE, self._forward_codec)
+
+    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Add the gradients of this rank's rows from every rank."""
+        return comm.reduce_scatter(
+            gradients, self._counts, self._group, GRADIENTS_STAGE, self._backward_codec
         )
-        gathered = exchange_flat(moves, local_emb.reshape(-1), world_size)
-        return map_awaitable(lambda flat: flat.view(-1, *row), gathered)
 
 
-def _into_sum(
-    group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None
-) -> RowMoves:
-    """Reduce-scatter: slice r is summed on rank r."""
-    forward, backward = codecs_of(codecs)
-    return RowMoves(
-        lambda flat: comm.reduce_scatter(flat, counts, group, ROWS_STAGE, forward),
-        lambda flat: comm.all_gather(flat, counts, group, GRADIENTS_STAGE, backward),
-    )
+class RowsIntoSums(RowExchange):
+    """Reduce-scatter of partial sums: slice r is summed on rank r.
+
+    Args:
+        group: The ranks.
+        counts: Elements of each rank's slice.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None
+    ) -> None:
+        super().__init__(codecs)
+        self._group = group
+        self._counts = counts
+
+    def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Add this rank's slice from every rank."""
+        return comm.reduce_scatter(rows, self._counts, self._group, ROWS_STAGE, self._forward_codec)
+
+    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Send the gradients of this rank's sums to every rank."""
+        return comm.all_gather(
+            gradients, self._counts, self._group, GRADIENTS_STAGE, self._backward_codec
+        )
 
 
-def _into_host_sums(
-    hosts: HostGroups,
-    counts_out: list[int],
-    counts_in: list[int],
-    codecs: QuantizedCommCodecs | None,
-) -> RowMoves:
+class RowsIntoHostSums(RowExchange):
     """Reduce-scatter inside each host, then all-to-all of the sums across hosts.
 
     Waiting for the first step issues the second.
@@ -207,35 +249,98 @@ def _into_host_sums(
         counts_in: Elements received from each host: H numbers.
         codecs: Data types in which they are sent, in both steps.
     """
-    forward, backward = codecs_of(codecs)
-    local_size, host_count = hosts.intra.size(), len(counts_in)
-    # Slices are ordered by host; the reduce-scatter inside the host needs those of one local rank
-    # side by side.
-    by_place = [counts_out[place::local_size] for place in range(local_size)]
-    sums, across = [sum(counts) for counts in by_place], by_place[hosts.intra.rank()]
 
-    def rows(flat: torch.Tensor) -> Awaitable[torch.Tensor]:
-        slices = flat.split(counts_out)
-        placed = torch.cat(
-            [each for place in range(local_size) for each in slices[place::local_size]]
+    def __init__(
+        self,
+        hosts: HostGroups,
+        counts_out: list[int],
+        counts_in: list[int],
+        codecs: QuantizedCommCodecs | None,
+    ) -> None:
+        super().__init__(codecs)
+        self._hosts = hosts
+        self._counts_out = counts_out
+        self._counts_in = counts_in
+
+        # Slices are ordered by host; the reduce-scatter inside the host needs those of one local
+        # rank side by side.
+        local_size = hosts.intra.size()
+        self._counts_by_local_rank = [counts_out[rank::local_size] for rank in range(local_size)]
+        self._sums = [sum(counts) for counts in self._counts_by_local_rank]
+        self._counts_across = self._counts_by_local_rank[hosts.intra.rank()]
+
+    def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Add slices inside the host; the sums are sent across hosts when they are waited for."""
+        slices = rows.split(self._counts_out)
+        local_size = len(self._sums)
+        by_local_rank = [slices[rank::local_size] for rank in range(local_size)]
+        summed = comm.reduce_scatter(
+            torch.cat([*chain.from_iterable(by_local_rank)]),
+            self._sums,
+            self._hosts.intra,
+            ROWS_STAGE,
+            self._forward_codec,
         )
-        return map_awaitable(
-            lambda summed: comm.all_to_all(
-                summed, across, counts_in, hosts.cross, ROWS_STAGE, forward
-            ).wait(),
-            comm.reduce_scatter(placed, sums, hosts.intra, ROWS_STAGE, forward),
+        return _SumsAcrossHosts(self, summed)
+
+    def send_across(self, sums: torch.Tensor) -> torch.Tensor:
+        """The second step: sums of this host -> those of every host. Blocks."""
+        return comm.all_to_all(
+            sums,
+            self._counts_across,
+            self._counts_in,
+            self._hosts.cross,
+            ROWS_STAGE,
+            self._forward_codec,
+        ).wait()
+
+    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Send gradients across hosts; they are spread inside the host when waited for."""
+        crossed = comm.all_to_all(
+            gradients,
+            self._counts_in,
+            self._counts_across,
+            self._hosts.cross,
+            GRADIENTS_STAGE,
+            self._backward_codec,
         )
+        return _GradientsInsideHost(self, crossed)
 
-    def spread(mine: torch.Tensor) -> torch.Tensor:
-        flat = comm.all_gather(mine, sums, hosts.intra, GRADIENTS_STAGE, backward).wait()
-        slices = flat.split([count for counts in by_place for count in counts])
-        return torch.cat([each for host in range(host_count) for each in slices[host::host_count]])
+    def spread(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The second step of the way back: gradients of sums -> those of all slices. Blocks."""
+        flat = comm.all_gather(
+            gradients, self._sums, self._hosts.intra, GRADIENTS_STAGE, self._backward_codec
+        ).wait()
+        slices = flat.split([*chain.from_iterable(self._counts_by_local_rank)])
+        host_count = len(self._counts_in)
+        by_host = [slices[host::host_count] for host in range(host_count)]
+        return torch.cat([*chain.from_iterable(by_host)])
 
-    def gradients(flat: torch.Tensor) -> Awaitable[torch.Tensor]:
-        crossed = comm.all_to_all(flat, counts_in, across, hosts.cross, GRADIENTS_STAGE, backward)
-        return map_awaitable(spread, crossed)
 
-    return RowMoves(rows, gradients)
+class _SumsAcrossHosts(Awaitable[torch.Tensor]):
+    """Sums of a host in flight; waiting for them sends them across hosts."""
+
+    def __init__(self, exchange: RowsIntoHostSums, sums: Awaitable[torch.Tensor]) -> None:
+        self._exchange = exchange
+        self._sums = sums
+
+    def _wait_impl(self) -> torch.Tensor:
+        sums = self._sums.wait()
+        del self._sums
+        return self._exchange.send_across(sums)
+
+
+class _GradientsInsideHost(Awaitable[torch.Tensor]):
+    """Gradients in flight across hosts; waiting for them spreads them inside the host."""
+
+    def __init__(self, exchange: RowsIntoHostSums, crossed: Awaitable[torch.Tensor]) -> None:
+        self._exchange = exchange
+        self._crossed = crossed
+
+    def _wait_impl(self) -> torch.Tensor:
+        crossed = self._crossed.wait()
+        del self._crossed
+        return self._exchange.spread(crossed)
 
 
 __all__ = ["HostPooledEmbeddings", "PooledEmbeddingsAllGather", "PooledEmbeddingsReduceScatter"]

@@ -9,14 +9,15 @@ divided by W. Exchanges that add partial sums are in ``row_sums.py``, those of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.awaitable import Awaitable, NoWait, map_awaitable
+from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import gradient_divisor, issue
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
@@ -25,17 +26,24 @@ ROWS_STAGE = "output rows"
 GRADIENTS_STAGE = "output gradients"
 
 
-class RowMoves(NamedTuple):
-    """The exchange of flat rows, and the reverse exchange of their gradients.
+class RowExchange(ABC):
+    """An exchange of flat rows, and the reverse exchange of their gradients.
 
     Args:
-        rows: ``[N]`` -> awaitable of the received elements, flat or one slice per source.
-        gradients: Gradients of the received elements ``[M]`` -> awaitable of those of the sent
-            elements ``[N]``.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
     """
 
-    rows: Callable[[torch.Tensor], Awaitable[Any]]
-    gradients: Callable[[torch.Tensor], Awaitable[torch.Tensor]]
+    def __init__(self, codecs: QuantizedCommCodecs | None) -> None:
+        self._forward_codec = None if codecs is None else codecs.forward
+        self._backward_codec = None if codecs is None else codecs.backward
+
+    @abstractmethod
+    def send(self, rows: torch.Tensor) -> Awaitable[Any]:
+        """``rows [N]`` -> awaitable of the received elements, flat or one slice per source."""
+
+    @abstractmethod
+    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Gradients of the received elements ``[M]`` -> awaitable of those of the sent ones."""
 
 
 class PooledEmbeddingsAllToAll(nn.Module):
@@ -72,7 +80,8 @@ class PooledEmbeddingsAllToAll(nn.Module):
                 f"dim_sum_per_rank {list(dim_sum_per_rank)} is for {len(dim_sum_per_rank)} ranks, "
                 f"and there are {world_size}: give each rank's number of columns"
             )
-        self._pg, self._codecs = pg, codecs
+        self._pg = pg
+        self._codecs = codecs
         self._columns = list(dim_sum_per_rank)
 
     def forward(
@@ -87,12 +96,18 @@ class PooledEmbeddingsAllToAll(nn.Module):
         if self._pg is None or len(self._columns) == 1:
             return NoWait(local_embs)
         batch_sizes = samples_of_ranks(local_embs, batch_size_per_rank, len(self._columns))
-        samples, width = batch_sizes[self._pg.rank()], self._columns[self._pg.rank()]
-        counts_out = [count * width for count in batch_sizes]
-        moves = _to_ranks(
-            self._pg, counts_out, [samples * width for width in self._columns], self._codecs
+        samples = batch_sizes[self._pg.rank()]
+        local_columns = self._columns[self._pg.rank()]
+
+        # Received slices stay separate, which saves a copy of this rank's own slice.
+        exchange = RowsToRanks(
+            self._pg,
+            counts_out=[count * local_columns for count in batch_sizes],
+            counts_in=[samples * columns for columns in self._columns],
+            codecs=self._codecs,
+            as_slices=True,
         )
-        return exchange_matrix(moves, local_embs, samples, self._columns, len(batch_sizes))
+        return exchange_matrix(exchange, local_embs, samples, self._columns, len(batch_sizes))
 
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
@@ -101,20 +116,47 @@ class PooledEmbeddingsAllToAll(nn.Module):
         return rows_to_ranks(self._pg, flat, counts_out, counts_in, self._codecs)
 
 
-def _to_ranks(
-    group: dist.ProcessGroup,
-    counts_out: list[int],
-    counts_in: list[int],
-    codecs: QuantizedCommCodecs | None,
-    slices: bool = True,
-) -> RowMoves:
-    """All-to-all; received slices stay separate if that saves a copy of this rank's own slice."""
-    forward, backward = codecs_of(codecs)
-    exchange = comm.all_to_all_slices if slices else comm.all_to_all
-    return RowMoves(
-        lambda flat: exchange(flat, counts_out, counts_in, group, ROWS_STAGE, forward),
-        lambda flat: comm.all_to_all(flat, counts_in, counts_out, group, GRADIENTS_STAGE, backward),
-    )
+class RowsToRanks(RowExchange):
+    """All-to-all of rows.
+
+    Args:
+        group: The ranks.
+        counts_out: Elements for each rank.
+        counts_in: Elements from each rank.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
+        as_slices: Whether received elements come as a slice per rank.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        counts_out: list[int],
+        counts_in: list[int],
+        codecs: QuantizedCommCodecs | None,
+        as_slices: bool,
+    ) -> None:
+        super().__init__(codecs)
+        self._group = group
+        self._counts_out = counts_out
+        self._counts_in = counts_in
+        self._all_to_all = comm.all_to_all_slices if as_slices else comm.all_to_all
+
+    def send(self, rows: torch.Tensor) -> Awaitable[Any]:
+        """Send each rank its elements."""
+        return self._all_to_all(
+            rows, self._counts_out, self._counts_in, self._group, ROWS_STAGE, self._forward_codec
+        )
+
+    def send_back(self, gradients: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """Send each rank the gradients of its elements."""
+        return comm.all_to_all(
+            gradients,
+            self._counts_in,
+            self._counts_out,
+            self._group,
+            GRADIENTS_STAGE,
+            self._backward_codec,
+        )
 
 
 def rows_to_ranks(
@@ -135,52 +177,129 @@ def rows_to_ranks(
     """
     if group is None or group.size() == 1:
         return NoWait(rows)
-    moves = _to_ranks(group, list(counts_out), list(counts_in), codecs, slices=False)
-    return exchange_flat(moves, rows, len(counts_out))
+    exchange = RowsToRanks(group, list(counts_out), list(counts_in), codecs, as_slices=False)
+    return exchange_flat(exchange, rows, len(counts_out))
 
 
-def exchange_flat(moves: RowMoves, rows: torch.Tensor, world_size: int) -> Awaitable[torch.Tensor]:
-    """Issue an exchange of flat rows."""
-    return issue(
-        lambda sent: moves.rows(_flat(sent)),
-        lambda gradient: moves.gradients(_flat(gradient / gradient_divisor(world_size))),
-        rows,
-    )
+def exchange_flat(
+    exchange: RowExchange, rows: torch.Tensor, world_size: int
+) -> Awaitable[torch.Tensor]:
+    """Issue an exchange of flat rows, whose gradients are divided by W."""
+    flat = _FlatRows(exchange, world_size)
+    return issue(flat.send, flat.send_back, rows)
 
 
 def exchange_matrix(
-    moves: RowMoves, pooled: torch.Tensor, samples: int, columns: Sequence[int], world_size: int
+    exchange: RowExchange,
+    pooled: torch.Tensor,
+    samples: int,
+    columns: Sequence[int],
+    world_size: int,
 ) -> Awaitable[torch.Tensor]:
     """Issue an exchange of a matrix of samples, in which each rank's slice is contiguous.
 
     Args:
-        moves: The exchange of its elements.
+        exchange: The exchange of its elements.
         pooled: ``[sum of B_s, D]``.
         samples: B_local.
         columns: Columns from each source, whose slices ``[B_local, D]`` are concatenated.
         world_size: W.
     """
-    shape, counts = pooled.shape, [samples * width for width in columns]
+    matrix = _Matrix(exchange, pooled.shape, samples, columns, world_size)
+    return issue(matrix.send, matrix.send_back, pooled)
 
-    def blocks(slices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [part.view(samples, width) for part, width in zip(slices, columns, strict=True)]
 
-    def side_by_side(arrived: Any) -> torch.Tensor:
-        parts = blocks(arrived.split(counts) if isinstance(arrived, torch.Tensor) else arrived)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+class _FlatRows:
+    """Flat rows on their way, and their gradients on the way back."""
 
-    def gradients(gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
+    def __init__(self, exchange: RowExchange, world_size: int) -> None:
+        self._exchange = exchange
+        self._world_size = world_size
+
+    def send(self, rows: torch.Tensor) -> Awaitable[torch.Tensor]:
+        return self._exchange.send(_flat(rows))
+
+    def send_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
+        return self._exchange.send_back(_flat(gradient / gradient_divisor(self._world_size)))
+
+
+class _Matrix:
+    """A matrix of samples on its way, and its gradients on the way back."""
+
+    def __init__(
+        self,
+        exchange: RowExchange,
+        shape: torch.Size,
+        samples: int,
+        columns: Sequence[int],
+        world_size: int,
+    ) -> None:
+        self._exchange = exchange
+        self._shape = shape
+        self._samples = samples
+        self._columns = list(columns)
+        self._world_size = world_size
+
+    def send(self, pooled: torch.Tensor) -> Awaitable[torch.Tensor]:
+        return ColumnsAwaitable(self._exchange.send(_flat(pooled)), self._samples, self._columns)
+
+    def send_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
+        divisor = gradient_divisor(self._world_size)
+        flat = gradient.new_empty(self._samples * sum(self._columns))
+
         # Copied into its layout and divided in one pass.
-        flat, divisor = gradient.new_empty(sum(counts)), gradient_divisor(world_size)
-        for part, block in zip(
-            gradient.split(columns, dim=1), blocks(flat.split(counts)), strict=True
-        ):
-            torch.div(part, divisor, out=block)
-        return map_awaitable(lambda arrived: arrived.view(shape), moves.gradients(flat))
+        blocks = _blocks(flat, self._samples, self._columns)
+        for columns, block in zip(gradient.split(self._columns, dim=1), blocks, strict=True):
+            torch.div(columns, divisor, out=block)
+        return ViewAwaitable(self._exchange.send_back(flat), self._shape)
 
-    return issue(
-        lambda sent: map_awaitable(side_by_side, moves.rows(_flat(sent))), gradients, pooled
-    )
+
+class ColumnsAwaitable(Awaitable[torch.Tensor]):
+    """Columns in flight from every source; ``wait()`` concatenates them.
+
+    Args:
+        arriving: The elements of each source: ``[samples, D]``, flat, as slices or in one tensor.
+        samples: B_local.
+        columns: D of each source.
+    """
+
+    def __init__(self, arriving: Awaitable[Any], samples: int, columns: Sequence[int]) -> None:
+        self._arriving = arriving
+        self._samples = samples
+        self._columns = columns
+
+    def _wait_impl(self) -> torch.Tensor:
+        arrived = self._arriving.wait()
+        del self._arriving
+        blocks = _blocks(arrived, self._samples, self._columns)
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+
+
+class ViewAwaitable(Awaitable[torch.Tensor]):
+    """A flat tensor in flight; ``wait()`` returns it in a shape.
+
+    Args:
+        arriving: The tensor.
+        shape: The shape, as ``Tensor.view`` takes it.
+    """
+
+    def __init__(self, arriving: Awaitable[torch.Tensor], shape: Sequence[int]) -> None:
+        self._arriving = arriving
+        self._shape = shape
+
+    def _wait_impl(self) -> torch.Tensor:
+        flat = self._arriving.wait()
+        del self._arriving
+        return flat.view(self._shape)
+
+
+def _blocks(
+    elements: torch.Tensor | Sequence[torch.Tensor], samples: int, columns: Sequence[int]
+) -> list[torch.Tensor]:
+    """Views ``[samples, D]`` of the elements of each source."""
+    if isinstance(elements, torch.Tensor):
+        elements = elements.split([samples * width for width in columns])
+    return [block.view(samples, width) for block, width in zip(elements, columns, strict=True)]
 
 
 def samples_of_ranks(
@@ -213,17 +332,14 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
     return values.detach().reshape(-1).contiguous()
 
 
-def codecs_of(codecs: QuantizedCommCodecs | None) -> tuple[Any, Any]:
-    """Data types of rows and of their gradients; None keeps them as they are."""
-    return (None, None) if codecs is None else (codecs.forward, codecs.backward)
-
-
 __all__ = [
     "GRADIENTS_STAGE",
     "ROWS_STAGE",
+    "ColumnsAwaitable",
     "PooledEmbeddingsAllToAll",
-    "RowMoves",
-    "codecs_of",
+    "RowExchange",
+    "RowsToRanks",
+    "ViewAwaitable",
     "exchange_flat",
     "exchange_matrix",
     "rows_to_ranks",

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
-from tutorec.distributed.collectives.rows import rows_to_ranks
+from tutorec.distributed.collectives.rows import ViewAwaitable, rows_to_ranks
 from tutorec.distributed.core.qcomm import QuantizedCommCodecs
 
 
@@ -107,7 +107,7 @@ def rows_of_ids(
         rows = rows[_segments(lengths.view(len(order), -1).sum(1), order.long())]
     arriving, sent = ([width * count for count in of_ranks] for of_ranks in splits)
     moved = rows_to_ranks(group, rows.reshape(-1), sent, arriving, codecs)
-    return map_awaitable(lambda flat: flat.view(-1, width), moved)
+    return ViewAwaitable(moved, (-1, width))
 
 
 def _segments(lengths: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
