@@ -84,7 +84,9 @@ class DrawnVariableBatch(DrawnBatch):
     ranks: list[list[int]]
     ranks_as_tensor: bool
 
-    def kjt(self) -> KeyedJaggedTensor:
+    def kjt(
+        self, inverse_indices: tuple[list[str], torch.Tensor] | None = None
+    ) -> KeyedJaggedTensor:
         values = torch.tensor(self.flat_ids, dtype=self.ids_dtype)
         weights = (
             None
@@ -102,6 +104,7 @@ class DrawnVariableBatch(DrawnBatch):
             stride_per_key_per_rank=torch.tensor(self.ranks)
             if self.ranks_as_tensor
             else self.ranks,
+            inverse_indices=inverse_indices,
         )
 
 

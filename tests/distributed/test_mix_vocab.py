@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tutorec.distributed.mix_vocab import Mode, ParallelMixVocabEmbeddingBag
-from tutorec.sparse.deferred import report
+from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.spmd import device
 
 ROWS = [5, 26, 1, 9]
@@ -104,7 +104,7 @@ def test_an_id_of_the_next_feature_is_refused():
         match=r"has 5 rows \(ids 0 to 4\), and feature 'feature_0', sample 1, holds id 5",
     ):
         bag(torch.tensor([[0, 0, 0, 0], [5, 0, 0, 0]], device=device()))
-        report(wait=True)  # on a GPU what a check finds is raised later
+        raise_deferred_id_errors(block=True)  # on a GPU what a check finds is raised later
     with pytest.raises(ValueError, match=r"ids have shape \(3,\): expected \[B, 4\]"):
         bag(torch.tensor([1, 2, 3], device=device()))
 

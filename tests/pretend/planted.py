@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.sparse.deferred import report
+from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -103,7 +103,7 @@ def an_id_outside_on_a_side_stream() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
         check_ids(batch.to(cuda), [("item", "items", 8)])
-    report()
+    raise_deferred_id_errors()
 
 
 def checked_on_two_streams() -> list[int]:
@@ -114,7 +114,7 @@ def checked_on_two_streams() -> list[int]:
     with torch.cuda.stream(torch.cuda.Stream()):
         safe()
     on_main = safe().tolist()
-    report()
+    raise_deferred_id_errors()
     return on_main
 
 

@@ -73,7 +73,7 @@ def test_variable_batches_give_the_rows_of_their_lists_or_samples(name, data):
         inverse = [
             [data.draw(st.integers(0, count - 1)) for _ in range(samples)] for count in counts
         ]
-        features._inverse_indices, features._stride = (drawn.keys, torch.tensor(inverse)), None
+        features = drawn.kjt(inverse_indices=(drawn.keys, torch.tensor(inverse)))
     with use_backend(name):
         _, quantized = rows(tables, torch.int8)
         close(quantized(features), dequantized(quantized)(features))

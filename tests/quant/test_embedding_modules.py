@@ -95,7 +95,7 @@ def test_variable_batches_are_what_the_float_collection_makes_of_them(name, data
             [[data.draw(st.integers(0, count - 1)) for _ in range(samples)] for count in counts],
             dtype=torch.int64,
         ).view(len(counts), samples)
-        features._inverse_indices, features._stride = (drawn.keys, inverse), None
+        features = drawn.kjt(inverse_indices=(drawn.keys, inverse))
     with use_backend(name):
         _, quantized = bags(tables, torch.int8)
         if (features.inverse_indices_or_none() is None or not samples) and len(set(counts)) > 1:

@@ -6,7 +6,7 @@ from hypothesis import given
 from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse import deferred
-from tutorec.sparse.deferred import report
+from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -27,7 +27,7 @@ def batch(*ids: int) -> KeyedJaggedTensor:
 
 def defer(features: KeyedJaggedTensor, tables: list[tuple[str, str, int]]) -> None:
     ids, offsets, samples = features.values(), features.offsets(), features.stride_per_key()
-    deferred.defer(ids, offsets, features.keys(), samples, tables)
+    deferred.check_ids_on_device(ids, offsets, features.keys(), samples, tables)
 
 
 TABLES = [("item", "items", 9), ("user", "users", 6), ("item", "few_items", 8)]
@@ -36,7 +36,7 @@ BAD = [(7, 8, 9, 4, 5), (7, -1, 3, 4, 5), (7, 7, 3, 4, 6), (0, 0, 7, 9, -9), (10
 
 def error_of_both(ids: KeyedJaggedTensor, tables: list[tuple[str, str, int]]) -> tuple[str, str]:
     texts = []
-    for check in (check_ids, lambda *given: (defer(*given), report())):
+    for check in (check_ids, lambda *given: (defer(*given), raise_deferred_id_errors())):
         try:
             check(ids, tables)
             texts.append("")
@@ -58,7 +58,7 @@ def test_bounds_of_many_collections_stay_on_the_device() -> None:
     for _ in range(2):
         for rows in range(9, 59):
             defer(batch(0, 0, 0, 0, 0), [("item", "items", rows)])
-    report()
+    raise_deferred_id_errors()
     assert deferred._bounds_of.cache_info().misses == 50
 
 
@@ -74,7 +74,7 @@ def test_a_deferred_check_finds_the_first_bad_id_and_no_good_one(drawn: DrawnBat
     ]
     defer(drawn.kjt(), tables)
     if not bad:
-        report()
+        raise_deferred_id_errors()
         return
     key, sample, number = bad[0]
     outside = sum(1 for other, _, _ in bad if other == key)
@@ -83,17 +83,17 @@ def test_a_deferred_check_finds_the_first_bad_id_and_no_good_one(drawn: DrawnBat
         ValueError,
         match=f"feature '{key}', sample {sample}, holds id {number}; {outside} of .* {total} ",
     ):
-        report()
+        raise_deferred_id_errors()
 
 
 def test_wrong_ids_are_looked_up_as_0_and_no_other_id_changes() -> None:
     ids = batch(7, 8, 9, -4, 5)
     offsets, samples = ids.offsets(), ids.stride_per_key()
-    safe = deferred.defer(ids.values(), offsets, ids.keys(), samples, TABLES)
+    safe = deferred.check_ids_on_device(ids.values(), offsets, ids.keys(), samples, TABLES)
     assert safe.tolist() == [7, 0, 0, 0, 5] and safe.dtype == torch.int64
     assert ids.values().tolist() == [7, 8, 9, -4, 5]
     with pytest.raises(ValueError, match=r"'few_items' has 8 rows .* sample 0, holds id 8; 2 of"):
-        report()
+        raise_deferred_id_errors()
 
 
 def test_ids_that_were_changed_before_the_flag_is_read_are_told_of_without_a_number() -> None:
@@ -101,15 +101,15 @@ def test_ids_that_were_changed_before_the_flag_is_read_are_told_of_without_a_num
     defer(ids, TABLES[:2])
     ids.values().zero_()
     with pytest.raises(ValueError, match=r"not rows of tables \['items', 'users'\]; the first"):
-        report()
+        raise_deferred_id_errors()
 
 
 def test_nothing_is_raised_before_it_is_asked_for() -> None:
     defer(batch(7, 8, 9, 4, 5), TABLES[:2])
     defer(batch(0, 0, 0, 0, 0), TABLES)
     with pytest.raises(ValueError, match=r"table 'items' has 9 rows .* sample 1, holds id 9"):
-        report()
-    report()
+        raise_deferred_id_errors()
+    raise_deferred_id_errors()
 
 
 def test_samples_of_a_variable_batch_are_counted_within_their_feature() -> None:
@@ -151,10 +151,10 @@ class Behind:
 def test_a_later_check_does_not_wait_for_one_that_has_not_run() -> None:
     defer(batch(7, 8, 9, 4, 5), TABLES[:2])
     deferred._under_way[0]._arrived = Behind(False, True, True)
-    report(wait=False)
+    raise_deferred_id_errors(block=False)
     assert len(deferred._under_way) == 1
     with pytest.raises(ValueError, match="holds id 9"):
-        report(wait=False)
+        raise_deferred_id_errors(block=False)
 
 
 def test_what_was_found_is_told_after_the_device_has_failed() -> None:
@@ -162,13 +162,13 @@ def test_what_was_found_is_told_after_the_device_has_failed() -> None:
         defer(batch(7, 8, 9, 4, 5), TABLES[:2])
         deferred._under_way[0]._arrived = Behind()
         with pytest.raises(ValueError, match="holds id 9"):
-            report(wait)
+            raise_deferred_id_errors(wait)
 
 
 def test_the_oldest_check_is_waited_for_when_many_are_under_way() -> None:
     for _ in range(deferred._MOST + 1):
         defer(batch(0, 0, 0, 0, 0), TABLES)
         deferred._under_way[-1]._arrived = Behind(False, False, False)
-    report(wait=False)
+    raise_deferred_id_errors(block=False)
     assert len(deferred._under_way) == deferred._MOST
-    report()
+    raise_deferred_id_errors()

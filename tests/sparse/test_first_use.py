@@ -18,7 +18,7 @@ from tutorec._validation import validation
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.sparse import keyed_jagged
+from tutorec.sparse import validate
 from tutorec.sparse.equality import kjt_is_equal
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -208,7 +208,7 @@ USES: dict[str, Callable[[KeyedJaggedTensor], object]] = {
 
 def unchecked(make: Callable[..., KeyedJaggedTensor], **parts: Any) -> KeyedJaggedTensor:
     batch = make(**parts)
-    assert batch._unchecked is not None
+    assert not batch._layout._checked
     return batch
 
 
@@ -264,7 +264,10 @@ def test_a_joined_batch_is_checked_as_its_parts_are(name: str) -> None:
     if bad.variable_stride_per_key():
         other = batch_of(keys=["x"], stride_per_key_per_rank=[[400]])
         if bad.inverse_indices_or_none() is not None:
-            other._inverse_indices = (["x"], torch.zeros(1, 7, dtype=torch.int64))
+            rows = torch.zeros(1, 7, dtype=torch.int64)
+            other = batch_of(
+                keys=["x"], stride_per_key_per_rank=[[400]], inverse_indices=(["x"], rows)
+            )
     else:
         other = named("x")
     with pytest.raises(ValueError, match=r"lengths|offsets|inverse_indices"):
@@ -295,7 +298,7 @@ def test_copying_and_plain_reads_do_not_look_at_the_numbers(
     moved_batch = batch.to(CPU)
     monkeypatch.undo()
     for late in (batch, moved_batch):
-        assert late._unchecked is not None
+        assert not late._layout._checked
 
 
 def test_the_form_of_many_lists_is_checked_where_they_are_built() -> None:
@@ -312,9 +315,8 @@ def test_few_lists_are_checked_as_the_batch_is_built() -> None:
         KeyedJaggedTensor(["item"], torch.zeros(4, dtype=torch.int64), lengths=torch.tensor([1, 2]))
     for count in (FEW_LISTS, FEW_LISTS + 1):
         ones = torch.ones(count, dtype=torch.int64)
-        assert (KeyedJaggedTensor(["item"], ones, lengths=ones)._unchecked is None) == (
-            count == FEW_LISTS
-        )
+        batch = KeyedJaggedTensor(["item"], ones, lengths=ones)
+        assert batch._layout._checked == (count == FEW_LISTS)
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
@@ -322,10 +324,8 @@ def test_good_numbers_pass_every_use_and_are_looked_at_once(
     use: Callable[[KeyedJaggedTensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    look = keyed_jagged.count_ids
-    monkeypatch.setattr(
-        keyed_jagged, "count_ids", lambda *parts: (looks.append(1), look(*parts))[1]
-    )
+    look = validate.count_ids
+    monkeypatch.setattr(validate, "count_ids", lambda *parts: (looks.append(1), look(*parts))[1])
     batch = unchecked(batch_of, offsets=offsets_of(good_lengths()))
     use(batch)
     assert len(looks) == 1

@@ -11,7 +11,7 @@ from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches, variable_
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
-from tutorec.sparse import keyed_jagged, layout, validate
+from tutorec.sparse import layout, validate
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import FEW_LISTS
@@ -38,7 +38,7 @@ def _few_and_many_lists(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     """Batches of few lists are looked at in another way than large ones: small batches go both ways
     here.
     """
-    for module in (layout, validate, keyed_jagged):
+    for module in (layout, validate):
         monkeypatch.setattr(module, "FEW_LISTS", request.param)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tutorec import _validation
 from tutorec._validation import validation, validation_enabled
-from tutorec.sparse import keyed_jagged, layout, validate
+from tutorec.sparse import layout, validate
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -192,7 +192,7 @@ BAD_BATCHES = {
 def test_a_bad_batch_is_refused_with_the_numbers(
     parts: dict[str, Any], message: str, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (layout, validate, keyed_jagged):
+    for module in (layout, validate):
         monkeypatch.setattr(module, "FEW_LISTS", few)
     with pytest.raises(ValueError, match=message):
         kjt(**parts).sync()
@@ -359,7 +359,7 @@ def test_validation_can_be_switched_off_and_comes_back() -> None:
 def test_a_batch_that_was_not_checked_when_built_is_checked_at_its_first_sync_point() -> None:
     # As a batch on a GPU, where looking at the numbers at once would stop the device.
     late = KeyedJaggedTensor._from_parts(["item", "user"], ints(7, 8), None, ints(1, 2), None, 1)
-    late._unchecked = True
+    late._layout._checked = False
     assert late.lengths().tolist() == [1, 2]
     for ask in (late.length_per_key, late.sync, late.to_dict, late.to(torch.device("cpu")).to_dict):
         with pytest.raises(ValueError, match="add up to 3, and there are 2 values"):

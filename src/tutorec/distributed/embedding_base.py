@@ -61,7 +61,7 @@ from tutorec.distributed.state.state_dict import (
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
-from tutorec.sparse.deferred import report
+from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.sparse.id_check import check_ids, check_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.refuse import refuse_batch
@@ -612,7 +612,8 @@ class ShardedEmbeddingModule(
         problem: Exception | None = None
         try:
             arranged = self._arrange(features, ctx)
-            report()  # all ranks wait here anyway, so wait for the id check of a GPU, too
+            # All ranks wait here anyway, so wait for the id check of a GPU, too.
+            raise_deferred_id_errors()
         except (ValueError, KeyError, TypeError) as error:
             problem = error
 
@@ -662,11 +663,13 @@ class ShardedEmbeddingModule(
                 refuse_batch(f"a Sharded{self._source_name}", features)
         ctx.features = features
         _check_device(features, self._device)
+        weighted = self._is_weighted if self._pools else None
         if self._prepare_raw_ids is None:
-            arranged = self._feature_order.arrange(check_ids(features, self._feature_rows))
+            features = check_ids(features, self._feature_rows, weighted, self)
+            arranged = self._feature_order.arrange(features)
         else:
             arranged = self._prepare_raw_ids(self._feature_order.arrange(features))
-        check_weights(features, self._is_weighted if self._pools else None, self)
+            check_weights(features, weighted, self)
 
         weights = arranged.weights_or_none()
         if weights is None:

@@ -99,13 +99,13 @@ class PooledOutputs:
             arrived = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=1)
             pooled = self._order.arrange(arrived)
             if ctx.inverse_indices is None:
-                return KeyedTensor(self._keys, lengths, pooled)
+                return KeyedTensor._from_parts(list(self._keys), lengths, pooled)
             by_key = list(pooled.split(lengths, dim=1))
 
         joined = join_samples(
             self._features, by_key, ctx.inverse_indices, ctx.variable_batch_per_feature
         )
-        return KeyedTensor(self._keys, lengths, joined)
+        return KeyedTensor._from_parts(list(self._keys), lengths, joined)
 
     def _variable_columns(
         self, outputs: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext

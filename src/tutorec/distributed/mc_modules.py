@@ -112,10 +112,8 @@ class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
 
         batch = self._features.arrange(ctx.features)
         values = torch.cat([rows[key].view(-1) for key in self._features.wanted]).long()
-        inverse = ctx.features.inverse_indices_or_none()
-        return batch._with_tensors(
-            values, batch.weights_or_none(), batch.lengths(), batch.offsets_or_none(), inverse
-        )
+        rows_batch = batch._with_ids(values, batch.weights_or_none())
+        return rows_batch._with_inverse_indices(ctx.features.inverse_indices_or_none())
 
 
 @dataclass(frozen=True)
@@ -403,7 +401,7 @@ class ShardedManagedCollisionCollection(nn.Module):
 
         variable = batch.variable_stride_per_key()
         lengths = torch.cat([lengths for _, lengths in remapped])
-        strides = batch._stride_per_key_per_rank if variable else None
+        strides = batch._layout._stride_per_key_per_rank if variable else None
         stride = None if variable else batch.stride()
         return KeyedJaggedTensor._from_parts(
             batch.keys(), values, None, lengths, None, stride, None, strides

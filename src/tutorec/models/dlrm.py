@@ -42,7 +42,7 @@ from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import checkable
+from tutorec.sparse.layout import checkable
 
 
 def choose(n: int, k: int) -> int:

@@ -327,9 +327,7 @@ class ManagedCollisionCollection(nn.Module):
             raise KeyError(f"the batch lacks the features {missing}; it has {features.keys()}")
 
         ordered = features.permute([index_per_key[name] for name in self._feature_names])
-        ordered._inverse_indices = features.inverse_indices_or_none()
-
-        return ordered
+        return ordered._with_inverse_indices(features.inverse_indices_or_none())
 
 
 def _check_modules(

@@ -44,16 +44,16 @@ from torch import Tensor
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import strides_of_ranks
+from tutorec.sparse.layout import KeyedLayout, strides_of_ranks
 
 # Leaves by the names of the attributes that hold them, and context.
-Parts = tuple[dict[str, Any], Any]
+Leaves = tuple[dict[str, Any], Any]
 
-_KINDS: dict[str, type] = {
-    kind.__name__: kind for kind in (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+_TYPES: dict[str, type] = {
+    cls.__name__: cls for cls in (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
 }
 # What can be made again from the rest, and would be written twice.
-_DERIVED = frozenset({"_index_per_key", "_jt_dict"})
+_DERIVED = frozenset({"_index_per_key", "_jt_dict", "_layout", "_checked"})
 
 
 def _part(tensor: Tensor) -> Tensor:
@@ -61,21 +61,36 @@ def _part(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _restore(kind: str, state: dict[str, Any]) -> Any:
+def _restore(name: str, state: dict[str, Any]) -> Any:
     """An object of one of the three types from its attributes; the rest is derived on demand."""
-    made = object.__new__(_KINDS[kind])
-    for name in _KINDS[kind].__slots__:
-        setattr(made, name, state.get(name))
-    return made
+    restored = object.__new__(_TYPES[name])
+    for attribute in _TYPES[name].__slots__:
+        setattr(restored, attribute, state.get(attribute))
+
+    if isinstance(restored, KeyedJaggedTensor):
+        layout = object.__new__(KeyedLayout)
+        for attribute in KeyedLayout.__slots__:
+            setattr(layout, attribute, state.get(attribute))
+        layout._checked = "_unchecked" not in state
+        restored._layout = layout
+    return restored
 
 
 def _state(node: Any) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
-    """How an object is made again, for the module ``copyreg``, which pickle and deepcopy ask."""
-    state = {
-        name: pytree.tree_map_only(Tensor, _compact, value)
-        for name in type(node).__slots__
-        if name not in _DERIVED and (value := getattr(node, name, None)) is not None
-    }
+    """How an object is made again, for the module ``copyreg``, which pickle and deepcopy use.
+
+    A batch is written without its layout, with the attributes of both: files do not depend on how
+    the two share them.
+    """
+    state: dict[str, Any] = {}
+    for owner in (node, getattr(node, "_layout", None)):
+        for name in getattr(owner, "__slots__", ()):
+            value = getattr(owner, name, None)
+            if name not in _DERIVED and value is not None:
+                state[name] = pytree.tree_map_only(Tensor, _compact, value)
+
+    if isinstance(node, KeyedJaggedTensor) and not node._layout._checked:
+        state["_unchecked"] = True
     return _restore, (type(node).__name__, state)
 
 
@@ -92,12 +107,12 @@ def _compact(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-for _kind in _KINDS.values():
-    copyreg.pickle(_kind, _state)
+for _type in _TYPES.values():
+    copyreg.pickle(_type, _state)
 torch.serialization.add_safe_globals([_restore, _part])
 
 
-def _jagged_parts(jagged: JaggedTensor) -> Parts:
+def _jagged_leaves(jagged: JaggedTensor) -> Leaves:
     leaves = {
         "_values": jagged.values(),
         "_lengths": jagged.lengths(),
@@ -111,12 +126,19 @@ def _jagged(leaves: Iterable[Any], weighted: bool) -> JaggedTensor:
     return jagged_from_parts(values, rest[0] if weighted else None, lengths, None)
 
 
-def _batch_parts(batch: KeyedJaggedTensor) -> Parts:
-    if batch._unchecked is not None and batch.values().is_cpu:
+def _batch_leaves(batch: KeyedJaggedTensor) -> Leaves:
+    if not batch._layout._checked and batch.values().is_cpu:
         batch._check_numbers()  # a batch that is made of the leaves is not checked
-    weights, inverse = batch.weights_or_none(), batch.inverse_indices_or_none()
-    leaves = {"_values": batch.values(), "_lengths": batch.lengths(), "_weights": weights}
+
+    weights = batch.weights_or_none()
+    inverse = batch.inverse_indices_or_none()
     variable = batch.variable_stride_per_key()
+    leaves = {
+        "_values": batch.values(),
+        "_lengths": batch.lengths(),
+        "_weights": weights,
+        "_inverse_indices": None if inverse is None else inverse[1],
+    }
     context = {
         "keys": list(batch.keys()),
         "weighted": weights is not None,
@@ -125,23 +147,22 @@ def _batch_parts(batch: KeyedJaggedTensor) -> Parts:
         # Lengths of no key say nothing about the number of samples.
         "stride": None if batch.keys() or variable else batch.stride(),
     }
-    return leaves | {"_inverse_indices": None if inverse is None else inverse[1]}, context
+    return leaves, context
 
 
 def _batch(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedJaggedTensor:
     values, lengths, *rest = leaves
     weights = rest.pop(0) if context["weighted"] else None
     strides = None if context["samples"] is None else strides_of_ranks(context["samples"])
-    keys, stride = list(context["keys"]), context["stride"]
     batch = KeyedJaggedTensor._from_parts(
-        keys, values, weights, lengths, None, stride, None, strides
+        list(context["keys"]), values, weights, lengths, None, context["stride"], None, strides
     )
     if context["inverse"] is not None:
-        batch._inverse_indices = (list(context["inverse"]), rest.pop(0))
+        return batch._with_inverse_indices((list(context["inverse"]), rest.pop(0)))
     return batch
 
 
-def _keyed_parts(keyed: KeyedTensor) -> Parts:
+def _keyed_leaves(keyed: KeyedTensor) -> Leaves:
     context = {
         "keys": list(keyed.keys()),
         "sizes": list(keyed.length_per_key()),
@@ -158,18 +179,20 @@ def _keyed(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedTensor:
 
 
 def _register(
-    kind: type, parts: Callable[[Any], Parts], unflatten: Callable[[Iterable[Any], Any], Any]
+    cls: type,
+    leaves_and_context: Callable[[Any], Leaves],
+    unflatten: Callable[[Iterable[Any], Any], Any],
 ) -> None:
     """Register one type as a node of a pytree."""
 
     def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-        leaves, context = parts(node)
+        leaves, context = leaves_and_context(node)
         present = [(name, leaf) for name, leaf in leaves.items() if leaf is not None]
         return [(pytree.GetAttrKey(name), leaf) for name, leaf in present], context
 
     def flatten(node: Any) -> tuple[list[Any], Any]:
-        named, context = flatten_with_keys(node)
-        return [leaf for _, leaf in named], context
+        leaves, context = leaves_and_context(node)
+        return [leaf for leaf in leaves.values() if leaf is not None], context
 
     def named(context: Any) -> dict[str, Any]:
         return context if isinstance(context, dict) else {"weighted": context}
@@ -183,6 +206,7 @@ def _register(
             and node.keys() != traced["keys"]
         ):
             node = node.permute([node.keys().index(key) for key in traced["keys"]])
+
         leaves, context = flatten(node)
         for name, value in named(context).items():
             if value != traced[name]:
@@ -192,13 +216,13 @@ def _register(
                 )
         return leaves
 
-    name = f"tutorec.sparse.jagged_tensor.{kind.__name__}"
+    name = f"tutorec.sparse.jagged_tensor.{cls.__name__}"
     pytree.register_pytree_node(
-        kind, flatten, unflatten, serialized_type_name=name, flatten_with_keys_fn=flatten_with_keys
+        cls, flatten, unflatten, serialized_type_name=name, flatten_with_keys_fn=flatten_with_keys
     )
-    torch.fx._pytree.register_pytree_flatten_spec(kind, flatten_as)
+    torch.fx._pytree.register_pytree_flatten_spec(cls, flatten_as)
 
 
-_register(JaggedTensor, _jagged_parts, _jagged)
-_register(KeyedJaggedTensor, _batch_parts, _batch)
-_register(KeyedTensor, _keyed_parts, _keyed)
+_register(JaggedTensor, _jagged_leaves, _jagged)
+_register(KeyedJaggedTensor, _batch_leaves, _batch)
+_register(KeyedTensor, _keyed_leaves, _keyed)

@@ -8,14 +8,13 @@ the device has come by; which id it was is searched only then::
 
     ids = check_ids(batch 1)   operators, copy of a flag          the program goes on
     lookup(ids)                ...
-    check_ids(batch 2)         report(wait=False): has batch 1's check run?  raise what it found
-    batch 2 .sync()            report(): wait for all checks, raise
+    check_ids(batch 2)         has batch 1's check run? raise what it found
+    batch 2 .sync()            wait for all checks, raise what they found
 """
 
 from bisect import bisect
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -33,18 +32,32 @@ _COLLECTIONS = 256
 FeatureRows = Sequence[tuple[str, str, int]]
 
 
-@dataclass
 class _Check:
-    """One check under way: where its flag arrives, and the batch, to search for what is wrong."""
+    """One check under way: where its flag arrives, and the batch, to search for what is wrong.
 
-    _batch: tuple[Tensor, Tensor, Tensor]
-    _keys: list[str]
-    _samples: list[int]
-    _feature_rows: FeatureRows
-    _arrived: Any = None
+    Args:
+        bad: Which ids are not rows ``[N]``.
+        ids: ``[N]``.
+        offsets: ``[L + 1]``.
+        keys: F feature names.
+        samples: Samples of each key.
+        feature_rows: As for ``check_ids``.
+    """
 
-    def __post_init__(self) -> None:
-        bad = self._batch[0]
+    def __init__(
+        self,
+        bad: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        keys: list[str],
+        samples: list[int],
+        feature_rows: FeatureRows,
+    ) -> None:
+        self._batch = (bad, ids, offsets)
+        self._keys = keys
+        self._samples = samples
+        self._feature_rows = feature_rows
+        self._arrived: Any = None
         self._flag = bad.any()
         if bad.is_cuda:
             self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(
@@ -70,23 +83,29 @@ class _Check:
                 self._arrived.synchronize()
         if not bool(self._flag):
             return None
+
         with suppress(RuntimeError):
-            for part in self._batch:
-                if part.is_cuda:  # The check may have run on another stream.
-                    part.record_stream(torch.cuda.current_stream(part.device))
-            bad, ids, offsets = (part.cpu() for part in self._batch)
-            at, starts = int(bad.nonzero()[0]), starts_of_keys(offsets, self._samples).tolist()
+            for tensor in self._batch:
+                if tensor.is_cuda:  # The check may have run on another stream.
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            bad, ids, offsets = (tensor.cpu() for tensor in self._batch)
+
+            position = int(bad.nonzero()[0])
+            starts = starts_of_keys(offsets, self._samples).tolist()
             # From 0 to F - 1 whatever the offsets hold.
-            feature = bisect(starts[1:-1], at)
-            key, number = self._keys[feature], int(ids[at])
-            first, last = starts[feature : feature + 2]
-            sample = bisect(offsets.tolist(), at) - 1 - sum(self._samples[:feature])
+            feature = bisect(starts[1:-1], position)
+            key = self._keys[feature]
+            number = int(ids[position])
+            first = starts[feature]
+            last = starts[feature + 1]
+            sample = bisect(offsets.tolist(), position) - 1 - sum(self._samples[:feature])
             outside = int(bad[first:last].sum())
             for name, table, rows in self._feature_rows:
                 if name == key and not 0 <= number < rows:
                     return ValueError(
                         bad_id(table, rows, key, sample, number, outside, last - first)
                     )
+
         tables = sorted({table for _, table, _ in self._feature_rows})
         return ValueError(
             f"a batch with the keys {self._keys} held ids that are not rows of tables {tables}; "
@@ -126,10 +145,10 @@ def bad_id(
     )
 
 
-def defer(
+def check_ids_on_device(
     ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows
 ) -> Tensor:
-    """Check a batch's ids where they are, without waiting for the result: ``report`` raises it.
+    """Check a batch's ids on their device; ``raise_deferred_id_errors`` raises what is wrong.
 
     Args:
         ids: ``[N]``, on any device.
@@ -144,9 +163,9 @@ def defer(
     Example:
         >>> import torch
         >>> ids, offsets = torch.tensor([3, 9]), torch.tensor([0, 1, 2])
-        >>> defer(ids, offsets, ["item"], [2], [("item", "t", 8)]).tolist()
+        >>> check_ids_on_device(ids, offsets, ["item"], [2], [("item", "t", 8)]).tolist()
         [3, 0]
-        >>> report()
+        >>> raise_deferred_id_errors()
         Traceback (most recent call last):
             ...
         ValueError: table 't' has 8 rows (ids 0 to 7), and feature 'item', sample 1, ...
@@ -156,6 +175,7 @@ def defer(
     """
     if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ids
+
     bounds = _bounds_of(tuple(keys), tuple(feature_rows), ids.device)
     if ids.is_cuda:  # They may have been made for a batch of another stream.
         bounds.record_stream(torch.cuda.current_stream(ids.device))
@@ -163,21 +183,22 @@ def defer(
     feature = torch.bucketize(torch.arange(ids.numel(), device=ids.device), starts, right=True)
     low, high = bounds.index_select(1, feature)
     bad = (ids < low) | (ids >= high)
-    _under_way.append(_Check((bad, ids, offsets), list(keys), samples, feature_rows))
+
+    _under_way.append(_Check(bad, ids, offsets, list(keys), samples, feature_rows))
     return torch.where(bad, 0, ids)
 
 
-def report(wait: bool = True) -> None:
+def raise_deferred_id_errors(block: bool = True) -> None:
     """Raise what a deferred check found; costs next to nothing when none is pending.
 
     Args:
-        wait: Whether to wait for checks that have not run yet, as a named sync point does anyway.
+        block: Whether to wait for checks that have not run yet, as a named sync point does anyway.
 
     Raises:
         ValueError: An id is not a row of its table. All other checks are forgotten then.
     """
     while _under_way:
-        if not (wait or len(_under_way) > _MOST or _under_way[0].ready()):
+        if not (block or len(_under_way) > _MOST or _under_way[0].ready()):
             return
         error = _under_way.pop(0).read()
         if error is not None:
@@ -193,7 +214,9 @@ def _bounds_of(
 
     They are there when this returns, whatever stream a later batch is checked on.
     """
-    low, high = dict.fromkeys(keys, _INT64.min), dict.fromkeys(keys, _INT64.max)
+    low = dict.fromkeys(keys, _INT64.min)
+    high = dict.fromkeys(keys, _INT64.max)
     for feature, _, rows in feature_rows:
-        low[feature], high[feature] = 0, min(rows, high[feature])
+        low[feature] = 0
+        high[feature] = min(rows, high[feature])
     return torch.tensor([[*low.values()], [*high.values()]], device=device)

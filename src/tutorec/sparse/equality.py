@@ -65,11 +65,11 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
     See Also:
         TorchRec's ``torchrec.sparse.jagged_tensor.kjt_is_equal``.
     """
-    parts = (
+    methods = (
         "keys stride stride_per_key length_per_key lengths values weights_or_none "
         "inverse_indices_or_none"
     )
-    return _agree(kjt_1, kjt_2, KeyedJaggedTensor, parts)
+    return _agree(kjt_1, kjt_2, KeyedJaggedTensor, methods)
 
 
 def kt_is_equal(kt_1: object, kt_2: object) -> bool:
@@ -94,20 +94,19 @@ def kt_is_equal(kt_1: object, kt_2: object) -> bool:
     return _agree(kt_1, kt_2, KeyedTensor, "keys length_per_key key_dim values")
 
 
-def _agree(one: object, two: object, kind: type, parts: str) -> bool:
-    """Whether both have one type and the same in each part."""
-    return (
-        isinstance(one, kind)
-        and isinstance(two, kind)
-        and all(_same(getattr(one, part)(), getattr(two, part)()) for part in parts.split())
-    )
+def _agree(left: object, right: object, cls: type, methods: str) -> bool:
+    """Whether both are of one type and their methods return the same."""
+    if not (isinstance(left, cls) and isinstance(right, cls)):
+        return False
+    return all(_same(getattr(left, name)(), getattr(right, name)()) for name in methods.split())
 
 
-def _same(one: Any, two: Any) -> bool:
-    """Whether two parts are equal; tensors have the same shape and close numbers."""
-    if isinstance(one, tuple) and isinstance(two, tuple):
-        return all(map(_same, one, two))
-    if not (isinstance(one, Tensor) and isinstance(two, Tensor)):
-        return type(one) is type(two) and one == two
-    common = torch.promote_types(one.dtype, two.dtype)
-    return one.shape == two.shape and torch.allclose(one.to(common), two.to(common))
+def _same(left: Any, right: Any) -> bool:
+    """Whether two values are equal; tensors have the same shape and close numbers."""
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return all(map(_same, left, right))
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        return type(left) is type(right) and left == right
+
+    common = torch.promote_types(left.dtype, right.dtype)
+    return left.shape == right.shape and torch.allclose(left.to(common), right.to(common))

@@ -13,7 +13,7 @@ from tutorec._kernels.backend import backend
 from tutorec._kernels.packed import are_rows
 from tutorec.sparse.deferred import FeatureRows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import checkable
+from tutorec.sparse.layout import checkable
 
 torch.fx.wrap("check_ids_in_graph")
 torch.fx.wrap("check_ids_by_fbgemm")
@@ -32,6 +32,7 @@ def leave_check(features: KeyedJaggedTensor, feature_rows: FeatureRows) -> None:
     rows = list(feature_rows)
     if not names:
         return
+
     if backend().name == "fbgemm":
         check_ids_by_fbgemm(features, names, least, torch.tensor(least) - 1, rows)
     else:
@@ -84,6 +85,7 @@ def check_ids_in_graph(
     if not is_scripting():  # noqa: SIM102 (TorchScript compiles both sides of an `and`)
         if not checkable(values):
             return
+
     if values.numel() > 0 and len(names) > 0:
         low, high = torch.aminmax(values)
         fit = int(low) >= 0 and int(high) < min(least)
@@ -130,7 +132,8 @@ def _fit_their_tables(features: KeyedJaggedTensor, names: list[str], least: list
                 if key == name:
                     limits[position] = rows
 
-    values, offsets = features.values(), features.offsets()
+    values = features.values()
+    offsets = features.offsets()
     if features.variable_stride_per_key():
         ends = [0]
         for samples in features.stride_per_key():
@@ -138,10 +141,11 @@ def _fit_their_tables(features: KeyedJaggedTensor, names: list[str], least: list
         offsets = offsets.index_select(0, torch.tensor(ends, device=offsets.device))
     else:
         offsets = offsets[:: features.stride()]
-    of_ids = torch.tensor(limits, device=values.device).repeat_interleave(
+
+    limit_per_id = torch.tensor(limits, device=values.device).repeat_interleave(
         offsets.diff(), output_size=values.numel()
     )
-    return bool(((values >= 0) & (values < of_ids)).all())
+    return bool(((values >= 0) & (values < limit_per_id)).all())
 
 
 def _refuse_ids(features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, int]]) -> None:
@@ -150,21 +154,25 @@ def _refuse_ids(features: KeyedJaggedTensor, feature_rows: list[tuple[str, str, 
     Raises:
         ValueError: There is one. The message is that of ``deferred.bad_id``.
     """
-    values, offsets, samples = features.values(), features.offsets(), features.stride_per_key()
+    values = features.values()
+    offsets = features.offsets()
+    samples = features.stride_per_key()
     for feature, table, rows in feature_rows:
         first_list = 0
         for position, key in enumerate(features.keys()):
             lists = samples[position]
             if key == feature:
-                start, stop = int(offsets[first_list]), int(offsets[first_list + lists])
-                ids = values[start:stop]
+                start = int(offsets[first_list])
+                ids = values[start : int(offsets[first_list + lists])]
                 wrong = torch.nonzero((ids < 0) | (ids >= rows))
                 if wrong.numel() > 0:
-                    at = int(wrong[0])
-                    sample = int((offsets <= start + at).sum()) - 1 - first_list
+                    position_in_ids = int(wrong[0])
+                    number = int(ids[position_in_ids])
+                    sample = int((offsets <= start + position_in_ids).sum()) - 1 - first_list
+
                     raise ValueError(
                         f"table '{table}' has {rows} rows (ids 0 to {rows - 1}), and feature "
-                        f"'{feature}', sample {sample}, holds id {int(ids[at])}; {wrong.shape[0]} "
+                        f"'{feature}', sample {sample}, holds id {number}; {wrong.shape[0]} "
                         f"of the feature's {ids.numel()} ids are outside: hash or clamp them to "
                         "rows, or give the table more rows"
                     )
@@ -178,19 +186,24 @@ def assert_ids(features: KeyedJaggedTensor, feature_rows: FeatureRows) -> None:
         features: The batch, whose numbers are not known.
         feature_rows: Feature, table and its rows R, as for ``check_ids``.
     """
-    index, values, lengths = features.index_per_key(), features.values(), features.lengths()
+    index = features.index_per_key()
+    values = features.values()
+    lengths = features.lengths()
+
     least: dict[int, tuple[int, str, str]] = {}
     for feature, table, rows in feature_rows:
         key = index[feature]
         least[key] = min(least.get(key, (rows, table, feature)), (rows, table, feature))
     ends = [least[key][0] if key in least else _LARGEST for key in range(len(index))]
     limits = torch.tensor(ends, device=values.device)
+
     lists = torch.arange(lengths.shape[0], device=values.device)
     lists = lists.repeat_interleave(lengths, output_size=values.shape[0])
     keys = lists // (lengths.shape[0] // len(index))
     wrong = (values < 0) | (values >= limits.index_select(0, keys))
     counts = torch.zeros_like(limits).index_add(0, keys, wrong.to(limits.dtype))
     fits = (counts == 0).unbind()
+
     for key, (rows, table, feature) in least.items():
         torch.ops.aten._assert_async(
             fits[key],

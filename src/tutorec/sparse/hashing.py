@@ -134,13 +134,14 @@ def hash_strings(strings: Sequence[str] | NDArray[np.str_]) -> Tensor:
         tensor([74, 11, 74])
     """
     encoded = []
-    for place, string in enumerate(strings):
+    for position, string in enumerate(strings):
         if not isinstance(string, str):
             raise ValueError(
-                f"hash_strings: number {place} is {string!r}, not a string: numbers go to "
+                f"hash_strings: number {position} is {string!r}, not a string: numbers go to "
                 "mixing_hash as they are"
             )
         encoded.append(string.encode("utf-8", "surrogatepass"))
+
     data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
     return torch.from_numpy(_fnv(data, lengths).view(np.int64))
@@ -152,14 +153,15 @@ def _fnv(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint
     starts = (np.cumsum(lengths) - lengths)[longest_first]
     ascending = np.sort(lengths)
     hashes = np.full(len(lengths), _FNV_BASIS)
-    for place in range(int(ascending[-1]) if len(ascending) else 0):
-        # Strings with a byte at this place are the first ones.
-        count = len(lengths) - int(np.searchsorted(ascending, place, side="right"))
-        at_place = data[starts[:count] + place]
-        hashes[:count] = (hashes[:count] ^ at_place) * _FNV_PRIME
-    found = np.empty_like(hashes)
-    found[longest_first] = hashes
-    return found
+    for position in range(int(ascending[-1]) if len(ascending) else 0):
+        # Strings with a byte at this position are the first ones.
+        count = len(lengths) - int(np.searchsorted(ascending, position, side="right"))
+        byte = data[starts[:count] + position]
+        hashes[:count] = (hashes[:count] ^ byte) * _FNV_PRIME
+
+    in_order = np.empty_like(hashes)
+    in_order[longest_first] = hashes
+    return in_order
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -168,7 +170,8 @@ def _shift(bits: Tensor, by: int) -> Tensor:
 
 
 # Fibonacci hashing: the golden ratio's bits, an odd factor, and what undoes it modulo 2**64.
-_FACTOR, _FACTOR_UNDONE = _signed(_GOLDEN), _signed(pow(_GOLDEN, -1, 1 << 64))
+_FACTOR = _signed(_GOLDEN)
+_FACTOR_UNDONE = _signed(pow(_GOLDEN, -1, 1 << 64))
 
 
 def mix_bits(ids: Tensor) -> Tensor:
@@ -241,6 +244,7 @@ class Collisions:
     def partners(self, id: int) -> list[int]:
         """The other ids in the row of this one."""
         rows = self.row_of_id[self.distinct == id]
+
         shared = torch.isin(self.row_of_id, rows) & (self.distinct != id)
         return self.distinct[shared].tolist()
 
@@ -282,6 +286,7 @@ def collision_meter(
     row_of_id = hash(distinct, rows)
     occupied, index, sizes = row_of_id.unique(return_inverse=True, return_counts=True)
     collides = sizes[index] > 1
+
     return Collisions(
         rows=rows,
         ids=distinct.numel(),

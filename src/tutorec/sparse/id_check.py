@@ -14,11 +14,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from tutorec.sparse.deferred import FeatureRows, defer, report
+from tutorec.sparse.deferred import FeatureRows, check_ids_on_device, raise_deferred_id_errors
 from tutorec.sparse.graph_ids import assert_ids, leave_check
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import checkable
 from tutorec.sparse.refuse import refuse_batch
-from tutorec.sparse.validate import checkable
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
@@ -72,45 +72,56 @@ def check_ids(
         return features
     if not hasattr(features, "stride_per_key"):
         refuse_batch("a collection of tables", features)
-    keys, known = features.keys(), features.index_per_key()
+    keys = features.keys()
+    known = features.index_per_key()
+    values = features.values()
+    weights = features.weights_or_none()
     for feature, table, _ in feature_rows:
         if feature not in known:
             raise KeyError(
                 f"the batch has no feature {feature!r}, which table {table!r} reads; its keys are "
                 f"{list(keys)}"
             )
-    check_weights(features, weighted, tables)
-    values = features.values()
+    if weighted is not None:
+        check_weights(features, weighted, tables)
+
     if not checkable(values) or not feature_rows:
         if type(values) is Tensor and values.is_meta:
             _check_meta(keys, tables)
         elif feature_rows and torch.compiler.is_exporting():
             assert_ids(features, feature_rows)
         return features
+
     if values.dtype not in _INDEX_TYPES:
         raise ValueError(
             "ids must be int32 or int64 to be looked up, and the batch's values are "
             f"{values.dtype} (features {keys}); convert them: values.long()"
         )
-    weights = features.weights_or_none() if weighted else None
-    if values.dim() != 1 or (weights is not None and weights.dim() != 1):
-        shapes = [str(list(part.shape)) for part in (values, weights) if part is not None]
+    used_weights = weights if weighted else None
+    if values.dim() != 1 or (used_weights is not None and used_weights.dim() != 1):
+        shapes = [list(values.shape)]
+        if used_weights is not None:
+            shapes.append(list(used_weights.shape))
         raise ValueError(
             "ids to be looked up are one list, [N], one after the other, and the batch's values "
-            f"have shape {' and weights '.join(shapes)}"
+            f"have shape {' and weights '.join(map(str, shapes))}"
         )
+
     if not values.is_cpu:
         # To ask for events of a stream whose work is captured would end the capture.
         if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
-            report(wait=False)
-        safe = defer(values, features.offsets(), keys, features.stride_per_key(), feature_rows)
-        return features if safe is values else features._with_ids(safe, features.weights_or_none())
+            raise_deferred_id_errors(block=False)
+        samples = features.stride_per_key()
+        safe_ids = check_ids_on_device(values, features.offsets(), keys, samples, feature_rows)
+        return features if safe_ids is values else features._with_ids(safe_ids, weights)
+
     features._check_numbers()
     if values.numel() == 0:
         return features
-    low, high = _ends(values)
+
+    low, high = _smallest_and_largest(values)
     if low < 0 or high >= min([rows for _, _, rows in feature_rows]):
-        _check_each(features, feature_rows, low < 0)
+        _check_each_feature(features, feature_rows, low < 0)
     return features
 
 
@@ -127,13 +138,14 @@ def check_weights(
     Raises:
         ValueError: Weights are missing.
     """
-    given, keys = features.weights_or_none() is not None, list(features.keys())
-    if weighted and not given:
+    has_weights = features.weights_or_none() is not None
+    keys = list(features.keys())
+    if weighted and not has_weights:
         raise ValueError(
             f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no "
             "weights; build it with weights=, or make the collection with is_weighted=False"
         )
-    if weighted is False and given and tables is not None and tables not in _warned:
+    if weighted is False and has_weights and tables is not None and tables not in _warned:
         _warned.add(tables)
         warnings.warn(
             f"{type(tables).__name__}: the batch (keys {keys}) has weights, and the collection is "
@@ -147,15 +159,16 @@ def _check_meta(keys: Sequence[str], tables: nn.Module | None) -> None:
     """Refuse ids without values for tables with them: the lookup would read unwritten memory."""
     if tables is None:
         return
-    for part in (*tables.parameters(), *tables.buffers()):
-        if not part.is_meta:
+
+    for tensor in (*tables.parameters(), *tables.buffers()):
+        if not tensor.is_meta:
             raise ValueError(
-                f"the batch (keys {list(keys)}) is on meta and the tables are on {part.device}: "
+                f"the batch (keys {list(keys)}) is on meta and the tables are on {tensor.device}: "
                 "use one device, a batch with numbers, or tables that were made with device='meta'"
             )
 
 
-def _ends(values: Tensor) -> tuple[float, float]:
+def _smallest_and_largest(values: Tensor) -> tuple[float, float]:
     """The smallest and the largest id; a few ids are compared in Python, in half the time."""
     if values.numel() <= _FEW_IDS:
         numbers = values.tolist()
@@ -164,13 +177,16 @@ def _ends(values: Tensor) -> tuple[float, float]:
     return low.item(), high.item()
 
 
-def _check_each(features: KeyedJaggedTensor, feature_rows: FeatureRows, any_negative: bool) -> None:
+def _check_each_feature(
+    features: KeyedJaggedTensor, feature_rows: FeatureRows, any_negative: bool
+) -> None:
     """Check feature by feature: the largest id, and the smallest if any is negative."""
-    index, values = features.index_per_key(), features.values()
-    of_keys = values.split_with_sizes(features.length_per_key())
+    index = features.index_per_key()
+    values = features.values()
+    ids_per_key = values.split_with_sizes(features.length_per_key())
     for feature, _, rows in feature_rows:
-        ids = of_keys[index[feature]]
+        ids = ids_per_key[index[feature]]
         if ids.numel() and (int(ids.max()) >= rows or (any_negative and int(ids.min()) < 0)):
             samples = features.stride_per_key()
-            defer(values, features.offsets(), features.keys(), samples, feature_rows)
-            report()  # finds the first such id, and raises
+            check_ids_on_device(values, features.offsets(), features.keys(), samples, feature_rows)
+            raise_deferred_id_errors()  # finds the first such id, and raises

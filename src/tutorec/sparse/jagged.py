@@ -12,17 +12,19 @@ from tutorec._check import is_int
 from tutorec._kernels.jagged import jagged_to_padded_dense
 from tutorec.awaitable import proxies_in
 from tutorec.sparse.layout import (
+    checkable,
     lengths_of_either,
     lengths_of_offsets,
     offsets_of_either,
     offsets_of_lengths,
+    optional_to,
 )
 from tutorec.sparse.refuse import refuse_lists, require_tensors
-from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_complex
+from tutorec.sparse.validate import check_form, count_ids, refuse_complex
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 for _name in (
-    "first_entries lengths_of_either lengths_of_offsets lists_of longest moved "
+    "first_entries lengths_of_either lengths_of_offsets lists_of longest "
     "offsets_of_either offsets_of_lengths optional_first_entries padded_rows _empty_like "
     "_from_dense"
 ).split():
@@ -47,8 +49,7 @@ class _SeenAsProxy:
     @property
     def tracer(self) -> Any:
         """The tracer of the first proxy among the parts."""
-        parts = [getattr(self, name) for name in _plain(type(self)).__slots__]
-        return proxies_in(parts)[0].tracer
+        return proxies_in(constructor_arguments(self))[0].tracer
 
     @property
     def node(self) -> Any:
@@ -59,46 +60,60 @@ class _SeenAsProxy:
 
     def lengths(self) -> Any:
         """Ids per list."""
-        given: Any = self
-        if given._lengths is None or given._offsets is None:
+        lengths = stored(self, "lengths")
+        offsets = stored(self, "offsets")
+        if lengths is None or offsets is None:
             return super().lengths()  # type: ignore[misc]
-        return lengths_of_either(given._lengths, given._offsets)
+        return lengths_of_either(lengths, offsets)
 
     def offsets(self) -> Any:
         """Where each list starts."""
-        given: Any = self
-        if given._lengths is None or given._offsets is None:
+        lengths = stored(self, "lengths")
+        offsets = stored(self, "offsets")
+        if lengths is None or offsets is None:
             return super().offsets()  # type: ignore[misc]
-        return offsets_of_either(given._lengths, given._offsets)
+        return offsets_of_either(lengths, offsets)
 
 
-_proxy_kinds: dict[type, type] = {}
+_proxy_classes: dict[type, type] = {}
 
 
-def kind_of(kind: type, values: Any) -> Any:
-    """The class of a jagged type that holds these values: ``kind``, or its proxy variant.
+def class_for(cls: type, values: Any) -> Any:
+    """The class of a jagged type that holds these values: ``cls``, or its proxy variant.
 
     Args:
-        kind: One of the jagged types.
-        values: Its values: a tensor, or what stands for one.
+        cls: A jagged type.
+        values: Its values: a tensor, or a proxy of one.
     """
     if isinstance(values, Tensor) or not proxies_in(values):
-        return kind
-    if kind not in _proxy_kinds:
-        names = {"__slots__": (), "__module__": kind.__module__}
-        _proxy_kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), names)
-    return _proxy_kinds[kind]
+        return cls
+
+    if cls not in _proxy_classes:
+        attributes = {"__slots__": (), "__module__": cls.__module__}
+        _proxy_classes[cls] = type(cls.__name__, (_SeenAsProxy, cls), attributes)
+    return _proxy_classes[cls]
 
 
-def _plain(kind: Any) -> Any:
+def _plain(cls: Any) -> Any:
     """The class itself, of one that is seen as a proxy."""
-    return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
+    return cls.__mro__[2] if issubclass(cls, _SeenAsProxy) else cls
 
 
-def tensors_of(jagged: Any, *more: str) -> list[Tensor]:
-    """Values, weights, lengths, offsets and ``more``, as far as they are there."""
-    parts = [getattr(jagged, f"_{name}", None) for name in (*_TENSORS, *more)]
-    return [part for part in tree_leaves(parts) if isinstance(part, Tensor)]
+def stored(jagged: Any, name: str) -> Any:
+    """An argument of a jagged type as it or its layout stores it; None if it is not stored."""
+    own = hasattr(jagged, f"_{name}")
+    return getattr(jagged if own else getattr(jagged, "_layout", None), f"_{name}", None)
+
+
+def constructor_arguments(jagged: Any) -> dict[str, Any]:
+    """The arguments of a constructor that makes the same."""
+    return {name: stored(jagged, name) for name in jagged._arguments.split()}
+
+
+def stored_tensors(jagged: Any, *more: str) -> list[Tensor]:
+    """Values, weights, lengths, offsets and ``more``, without what is not stored."""
+    arguments = [stored(jagged, name) for name in (*_TENSORS, *more)]
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
 # Methods of all three types, under other names there, so that TorchScript does not compile them.
@@ -106,28 +121,28 @@ def tensors_of(jagged: Any, *more: str) -> list[Tensor]:
 
 def sharing(self: Any) -> Any:
     """One that shares the tensors."""
-    made = object.__new__(type(self))
+    copied = object.__new__(type(self))
     for name in _plain(type(self)).__slots__:
-        setattr(made, name, getattr(self, name))
-    return made
+        setattr(copied, name, getattr(self, name))
+    return copied
 
 
 def constructor_call(self: Any, tracer: Any) -> Any:
     """What stands for it where it leaves a traced graph: a call of its constructor."""
-    parts = {name: getattr(self, f"_{name}") for name in self._arguments.split()}
-    return tracer.create_node("call_function", _plain(type(self)), (), tracer.create_arg(parts))
+    arguments = tracer.create_arg(constructor_arguments(self))
+    return tracer.create_node("call_function", _plain(type(self)), (), arguments)
 
 
 def read_on_stream(self: Any, stream: Any) -> None:
     """Tell the allocator that ``stream`` reads the tensors."""
-    for part in tensors_of(self, "inverse_indices"):
-        part.record_stream(stream)
+    for tensor in stored_tensors(self, "inverse_indices"):
+        tensor.record_stream(stream)
 
 
 def bytes_of(self: Any) -> int:
     """Bytes of all tensors, those of strides and inverse indices among them."""
-    parts = tensors_of(self, "inverse_indices", "stride_per_key_per_rank")
-    return sum(part.nbytes for part in parts)
+    tensors = stored_tensors(self, "inverse_indices", "stride_per_key_per_rank")
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def object_text(self: object) -> str:
@@ -180,6 +195,7 @@ class JaggedTensor:
         self._weights = weights
         self._lengths = lengths
         self._offsets = offsets
+
         if lengths is None and offsets is None:
             raise ValueError(
                 "JaggedTensor: neither lengths nor offsets given; one of them says where "
@@ -225,6 +241,7 @@ class JaggedTensor:
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and weights."""
         if not is_scripting():
             _check_dense_lengths(values, lengths, weights)
+
         first_weights: Tensor | None = None
         if weights is not None:
             first_weights = optional_first_entries(weights, lengths)
@@ -317,14 +334,10 @@ class JaggedTensor:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "JaggedTensor":
         """A copy on ``device``; the parts themselves where they are there already."""
-        weights, lengths = (
-            optional_to(self._weights, device, non_blocking),
-            optional_to(self._lengths, device, non_blocking),
-        )
-        values, offsets = (
-            self._values.to(device, non_blocking=non_blocking),
-            optional_to(self._offsets, device, non_blocking),
-        )
+        values = self._values.to(device, non_blocking=non_blocking)
+        weights = optional_to(self._weights, device, non_blocking)
+        lengths = optional_to(self._lengths, device, non_blocking)
+        offsets = optional_to(self._offsets, device, non_blocking)
         if is_scripting():
             return JaggedTensor(values, weights, lengths, offsets)
         else:
@@ -344,18 +357,22 @@ class JaggedTensor:
     @torch.jit.unused
     def _check(self) -> None:
         """Check the form of what a caller gave, and on the CPU the numbers."""
-        values, lengths, offsets = self._values, self._lengths, self._offsets
+        values = self._values
+        lengths = self._lengths
+        offsets = self._offsets
         if type(values) is not Tensor:
             require_tensors("JaggedTensor", {"values": values})
-            self.__class__ = kind_of(JaggedTensor, values)
+            self.__class__ = class_for(JaggedTensor, values)
         if not checkable(values):
             return
+
         try:
             lists = check_form("JaggedTensor", values, self._weights, lengths, offsets)
         except AttributeError:
-            parts = {"weights": self._weights, "lengths": lengths, "offsets": offsets}
-            require_tensors("JaggedTensor", parts, optional=True)
+            tensors = {"weights": self._weights, "lengths": lengths, "offsets": offsets}
+            require_tensors("JaggedTensor", tensors, optional=True)
             raise
+
         if values.is_cpu and count_ids(values.shape[0], lengths, offsets, [lists]) is None:
             refuse_lists("JaggedTensor", values.shape[0], lengths, offsets)
 
@@ -378,7 +395,7 @@ def jagged_from_parts(
         return JaggedTensor(values, weights, lengths, offsets)
     else:
         jagged = object.__new__(
-            JaggedTensor if type(values) is Tensor else kind_of(JaggedTensor, values)
+            JaggedTensor if type(values) is Tensor else class_for(JaggedTensor, values)
         )
         jagged._values = values
         jagged._weights = weights
@@ -393,6 +410,7 @@ def _empty_like(jt: JaggedTensor, device: torch.device | None) -> JaggedTensor:
         weights = None if weights is None else weights.new_empty([0])
         lengths = jt.lengths().new_empty([0])
         return jagged_from_parts(jt._values.new_empty([0]), weights, lengths, None)
+
     return jagged_from_parts(
         torch.empty_like(jt._values, device=device),
         optional_empty_like(weights, device),
@@ -406,8 +424,8 @@ def _require_lists(values: Any, weights: Any) -> None:
     for name, lists in (("values", values), ("weights", weights)):
         if isinstance(lists, Proxy) or lists is None or set(map(type, lists)) <= {Tensor}:
             continue
-        for sample, part in enumerate(lists):
-            require_tensors("JaggedTensor.from_dense", {f"{name}[{sample}]": part})
+        for sample, sample_list in enumerate(lists):
+            require_tensors("JaggedTensor.from_dense", {f"{name}[{sample}]": sample_list})
 
 
 def _from_dense(values: list[Tensor], weights: list[Tensor] | None) -> JaggedTensor:
@@ -415,6 +433,7 @@ def _from_dense(values: list[Tensor], weights: list[Tensor] | None) -> JaggedTen
         raise ValueError(
             "JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one"
         )
+
     sizes = [value.size(0) for value in values]
     joined_weights: Tensor | None = None
     if weights is not None:
@@ -432,6 +451,7 @@ def _from_dense(values: list[Tensor], weights: list[Tensor] | None) -> JaggedTen
                 )
         joined_weights = torch.cat(weights)
         refuse_complex("JaggedTensor.from_dense", joined_weights)
+
     lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
     return jagged_from_parts(torch.cat(values), joined_weights, lengths, None)
 
@@ -454,33 +474,24 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
         raise ValueError(
             f"{owner}.copy_: the {has} has weights and the {lacks} has no weights; {remedy}"
         )
-    given, room = [(list(part._values.shape), part.lengths().numel()) for part in (source, target)]
-    if given != room:
+
+    shape = list(source._values.shape)
+    target_shape = list(target._values.shape)
+    lists = source.lengths().numel()
+    target_lists = target.lengths().numel()
+    if shape != target_shape or lists != target_lists:
         raise ValueError(
-            f"{owner}.copy_: the source has values of shape {given[0]} and {given[1]} lengths, and "
-            f"the target has room for {room[0]} and {room[1]}; {remedy}"
+            f"{owner}.copy_: the source has values of shape {shape} and {lists} lengths, and "
+            f"the target has room for {target_shape} and {target_lists}; {remedy}"
         )
+
     for name in _TENSORS:
-        part = getattr(target, f"_{name}")
-        if part is not None:
-            part.copy_(getattr(source, name)(), non_blocking=non_blocking)
-
-
-def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
-    """The tensor on a device, itself if it is there already; None for None."""
-    if tensor is None:
-        return None
-    return moved(tensor, device, non_blocking)
+        tensor = stored(target, name)
+        if tensor is not None:
+            tensor.copy_(getattr(source, name)(), non_blocking=non_blocking)
 
 
 # As in ``layout.py``, the next functions give None for None, which a traced graph may hand over.
-
-
-def moved(tensor: Tensor, device: torch.device, non_blocking: bool) -> Tensor:
-    """The tensor on a device, itself if it is there already."""
-    if tensor is None:
-        return tensor
-    return tensor.to(device, non_blocking=non_blocking)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -499,11 +510,11 @@ def optional_empty_like(tensor: Tensor | None, device: torch.device) -> Tensor |
 
 def lists_text(jagged: JaggedTensor, between: str) -> str:
     """Its lists as text, ``[[1, 2], [], [3]]``; with weights values, ``between`` and weights."""
-    values, weights = jagged.to_dense(), jagged.to_dense_weights()
-    text = str([part.tolist() for part in values])
+    text = str([values.tolist() for values in jagged.to_dense()])
+    weights = jagged.to_dense_weights()
     if weights is None:
         return text
-    return f'"values": {text},{between}"weights": {[part.tolist() for part in weights]}'
+    return f'"values": {text},{between}"weights": {[numbers.tolist() for numbers in weights]}'
 
 
 def lists_of(values: Tensor, lengths: Tensor) -> list[Tensor]:
@@ -552,6 +563,7 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
                     f"{values.dtype}, which the values are; pad them with a whole number, or "
                     "convert them first: values.float()"
                 )
+
     return jagged_to_padded_dense(values, offsets, width, padding)
 
 
@@ -574,6 +586,7 @@ def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None
     require_tensors(where, {"weights": weights}, optional=True)
     if not checkable(values):
         return
+
     if values.dim() < 2 or lengths.shape != values.shape[:1]:
         raise ValueError(
             f"{where}: values have shape {list(values.shape)} and lengths {list(lengths.shape)}; "

@@ -6,15 +6,15 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import (
     bytes_of,
+    class_for,
     constructor_call,
-    kind_of,
     object_text,
     read_on_stream,
     sharing,
 )
-from tutorec.sparse.layout import positions, running_sum
+from tutorec.sparse.layout import checkable, positions, running_sum
 from tutorec.sparse.refuse import require_tensors
-from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list
+from tutorec.sparse.validate import check_keys, check_positions, key_list
 
 
 class KeyedTensor:
@@ -85,13 +85,14 @@ class KeyedTensor:
     ) -> "KeyedTensor":
         """A keyed tensor from parts that fit, unchecked; lists are kept, not copied."""
         keyed = object.__new__(
-            KeyedTensor if type(values) is Tensor else kind_of(KeyedTensor, values)
+            KeyedTensor if type(values) is Tensor else class_for(KeyedTensor, values)
         )
         keyed._keys = keys
         keyed._length_per_key = length_per_key
         keyed._values = values
         keyed._key_dim = key_dim
-        keyed._offset_per_key = keyed._index_per_key = None
+        keyed._offset_per_key = None
+        keyed._index_per_key = None
         return keyed
 
     @staticmethod
@@ -104,8 +105,9 @@ class KeyedTensor:
                 f"KeyedTensor.from_tensor_list: {len(keys)} keys {keys} for {len(tensors)} tensors"
             )
         if not is_scripting():
-            parts = {f"tensors[{place}]": tensor for place, tensor in enumerate(tensors)}
-            require_tensors("KeyedTensor.from_tensor_list", parts)
+            named = {f"tensors[{index}]": tensor for index, tensor in enumerate(tensors)}
+            require_tensors("KeyedTensor.from_tensor_list", named)
+
         sizes = [tensor.size(key_dim) for tensor in tensors]
         return KeyedTensor(keys, sizes, torch.cat(tensors, dim=cat_dim), key_dim, None, None)
 
@@ -150,6 +152,7 @@ class KeyedTensor:
         index = self.index_per_key()
         if key not in index:
             raise KeyError(f"KeyedTensor has no key '{key}'; its keys are {self._keys}")
+
         position = index[key]
         return self._values.narrow(
             self._key_dim, self.offset_per_key()[position], self._length_per_key[position]
@@ -157,18 +160,20 @@ class KeyedTensor:
 
     def to_dict(self) -> dict[str, Tensor]:
         """Every slice by name: views."""
-        out: dict[str, Tensor] = {}
+        columns: dict[str, Tensor] = {}
         if len(self._keys) == 0:
-            return out
+            return columns
+
         slices = self._values.split_with_sizes(self._length_per_key, self._key_dim)
         for position, key in enumerate(self._keys):
-            out[key] = slices[position]
-        return out
+            columns[key] = slices[position]
+        return columns
 
     def permute(self, indices: list[int]) -> "KeyedTensor":
         """The keyed tensor with key ``indices[i]`` at position i; keys may be left out."""
         check_positions("KeyedTensor.permute", indices, self._keys)
         slices = self._values.split_with_sizes(self._length_per_key, self._key_dim)
+
         keys = [self._keys[index] for index in indices]
         sizes = [self._length_per_key[index] for index in indices]
         values = self._values.narrow(self._key_dim, 0, 0)
@@ -190,6 +195,7 @@ class KeyedTensor:
             raise ValueError(
                 f"KeyedTensor.regroup_as_dict: {len(groups)} groups for {len(keys)} keys {keys}"
             )
+
         regrouped = regroup_keyed(keyed_tensors, groups)
         return {key: regrouped[position] for position, key in enumerate(keys)}
 
@@ -207,7 +213,10 @@ class KeyedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
-        entries = [f'    "{key}": {part.tolist()}' for key, part in self.to_dict().items()]
+        entries: list[str] = []
+        for key, columns in self.to_dict().items():
+            entries.append(f'    "{key}": {columns.tolist()}')
+
         return "KeyedTensor({\n" + ",\n".join(entries) + "\n})\n" if entries else "KeyedTensor()\n"
 
 
@@ -248,9 +257,10 @@ def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> 
         if len(keys) == 1:
             slices[keys[0]] = keyed.values()
         else:
-            parts = keyed.values().split_with_sizes(keyed.length_per_key(), keyed.key_dim())
+            columns = keyed.values().split_with_sizes(keyed.length_per_key(), keyed.key_dim())
             for index, name in enumerate(keys):
-                slices[name] = parts[index]
+                slices[name] = columns[index]
+
     if len(slices) != len(names):
         raise ValueError(
             f"regroup: a key is in more than one keyed tensor: {names}; rename it in one"
@@ -258,22 +268,24 @@ def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> 
     dim = dims[0] if len(dims) > 0 else 1
     if dims.count(dim) != len(dims):
         raise ValueError(f"regroup: keyed tensors cut different dimensions {dims}; use one key_dim")
-    out: list[Tensor] = []
+
+    regrouped: list[Tensor] = []
     for group in groups:
-        columns: list[Tensor] = []
+        group_slices: list[Tensor] = []
         for name in group:
             if name not in slices:
                 raise KeyError(
                     f"regroup: group {group} wants key '{name}', and the keyed tensors have {names}"
                 )
-            columns.append(slices[name])
-        if len(columns) > 0:
-            out.append(torch.cat(columns, dim=dim))
+            group_slices.append(slices[name])
+
+        if len(group_slices) > 0:
+            regrouped.append(torch.cat(group_slices, dim=dim))
         elif len(keyed_tensors) > 0:
-            out.append(keyed_tensors[0].values().narrow(dim, 0, 0))
+            regrouped.append(keyed_tensors[0].values().narrow(dim, 0, 0))
         else:
             raise ValueError("regroup: a group names no key, and no keyed tensor says what B is")
-    return out
+    return regrouped
 
 
 torch.fx.wrap("regroup_keyed")
@@ -283,15 +295,14 @@ def _check(keyed: KeyedTensor) -> None:
     """Check that keys and lengths describe the values."""
     if type(keyed._values) is not Tensor:
         require_tensors("KeyedTensor", {"values": keyed._values})
-        keyed.__class__ = kind_of(KeyedTensor, keyed._values)
+        keyed.__class__ = class_for(KeyedTensor, keyed._values)
     if not checkable(keyed._values):
         return
-    keys, lengths, dim, shape = (
-        keyed._keys,
-        keyed._length_per_key,
-        keyed._key_dim,
-        keyed._values.shape,
-    )
+
+    keys = keyed._keys
+    lengths = keyed._length_per_key
+    dim = keyed._key_dim
+    shape = keyed._values.shape
     if not keys and not lengths:
         return
     check_keys("KeyedTensor", keys)
@@ -310,7 +321,9 @@ def _check(keyed: KeyedTensor) -> None:
             f"{shape[dim]} columns (shape {list(shape)}, key_dim {dim}) for keys {keys}; no length "
             "is negative"
         )
-    starts, index = keyed._offset_per_key, keyed._index_per_key
+
+    starts = keyed._offset_per_key
+    index = keyed._index_per_key
     if starts is not None and list(starts) != running_sum(lengths):
         raise ValueError(
             f"KeyedTensor: offset_per_key is {starts}, and length_per_key {lengths}; leave it out"

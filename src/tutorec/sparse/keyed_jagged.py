@@ -1,6 +1,5 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -10,74 +9,56 @@ from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils._pytree import tree_map_only
 
-from tutorec.sparse.deferred import report
+from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.sparse.jagged import (
     JaggedTensor,
     bytes_of,
     cast,
+    class_for,
     constructor_call,
     copy_numbers,
     jagged_from_parts,
-    kind_of,
     lists_text,
     object_text,
     read_on_stream,
     sharing,
-    tensors_of,
+    stored_tensors,
 )
 from tutorec.sparse.layout import (
-    FEW_LISTS,
+    KeyedLayout,
+    checkable,
     ids_by_offsets,
     ids_per_key,
-    lengths_of_offsets,
     offsets_of_lengths,
+    optional_to,
     permute_segments,
-    positions,
     rows_between,
-    running_sum,
     segment_sums,
     split_optional,
-    stride_of,
     strides_as_lists,
-    strides_of,
     strides_of_ranks,
 )
 from tutorec.sparse.refuse import (
-    check_inverse,
     check_joined,
-    check_stride_per_key,
-    refuse_list_count,
-    refuse_lists,
     require_features,
     require_tensors,
 )
 from tutorec.sparse.validate import (
-    check_form,
-    check_keys,
-    check_names,
+    check_layout,
+    check_numbers,
     check_positions,
     check_segments,
-    check_strides,
-    checkable,
-    count_ids,
     key_list,
     refuse_wrapping,
 )
 
 _BATCH = "KeyedJaggedTensor"
-# What a caller may give although it follows from the other arguments.
-_DERIVED = ("_length_per_key", "_offset_per_key", "_lengths_offset_per_key", "_index_per_key")
-_derived = attrgetter(*_DERIVED)
-# The keys that were last found to be distinct: most batches of a program have the same ones.
-_distinct: list[str] = []
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not
-# have, and TorchScript compiles them as they stand.
+# have, and TorchScript compiles them as they are.
 for _name in (
-    "cast ids_by_offsets lengths_of_offsets "
-    "offsets_of_lengths permute_segments rows_between running_sum segment_sums stride_of "
-    "strides_as_lists strides_of strides_of_ranks _concat _dist_init _empty_like _for_labels "
-    "_from_jt_dict _inverse_on _strides_that_differ"
+    "cast ids_by_offsets offsets_of_lengths permute_segments rows_between segment_sums "
+    "strides_as_lists strides_of_ranks _concat _dist_init _by_label _empty_like _from_jt_dict"
 ).split():
     torch.fx.wrap(_name)
 
@@ -142,13 +123,7 @@ class KeyedJaggedTensor:
         ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
     """
 
-    # fmt: off
-    __slots__ = (
-        "_index_per_key", "_inverse_indices", "_jt_dict", "_keys", "_length_per_key", "_lengths",
-        "_lengths_offset_per_key", "_offset_per_key", "_offsets", "_stride", "_stride_per_key",
-        "_stride_per_key_per_rank", "_unchecked", "_values", "_weights",
-    )
-    # fmt: on
+    __slots__ = ("_jt_dict", "_layout", "_values", "_weights")
 
     def __init__(
         self,
@@ -167,28 +142,37 @@ class KeyedJaggedTensor:
         jt_dict: dict[str, JaggedTensor] | None = None,
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> None:
-        self._keys = keys
         self._values = values
         self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
-        self._stride = stride
-        ranks = stride_per_key_per_rank
-        self._stride_per_key_per_rank: Tensor | None = (
-            None if ranks is None else strides_of_ranks(ranks)
-        )
-        self._stride_per_key = stride_per_key
-        self._length_per_key = length_per_key
-        self._lengths_offset_per_key = lengths_offset_per_key
-        self._offset_per_key = offset_per_key
-        self._index_per_key = index_per_key
         self._jt_dict = jt_dict
-        self._inverse_indices = inverse_indices
-        # True until the first use that checks that lengths and offsets describe the ids, then None.
-        unchecked: bool | None = None  # named for TorchScript, which else takes it for a NoneType
-        self._unchecked = unchecked
+
+        ranks: Tensor | None = None
+        if stride_per_key_per_rank is not None:
+            ranks = strides_of_ranks(stride_per_key_per_rank)
+        layout = KeyedLayout(keys, lengths, offsets, stride, ranks, length_per_key, inverse_indices)
+        layout._stride_per_key = stride_per_key
+        layout._lengths_offset_per_key = lengths_offset_per_key
+        layout._offset_per_key = offset_per_key
+        layout._index_per_key = index_per_key
+
+        self._layout = layout
         if not is_scripting():
             self._accept()
+
+    @staticmethod
+    @torch.jit.unused
+    def _from_layout(
+        values: Tensor, weights: Tensor | None, layout: KeyedLayout
+    ) -> "KeyedJaggedTensor":
+        """A batch over a layout that is known to fit, unchecked."""
+        batch = object.__new__(
+            KeyedJaggedTensor if type(values) is Tensor else class_for(KeyedJaggedTensor, values)
+        )
+        batch._values = values
+        batch._weights = weights
+        batch._layout = layout
+        batch._jt_dict = None
+        return batch
 
     @staticmethod
     @torch.jit.unused
@@ -202,20 +186,31 @@ class KeyedJaggedTensor:
         length_per_key: list[int] | None = None,
         stride_per_key_per_rank: Tensor | None = None,
     ) -> "KeyedJaggedTensor":
-        """A batch from parts that are known to fit, unchecked."""
+        """A batch from parts that are known to fit, unchecked.
+
+        No constructor is called: an exchange and a split build many batches.
+        """
+        layout = object.__new__(KeyedLayout)
+        layout._keys = keys
+        layout._lengths = lengths
+        layout._offsets = offsets
+        layout._stride = stride
+        layout._stride_per_key_per_rank = stride_per_key_per_rank
+        layout._length_per_key = length_per_key
+        layout._inverse_indices = None
+        layout._checked = True
+        layout._stride_per_key = None
+        layout._lengths_offset_per_key = None
+        layout._offset_per_key = None
+        layout._index_per_key = None
+
         batch = object.__new__(
-            KeyedJaggedTensor if type(values) is Tensor else kind_of(KeyedJaggedTensor, values)
+            KeyedJaggedTensor if type(values) is Tensor else class_for(KeyedJaggedTensor, values)
         )
-        batch._keys, batch._values, batch._weights = keys, values, weights
-        batch._lengths = lengths
-        batch._offsets = offsets
-        batch._stride = stride
-        batch._stride_per_key_per_rank = stride_per_key_per_rank
-        batch._length_per_key = length_per_key
-        batch._stride_per_key = batch._lengths_offset_per_key = batch._offset_per_key = (
-            batch._index_per_key
-        ) = None
-        batch._jt_dict = batch._inverse_indices = batch._unchecked = None
+        batch._values = values
+        batch._weights = weights
+        batch._layout = layout
+        batch._jt_dict = None
         return batch
 
     @staticmethod
@@ -279,8 +274,8 @@ class KeyedJaggedTensor:
         """A batch without keys and samples."""
         keys: list[str] = []
         lists = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
-        values, weights, lengths = lists.values(), lists.weights_or_none(), lists.lengths()
-        return _synced(keys, values, weights, lengths, None, 0, None, None)
+        weights = lists.weights_or_none()
+        return _synced(keys, lists.values(), weights, lists.lengths(), None, 0, None, None)
 
     @staticmethod
     def empty_like(
@@ -304,7 +299,7 @@ class KeyedJaggedTensor:
 
     def keys(self) -> list[str]:
         """Feature names, in storage order."""
-        return self._keys
+        return self._layout._keys
 
     def values(self) -> Tensor:
         """Ids of all lists, end to end [N]."""
@@ -324,63 +319,47 @@ class KeyedJaggedTensor:
         """One weight per id [N], or None."""
         return self._weights
 
+    # What the layout knows already is read from it without a second call.
+
     def lengths(self) -> Tensor:
         """Ids per list [F * B]."""
-        lengths = self._lengths
-        if lengths is None:
-            lengths = lengths_of_offsets(self._offsets)
-            self._lengths = lengths
-        return lengths
+        lengths = self._layout._lengths
+        return self._layout.lengths() if lengths is None else lengths
 
     def lengths_or_none(self) -> Tensor | None:
         """Ids per list [F * B] if given or asked for already."""
-        return self._lengths
+        return self._layout._lengths
 
     def offsets(self) -> Tensor:
         """Where each list starts [F * B + 1]."""
-        offsets = self._offsets
-        if offsets is None:
-            offsets = offsets_of_lengths(self._lengths)
-            self._offsets = offsets
-        return offsets
+        offsets = self._layout._offsets
+        return self._layout.offsets() if offsets is None else offsets
 
     def offsets_or_none(self) -> Tensor | None:
         """Where each list starts [F * B + 1] if given or asked for already."""
-        return self._offsets
+        return self._layout._offsets
 
     def stride(self) -> int:
         """B, samples in the batch; with variable batch of the whole batch, or the most of a key."""
-        stride = self._stride
-        if stride is None:
-            stride = stride_of(
-                self._keys,
-                self._lengths,
-                self._offsets,
-                self._stride_per_key_per_rank,
-                self._inverse_indices,
-            )
-            self._stride = stride
-        return stride
+        stride = self._layout._stride
+        return self._layout.stride() if stride is None else stride
 
     def stride_per_key(self) -> list[int]:
         """Samples of each key: B for all of them, or with variable batch each its own."""
-        strides = self._stride_per_key
-        if strides is None:
-            strides = strides_of(self._keys, self.stride(), self._stride_per_key_per_rank)
-            self._stride_per_key = strides
-        return strides
+        strides = self._layout._stride_per_key
+        return self._layout.stride_per_key() if strides is None else strides
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
         """Samples of each key from each rank with variable batch; an empty list without."""
-        return strides_as_lists(self._stride_per_key_per_rank)
+        return strides_as_lists(self._layout._stride_per_key_per_rank)
 
     def variable_stride_per_key(self) -> bool:
         """Whether keys may have different numbers of samples."""
-        return self._stride_per_key_per_rank is not None
+        return self._layout._stride_per_key_per_rank is not None
 
     def inverse_indices(self) -> tuple[list[str], Tensor]:
         """Keys, and the list that each sample of the whole batch uses [F, B]; an error if none."""
-        inverse_indices = self._inverse_indices
+        inverse_indices = self._layout._inverse_indices
         if inverse_indices is None:
             raise ValueError(
                 "there are no inverse indices; pass inverse_indices=, or ask "
@@ -390,50 +369,44 @@ class KeyedJaggedTensor:
 
     def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
         """Keys, and the list that each sample of the whole batch uses [F, B], or None."""
-        return self._inverse_indices
+        return self._layout._inverse_indices
 
     def length_per_key(self) -> list[int]:
         """Ids of each key. Reads the device unless known: a sync point."""
-        counts = self._length_per_key
+        counts = self._layout._length_per_key
         if counts is None:
             if not is_scripting():
                 counts = self._count()
             if counts is None:
                 counts = ids_by_offsets(self.offsets(), self.stride_per_key())
-            self._length_per_key = counts
+            self._layout._length_per_key = counts
         return counts
 
     def length_per_key_or_none(self) -> list[int] | None:
         """Ids of each key if known already."""
-        return self._length_per_key
+        return self._layout._length_per_key
 
     def offset_per_key(self) -> list[int]:
         """Where each key's ids start, and the last one's end. A sync point unless known."""
-        starts = self._offset_per_key
+        starts = self._layout._offset_per_key
         if starts is None:
-            starts = running_sum(self.length_per_key())
-            self._offset_per_key = starts
+            self.length_per_key()
+            starts = self._layout.offset_per_key()
         return starts
 
     def offset_per_key_or_none(self) -> list[int] | None:
         """Where each key's ids start if known already."""
-        return self._offset_per_key
+        return self._layout._offset_per_key
 
     def lengths_offset_per_key(self) -> list[int]:
         """Where each key's lists start among the lists, and the end of the last."""
-        bounds = self._lengths_offset_per_key
-        if bounds is None:
-            bounds = running_sum(self.stride_per_key())
-            self._lengths_offset_per_key = bounds
-        return bounds
+        bounds = self._layout._lengths_offset_per_key
+        return self._layout.lengths_offset_per_key() if bounds is None else bounds
 
     def index_per_key(self) -> dict[str, int]:
         """Position of each key."""
-        index = self._index_per_key
-        if index is None:
-            index = positions(self._keys)
-            self._index_per_key = index
-        return index
+        index = self._layout._index_per_key
+        return self._layout.index_per_key() if index is None else index
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
         """Batches of the next ``segments[i]`` keys each: views, no id is copied.
@@ -441,87 +414,93 @@ class KeyedJaggedTensor:
         A segment of all keys is the batch itself; smaller ones leave the inverse indices of the
         whole behind.
         """
-        check_segments("KeyedJaggedTensor.split", segments, self._keys)
-        counts, stride, count = self.length_per_key(), self.stride(), len(segments)
-        values, weights, lengths, offsets = self._cut(segments, True)
-        strides = split_optional(self._stride_per_key_per_rank, segments, count)
-        out: list[KeyedJaggedTensor] = []
+        layout = self._layout
+        keys = layout._keys
+        check_segments("KeyedJaggedTensor.split", segments, keys)
+        count = len(segments)
+        counts = self.length_per_key()
+        sizes = segment_sums(counts, segments)
+        values = self._values.split_with_sizes(sizes)
+        weights = split_optional(self._weights, sizes, count)
+        lengths, offsets = layout.cut(segments, self.lengths(), True)
+        strides = split_optional(layout._stride_per_key_per_rank, segments, count)
+        stride = self.stride()
+
+        batches: list[KeyedJaggedTensor] = []
         start = 0
-        for part, segment in enumerate(segments):
+        for position, segment in enumerate(segments):
             end = start + segment
-            if segment == len(self._keys):
-                out.append(self)
+            if segment == len(keys):
+                batches.append(self)
+            elif is_scripting():
+                segment_layout = KeyedLayout(
+                    keys[start:end],
+                    lengths[position],
+                    offsets[position],
+                    stride,
+                    strides[position],
+                    counts[start:end],
+                    None,
+                )
+                batches.append(self._derive(values[position], weights[position], segment_layout))
             else:
-                keys, known = self._keys[start:end], counts[start:end]
-                out.append(
-                    self._derive(
-                        keys,
-                        values[part],
-                        weights[part],
-                        lengths[part],
-                        offsets[part],
+                batches.append(
+                    KeyedJaggedTensor._from_parts(
+                        keys[start:end],
+                        values[position],
+                        weights[position],
+                        lengths[position],
+                        offsets[position],
                         stride,
-                        known,
-                        strides[part],
+                        counts[start:end],
+                        strides[position],
                     )
                 )
             start = end
-        return out
-
-    def _cut(
-        self, segments: list[int], with_offsets: bool
-    ) -> tuple[list[Tensor], list[Tensor | None], list[Tensor], list[Tensor | None]]:
-        """Values, weights, lengths and offsets of the next ``segments[i]`` keys each: views.
-
-        Offsets are found for many single keys in one operation. For fewer, which are faster one by
-        one when they are asked for, each is None.
-        """
-        count, stride = len(segments), self.stride()
-        sizes = segment_sums(self.length_per_key(), segments)
-        # Views that autograd does not track: it does not need those of integers, except of ids,
-        # which lookups save.
-        lengths = self.lengths().unsafe_split_with_sizes(
-            segment_sums(self.stride_per_key(), segments)
-        )
-        offsets: Tensor | None = None
-        single = segments.count(1) == len(self._keys) == count
-        if with_offsets and single and count > 3 and not self.variable_stride_per_key():
-            offsets = offsets_of_lengths(self.lengths().view(count, stride)).view(-1)
-        # TorchScript's operator returns a list, Python's a tuple.
-        return (  # pyright: ignore[reportReturnType]
-            self._values.split_with_sizes(sizes),
-            split_optional(self._weights, sizes, count),
-            lengths,
-            split_optional(offsets, [stride + 1] * count, count),
-        )
+        return batches
 
     def permute(
         self, indices: list[int], indices_tensor: Tensor | None = None
     ) -> "KeyedJaggedTensor":
         """The batch with key ``indices[i]`` at position i; repeats allowed. No inverse indices."""
-        check_positions("KeyedJaggedTensor.permute", indices, self._keys)
+        layout = self._layout
+        check_positions("KeyedJaggedTensor.permute", indices, layout._keys)
         counts = self.length_per_key()
         values = permute_segments(self._values, counts, indices)
         lengths = permute_segments(self.lengths(), self.stride_per_key(), indices)
         weights = self._weights
         if weights is not None:
             weights = permute_segments(weights, counts, indices)
-        strides = self._stride_per_key_per_rank
+        strides = layout._stride_per_key_per_rank
         if strides is not None:
-            strides = permute_segments(strides, [1] * len(self._keys), indices)
-        keys, known = [self._keys[index] for index in indices], [counts[index] for index in indices]
-        return self._derive(keys, values, weights, lengths, None, self.stride(), known, strides)
+            strides = permute_segments(strides, [1] * len(layout._keys), indices)
+
+        keys = [layout._keys[index] for index in indices]
+        known = [counts[index] for index in indices]
+        stride = self.stride()
+        if is_scripting():
+            permuted = KeyedLayout(keys, lengths, None, stride, strides, known, None)
+            return self._derive(values, weights, permuted)
+        else:
+            return KeyedJaggedTensor._from_parts(
+                keys, values, weights, lengths, None, stride, known, strides
+            )
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's lists: views."""
         index = self.index_per_key()
         if key not in index:
-            raise KeyError(f"KeyedJaggedTensor has no key '{key}'; its keys are {self._keys}")
-        position, starts, bounds = index[key], self.offset_per_key(), self.lengths_offset_per_key()
-        low, high = starts[position], starts[position + 1]
+            raise KeyError(f"KeyedJaggedTensor has no key '{key}'; its keys are {self.keys()}")
+
+        position = index[key]
+        starts = self.offset_per_key()
+        low = starts[position]
+        high = starts[position + 1]
         weights = self._weights
         if weights is not None:
             weights = rows_between(weights, low, high)
+
+        bounds = self.lengths_offset_per_key()
         lengths = self.lengths()[bounds[position] : bounds[position + 1]]
         return jagged_from_parts(self._values[low:high], weights, lengths, None)
 
@@ -531,35 +510,39 @@ class KeyedJaggedTensor:
         known = self._jt_dict
         if known is not None:
             return known
-        out: dict[str, JaggedTensor] = {}
-        values, weights, lengths, offsets = self._cut([1] * len(self._keys), compute_offsets)
-        for position, key in enumerate(self._keys):
+        keys = self._layout._keys
+        counts = self.length_per_key()
+        values = self._values.split_with_sizes(counts)
+        weights = split_optional(self._weights, counts, len(keys))
+        lengths, offsets = self._layout.cut([1] * len(keys), self.lengths(), compute_offsets)
+
+        features: dict[str, JaggedTensor] = {}
+        for position, key in enumerate(keys):
             starts = offsets[position]
             if compute_offsets and starts is None:
                 starts = offsets_of_lengths(lengths[position])
-            out[key] = jagged_from_parts(
+            features[key] = jagged_from_parts(
                 values[position], weights[position], lengths[position], starts
             )
-        self._jt_dict = out
-        return out
+
+        self._jt_dict = features
+        return features
 
     def to(
         self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> "KeyedJaggedTensor":
         """A copy on ``device``; ``dtype`` is for the weights."""
-        lists = jagged_from_parts(self._values, self._weights, self._lengths, self._offsets)
-        moved = lists.to(device, non_blocking)
-        weights, inverse = moved._weights, self._inverse_indices
+        weights = optional_to(self._weights, device, non_blocking)
         if weights is not None and dtype is not None:
             weights = cast(weights, dtype)
-        if inverse is not None:
-            inverse = _inverse_on(inverse, device, non_blocking)
-        return self._with_tensors(moved._values, weights, moved._lengths, moved._offsets, inverse)
+
+        values = self._values.to(device, non_blocking=non_blocking)
+        return self._derive(values, weights, self._layout.to(device, non_blocking))
 
     @torch.jit.unused
     def unsync(self) -> "KeyedJaggedTensor":
         """Forget the ids per key."""
-        self._length_per_key = self._offset_per_key = None
+        self._layout = self._layout.without_counts()
         return self
 
     @torch.jit.unused
@@ -570,32 +553,41 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def pin_memory(self) -> "KeyedJaggedTensor":
         """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
-        parts = self._values, self._weights, self._lengths, self._offsets, self._inverse_indices
-        return self._with_tensors(*tree_map_only(Tensor, Tensor.pin_memory, parts))
+        layout = self._layout
+        tensors = layout._lengths, layout._offsets, layout._inverse_indices
+        pinned = tree_map_only(Tensor, Tensor.pin_memory, (self._values, self._weights, tensors))
+        return self._from_layout(pinned[0], pinned[1], layout.with_tensors(*pinned[2]))
 
     @torch.jit.unused
     def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
         """Copy another batch's parts, of equal keys and shapes, into this one's memory."""
-        if self._keys != kjt._keys:
+        layout = self._layout
+        source = kjt._layout
+        if layout._keys != source._keys:
             raise ValueError(
-                f"{_BATCH}.copy_: the source has the keys {kjt._keys} and the target {self._keys}; "
-                "make the target with KeyedJaggedTensor.empty_like(source, device)"
+                f"{_BATCH}.copy_: the source has the keys {source._keys} and the target "
+                f"{layout._keys}; make the target with KeyedJaggedTensor.empty_like(source, device)"
             )
         copy_numbers(_BATCH, self, kjt, non_blocking)
-        mine, theirs = self._inverse_indices, kjt._inverse_indices
-        if mine is not None and theirs is not None:
-            self._inverse_indices = (theirs[0], mine[1].copy_(theirs[1], non_blocking=non_blocking))
+
+        inverse = layout._inverse_indices
+        if inverse is not None and source._inverse_indices is not None:
+            keys, indices = source._inverse_indices
+            inverse = (keys, inverse[1].copy_(indices, non_blocking=non_blocking))
+
+        self._layout = source.with_tensors(layout._lengths, layout._offsets, inverse)
+        if not source._checked and self._values.is_cpu:
+            self._layout = self._layout.without_counts()
         self._jt_dict = None
-        self._take_facts(kjt)
         return self
 
     @torch.jit.unused
     def clear_storage(self) -> int:
         """Free the parts' memory at once, whoever else holds them; returns the bytes freed."""
         freed = 0
-        for part in tensors_of(self):
-            freed += part.nbytes
-            part.untyped_storage().resize_(0)
+        for tensor in stored_tensors(self):
+            freed += tensor.nbytes
+            tensor.untyped_storage().resize_(0)
         return freed
 
     # What an exchange sends that knows no batches: it asks one for its labels, its splits and its
@@ -606,7 +598,7 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def dist_labels(self) -> list[str]:
         """What is sent, in the order in which it is sent."""
-        return self._of_labels("lengths", "values", "strides", "weights")
+        return self._by_label("lengths", "values", "strides", "weights")
 
     @torch.jit.unused
     def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
@@ -619,22 +611,22 @@ class KeyedJaggedTensor:
             >>> batch.dist_splits([1, 1])
             [[2, 2], [2, 1]]
         """
-        check_segments("KeyedJaggedTensor.dist_splits", key_splits, self._keys)
+        check_segments("KeyedJaggedTensor.dist_splits", key_splits, self.keys())
         ids = segment_sums(self.length_per_key(), key_splits)
         lists = segment_sums(self.stride_per_key(), key_splits)
-        return self._of_labels(lists, ids, key_splits, ids)
+        return self._by_label(lists, ids, key_splits, ids)
 
     @torch.jit.unused
     def dist_tensors(self) -> list[Tensor]:
         """Of each label, the tensor: lengths ``[F * B]``, values ``[N]``, strides, weights."""
         strides = torch.tensor(self.stride_per_key(), device=self.device())
-        return self._of_labels(self.lengths(), self._values, strides, self._weights)
+        return self._by_label(self.lengths(), self._values, strides, self._weights)
 
     @torch.jit.unused
-    def _of_labels(self, lengths: Any, values: Any, strides: Any, weights: Any) -> list[Any]:
+    def _by_label(self, lengths: Any, values: Any, strides: Any, weights: Any) -> list[Any]:
         """What belongs to each label that this batch sends."""
-        has = self._stride_per_key_per_rank, self._weights
-        return _for_labels(has, lengths, values, strides, weights)
+        ranks = self._layout._stride_per_key_per_rank
+        return _by_label(ranks, self._weights, lengths, values, strides, weights)
 
     @staticmethod
     @torch.jit.unused
@@ -688,70 +680,45 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def __str__(self) -> str:
         """TorchRec's printed form: each key's lists and weights. Lengths are checked first."""
-        entries = []
+        entries: list[str] = []
         for key, lists in self.to_dict().items():
             text = lists_text(lists, "\n        ")
             if self._weights is not None:
                 text = f"{{\n        {text}\n    }}"
             entries.append(f'    "{key}": {text}')
+
         text = "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
         return text if entries else "KeyedJaggedTensor()\n"
 
     def _derive(
-        self,
-        keys: list[str],
-        values: Tensor,
-        weights: Tensor | None,
-        lengths: Tensor | None,
-        offsets: Tensor | None,
-        stride: int | None,
-        length_per_key: list[int] | None,
-        strides: Tensor | None,
+        self, values: Tensor, weights: Tensor | None, layout: KeyedLayout
     ) -> "KeyedJaggedTensor":
         """A batch made of parts of this one: no check, and in eager code no constructor."""
         if is_scripting():
             # fmt: off
             return KeyedJaggedTensor(
-                keys, values, weights, lengths, offsets, stride, strides, None,
-                length_per_key, None, None, None, None, None,
+                layout._keys, values, weights, layout._lengths, layout._offsets, layout._stride,
+                layout._stride_per_key_per_rank, layout._stride_per_key, layout._length_per_key,
+                layout._lengths_offset_per_key, layout._offset_per_key, layout._index_per_key,
+                None, layout._inverse_indices,
             )
             # fmt: on
         else:
-            return KeyedJaggedTensor._from_parts(
-                keys, values, weights, lengths, offsets, stride, length_per_key, strides
-            )
-
-    def _with_tensors(
-        self,
-        values: Tensor,
-        weights: Tensor | None,
-        lengths: Tensor | None,
-        offsets: Tensor | None,
-        inverse: tuple[list[str], Tensor] | None,
-    ) -> "KeyedJaggedTensor":
-        """This batch with other tensors of the same shapes; host-side facts are kept."""
-        batch = self._derive(self._keys, values, weights, lengths, offsets, None, None, None)
-        batch._inverse_indices = inverse
-        batch._take_facts(self)
-        return batch
+            return KeyedJaggedTensor._from_layout(values, weights, layout)
 
     @torch.jit.unused
     def _with_ids(self, values: Tensor, weights: Tensor | None) -> "KeyedJaggedTensor":
         """This batch with other ids [N] and their weights."""
-        return self._with_tensors(
-            values, weights, self._lengths, self._offsets, self._inverse_indices
-        )
+        return KeyedJaggedTensor._from_layout(values, weights, self._layout)
 
-    def _take_facts(self, source: "KeyedJaggedTensor") -> None:
-        """Take over what is known of a batch on the host, and what is still to be checked."""
-        self._stride, self._stride_per_key = source._stride, source._stride_per_key
-        self._stride_per_key_per_rank = source._stride_per_key_per_rank
-        self._lengths_offset_per_key = source._lengths_offset_per_key
-        self._index_per_key, self._unchecked = source._index_per_key, source._unchecked
-        # those of an unchecked batch were given by a caller: on the CPU they are counted
-        known = self._unchecked is None or not self._values.is_cpu
-        self._length_per_key = source._length_per_key if known else None
-        self._offset_per_key = source._offset_per_key if known else None
+    @torch.jit.unused
+    def _with_inverse_indices(
+        self, inverse_indices: tuple[list[str], Tensor] | None
+    ) -> "KeyedJaggedTensor":
+        """This batch with other inverse indices."""
+        layout = self._layout
+        layout = layout.with_tensors(layout._lengths, layout._offsets, inverse_indices)
+        return KeyedJaggedTensor._from_layout(self._values, self._weights, layout)
 
     @torch.jit.unused
     def _accept(self) -> None:
@@ -760,92 +727,49 @@ class KeyedJaggedTensor:
         Lengths [F, B] become [F * B]; a batch without lists needs neither lengths nor offsets;
         strides that differ make a variable batch.
         """
-        keys, values, lengths, offsets = self._keys, self._values, self._lengths, self._offsets
-        ranks, strides = self._stride_per_key_per_rank, self._stride_per_key
-        stride = self._stride
+        values = self._values
         if type(values) is not Tensor:
             require_tensors(_BATCH, {"values": values})
-            self.__class__ = kind_of(type(self), values)
+            self.__class__ = class_for(type(self), values)
+
+        layout = self._layout
+        keys = layout._keys
         if type(keys) is list:
-            self._keys = keys[:]
+            layout._keys = keys[:]
         elif not isinstance(keys, Proxy):
-            self._keys = keys = key_list(_BATCH, keys)
+            layout._keys = key_list(_BATCH, keys)
+
+        lengths = layout._lengths
+        offsets = layout._offsets
         if lengths is not None:
             if isinstance(lengths, Tensor) and lengths.dim() == 2:
-                self._lengths = lengths = lengths.reshape(-1)
+                layout._lengths = lengths.reshape(-1)
         elif offsets is None:
-            if keys:
+            if layout._keys:
                 raise ValueError(
                     f"{_BATCH}: neither lengths nor offsets given; one of them says where the "
                     "lists of ids end"
                 )
-            self._lengths = lengths = torch.empty(0, dtype=torch.int64, device=values.device)
+            layout._lengths = torch.empty(0, dtype=torch.int64, device=values.device)
         elif isinstance(offsets, Tensor) and offsets.numel() == 0:
-            self._lengths, self._offsets = lengths, offsets = offsets, None
-        if strides is not None and ranks is None:
-            self._stride_per_key_per_rank = _strides_that_differ(strides)
-        if not checkable(values):
-            return
-        if keys != _distinct:
-            check_names(_BATCH, keys)
-            check_keys(_BATCH, keys)
-            _distinct[:] = keys
-        try:
-            lists = check_form(_BATCH, values, self._weights, lengths, offsets)
-        except AttributeError:
-            parts = {"weights": self._weights, "lengths": lengths, "offsets": offsets}
-            require_tensors(_BATCH, parts, optional=True)
-            raise
-        if ranks is not None:
-            check_strides(keys, ranks)
-        if strides is not None:
-            check_stride_per_key(keys, stride, strides, ranks)
-        even = ranks is None and strides is None
-        if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
-            given = "" if stride is None else "stride"
-            if not even:
-                given = "stride_per_key" if ranks is None else "stride_per_key_per_rank"
-            refuse_list_count(keys, lists, self.stride_per_key(), given)
-        self._unchecked = True
-        if not values.is_cpu:
-            return
-        given = _derived(self)
-        if given != (None, None, None, None):
-            self._check_derived(given)
-        elif lists <= FEW_LISTS:
-            self._check_numbers()
-        if self._jt_dict and list(self._jt_dict) != keys:
-            raise ValueError(
-                f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch {keys}; "
-                "leave it out"
-            )
+            layout._lengths = offsets
+            layout._offsets = None
 
-    @torch.jit.unused
-    def _check_derived(self, given: tuple[Any, ...]) -> None:
-        """Check what follows from the other arguments: if wrong it would shift later results."""
-        for name in _DERIVED:
-            setattr(self, name, None)
-        self._check_numbers()
-        for name, value in zip(_DERIVED, given, strict=True):
-            if value is not None and value != (derived := getattr(self, name[1:])()):
+        if checkable(values):
+            check_layout(layout, values, self._weights)
+            if self._jt_dict and values.is_cpu and list(self._jt_dict) != layout._keys:
                 raise ValueError(
-                    f"{_BATCH}: {name[1:]} is {value}, and the other arguments say {derived}; "
-                    "leave it out"
+                    f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch "
+                    f"{layout._keys}; leave it out"
                 )
+        elif layout._stride_per_key is not None:
+            layout.vary(layout._stride_per_key)
 
     @torch.jit.unused
     def _check_numbers(self) -> None:
         """Check an unchecked batch; the ids per key are known afterwards. A sync point."""
-        if self._unchecked is None:
-            return
-        total = self._values.shape[0]
-        counts = count_ids(total, self._lengths, self._offsets, self.stride_per_key())
-        if counts is None:
-            bounds = self.lengths_offset_per_key()
-            refuse_lists(_BATCH, total, self._lengths, self._offsets, self._keys, bounds)
-        if self._inverse_indices is not None:
-            check_inverse(self._keys, self.stride_per_key(), self._inverse_indices)
-        self._length_per_key, self._unchecked = counts, None
+        if not self._layout._checked:
+            check_numbers(self._layout, self._values.shape[0])
 
     @torch.jit.unused
     def _can_be_joined(self) -> bool:
@@ -854,9 +778,10 @@ class KeyedJaggedTensor:
         Sums that are wrong in two batches may be right for both, and a joined batch has no offsets
         that could be compared with its lengths.
         """
-        if self._unchecked is None:
+        layout = self._layout
+        if layout._checked:
             return True
-        if self._offsets is None and int(self.lengths().sum()) == self._values.shape[0]:
+        if layout._offsets is None and int(self.lengths().sum()) == self._values.shape[0]:
             return False
         self._check_numbers()
         return True
@@ -864,22 +789,27 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def _count(self) -> list[int] | None:
         """Ids per key, if something cheaper than the offsets gives them; else None."""
-        values, lengths = self._values, self._lengths
-        # a stand-in where there are no numbers: as even as can be, more to the first
-        if isinstance(values, Tensor) and values.is_meta:
-            keys, total = len(self._keys), values.shape[0]
+        values = self._values
+        layout = self._layout
+        on_cpu = type(values) is Tensor and values.is_cpu
+        if not on_cpu and isinstance(values, Tensor) and values.is_meta:
+            # a stand-in where there are no numbers: as even as can be, more to the first
+            keys = len(layout._keys)
+            total = values.shape[0]
             return [total // keys + (total % keys if key == 0 else 0) for key in range(keys)]
         if type(values) is not Tensor or is_compiling() or is_tracing():
             return None
-        if not values.is_cpu:
+
+        if not on_cpu:
             # this is a sync point, where the device tells what its checks of earlier ids have found
-            report()
-        if self._unchecked is not None:
+            raise_deferred_id_errors()
+        if not layout._checked:
             self._check_numbers()
-            return self._length_per_key
-        if lengths is None or self._offsets is not None or not values.is_cpu:
+            return layout._length_per_key
+        lengths = layout._lengths
+        if lengths is None or layout._offsets is not None or not on_cpu:
             return None
-        return ids_per_key(lengths, self.stride_per_key(), values.shape[0])
+        return ids_per_key(lengths, layout.stride_per_key(), values.shape[0])
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript
@@ -918,67 +848,54 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     for batch in batches:
         if not is_scripting():
             checked = batch._can_be_joined() and checked
-        keys += batch._keys
+        layout = batch._layout
+        keys += layout._keys
         values.append(batch._values)
         lengths.append(batch.lengths())
         samples.append(batch.stride())
-        weight, ranks, rows, known = (
-            batch._weights,
-            batch._stride_per_key_per_rank,
-            batch._inverse_indices,
-            batch._length_per_key,
-        )
-        if weight is not None:
-            weights.append(weight)
-        if ranks is not None:
-            strides.append(ranks)
-        if rows is not None:
-            inverse_keys += rows[0]
-            inverse.append(rows[1])
-        if known is not None:
-            counts += known
+        batch_weights = batch._weights
+        if batch_weights is not None:
+            weights.append(batch_weights)
+        batch_strides = layout._stride_per_key_per_rank
+        if batch_strides is not None:
+            strides.append(batch_strides)
+        batch_inverse = layout._inverse_indices
+        if batch_inverse is not None:
+            inverse_keys += batch_inverse[0]
+            inverse.append(batch_inverse[1])
+        batch_counts = layout._length_per_key
+        if batch_counts is not None:
+            counts += batch_counts
+
     check_joined(keys, samples, len(weights), [ranks.size(1) for ranks in strides], len(inverse))
-    joined = batches[0]._derive(
+    layout = KeyedLayout(
         keys,
-        torch.cat(values),
-        torch.cat(weights) if len(weights) > 0 else None,
         torch.cat(lengths),
         None,
         max(samples),
-        counts if len(counts) == len(keys) else None,
         torch.cat(strides) if len(strides) > 0 else None,
+        counts if len(counts) == len(keys) else None,
+        (inverse_keys, torch.cat(inverse)) if len(inverse) > 0 else None,
     )
-    if len(inverse) > 0:
-        joined._inverse_indices = (inverse_keys, torch.cat(inverse))
+
+    joined = batches[0]._derive(
+        torch.cat(values), torch.cat(weights) if len(weights) > 0 else None, layout
+    )
     if not is_scripting():
-        joined._unchecked = None if checked else True
+        layout._checked = checked
         refuse_wrapping("KeyedJaggedTensor.concat", joined._values, joined.lengths())
     return joined
 
 
-def _strides_that_differ(stride_per_key: list[int]) -> Tensor | None:
-    if not stride_per_key or stride_per_key.count(stride_per_key[0]) == len(stride_per_key):
-        return None
-    return strides_of_ranks([[count] for count in stride_per_key])
-
-
-def _inverse_on(
-    inverse: tuple[list[str], Tensor] | None, device: torch.device, non_blocking: bool
-) -> tuple[list[str], Tensor] | None:
-    if inverse is None:
-        return None
-    return inverse[0], inverse[1].to(device, non_blocking=non_blocking)
-
-
-def _for_labels(
-    has: tuple[Any, Any], lengths: Any, values: Any, strides: Any, weights: Any
+def _by_label(
+    batch_strides: Any, batch_weights: Any, lengths: Any, values: Any, strides: Any, weights: Any
 ) -> list[Any]:
-    given = [lengths, values]
-    if has[0] is not None:
-        given.append(strides)
-    if has[1] is not None:
-        given.append(weights)
-    return given
+    labelled = [lengths, values]
+    if batch_strides is not None:
+        labelled.append(strides)
+    if batch_weights is not None:
+        labelled.append(weights)
+    return labelled
 
 
 def _dist_init(
@@ -990,39 +907,45 @@ def _dist_init(
     stride_per_rank: list[int] | None,
     stagger: int,
 ) -> KeyedJaggedTensor:
-    labels = ["lengths", "values", "strides"][: 3 if variable_stride_per_key else 2]
-    due = len(labels)
-    if len(tensors) not in (due, due + 1):
+    where = f"{_BATCH}.dist_init"
+    labels = ["lengths", "values", "strides"] if variable_stride_per_key else ["lengths", "values"]
+    unweighted = len(labels)
+    if len(tensors) not in (unweighted, unweighted + 1):
         raise ValueError(
-            f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({', '.join(labels)}), or "
-            f"{due + 1} with weights"
+            f"{where}: {len(tensors)} tensors; pass {unweighted} ({', '.join(labels)}), or "
+            f"{unweighted + 1} with weights"
         )
-    parts = dict(zip([*labels, "weights"], tensors, strict=False))
-    require_tensors(f"{_BATCH}.dist_init", parts, optional=True)
-    lengths, values = tensors[:2]
-    weights = tensors[due] if len(tensors) > due else None
-    stride = strides = None
+    labelled = dict(zip([*labels, "weights"], tensors, strict=False))
+    require_tensors(where, labelled, optional=True)
+
+    lengths = labelled["lengths"]
+    values = labelled["values"]
+    weights = labelled.get("weights")
+    stride = None
+    strides = None
     if variable_stride_per_key:
-        sizes = tensors[2]
+        sizes = labelled["strides"]
         ranks = torch.arange(num_workers).view(stagger, -1).t().reshape(-1)
         strides = sizes.cpu().view(num_workers, len(keys))[ranks].t()
     elif stride_per_rank is None:
         raise ValueError(
-            f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of each rank"
+            f"{where}: stride_per_rank is None; without strides it says B of each rank"
         )
     else:
-        stride, sizes = sum(stride_per_rank), torch.ones_like(lengths)
+        stride = sum(stride_per_rank)
+        sizes = torch.ones_like(lengths)
         if len(set(stride_per_rank)) == 1:
             sizes = lengths.new_full([len(keys) * num_workers], stride_per_rank[0])
+
     if recat is not None:
         # each segment that arrived is a feature of its own
-        segments, sizes = [""] * len(recat), sizes.view(-1, 1)
+        segments = [""] * len(recat)
         arrived = KeyedJaggedTensor._from_parts(
-            segments, values, weights, lengths, None, None, None, sizes
+            segments, values, weights, lengths, None, None, None, sizes.view(-1, 1)
         ).permute(recat.tolist())
-        values = arrived._values
-        weights = arrived._weights
-        lengths = arrived._lengths
+        values = arrived.values()
+        weights = arrived.weights_or_none()
+        lengths = arrived.lengths()
     return KeyedJaggedTensor._from_parts(
         keys, values, weights, lengths, None, stride, None, strides
     ).sync()
@@ -1051,12 +974,15 @@ def _from_jt_dict(
             f"KeyedJaggedTensor.from_jt_dict: weights differ: of {keys} only {weighted} have "
             "weights"
         )
+
     samples = [length.shape[0] for length in lengths]
     strides: Tensor | None = None
     if force_variable_stride or samples.count(samples[0]) != len(samples):
         strides = strides_of_ranks([[count] for count in samples])
+
     counts = [value.shape[0] for value in values]
-    joined, all_lengths = torch.cat(values), torch.cat(lengths)
+    joined = torch.cat(values)
+    all_lengths = torch.cat(lengths)
     all_weights: Tensor | None = None
     if len(weights) > 0:
         all_weights = torch.cat(weights)
@@ -1076,19 +1002,21 @@ def _from_jt_dict(
 
 
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
-    lists = jagged_from_parts(kjt._values, kjt._weights, kjt._lengths, kjt._offsets)
+    layout = kjt._layout
+    lists = jagged_from_parts(kjt._values, kjt._weights, layout._lengths, layout._offsets)
     lists = JaggedTensor.empty_like(lists, device)
-    values, weights, lengths = lists._values, lists._weights, lists._lengths
-    inverse, strides = kjt._inverse_indices, kjt._stride_per_key_per_rank
     if device is None:
         keys: list[str] = []
         counts: list[int] = []
-        return kjt._derive(keys, values, weights, lengths, None, kjt.stride(), counts, strides)
-    if inverse is not None:
-        inverse = (inverse[0], torch.empty_like(inverse[1], device=device))
-    made = kjt._with_tensors(values, weights, lengths, lists._offsets, inverse)
-    made._unchecked = None
-    return made
+        strides = layout._stride_per_key_per_rank
+        empty = KeyedLayout(keys, lists._lengths, None, kjt.stride(), strides, counts, None)
+    else:
+        inverse = layout._inverse_indices
+        if inverse is not None:
+            inverse = (inverse[0], torch.empty_like(inverse[1], device=device))
+        empty = layout.with_tensors(lists._lengths, lists._offsets, inverse)
+        empty._checked = True
+    return kjt._derive(lists._values, lists._weights, empty)
 
 
 class ComputeKJTToJTDict(nn.Module):

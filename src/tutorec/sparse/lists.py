@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import running_sum
 
 Ids = Mapping[str, Sequence[Sequence[int]]]
 Weights = Mapping[str, Sequence[Sequence[float]]]
@@ -53,6 +52,7 @@ def kjt_from_lists(
     keys = list(ids)
     if weights is not None:
         _check_weights(ids, weights)
+
     return KeyedJaggedTensor(
         keys,
         _flat("ids", ids, keys, dtype, device),
@@ -108,27 +108,29 @@ def kjt_weights_to_lists(kjt: KeyedJaggedTensor) -> dict[str, list[list[float]]]
 def _lists(kjt: KeyedJaggedTensor, flat: list) -> dict[str, list[list]]:
     """Cut what belongs to each id into one list for each key and sample."""
     kjt._check_numbers()
-    bounds = kjt.offsets().tolist()
-    samples = running_sum(kjt.stride_per_key())
-    return {
-        key: [flat[start:end] for start, end in pairwise(bounds[first : last + 1])]
-        for key, (first, last) in zip(kjt.keys(), pairwise(samples), strict=True)
-    }
+    offsets = kjt.offsets().tolist()
+    bounds = pairwise(kjt.lengths_offset_per_key())
+
+    lists: dict[str, list[list]] = {}
+    for key, (first, last) in zip(kjt.keys(), bounds, strict=True):
+        lists[key] = [flat[start:end] for start, end in pairwise(offsets[first : last + 1])]
+    return lists
 
 
 def _check_weights(ids: Ids, weights: Weights) -> None:
     """Raise unless there is exactly one weight for each id."""
     for key in {**ids, **weights}:
-        for sample, (bag, given) in enumerate(zip_longest(ids.get(key, ()), weights.get(key, ()))):
-            if bag is None or given is None or len(bag) != len(given):
+        samples = zip_longest(ids.get(key, ()), weights.get(key, ()))
+        for sample, (bag, bag_weights) in enumerate(samples):
+            if bag is None or bag_weights is None or len(bag) != len(bag_weights):
                 raise ValueError(
                     f"kjt_from_lists: feature {key!r}, sample {sample}, has the ids {bag} and the "
-                    f"weights {given}; give one weight for each id"
+                    f"weights {bag_weights}; give one weight for each id"
                 )
 
 
 def _flat(
-    what: str,
+    noun: str,
     lists: Ids | Weights,
     keys: list[str],
     dtype: torch.dtype,
@@ -139,6 +141,7 @@ def _flat(
     try:
         return _tensor(list(chain.from_iterable(bags)), dtype, device)
     except (TypeError, ValueError, RuntimeError):
+        # Search the sample that is not a list of numbers.
         for key in keys:
             for sample, bag in enumerate(lists[key]):
                 try:
@@ -146,17 +149,17 @@ def _flat(
                 except (TypeError, ValueError, RuntimeError) as error:
                     raise ValueError(
                         f"kjt_from_lists: feature {key!r}, sample {sample}, is {bag!r} and should "
-                        f"be a list of {what} that {dtype} holds: {error}"
+                        f"be a list of {noun} that {dtype} holds: {error}"
                     ) from error
         raise
 
 
 def _tensor(numbers: list[Any], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """The numbers as a tensor, without torch's silent conversion of 3.5 to 3 and of True to 1."""
-    if not dtype.is_floating_point and any(
-        issubclass(kind, float | bool) for kind in set(map(type, numbers))
-    ):
+    types = set(map(type, numbers))
+    if not dtype.is_floating_point and any(issubclass(cls, float | bool) for cls in types):
         raise TypeError("ids are whole numbers: use int(id)")
+
     flat = torch.tensor(numbers, dtype=dtype, device=device)
     if flat.dim() != 1:
         raise TypeError(f"a sample is a flat list, and its shape is {list(flat.shape)}")

@@ -16,13 +16,13 @@ from tutorec.sparse.layout import lengths_of_offsets, positions
 _BATCH = "KeyedJaggedTensor"
 
 
-def require_tensors(owner: str, parts: Mapping[str, Any], optional: bool = False) -> None:
-    """Check that parts are tensors, or stand for one as a proxy of torch.fx does.
+def require_tensors(owner: str, arguments: Mapping[str, Any], optional: bool = False) -> None:
+    """Check that arguments are tensors, or replace one as a proxy of torch.fx does.
 
     Args:
         owner: Name of the class or function, for the message.
-        parts: Name of an argument -> its value.
-        optional: Whether None stands for an argument that is not given.
+        arguments: Name of an argument -> its value.
+        optional: Whether an argument may be None.
 
     Raises:
         TypeError: One is something else.
@@ -33,20 +33,21 @@ def require_tensors(owner: str, parts: Mapping[str, Any], optional: bool = False
             ...
         TypeError: JaggedTensor: ids must be a tensor, got list; convert: torch.as_tensor(ids)
     """
-    for name, part in parts.items():
-        if (part is None and optional) or hasattr(type(part), "__torch_function__"):
+    for name, value in arguments.items():
+        if (value is None and optional) or hasattr(type(value), "__torch_function__"):
             continue
+
         remedy = ""
         with suppress(TypeError, ValueError, RuntimeError):
-            if torch.as_tensor(part).dim() > 0:
+            if torch.as_tensor(value).dim() > 0:
                 remedy = f"; convert: torch.as_tensor({name})"
-        raise TypeError(f"{owner}: {name} must be a tensor, got {type_name(part)}{remedy}")
+        raise TypeError(f"{owner}: {name} must be a tensor, got {type_name(value)}{remedy}")
 
 
 def type_name(value: Any) -> str:
     """The name of a value's type, with its module unless it is one of Python's own."""
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    cls = type(value)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
 def refuse_batch(owner: str, batch: Any) -> NoReturn:
@@ -60,7 +61,7 @@ def refuse_batch(owner: str, batch: Any) -> NoReturn:
         TypeError: Always.
     """
     remedy = "KeyedJaggedTensor(keys, values, lengths=lengths)"
-    if isinstance(batch, Mapping) and all(hasattr(each, "lengths") for each in batch.values()):
+    if isinstance(batch, Mapping) and all(hasattr(lists, "lengths") for lists in batch.values()):
         remedy = "KeyedJaggedTensor.from_jt_dict(features)"
     elif hasattr(batch, "to_padded_dense"):
         remedy = "KeyedJaggedTensor.from_jt_dict({name of the feature: features})"
@@ -115,7 +116,7 @@ def refuse_lists(
             or the two disagree.
     """
 
-    def place(index: int) -> str:
+    def location(index: int) -> str:
         if not keys:
             return f"sample {index}"
         key = bisect_right(bounds, index) - 1
@@ -127,15 +128,18 @@ def refuse_lists(
         if len(negative):
             index = int(negative[0])
             raise ValueError(
-                f"{owner}: lengths[{index}] = {int(lengths[index])} ({place(index)}); "
+                f"{owner}: lengths[{index}] = {int(lengths[index])} ({location(index)}); "
                 "a length counts ids, and an empty list has length 0"
             )
+
         ids = sum(lengths.tolist())  # in Python: a sum of int64 may wrap
         raise ValueError(
             f"{owner}: lengths add up to {ids}, and there are {total} values; every id belongs to "
             f"exactly one of the {lengths.numel()} lists"
         )
-    first, last = int(offsets[0]), int(offsets[-1])
+
+    first = int(offsets[0])
+    last = int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
     # compared and not subtracted: a difference may wrap
@@ -144,7 +148,7 @@ def refuse_lists(
         index = int(falling[0])
         raise ValueError(
             f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and "
-            f"offsets[{index + 1}] = {int(offsets[index + 1])} ({place(index)}); an empty list "
+            f"offsets[{index + 1}] = {int(offsets[index + 1])} ({location(index)}); an empty list "
             "repeats the offset"
         )
     if last != total:
@@ -152,39 +156,43 @@ def refuse_lists(
             f"{owner}: offsets end at {last}, and there are {total} values; the last offset is "
             "the number of ids"
         )
+
     steps = lengths_of_offsets(offsets)
     assert lengths is not None, "offsets alone describe the ids"
     index = int((lengths != steps).nonzero()[0])
     raise ValueError(
         f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and "
-        f"the offsets give {int(steps[index])} ({place(index)}); pass one of the two, the other "
+        f"the offsets give {int(steps[index])} ({location(index)}); pass one of the two, the other "
         "is derived"
     )
 
 
-def refuse_list_count(keys: list[str], lists: int, stride_per_key: list[int], given: str) -> None:
+def refuse_list_count(
+    keys: list[str], lists: int, stride_per_key: list[int], argument: str
+) -> None:
     """Say why a batch does not have one list for each key and sample.
 
     Args:
         keys: F feature names.
         lists: L, its lists.
         stride_per_key: Samples of each key.
-        given: Name of the argument that says so, empty if none does.
+        argument: Name of the argument that says so, empty if none does.
 
     Raises:
         ValueError: Always.
     """
-    total, rule = sum(stride_per_key), "there is one length per key and sample, key after key"
-    if given == "stride":
+    total = sum(stride_per_key)
+    rule = "there is one length per key and sample, key after key"
+    if argument == "stride":
         reason = (
             f"stride says {stride_per_key[0]} samples, for which {total} lists are needed; {rule}, "
             "and without stride= the number of samples is lists over keys"
         )
-    elif given:
+    elif argument:
         samples = dict(zip(keys, stride_per_key, strict=True))
         reason = (
-            f"{given} says {samples} samples, which add up to {total} lists; {rule}: either "
-            f"lengths (or offsets) or {given} must change"
+            f"{argument} says {samples} samples, which add up to {total} lists; {rule}: either "
+            f"lengths (or offsets) or {argument} must change"
         )
     elif not keys:
         reason = "a batch without keys has no lists; name the features with keys=[...]"
@@ -193,6 +201,7 @@ def refuse_list_count(keys: list[str], lists: int, stride_per_key: list[int], gi
             f"{lists} is not a multiple of {len(keys)}; {rule} (keys with different numbers of "
             "samples say so with stride_per_key_per_rank=)"
         )
+
     raise ValueError(f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}")
 
 
@@ -215,6 +224,7 @@ def check_stride_per_key(
             f"{_BATCH}: stride_per_key {list(strides)} has {len(strides)} numbers and there are "
             f"{len(keys)} keys {keys}; it says the samples of each key"
         )
+
     # mostly all are one number, which is counted in a third of the time of min()
     same = not strides or strides.count(strides[0]) == len(strides)
     if min(strides[:1] if same else strides, default=0) < 0:
@@ -255,6 +265,7 @@ def check_inverse(
         )
     keys, indices = inverse
     require_tensors(_BATCH, {"inverse_indices[1]": indices})
+
     if indices.is_floating_point():
         raise ValueError(
             f"{_BATCH}: inverse_indices are {indices.dtype}, and the number of a list is an "
@@ -265,10 +276,12 @@ def check_inverse(
             f"{_BATCH}: inverse_indices have shape {list(indices.shape)} for the keys {keys}; they "
             "hold one row for each key and one column for each sample of the whole batch"
         )
+
     lists = dict(zip(batch_keys, stride_per_key, strict=True))
     unknown = [key for key in keys if key not in lists]
     if unknown:
         raise ValueError(f"{_BATCH}: inverse_indices name {unknown}, and the keys are {batch_keys}")
+
     limits = torch.tensor([lists[key] for key in keys], device=indices.device).unsqueeze(1)
     wrong = ((indices < 0) | (indices >= limits)).nonzero()
     if len(wrong):
@@ -299,12 +312,14 @@ def check_joined(
     count = len(samples)
     if len(positions(keys)) != len(keys):
         raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
-    parts = ["weights", "variable batch", "inverse indices"]
-    for part, have in zip(parts, [weighted, len(ranks), inverse]):  # noqa: B905 (TorchScript)
+
+    names = ["weights", "variable batch", "inverse indices"]
+    for name, have in zip(names, [weighted, len(ranks), inverse]):  # noqa: B905 (TorchScript)
         if have != 0 and have != count:
             raise ValueError(
-                f"{where}: {part} differ: {have} of {count} batches have {part}; all must, or none"
+                f"{where}: {name} differ: {have} of {count} batches have {name}; all must, or none"
             )
+
     name, sizes = ("samples", samples) if len(ranks) == 0 else ("ranks", ranks)
     if min(sizes) != max(sizes):
         raise ValueError(f"{where}: {name} differ: {sizes}; all batches must have the same")

@@ -25,8 +25,8 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import differences, offsets_of_lengths
-from tutorec.sparse.validate import checkable, key_list
+from tutorec.sparse.layout import checkable, differences, offsets_of_lengths
+from tutorec.sparse.validate import key_list
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
@@ -101,6 +101,7 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     """
     entries: dict[str, Any] = dict(td.items())
     names = list(entries) if keys is None else key_list("td_to_kjt", keys)
+
     values: list[Tensor] = []
     offsets: list[Tensor] = []
     weights: dict[str, Tensor] = {}
@@ -111,25 +112,28 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
                 f"td_to_kjt: the TensorDict has no key {name!r}; its keys are {list(entries)}"
             )
         entry = entries[name]
-        parts = {} if isinstance(entry, Tensor) else _parts_of(name, entry)
-        ids, starts = _flat(name, parts["values"] if parts else entry)
+        tensors = {} if isinstance(entry, Tensor) else _entry_tensors(name, entry)
+        ids, starts = _flat(name, tensors["values"] if tensors else entry)
         values.append(ids)
         offsets.append(starts)
-        if "weights" in parts:
-            weights[name] = _weights_of(name, parts["weights"], starts)
-        if "inverse" in parts:
-            inverse[name] = parts["inverse"]
-    for part, given in (("weights", weights), ("inverse", inverse)):
-        if given and len(given) < len(names):
+        if "weights" in tensors:
+            weights[name] = _flat_weights(name, tensors["weights"], starts)
+        if "inverse" in tensors:
+            inverse[name] = tensors["inverse"]
+
+    for label, by_feature in (("weights", weights), ("inverse", inverse)):
+        if by_feature and len(by_feature) < len(names):
             raise ValueError(
-                f"td_to_kjt: of the features {names} only {list(given)} have {part!r}; give it to "
-                "all or to none (keys= chooses features)"
+                f"td_to_kjt: of the features {names} only {list(by_feature)} have {label!r}; give "
+                "it to all or to none (keys= chooses features)"
             )
+
     samples = [starts.numel() - 1 for starts in offsets]
     even = len(set(samples)) == 1 and not inverse
     batch = _few_lists(names, values, offsets, samples[0]) if even and not weights else None
     if batch is not None or not names:
         return batch or KeyedJaggedTensor.empty()
+
     return KeyedJaggedTensor(
         names,
         torch.cat(values),
@@ -160,6 +164,7 @@ def _few_lists(
         or is_compiling()
     ):
         return None
+
     lengths: list[int] = []
     counts: list[int] = []
     for ids, starts in zip(values, offsets, strict=True):
@@ -168,12 +173,13 @@ def _few_lists(
             return None
         lengths += differences(numbers)
         counts.append(numbers[-1])
+
     if len(set(names)) != len(names) or min(lengths, default=0) < 0:
         return None
     # two thirds of torch.tensor's time
-    made = torch.from_numpy(np.array(lengths)).to(first.dtype)
+    lengths_tensor = torch.from_numpy(np.array(lengths)).to(first.dtype)
     return KeyedJaggedTensor._from_parts(
-        names, torch.cat(values), None, made, None, samples, counts
+        names, torch.cat(values), None, lengths_tensor, None, samples, counts
     )
 
 
@@ -211,21 +217,26 @@ def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
         raise ImportError(
             "kjt_to_td needs the package tensordict: pip install 'tutorec[tensordict]'"
         ) from None
+
     inverse = kjt.inverse_indices_or_none()
     rows = {} if inverse is None else dict(zip(inverse[0], inverse[1].unbind(0), strict=True))
     entries: dict[str, Any] = {}
     for key, jagged in kjt.to_dict().items():
-        values, weights = jt_to_nested(jagged), jt_weights_to_nested(jagged)
+        values = jt_to_nested(jagged)
+        weights = jt_weights_to_nested(jagged)
         if weights is None and inverse is None:
             entries[key] = values
             continue
-        parts = {"values": values, "weights": weights, "inverse": rows.get(key)}
+
+        tensors = {"values": values, "weights": weights, "inverse": rows.get(key)}
         # Inverse indices have as many entries as the full batch, so the feature's own entry has no
         # common first size.
         size = [jagged.lengths().numel()] if inverse is None else []
         entries[key] = TensorDict(
-            {name: part for name, part in parts.items() if part is not None}, batch_size=size
+            {name: tensor for name, tensor in tensors.items() if tensor is not None},
+            batch_size=size,
         )
+
     return TensorDict(entries, batch_size=[] if kjt.variable_stride_per_key() else [kjt.stride()])
 
 
@@ -256,7 +267,7 @@ def nested_to_jt(nested: Tensor, weights: Tensor | None = None) -> JaggedTensor:
     """
     values, offsets = _flat("nested_to_jt", nested)
     if weights is not None and weights.is_nested:
-        weights = _weights_of("nested_to_jt", weights, offsets)
+        weights = _flat_weights("nested_to_jt", weights, offsets)
     return JaggedTensor(values, weights, None, offsets)
 
 
@@ -311,22 +322,23 @@ def jt_weights_to_nested(jt: JaggedTensor) -> Tensor | None:
 def _ragged(values: Tensor, offsets: Tensor) -> Tensor:
     """A nested tensor, without the warning that torch logs at its first call."""
     log = logging.getLogger("torch.fx._symbolic_trace")
-    before, log.disabled = log.disabled, True
+    before = log.disabled
+    log.disabled = True
     try:
         return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
     finally:
         log.disabled = before
 
 
-def _parts_of(name: str, entry: Any) -> dict[str, Tensor]:
+def _entry_tensors(name: str, entry: Any) -> dict[str, Tensor]:
     """Values, weights and inverse indices of an entry that is a TensorDict."""
-    parts = dict(entry.items()) if hasattr(entry, "items") else {type(entry).__name__: entry}
-    if "values" not in parts or not parts.keys() <= {"values", "weights", "inverse"}:
+    tensors = dict(entry.items()) if hasattr(entry, "items") else {type(entry).__name__: entry}
+    if "values" not in tensors or not tensors.keys() <= {"values", "weights", "inverse"}:
         raise ValueError(
-            f"td_to_kjt: feature {name!r} holds {sorted(parts)}; a weighted feature holds 'values' "
-            f"and 'weights' (and 'inverse' for variable batch size); {_REMEDY}"
+            f"td_to_kjt: feature {name!r} holds {sorted(tensors)}; a weighted feature holds "
+            f"'values' and 'weights' (and 'inverse' for variable batch size); {_REMEDY}"
         )
-    return parts
+    return tensors
 
 
 _REMEDY = (
@@ -346,10 +358,12 @@ def _flat(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
             values = nested.values()
         if lengths is None:
             return values, offsets
+
         # Between the lists there may be values that belong to none, as after nested.narrow(1, ...).
         ends = offsets_of_lengths(lengths)
         shift = (offsets[: lengths.numel()] - ends[:-1]).repeat_interleave(lengths)
         return values[shift + torch.arange(shift.numel(), device=values.device)], ends
+
     if not nested.is_nested:
         raise ValueError(f"feature {name!r} is a tensor of shape {list(nested.shape)}; {_REMEDY}")
     if nested.layout is torch.jagged:
@@ -358,16 +372,18 @@ def _flat(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
             "varies, and a jagged tensor's is dimension 1; transpose it: nested.transpose(1, "
             f"{inner._ragged_idx})"
         )
+
     rows = nested.unbind()
     lengths = torch.tensor([row.shape[0] for row in rows], dtype=torch.int64, device=nested.device)
     return torch.cat(rows) if rows else nested.values(), offsets_of_lengths(lengths)
 
 
-def _weights_of(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
+def _flat_weights(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
     """A feature's weights ``[N]``, with the lengths of its values. No check on a device."""
     weights, starts = _flat(f"{name}, weights", nested)
     if starts is offsets or not checkable(offsets):
         return weights
+
     if starts.shape != offsets.shape:
         raise ValueError(
             f"feature {name!r}: values have {offsets.numel() - 1} samples, and weights have "
@@ -375,8 +391,9 @@ def _weights_of(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
         )
     if offsets.is_cpu and len(wrong := (starts != offsets).nonzero()):
         sample = int(wrong[0]) - 1
-        counts = [int(each.diff()[sample]) for each in (offsets, starts)]
+        count = int(offsets.diff()[sample])
+        weight_count = int(starts.diff()[sample])
         raise ValueError(
-            f"feature {name!r}, sample {sample}, has {counts[0]} values and {counts[1]} weights"
+            f"feature {name!r}, sample {sample}, has {count} values and {weight_count} weights"
         )
     return weights

@@ -12,34 +12,145 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
-from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._validation import validation_enabled
 from tutorec.sparse.layout import (
     FEW_LISTS,
     LARGEST_INT32,
+    KeyedLayout,
     differences,
     ids_by_offsets,
     ids_per_key,
     lengths_of_offsets,
     segment_sums,
 )
-from tutorec.sparse.refuse import type_name
+from tutorec.sparse.refuse import (
+    check_inverse,
+    check_stride_per_key,
+    refuse_list_count,
+    refuse_lists,
+    require_tensors,
+    type_name,
+)
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int32, torch.int64)
+# What a caller may give although it follows from the other arguments.
+_DERIVED = ("length_per_key", "offset_per_key", "lengths_offset_per_key", "index_per_key")
+# The keys that were last found to be distinct: most batches of a program have the same ones.
+_distinct: list[str] = []
 
 
-def checkable(values: Tensor) -> bool:
-    """Whether a tensor's numbers may be read now: checks are on, and nothing is traced."""
-    return (
-        validation_enabled()
-        and type(values) is Tensor
-        and not values.is_meta
-        and not is_compiling()
-        and not is_tracing()
-    )
+def check_layout(layout: KeyedLayout, values: Tensor, weights: Tensor | None) -> None:
+    """Check a batch where it is built: its form, and few numbers on the CPU.
+
+    Args:
+        layout: The layout. Many numbers, and numbers on another device, are left to
+            ``check_numbers``.
+        values: ``[N]``.
+        weights: ``[N]`` or None.
+
+    Raises:
+        TypeError: A part is not a tensor.
+        ValueError: The parts do not describe one batch.
+    """
+    keys = layout._keys
+    if keys != _distinct:
+        check_names(_BATCH, keys)
+        check_keys(_BATCH, keys)
+        _distinct[:] = keys
+
+    try:
+        lists = check_form(_BATCH, values, weights, layout._lengths, layout._offsets)
+    except AttributeError:
+        tensors = {"weights": weights, "lengths": layout._lengths, "offsets": layout._offsets}
+        require_tensors(_BATCH, tensors, optional=True)
+        raise
+
+    ranks = layout._stride_per_key_per_rank
+    strides = layout._stride_per_key
+    if ranks is None and strides is None:
+        stride = layout._stride
+        if stride is None:
+            stride = lists // len(keys) if keys else 0
+        layout._stride_per_key = [stride] * len(keys)
+        if lists != len(keys) * stride:
+            argument = "" if layout._stride is None else "stride"
+            refuse_list_count(keys, lists, layout._stride_per_key, argument)
+        layout._stride = stride
+    else:
+        _check_samples(layout, lists)
+
+    layout._checked = False
+    if not values.is_cpu:
+        return
+    if (
+        layout._length_per_key is not None
+        or layout._offset_per_key is not None
+        or layout._lengths_offset_per_key is not None
+        or layout._index_per_key is not None
+    ):
+        _check_derived(layout, values.shape[0])
+    elif lists <= FEW_LISTS:
+        check_numbers(layout, values.shape[0])
+
+
+def _check_samples(layout: KeyedLayout, lists: int) -> None:
+    """Check the samples of each key, and make the layout variable where they differ."""
+    keys = layout._keys
+    ranks = layout._stride_per_key_per_rank
+    strides = layout._stride_per_key
+    if ranks is not None:
+        check_strides(keys, ranks)
+    if strides is not None:
+        check_stride_per_key(keys, layout._stride, strides, ranks)
+        layout.vary(strides)
+
+    if lists != sum(layout.stride_per_key()):
+        argument = "stride_per_key" if ranks is None else "stride_per_key_per_rank"
+        refuse_list_count(keys, lists, layout.stride_per_key(), argument)
+
+
+def _check_derived(layout: KeyedLayout, total: int) -> None:
+    """Check what follows from the other arguments: if wrong it would shift later results."""
+    arguments = {name: getattr(layout, f"_{name}") for name in _DERIVED}
+    for name in _DERIVED:
+        setattr(layout, f"_{name}", None)
+
+    check_numbers(layout, total)
+    for name, argument in arguments.items():
+        if argument is None:
+            continue
+        derived = layout._length_per_key if name == "length_per_key" else getattr(layout, name)()
+        if argument != derived:
+            raise ValueError(
+                f"{_BATCH}: {name} is {argument}, and the other arguments say {derived}; "
+                "leave it out"
+            )
+
+
+def check_numbers(layout: KeyedLayout, total: int) -> None:
+    """Check the numbers of an unchecked layout; the ids per key are known afterwards.
+
+    A sync point.
+
+    Args:
+        layout: The layout.
+        total: N.
+
+    Raises:
+        ValueError: Lengths or offsets do not describe N ids, or an inverse index is not a list.
+    """
+    lengths = layout._lengths
+    offsets = layout._offsets
+    strides = layout.stride_per_key()
+    counts = count_ids(total, lengths, offsets, strides)
+    if counts is None:
+        bounds = layout.lengths_offset_per_key()
+        refuse_lists(_BATCH, total, lengths, offsets, layout._keys, bounds)
+    if layout._inverse_indices is not None:
+        check_inverse(layout._keys, strides, layout._inverse_indices)
+    layout._length_per_key = counts
+    layout._checked = True
 
 
 def check_form(
@@ -68,22 +179,25 @@ def check_form(
         raise ValueError(
             f"{owner}: values are one number without a dimension; give a list, [N]: values.view(1)"
         )
-    many, on_cpu = values.numel() > LARGEST_INT32, values.is_cpu
-    for name, part in (("lengths", lengths), ("offsets", offsets)):
-        if part is None:
+
+    many = values.numel() > LARGEST_INT32
+    on_cpu = values.is_cpu
+    for name, numbers in (("lengths", lengths), ("offsets", offsets)):
+        if numbers is None:
             continue
-        if part.dim() != 1 or (part.dtype not in _INDEX_TYPES and part.numel()):
+        if numbers.dim() != 1 or (numbers.dtype not in _INDEX_TYPES and numbers.numel()):
             raise ValueError(
-                f"{owner}: {name} must have one dimension, got shape {list(part.shape)}, and be "
-                f"int32 or int64, got {part.dtype}; convert them: {name}.view(-1).long()"
+                f"{owner}: {name} must have one dimension, got shape {list(numbers.shape)}, and be "
+                f"int32 or int64, got {numbers.dtype}; convert them: {name}.view(-1).long()"
             )
-        if not (on_cpu and part.is_cpu) and part.device != values.device:
+        if not (on_cpu and numbers.is_cpu) and numbers.device != values.device:
             raise ValueError(
-                f"{owner}: {name} are on {part.device} and values on {values.device}; use one "
+                f"{owner}: {name} are on {numbers.device} and values on {values.device}; use one "
                 "device"
             )
         if many:
-            refuse_wrapping(owner, values, part)
+            refuse_wrapping(owner, values, numbers)
+
     if offsets is not None and offsets.numel() == 0:
         raise ValueError(
             f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry"
@@ -93,6 +207,7 @@ def check_form(
             f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths go with "
             "L + 1 offsets"
         )
+
     if weights is not None:
         if weights.is_complex():
             refuse_complex(owner, weights)
@@ -163,20 +278,22 @@ def count_ids(
         >>> count_ids(3, lengths, None, [1, 1]), count_ids(4, lengths, None, [1, 1])
         ([2, 1], None)
     """
-    given: Tensor = lengths if offsets is None else offsets  # type: ignore[assignment]
-    if given.numel() <= FEW_LISTS and given.is_cpu:
-        numbers: list[int] = given.tolist()
+    tensor: Tensor = lengths if offsets is None else offsets  # type: ignore[assignment]
+    if tensor.numel() <= FEW_LISTS and tensor.is_cpu:
+        numbers: list[int] = tensor.tolist()
         if offsets is not None:
-            first, numbers = numbers[0], differences(numbers)
+            first = numbers[0]
+            numbers = differences(numbers)
             if first != 0 or (lengths is not None and lengths.tolist() != numbers):
                 return None
         fits = sum(numbers) == total and min(numbers, default=0) >= 0
         return segment_sums(numbers, stride_per_key) if fits else None
+
     if offsets is None:
-        low, high = torch.stack(torch.aminmax(given)).tolist() if given.numel() else (0, 0)
+        low, high = torch.stack(torch.aminmax(tensor)).tolist() if tensor.numel() else (0, 0)
         if low < 0 or high > total:  # the sum of longer lists may wrap
             return None
-        counts = ids_per_key(given, stride_per_key, high * given.numel())
+        counts = ids_per_key(tensor, stride_per_key, high * tensor.numel())
     else:
         # Compared and not subtracted: a difference may wrap.
         fits = (offsets[0] == 0) & (offsets[1:] >= offsets[:-1]).all()
@@ -283,6 +400,9 @@ def check_positions(where: str, indices: list[int], keys: list[str]) -> None:
     Raises:
         ValueError: A position is negative, or there is no key at it.
     """
+    if len(indices) == 0 or (min(indices) >= 0 and max(indices) < len(keys)):
+        return
+
     for index in indices:
         if index < 0 or index >= len(keys):
             raise ValueError(

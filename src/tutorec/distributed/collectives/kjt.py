@@ -32,7 +32,7 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
-from tutorec.sparse.deferred import report
+from tutorec.sparse.deferred import raise_deferred_id_errors
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import differences, ids_by_offsets, ints_on_device
 
@@ -241,7 +241,7 @@ class KJTSizesAwaitable(Awaitable["KJTArrival"]):
         del self._features
         if not features.values().is_cpu:
             # The device is synchronized, so its id check is done: no bad id is sent.
-            report()
+            raise_deferred_id_errors()
         return self._exchange.send_ids(self._group, features, self._counts, sizes)
 
 
