@@ -22,7 +22,7 @@ REPORT = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- files of a step: begin -->", "<!-- files of a step: end -->"
 TOTALS_BEGIN, TOTALS_END = "<!-- totals: begin -->", "<!-- totals: end -->"
 MOST_FILES = 13
-MOST_OF_ALL = (23, 36_500)  # files and tokens of all packages that a step runs
+MOST_OF_ALL = (23, 37_000)  # files and tokens of all packages that a step runs
 READ = ("vocabulary", "moves", "sharding types", "sharded modules")
 
 
