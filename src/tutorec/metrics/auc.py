@@ -42,6 +42,7 @@ class AUCMetricComputation(RecMetricComputation):
         for name in self._names:
             empty = torch.empty(self._n_tasks, 0)
             self._add_state(name, [empty], add_window_state=False)
+
         if grouped_auc:
             self._names.append("grouping_keys")
             keys = torch.empty(0, dtype=torch.int64)
@@ -80,6 +81,7 @@ class AUCMetricComputation(RecMetricComputation):
             binned = (labels >= 0.039).float()
         else:
             binned = labels
+
         tasks = zip(predictions, binned, weights, strict=True)
         areas = torch.stack([_area(*task) for task in tasks])
         reports = [MetricComputationReport(MetricName.AUC, MetricPrefix.WINDOW, areas)]
@@ -110,6 +112,7 @@ def _area(predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     true_positives = (sorted_weights * sorted_labels).cumsum(dim=0)
     if len(order) == 0 or false_positives[-1] * true_positives[-1] == 0:
         return predictions.new_tensor(NO_SIGNAL)
+
     area = torch.trapezoid(true_positives, false_positives)
     return area / false_positives[-1] / true_positives[-1]
 

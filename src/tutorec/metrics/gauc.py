@@ -36,6 +36,7 @@ class GAUCMetricComputation(SumsOfSamples):
                 f"GAUCMetricComputation.update: num_candidates adds up to {total}, and there are "
                 f"{labels.shape[-1]} samples: pass the number of samples of each session"
             )
+
         areas, judged = _session_areas(predictions, labels, weights.double(), sizes)
         return {
             "auc_sum": (areas * judged).sum(dim=-1),
@@ -57,27 +58,27 @@ def _session_areas(
     """AUC of each session, ``[n_tasks, sessions]``, and whether it is judged."""
     tasks = len(predictions)
     sessions = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
-    session_of = sessions.expand(tasks, -1)
+    session_index = sessions.expand(tasks, -1)
 
     def by_session(values: Tensor) -> Tensor:
-        return values.new_zeros(tasks, len(sizes)).scatter_add(1, session_of, values)
+        return values.new_zeros(tasks, len(sizes)).scatter_add(1, session_index, values)
 
     positive = weights * labels
     negative = weights * (1.0 - labels)
     # Sorted by prediction, and then, as the second sort is stable, by session.
     by_prediction = predictions.argsort(dim=-1)
-    in_sessions = session_of.gather(1, by_prediction).argsort(dim=-1, stable=True)
+    in_sessions = session_index.gather(1, by_prediction).argsort(dim=-1, stable=True)
     order = by_prediction.gather(1, in_sessions)
     ranked_lower = negative.gather(1, order).cumsum(dim=-1)
     total_negative = by_session(negative)
-    of_earlier_sessions = total_negative.cumsum(dim=-1) - total_negative
-    ranked_lower = ranked_lower - of_earlier_sessions.gather(1, session_of)
+    earlier_negative = total_negative.cumsum(dim=-1) - total_negative
+    ranked_lower = ranked_lower - earlier_negative.gather(1, session_index)
     pairs = by_session(positive.gather(1, order) * ranked_lower)
 
     total_positive = by_session(positive)
     areas = pairs / (total_positive * total_negative + 1e-10)
     starts = (sizes.cumsum(dim=0) - sizes).clamp(max=max(predictions.shape[1] - 1, 0))
-    first = predictions[:, starts].gather(1, session_of)
+    first = predictions[:, starts].gather(1, session_index)
     differs = ((predictions != first) & (predictions != 0)).double()
     judged = (total_positive > 0) & (total_negative > 0) & (by_session(differs) > 0)
     return areas, judged

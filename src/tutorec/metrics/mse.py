@@ -44,6 +44,7 @@ class MSEMetricComputation(SumsOfSamples):
         weight = sums["weighted_num_samples"]
         mse = weighted_mean(sums["error_sum"], weight)
         values: dict[MetricNameBase, Tensor] = {MetricName.MSE: mse, MetricName.RMSE: mse.sqrt()}
+
         if self._include_r_squared:
             variance = sums["label_squared_sum"] - sums["label_sum"].square() / weight
             explained = 1.0 - sums["error_sum"] / variance

@@ -46,6 +46,7 @@ class NEMetricComputation(SumsOfSamples):
         """Each sum over one batch, ``[n_tasks]``."""
         positive = weights * labels
         negative = weights * (1.0 - labels)
+
         return {
             "cross_entropy_sum": _entropy(predictions, positive, negative).sum(dim=-1),
             "weighted_num_samples": weights.sum(dim=-1),
@@ -60,6 +61,7 @@ class NEMetricComputation(SumsOfSamples):
         negative = sums["neg_labels"]
         mean_label = positive / total.clamp(min=ETA)
         ne = sums["cross_entropy_sum"] / _entropy(mean_label, positive, negative)
+
         if self._allow_zero_weight:
             ne = torch.where(total > 0, ne, ETA)
         values: dict[MetricNameBase, Tensor] = {MetricName.NE: ne}

@@ -125,13 +125,14 @@ class RecMetricComputation(nn.Module, ABC):
         self._window_size = window_size
         self._compute_on_all_ranks = compute_on_all_ranks
         self._group = process_group
+
         self._windows: dict[str, WindowBuffer] = {}
         self._defaults: dict[str, Tensor | list[Tensor]] = {}
         self._reductions: dict[str, Callable[[Tensor], Tensor]] = {}
 
     @staticmethod
     def get_window_state_name(state_name: str) -> str:
-        """Name of the window's state beside that of the lifetime."""
+        """Name of the window's state; the lifetime's state has ``state_name``."""
         return f"window_{state_name}"
 
     def get_window_state(self, state_name: str) -> Tensor:
@@ -157,7 +158,7 @@ class RecMetricComputation(nn.Module, ABC):
             persistent: Whether it is in ``state_dict()``. A window never is.
 
         Raises:
-            RuntimeError: A window is wanted and ``window_size`` is 0.
+            RuntimeError: ``add_window_state`` is set and ``window_size`` is 0.
         """
         if add_window_state and self._window_size <= 0:
             raise RuntimeError(
@@ -202,17 +203,18 @@ class RecMetricComputation(nn.Module, ABC):
         The states of this rank stay as they are.
         """
         self.pre_compute()
-        mine = {name: getattr(self, name) for name in self._defaults}
+        states = {name: getattr(self, name) for name in self._defaults}
         group = self._group or default_group()
+
         try:
             if group is not None and group.size() > 1:
-                for name, state in mine.items():
+                for name, state in states.items():
                     setattr(self, name, self._of_all_ranks(name, state, group))
             if self._my_rank != 0 and not self._compute_on_all_ranks:
                 return []
             return self._compute()
         finally:
-            for name, state in mine.items():
+            for name, state in states.items():
                 setattr(self, name, state)
 
     def local_compute(self) -> list[MetricComputationReport]:
@@ -234,8 +236,9 @@ class RecMetricComputation(nn.Module, ABC):
         super()._apply(fn, recurse)
         for name, default in self._defaults.items():
             if isinstance(default, list):
-                self._defaults[name] = [fn(part) for part in default]
-                setattr(self, name, [fn(part) for part in getattr(self, name)])
+                self._defaults[name] = [fn(tensor) for tensor in default]
+                setattr(self, name, [fn(tensor) for tensor in getattr(self, name)])
+
         for window in self._windows.values():
             window.batches = deque((fn(added), size) for added, size in window.batches)
         return self
@@ -253,8 +256,8 @@ def _gather(mine: Tensor, group: ProcessGroup) -> list[Tensor]:
     rows = mine.shape[:-1]
     counts = [rows.numel() * length for length in lengths]
     flat = all_gather(mine.reshape(-1), counts, group, _STAGE).wait()
-    parts = flat.split(counts)
-    return [part.view(*rows, length) for part, length in zip(parts, lengths, strict=True)]
+    tensors = flat.split(counts)
+    return [tensor.view(*rows, length) for tensor, length in zip(tensors, lengths, strict=True)]
 
 
 class SumsOfSamples(RecMetricComputation):
@@ -291,8 +294,8 @@ class SumsOfSamples(RecMetricComputation):
         Raises:
             RecMetricException: An input is missing, or shapes differ.
         """
-        given = check_inputs(self, predictions=predictions, labels=labels, weights=weights)
-        for name, added in self.sums(**given, **kwargs).items():
+        checked = check_inputs(self, predictions=predictions, labels=labels, weights=weights)
+        for name, added in self.sums(**checked, **kwargs).items():
             getattr(self, name).add_(added)
             self._aggregate_window_state(name, added, labels.shape[-1])
 
@@ -318,18 +321,18 @@ def check_inputs(metric: RecMetricComputation, **inputs: Tensor | None) -> dict[
         RecMetricException: One is None, or is not ``[n_tasks, B]`` as the others.
     """
     title = type(metric).__name__
-    given = {name: value for name, value in inputs.items() if value is not None}
-    missing = inputs.keys() - given.keys()
+    present = {name: value for name, value in inputs.items() if value is not None}
+    missing = inputs.keys() - present.keys()
     if missing:
         raise RecMetricException(f"{title}.update needs {' and '.join(sorted(missing))}, not None")
 
-    shapes = {name: tuple(value.shape) for name, value in given.items()}
+    shapes = {name: tuple(value.shape) for name, value in present.items()}
     tasks = {shape[0] if len(shape) == 2 else None for shape in shapes.values()}
     if len(set(shapes.values())) > 1 or tasks != {metric._n_tasks}:
         raise RecMetricException(
             f"{title}.update needs tensors [{metric._n_tasks} tasks, samples], not {shapes}"
         )
-    return given
+    return present
 
 
 def weighted_mean(total: Tensor, weight: Tensor) -> Tensor:
