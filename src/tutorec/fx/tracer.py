@@ -100,6 +100,7 @@ class Tracer(torch.fx.Tracer):
             graph = super().trace(root, concrete_args)
         finally:
             _State.depth -= 1
+
         _resolve_annotations(
             graph, type(without_wrappers(root)).forward if isinstance(root, nn.Module) else root
         )
@@ -119,10 +120,11 @@ class Tracer(torch.fx.Tracer):
         return forward, [model, *args[1:]]
 
     def create_arg(self, a: Any) -> Any:
-        """What stands in the graph for a value of eager code."""
+        """What the graph holds for a value of eager code."""
         if isinstance(a, LazyAwaitable):
             return self.create_arg(a.wait())
-        # stays an awaitable: whoever calls the graph waits for it as for the model's own
+
+        # It stays an awaitable: the caller of the graph waits for it as for the model's own.
         if isinstance(a, NoWait):
             return self.create_node(
                 "call_function", NoWait, (self.create_arg(a.wait()),), {}, type_expr=NoWait
@@ -168,7 +170,7 @@ def symbolic_trace(
         leaf_modules: Names of classes whose modules stay one call, see `Tracer`.
 
     Returns:
-        A module with the model's parts and the graph's code, ``.code``.
+        A module with the model's submodules and the graph's code, ``.code``.
 
     Example:
         >>> import torch
@@ -193,6 +195,7 @@ def _resolve_annotations(graph: Graph, forward: Callable[..., Any]) -> None:
     named = [node for node in graph.nodes if isinstance(node.type, str)]
     if not named:
         return
+
     try:
         hints = typing.get_type_hints(inspect.unwrap(forward))
     except Exception:  # a name that is imported for type checkers only; then the graph says nothing
@@ -214,5 +217,7 @@ def without_wrappers(module: nn.Module) -> nn.Module:
 
 
 def _takes_anything(module: nn.Module) -> bool:
-    kinds = {parameter.kind for parameter in inspect.signature(module.forward).parameters.values()}
-    return kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    parameter_kinds = {
+        parameter.kind for parameter in inspect.signature(module.forward).parameters.values()
+    }
+    return parameter_kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}

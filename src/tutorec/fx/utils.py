@@ -1,7 +1,7 @@
 """Marks in a traced graph, and checks that a tracer must not meet.
 
 A transformation of a graph has to find places in it: where ids leave for another device, where they
-have arrived. A *marker* is a call without effect that stands at such a place. It exists in traced
+have arrived. A *marker* is a call without effect at such a place. It exists in traced
 graphs only; eager code pays an ``if``.
 """
 
@@ -31,7 +31,7 @@ is_fx_symbolic_tracing: Callable[[], bool] = getattr(
 
 
 # Its result is used by nobody, and it must not be taken out as dead code. TorchScript compiles it
-# as it stands.
+# as it is.
 @has_side_effect
 @torch.fx.wrap
 def _fx_marker(s: str, any_proxy_unused: Any) -> None:
@@ -43,8 +43,7 @@ def fx_marker(s: str, any_proxy_unused: Any) -> None:
 
     Args:
         s: The mark's name, for example ``"KJT_ONE_TO_ALL_FORWARD_BEGIN"``.
-        any_proxy_unused: A value of the graph that the mark stands behind: it is what ties the call
-            to a place.
+        any_proxy_unused: A value of the graph that the mark follows: it ties the call to a place.
 
     Example:
         >>> import torch
@@ -104,6 +103,7 @@ def call_whole(module: nn.Module, traced: Any, *args: Any) -> Any:
             f"a {type(module).__name__} is one call in a traced graph, and here it is all that is "
             "traced: trace a model that holds it"
         )
+
     return tracer.create_proxy("call_module", tracer.path_of_module(module), args, {})
 
 
