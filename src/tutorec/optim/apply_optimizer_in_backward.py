@@ -65,8 +65,9 @@ def apply_optimizer_in_backward(
     """
     parameters = _checked(optimizer_class, params, optimizer_kwargs)
     notice_steps()
+
     for parameter, optimizer in [
-        (each, optimizer_class([each], **optimizer_kwargs)) for each in parameters
+        (param, optimizer_class([param], **optimizer_kwargs)) for param in parameters
     ]:
         if not hasattr(parameter, _MARK):
             _mark(parameter, [[], [], []])
@@ -76,8 +77,8 @@ def apply_optimizer_in_backward(
 
 def _mark(parameter: torch.Tensor, marks: list[list[Any]]) -> None:
     """Attach a parameter's optimizers, their classes and arguments, and the hooks that use them."""
-    for name, of_parameter in zip(_MARKS, marks, strict=True):
-        setattr(parameter, name, of_parameter)
+    for name, values in zip(_MARKS, marks, strict=True):
+        setattr(parameter, name, values)
     parameter.register_post_accumulate_grad_hook(_step_and_drop)
     # ``copy.deepcopy`` looks for the method on the object first; torch's own drops attributes.
     parameter.__deepcopy__ = partial(_copy_marked, parameter)  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,6 +88,7 @@ def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
     """A deep copy of a parameter, including its optimizers."""
     if id(parameter) in memo:
         return memo[id(parameter)]
+
     rows = parameter.detach().clone(memory_format=torch.preserve_format)
     twin = nn.Parameter(rows) if isinstance(parameter, nn.Parameter) else rows
     memo[id(parameter)] = twin.requires_grad_(parameter.requires_grad)
@@ -109,6 +111,7 @@ def _checked(
     )
     if unknown:
         raise TypeError(f"RowWiseAdagrad does not take {unknown}, but {', '.join([*known][1:-1])}")
+
     parameters = list(params)
     for parameter in parameters:
         shape = list(parameter.shape)
@@ -117,12 +120,15 @@ def _checked(
                 f"a parameter of shape {shape} does not require grad, so that no backward reaches "
                 "it; leave it out, or call requires_grad_() first"
             )
-        if any(isinstance(each, KeyedOptimizer) for each in getattr(parameter, _MARK, ())):
+        if any(
+            isinstance(optimizer, KeyedOptimizer) for optimizer in getattr(parameter, _MARK, ())
+        ):
             raise ValueError(
                 f"a parameter of shape {shape} is a sharded table's, whose optimizer is fused "
                 "already: apply before sharding, or change rates in "
                 "model.fused_optimizer.param_groups"
             )
+
     return parameters
 
 

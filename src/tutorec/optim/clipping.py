@@ -110,16 +110,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._norm_type = float(norm_type)
         if not self._norm_type > 0:
             raise ValueError(f"norm_type={norm_type!r} must be a number above 0, or 'inf'")
-        pieces = {
+
+        groups_by_id = {
             id(parameter): tuple(groups)
             for parameter, groups in (param_to_pgs or {}).items()
             if groups
         }
-        if pieces and reduce_norm is not None:
+        if groups_by_id and reduce_norm is not None:
             raise ValueError(
                 "param_to_pgs and reduce_norm both say how to reach other ranks: give one of them"
             )
-        self._groups_of = pieces if enable_global_grad_clip else {}
+
+        self._groups_of = groups_by_id if enable_global_grad_clip else {}
         self._reduce = reduce_norm
         self._track_grad_norm = track_grad_norm
         self._last_total_grad_norm: Tensor | None = None
@@ -140,6 +142,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             if self._clipping is GradientClipping.VALUE:
                 for grad in self._gradients(lambda parameter: True):
                     grad.clamp_(-self._max_gradient, self._max_gradient)
+
         return super().step(closure)
 
     @torch.no_grad()
@@ -148,6 +151,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         norm, grads = self.compute_total_grad_norm()
         if not grads:
             return norm if self._reduce is not None else None
+
         # The small constant is torch's and TorchRec's; it avoids a division by zero.
         factor = (self._max_gradient / (norm + _ROUNDING)).clamp(max=1.0)
         torch._foreach_mul_(grads, factor.to(grads[0].device))  # pyright: ignore[reportPrivateImportUsage]
@@ -156,28 +160,33 @@ class GradientClippingOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
         """The norm of all gradients ``[]``, over ranks if requested, and this rank's gradients."""
-        reduce, groups_of = self._reduce, self._groups_of
+        reduce = self._reduce
+        groups_by_id = self._groups_of
         sharded = (lambda parameter: False) if reduce is None else reduce.is_sharded
-        every = self._gradients(
-            lambda parameter: not sharded(parameter) and id(parameter) not in groups_of
+        grads = self._gradients(
+            lambda parameter: not sharded(parameter) and id(parameter) not in groups_by_id
         )
-        parts = [self._power(every)]
+        powers = [self._power(grads)]
         if reduce is not None:
             gradients = self._gradients(sharded)
-            parts.append(reduce(self._power(gradients), self._largest))
-            every += gradients
-        for groups in dict.fromkeys(groups_of.values()):
-            owners = [each for each in self._parameters() if groups_of.get(id(each)) == groups]
-            gradients = [_dense(each) for each in owners if each.grad is not None]
+            powers.append(reduce(self._power(gradients), self._largest))
+            grads += gradients
+
+        for groups in dict.fromkeys(groups_by_id.values()):
+            owners = [
+                owner for owner in self._parameters() if groups_by_id.get(id(owner)) == groups
+            ]
+            gradients = [_dense(owner) for owner in owners if owner.grad is not None]
             # A rank without gradients has a zero on the CPU, for which another backend than the
             # other ranks' would be used.
             power = self._power(gradients).to(owners[0].device)
-            parts.append(_reduce_in_groups(power, groups, self._largest))
-            every += gradients
-        device = every[0].device if every else torch.device("cpu")
-        total = torch.stack([part.to(device) for part in parts])
+            powers.append(_reduce_in_groups(power, groups, self._largest))
+            grads += gradients
+
+        device = grads[0].device if grads else torch.device("cpu")
+        total = torch.stack([value.to(device) for value in powers])
         norm = total.amax() if self._largest else total.sum().pow(1.0 / self._norm_type)
-        return norm.float(), every
+        return norm.float(), grads
 
     @property
     def _largest(self) -> bool:
@@ -212,6 +221,7 @@ def _dense(parameter: Tensor) -> Tensor:
         if not grad.is_coalesced():
             grad = parameter.grad = grad.coalesce()
         return grad._values()
+
     to_local = getattr(grad, "to_local", None)
     return to_local() if to_local is not None else grad
 

@@ -63,16 +63,19 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
             "nothing to watch: read parameter.grad, or call apply_optimizer_in_backward, or shard "
             "tables with the fused kernel"
         )
-    busy = [one for one in watched if getattr(one.place, one.attribute, None) is not None]
+    busy = [
+        target for target in watched if getattr(target.place, target.attribute, None) is not None
+    ]
     if busy:
         raise ValueError(f"debug_grads watches {busy[0].what!r} already: leave the inner block out")
+
     try:
-        for one in watched:
-            setattr(one.place, one.attribute, one.listener)
+        for target in watched:
+            setattr(target.place, target.attribute, target.listener)
         yield seen
     finally:
-        for one in watched:
-            setattr(one.place, one.attribute, None)
+        for target in watched:
+            setattr(target.place, target.attribute, None)
 
 
 @dataclass(frozen=True)
@@ -105,13 +108,14 @@ class _Gradients(Mapping[str, Tensor]):
 
     def add(self, place: _ShardPosition, rows: Tensor, sums: Tensor) -> None:
         """Add gradients ``[U, D_local]`` of local rows ``[U]``."""
-        whole = sums.detach()
+        full_rows = sums.detach()
         if place.columns != sums.shape[1]:
-            whole = sums.new_zeros(sums.shape[0], place.columns)
-            whole[:, place.first_column : place.first_column + sums.shape[1]] = sums
+            full_rows = sums.new_zeros(sums.shape[0], place.columns)
+            full_rows[:, place.first_column : place.first_column + sums.shape[1]] = sums
+
         ids = (rows.long() + place.first_row).unsqueeze(0)
         gradient = torch.sparse_coo_tensor(
-            ids, whole.clone(), (place.rows, place.columns), check_invariants=False
+            ids, full_rows.clone(), (place.rows, place.columns), check_invariants=False
         )
         before = self.held.get(place.name)
         self.held[place.name] = (gradient if before is None else before + gradient).coalesce()
@@ -138,19 +142,19 @@ class _Gradients(Mapping[str, Tensor]):
 
 
 def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
-    for path, part in model.named_modules():
+    for path, module in model.named_modules():
         # The whole model may be a sharded collection, which knows the positions of its shards.
-        fused = [inner for inner in part.modules() if isinstance(inner, FusedOptimizerModule)]
-        if fused != [part]:
+        fused = [inner for inner in module.modules() if isinstance(inner, FusedOptimizerModule)]
+        if fused != [module]:
             continue
         prefix = _bare(model, f"{path}." if path else "")
-        places = _places(part, prefix)
+        positions = _places(module, prefix)
         for optimizer in _leaves(fused[0].fused_optimizer):
             of_tables = [
-                places.get(id(parameter)) or _ShardPosition(prefix + name, *parameter.shape)
+                positions.get(id(parameter)) or _ShardPosition(prefix + name, *parameter.shape)
                 for name, parameter in optimizer.params.items()
             ]
-            seen.names.update(dict.fromkeys(place.name for place in of_tables))
+            seen.names.update(dict.fromkeys(position.name for position in of_tables))
 
             def listener(
                 table: int, rows: Tensor, sums: Tensor, of_tables: list[_ShardPosition] = of_tables
@@ -166,7 +170,7 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
         if (
             parameter.dim() != 2
             or not optimizers
-            or any(isinstance(one, KeyedOptimizer) for one in optimizers)
+            or any(isinstance(optimizer, KeyedOptimizer) for optimizer in optimizers)
         ):
             continue
         place = _ShardPosition(_bare(model, name), *parameter.shape)
@@ -180,17 +184,17 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
 
 def _places(part: Any, prefix: str) -> dict[int, _ShardPosition]:
     """Id of each parameter of a sharded collection -> position of its shard in the table."""
-    held = part.local_shards() if hasattr(part, "local_shards") else ()
+    tables = part.local_shards() if hasattr(part, "local_shards") else ()
     return {
         id(rows): _ShardPosition(
-            prefix + one.name,
-            one.table.rows,
-            one.table.columns,
-            piece.row_offset,
-            piece.column_offset,
+            prefix + local.name,
+            local.table.rows,
+            local.table.columns,
+            shard.row_offset,
+            shard.column_offset,
         )
-        for one in held
-        for piece, rows in zip(one.shards, one.rows, strict=True)
+        for local in tables
+        for shard, rows in zip(local.shards, local.rows, strict=True)
     }
 
 
@@ -203,16 +207,16 @@ def _leaves(optimizer: KeyedOptimizer) -> Iterator[EmbeddingFusedOptimizer]:
 
 
 def _bare(model: nn.Module, name: str) -> str:
-    """The name without the parts that wrappers add; a submodule named "module" stays."""
-    kept: list[str] = []
+    """The name without the segments that wrappers add; a submodule named "module" stays."""
+    names: list[str] = []
     inside: Any = model
-    for part in name.split("."):
-        wraps = part == "_dmp_wrapped_module" or (
-            part == "module" and isinstance(inside, DistributedDataParallel)
+    for segment in name.split("."):
+        wraps = segment == "_dmp_wrapped_module" or (
+            segment == "module" and isinstance(inside, DistributedDataParallel)
         )
-        kept += [] if wraps else [part]
-        inside = getattr(inside, part, None)
-    return ".".join(kept)
+        names += [] if wraps else [segment]
+        inside = getattr(inside, segment, None)
+    return ".".join(names)
 
 
 __all__ = ["debug_grads"]

@@ -103,6 +103,7 @@ class BackwardPasses:
         """Looked-up rows, returned as they are; backward counts the pass when it reaches them."""
         if not rows.requires_grad or torch.compiler.is_compiling():
             return rows
+
         self._lookups += 1
         if self._is_stepped and self._lookups > 1:
             self._left = _WATCHED
@@ -185,6 +186,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self.passes = BackwardPasses(names)
         notice_steps()
         self._places = [rows.data_ptr() for rows in tables.table_weights()]
+
         params = dict(zip(names, parameters, strict=True))
         super().__init__(
             params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}]
@@ -241,6 +243,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         check_form(state_dict)
         if self._form is None or isinstance(state_dict, _OfParameters):
             return state_dict
+
         current = super().state_dict()["state"]
         return _OfParameters(
             {**state_dict, "state": self._form.local(state_dict["state"], current)}
@@ -271,17 +274,18 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """
         if torch.compiler.is_compiling():
             return
+
         recorded = torch.is_grad_enabled()
         # Attributes of a class of its own are read as fast as torch's.
         with torch._C.DisableTorchFunctionSubclass():
-            places = [*map(torch.Tensor.data_ptr, self._owners)]
-            if places == self._places and (not recorded or all(map(_is_trained, self._owners))):
+            addresses = [*map(torch.Tensor.data_ptr, self._owners)]
+            if addresses == self._places and (not recorded or all(map(_is_trained, self._owners))):
                 return
-        for (name, owner), now, place in zip(
-            self.params.items(), places, self._places, strict=True
+        for (name, owner), current, address in zip(
+            self.params.items(), addresses, self._places, strict=True
         ):
-            if now != place or (recorded and not owner.requires_grad):
-                raise ValueError(_why_not(name, now != place))
+            if current != address or (recorded and not owner.requires_grad):
+                raise ValueError(_why_not(name, current != address))
 
     def rebind(self) -> None:
         """Update the state's tensors after the operator's memory has moved."""
@@ -305,6 +309,7 @@ def _why_not(name: str, exchanged: bool) -> str:
             f"parameter {name!r} was given other memory (.data = ...), and rows are still looked "
             "up in the old one: write into it, parameter.copy_(rows) under torch.no_grad()"
         )
+
     return (
         f"parameter {name!r} is frozen (requires_grad=False), and its fused optimizer would move "
         "its rows in backward: call the model under torch.no_grad(), or shard the table with "

@@ -1,4 +1,4 @@
-"""What backward has updated already: who comes too late for it is told so.
+"""What backward has updated already: code that comes too late for it gets an error.
 
 A parameter with an optimizer in backward has no gradient when ``backward()`` returns. Three habits
 of training loops work on gradients between ``backward()`` and ``step()``, and would pass such a
@@ -31,8 +31,10 @@ from tutorec.optim.keyed import KeyedOptimizer
 
 # How far above an optimizer's step the scaler that has called it may be, and in how many of its
 # first steps it is looked for.
-_FRAMES, _CHECKED = 8, 16
-_CLIPPING, _SCALER = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
+_FRAMES = 8
+_CHECKED = 16
+_CLIPPING = "torch.nn.utils.clip_grad"
+_SCALER = "torch.amp.grad_scaler"
 _GRAD: Any = Tensor.grad
 _DENSE = "or give the table compute_kernel='dense', which keeps a gradient"
 
@@ -89,7 +91,9 @@ class _Stepped:
     """What is known of a torch optimizer: the models whose parameters it steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        self._held = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         self.find_models()
         # Whether a scaler steps it is looked at in its first steps: it costs as much as all else.
         self.to_check = _CHECKED
@@ -99,7 +103,7 @@ class _Stepped:
         self.models = [
             weakref.ref(model)
             for model in _followed
-            if any(id(each) in self._held for each in model.parameters())
+            if any(id(parameter) in self._held for parameter in model.parameters())
         ]
 
 
@@ -129,10 +133,12 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     # ends no step.
     if isinstance(optimizer, KeyedOptimizer) or torch._C._current_graph_task_id() != -1:
         return
+
     known = _stepped.get(optimizer)
     if known is None:
         known = _stepped[optimizer] = _Stepped(optimizer)
         _warn_optimizer(optimizer)
+
     for reference in known.models:
         model = reference()
         if model is None:
@@ -165,12 +171,13 @@ def _check_not_scaled(fused: Any) -> None:
 
 
 def _tell_reader(parameter: InBackwardParameter, frame: FrameType) -> None:
-    """Tell the code that reads a missing gradient what it would miss."""
+    """Raise where torch's clipping or loss scaling reads a missing gradient."""
     module = frame.f_globals.get("__name__")
     if module == _CLIPPING and not _clips_itself(parameter):
         # up to Python 3.11 a list comprehension is a function of its own
         caller = frame if frame.f_code.co_name.isidentifier() else frame.f_back or frame
         raise ValueError(_not_clipped(parameter, caller.f_code.co_name))
+
     if module == _SCALER:
         raise ValueError(_scaled(_name_of(parameter)))
 
@@ -178,18 +185,19 @@ def _tell_reader(parameter: InBackwardParameter, frame: FrameType) -> None:
 def _warn_optimizer(optimizer: Optimizer) -> None:
     """Say of an optimizer that it is given parameters which backward updates."""
     missed = [
-        _name_of(each)
+        _name_of(parameter)
         for group in optimizer.param_groups
-        for each in group["params"]
-        if _optimizers(each) and optimizer not in _optimizers(each)
+        for parameter in group["params"]
+        if _optimizers(parameter) and optimizer not in _optimizers(parameter)
     ]
+
     if missed:
-        kind = type(optimizer).__name__
+        name = type(optimizer).__name__
         warn_caller(
-            f"{kind} moves nothing of {', '.join(missed)}: backward updates it, with the optimizer "
-            f"that was named for it or the default. Leave it out, {kind}([p for _, p in "
+            f"{name} moves nothing of {', '.join(missed)}: backward updates it, with the optimizer "
+            f"that was named for it or the default. Leave it out, {name}([p for _, p in "
             "in_backward_optimizer_filter(model.named_parameters())]); to train a table with "
-            f"{kind}, name it in fused_params before sharding, {_DENSE}"
+            f"{name}, name it in fused_params before sharding, {_DENSE}"
         )
 
 
@@ -199,7 +207,7 @@ def _optimizers(parameter: Tensor) -> Sequence[Any]:
 
 def _clips_itself(parameter: Tensor) -> bool:
     """Whether the kernel that updates a parameter clips its gradient."""
-    operators = [getattr(each, "operator", None) for each in _optimizers(parameter)]
+    operators = [getattr(optimizer, "operator", None) for optimizer in _optimizers(parameter)]
     return any(
         operator is not None and operator.optimizer.max_gradient is not None
         for operator in operators
@@ -226,8 +234,8 @@ def _scaled(names: str) -> str:
 def _name_of(parameter: Tensor) -> str:
     for optimizer in _optimizers(parameter):
         params = getattr(optimizer, "params", {})
-        for name, each in params.items():
-            if each is parameter:
+        for name, candidate in params.items():
+            if candidate is parameter:
                 return f"parameter {name!r}"
     return f"a parameter of shape {list(parameter.shape)}"
 

@@ -4,7 +4,7 @@ torch numbers parameters, which has no meaning if every rank has other tables. S
 can be saved by one set of ranks and loaded by another.
 
 Parameter groups are saved only after ``save_param_groups(True)``: ranks have different parameters
-and thus different groups, and learning rates are usually set anew when training continues. Groups
+and thus different groups, and learning rates are usually set again when training continues. Groups
 are shared, never copied: a torch scheduler on any optimizer of this module changes the dict that
 the innermost optimizer reads.
 """
@@ -57,12 +57,14 @@ class KeyedOptimizer(Optimizer):
         self.params: Mapping[str, torch.Tensor] = params
         self.state: Any = state
         self.param_groups: Any = param_groups
+
         known = {id(parameter) for parameter in params.values()}
         strangers = [key for key in state if id(key) not in known]
         if strangers:
             raise ValueError(
                 f"All state keys must be params. The following keys are not: {strangers}."
             )
+
         grouped = {id(parameter) for group in param_groups for parameter in group["params"]}
         if grouped != known:
             left = [name for name, parameter in params.items() if id(parameter) not in grouped]
@@ -115,6 +117,7 @@ class KeyedOptimizer(Optimizer):
                     sparse_grad_parameter_names is not None and name in sparse_grad_parameter_names
                 )
                 parameter.grad = zeros.to_sparse() if sparse else zeros
+
         rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
         try:
             for group, _ in rates:
@@ -138,6 +141,7 @@ class KeyedOptimizer(Optimizer):
                 if parameter in self.state
             }
         }
+
         if self.defaults["_save_param_groups"]:
             state_dict["param_groups"] = [
                 {
@@ -161,6 +165,7 @@ class KeyedOptimizer(Optimizer):
         self.check_state_dict(state_dict)
         for name, new in state_dict["state"].items():
             self._load_state(self.params[name], new)
+
         if self.defaults["_save_param_groups"]:
             stored = _groups_by_names(state_dict["param_groups"])
             for names, group in self._named_groups():
@@ -192,6 +197,7 @@ class KeyedOptimizer(Optimizer):
             if self._takes_new_state()
             else []
         )
+
         check_names(
             "Different parameter count",
             "Parameter {} not found",
@@ -200,6 +206,7 @@ class KeyedOptimizer(Optimizer):
         )
         for name, state in current.items():
             check_state(state, new[name], [name])
+
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict)
 
@@ -212,9 +219,9 @@ class KeyedOptimizer(Optimizer):
 
     def _named_groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
         """(sorted names of its parameters, group)."""
-        name_of = {id(parameter): name for name, parameter in self.params.items()}
+        names_by_id = {id(parameter): name for name, parameter in self.params.items()}
         for group in self.param_groups:
-            yield sorted(name_of[id(parameter)] for parameter in group["params"]), group
+            yield sorted(names_by_id[id(parameter)] for parameter in group["params"]), group
 
     def _check_groups(self, state_dict: Mapping[str, Any]) -> None:
         if "param_groups" not in state_dict:
@@ -223,6 +230,7 @@ class KeyedOptimizer(Optimizer):
                 "save_param_groups(True); call save_param_groups(False) before loading it, and "
                 "set rates yourself"
             )
+
         current = {tuple(names): group for names, group in self._named_groups() if names}
         new = _groups_by_names(state_dict["param_groups"])
         if len(current) != len(new):
@@ -240,7 +248,7 @@ class _Around(KeyedOptimizer, ABC):
 
     @abstractmethod
     def _inner(self) -> Sequence[Any]:
-        """These others."""
+        """The other optimizers."""
 
     def set_optimizer_step(self, step: int) -> None:
         """Pass the number of the next step to the inner optimizers that have the method."""
@@ -312,6 +320,7 @@ class CombinedOptimizer(_Outer):
                         "optimizer), ...])"
                     )
                 seen.add(full)
+
         self._prepare(
             {
                 "_save_param_groups": any(
@@ -378,9 +387,10 @@ class CombinedOptimizer(_Outer):
         """The merged state dicts of all optimizers."""
         state_dict: dict[str, Any] = {"state": {}}
         for key, optim in self._optims:
-            part = optim.state_dict()
+            inner_state = optim.state_dict()
             state_dict["state"] |= {
-                self.prepend_opt_key(name, key): state for name, state in part["state"].items()
+                self.prepend_opt_key(name, key): state
+                for name, state in inner_state["state"].items()
             }
             if self.defaults["_save_param_groups"]:
                 state_dict.setdefault("param_groups", []).extend(
@@ -388,8 +398,9 @@ class CombinedOptimizer(_Outer):
                         **group,
                         "params": [self.prepend_opt_key(name, key) for name in group["params"]],
                     }
-                    for group in part.get("param_groups", ())
+                    for group in inner_state.get("param_groups", ())
                 )
+
         if self.defaults["_save_param_groups"]:
             state_dict.setdefault("param_groups", [])
         return state_dict
@@ -401,8 +412,8 @@ class CombinedOptimizer(_Outer):
             ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has been changed.
         """
         self.check_state_dict(state_dict)
-        for (_, optim), part in zip(self._optims, self._parts(state_dict), strict=True):
-            optim.load_state_dict(part)
+        for (_, optim), inner_state in zip(self._optims, self._parts(state_dict), strict=True):
+            optim.load_state_dict(inner_state)
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise if ``load_state_dict`` would raise, and change nothing.
@@ -412,16 +423,17 @@ class CombinedOptimizer(_Outer):
         """
         check_form(state_dict)
         names = self.params
-        held = [name for name, parameter in names.items() if parameter in self.state]
+        own = [name for name, parameter in names.items() if parameter in self.state]
         strangers = [name for name in state_dict["state"] if name not in names]
         if strangers:
             check_names(
-                "Different parameter count", "Parameter {} not found", held, state_dict["state"]
+                "Different parameter count", "Parameter {} not found", own, state_dict["state"]
             )
+
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict)
-        for (_, optim), part in zip(self._optims, self._parts(state_dict), strict=True):
-            optim.check_state_dict(part)
+        for (_, optim), inner_state in zip(self._optims, self._parts(state_dict), strict=True):
+            optim.check_state_dict(inner_state)
 
     def __repr__(self) -> str:
         return ",".join(f"{key}: {optim!r}" for key, optim in self._optims)
@@ -431,16 +443,17 @@ class CombinedOptimizer(_Outer):
         state = state_dict["state"]
         for key, optim in self._optims:
             names = {self.prepend_opt_key(name, key): name for name in optim.params}
-            part: dict[str, Any] = {
+            inner_state: dict[str, Any] = {
                 "state": {name: state[full] for full, name in names.items() if full in state}
             }
+
             if "param_groups" in state_dict:
-                part["param_groups"] = [
+                inner_state["param_groups"] = [
                     {**group, "params": [names[full] for full in group["params"]]}
                     for group in state_dict["param_groups"]
                     if group["params"] and all(full in names for full in group["params"])
                 ]
-            yield part
+            yield inner_state
 
 
 class KeyedOptimizerWrapper(_Around):
@@ -479,6 +492,7 @@ class KeyedOptimizerWrapper(_Around):
                 "and in_backward_optimizer_filter leaves them out; without dense parameters "
                 "model.fused_optimizer is enough"
             )
+
         self._optimizer = optim_factory(params if pass_params_dict else list(params.values()))
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
         check_rates(self.param_groups, type(self._optimizer).__name__)
@@ -508,6 +522,7 @@ class KeyedOptimizerWrapper(_Around):
         if parameter in self.state:
             super()._load_state(parameter, new)
             return
+
         self.state[parameter] = {
             key: _copy_beside(parameter, value)
             if isinstance(value, torch.Tensor)

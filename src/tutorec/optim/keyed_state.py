@@ -70,8 +70,11 @@ def check_names(
         Traceback (most recent call last):
         ValueError: Different parameter count: 1 vs 2: [] are here only, ['b'] are in ...
     """
-    present, loaded = set(own), set(new)
-    missing, surplus = sorted(present - loaded, key=str), sorted(loaded - present, key=str)
+    present = set(own)
+    loaded = set(new)
+    missing = sorted(present - loaded, key=str)
+    surplus = sorted(loaded - present, key=str)
+
     if missing or surplus:
         counts = f"{counted}: {len(present)} vs {len(loaded)}{of and ' of '}{of}"
         title = counts if len(present) != len(loaded) else missed.format(missing[0])
@@ -87,7 +90,7 @@ def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[s
         path: Names that lead to it, for messages.
 
     Raises:
-        ValueError: Names, kinds of values, numbers of shards or shapes differ, or a conversion
+        ValueError: Names, types of values, numbers of shards or shapes differ, or a conversion
             would change numbers.
     """
     where = " / ".join(path)
@@ -102,7 +105,9 @@ def load_state(own: dict[str, Any], new: Mapping[str, Any]) -> None:
     """Copy a checked state: into existing tensors, otherwise as a replacement."""
     for name, value in own.items():
         other = new[name]
-        shards, new_shards = _local_shards(value), _local_shards(other)
+        shards = _local_shards(value)
+        new_shards = _local_shards(other)
+
         if isinstance(value, dict):
             load_state(value, other)
         elif callable(getattr(value, "load_state_dict", None)):
@@ -118,7 +123,9 @@ def load_state(own: dict[str, Any], new: Mapping[str, Any]) -> None:
 
 def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
     where = " / ".join(path)
-    shards, theirs = _local_shards(value), _local_shards(other)
+    shards = _local_shards(value)
+    theirs = _local_shards(other)
+
     if isinstance(value, dict):
         check_state(value, other, path)
     elif (shards is None) != (theirs is None):
@@ -157,10 +164,10 @@ def _differs(where: str, here: object, loaded: object) -> ValueError:
 
 def _local_shards(value: Any) -> list[torch.Tensor] | None:
     """This rank's shards of a ShardedTensor or a distributed DTensor; None for anything else."""
-    held = value.to_local() if hasattr(value, "to_local") else value
-    if not hasattr(held, "local_shards"):
+    local = value.to_local() if hasattr(value, "to_local") else value
+    if not hasattr(local, "local_shards"):
         return None
-    return [getattr(shard, "tensor", shard) for shard in held.local_shards()]
+    return [getattr(shard, "tensor", shard) for shard in local.local_shards()]
 
 
 __all__ = ["check_form", "check_names", "check_state", "extract_state", "load_state"]

@@ -99,6 +99,7 @@ class PartialRowWiseAdam(RowOptimizer):
             raise ValueError(
                 f"PartialRowWiseAdam: betas={betas!r} must be numbers of at least 0 and below 1"
             )
+
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
@@ -107,8 +108,11 @@ class PartialRowWiseAdam(RowOptimizer):
         state = self.state[parameter]
         if not state:
             state.update(_new_state(parameter))
-        (beta1, beta2), rate = group["betas"], float(group["lr"])
-        mean, spread = state["exp_avg"], state["exp_avg_sq"]
+        beta1, beta2 = group["betas"]
+        rate = float(group["lr"])
+        mean = state["exp_avg"]
+        spread = state["exp_avg_sq"]
+
         state["step"] += 1
         number = state["step"].item()
         mean.lerp_(grad, 1 - beta1)

@@ -39,6 +39,7 @@ def reset_optimizer_rows(table: Tensor, rows: Tensor, in_place: bool = False) ->
     in_backward = getattr(table, "_in_backward_optimizers", ())
     for optimizer in in_backward:
         _reset(optimizer, table, rows, in_place)
+
     if table.requires_grad and not in_backward:
         waiting = table.__dict__.get(_WAITING)
         setattr(table, _WAITING, rows if waiting is None else torch.cat([waiting, rows]).unique())

@@ -48,28 +48,32 @@ def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
         ValueError: The optimizer no longer has the table, or its rate is negative or NaN.
     """
     _bring_state(optimizer, table)
-    group, kind = _group_of(optimizer, table), _KERNELS.get(type(optimizer))
+    group = _group_of(optimizer, table)
+    rule = _KERNELS.get(type(optimizer))
     hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if kind is None or hooked or table.dtype is not torch.float32:
+    if rule is None or hooked or table.dtype is not torch.float32:
         return None
     if group["maximize"] or group["weight_decay"] or group.get("momentum"):
         return None
-    rate, states = float(group["lr"]), ()
-    if kind != "sgd":
+
+    rate = float(group["lr"])
+    states = ()
+    if rule != "sgd":
         total = optimizer.state[table]["sum"]
         if total.dtype is not torch.float32 or not total.is_contiguous():
             return None
-        states = (total if kind == "adagrad" else total.view(-1),)
+        states = (total if rule == "adagrad" else total.view(-1),)
         count = optimizer.state[table]["step"]
         count += 1
         if group["lr_decay"]:
             rate = rate_of_step(group, count.item())
+
     # torch's schedulers warn if they are stepped before their optimizer.
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
-    return KernelUpdate(UpdateStep(_rule(kind, rate, group.get("eps", 0.0)), rate), states)
+    return KernelUpdate(UpdateStep(_rule(rule, rate, group.get("eps", 0.0)), rate), states)
 
 
-# The same for all tables and most steps; to check its numbers anew took a tenth of a small step.
+# The same for all tables and most steps; to check its numbers again took a tenth of a small step.
 _rule = lru_cache(maxsize=64)(OptimizerSpec)
 
 
@@ -118,6 +122,7 @@ def _group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
                 owner = f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}"
                 check_rate(rate, owner)
             return group
+
     raise ValueError(
         f"{type(optimizer).__name__} in backward no longer holds its table of shape "
         f"{list(table.shape)}; call apply_optimizer_in_backward again"
@@ -138,12 +143,14 @@ def _step_compact(
             f"{table.shape[0]} rows is updated row by row during backward; use SGD, "
             "RowWiseAdagrad, Adagrad or Adam for tables"
         )
+
     weight = table.detach()
     # Row-wise state is always float32, and SGD has none: both compute in float32.
     exact = type(optimizer) in (SGD, RowWiseAdagrad) and not group.get("momentum")
     dtype = torch.float32 if exact else weight.dtype
     small = nn.Parameter(_with_zero_row(weight[rows].to(dtype)))
     small.grad = _with_zero_row(sums.to(dtype))
+
     state = optimizer.state[table]
     by_row = {
         key
@@ -154,13 +161,16 @@ def _step_compact(
         key: torch.cat([value[rows], value[:1]]) if key in by_row else value
         for key, value in state.items()
     }
-    groups, alone = optimizer.param_groups, {**group, "params": [small]}
+
+    groups = optimizer.param_groups
+    alone = {**group, "params": [small]}
     optimizer.param_groups = [alone]
     try:
         optimizer.step()
     finally:
         optimizer.param_groups = groups
         moved = optimizer.state.pop(small)
+
     group.update({key: value for key, value in alone.items() if key != "params"})
     weight[rows] = small.detach()[:-1].to(weight.dtype)
     for key, value in moved.items():

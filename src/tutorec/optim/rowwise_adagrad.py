@@ -93,6 +93,7 @@ class RowWiseAdagrad(RowOptimizer):
         for name, number in defaults.items():
             check_number(number, f"RowWiseAdagrad: {name}")
         super().__init__(params, {**defaults, "maximize": maximize})
+
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = _new_state(parameter, group["initial_accumulator_value"])
@@ -109,6 +110,7 @@ class RowWiseAdagrad(RowOptimizer):
             grad = -grad
         if group["weight_decay"]:
             grad = grad.add(parameter, alpha=group["weight_decay"])
+
         state["sum"] += grad.square().mean(1, keepdim=True)
         root = state["sum"].float().sqrt().add_(group["eps"])
         parameter.sub_(grad.div(root).mul_(rate_of_step(group, state["step"].item())))

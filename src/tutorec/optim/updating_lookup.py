@@ -83,16 +83,20 @@ def look_up(tables: Sequence[Tensor], batches: Sequence[PooledBatch]) -> list[Te
         ([0.75, 1.0, 0.5], None)
     """
     # tied tables once
-    read = {id(tables[table]): tables[table] for one in batches for table in one.feature_tables}
-    place = {key: index for index, key in enumerate(read)}
+    read = {id(tables[table]): tables[table] for batch in batches for table in batch.feature_tables}
+    positions = {key: index for index, key in enumerate(read)}
     batches = [
-        replace(one, feature_tables=tuple(place[id(tables[table])] for table in one.feature_tables))
-        for one in batches
+        replace(
+            batch,
+            feature_tables=tuple(positions[id(tables[table])] for table in batch.feature_tables),
+        )
+        for batch in batches
     ]
+
     # The lookup has one anchor as input: each table as an input would cost a node in backward.
     anchor = torch.empty(0, requires_grad=True)
     pooled = _UpdatingLookup.apply(
-        anchor, [*read.values()], batches, *[one.weights for one in batches]
+        anchor, [*read.values()], batches, *[batch.weights for batch in batches]
     )
     return list(cast(tuple[Tensor, ...], pooled))
 
@@ -102,6 +106,7 @@ def pool(tables: Sequence[Tensor], batch: PooledBatch) -> Tensor:
     scattered = address_tables(tables, batch.feature_tables)
     if scattered is not None:
         return scattered.pool(batch)
+
     features = batch.feature_tables
     samples = (batch.offsets.numel() - 1) // len(features)
     pooled = []
@@ -133,32 +138,41 @@ class _UpdatingLookup(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.tables, ctx.batches = tables, batches
+        ctx.tables = tables
+        ctx.batches = batches
         # Another backward may update the rows before the weights' gradient is computed, so copy
         # them.
         ctx.rows = [
-            tables[one.feature_tables[0]].detach()[one.values] if needed else None
-            for one, needed in zip(batches, ctx.needs_input_grad[3:], strict=True)
+            tables[batch.feature_tables[0]].detach()[batch.values] if needed else None
+            for batch, needed in zip(batches, ctx.needs_input_grad[3:], strict=True)
         ]
+
         # Ids that are changed in place before backward are an error, as everywhere in autograd.
         ctx.save_for_backward(
-            *(part for one in batches for part in (one.values, one.offsets, one.weights))
+            *(
+                tensor
+                for batch in batches
+                for tensor in (batch.values, batch.offsets, batch.weights)
+            )
         )
-        return tuple(pool(tables, one) for one in batches)
+        return tuple(pool(tables, batch) for batch in batches)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
-        of_weights = [
-            None if rows is None or grad is None else _weights_gradient(one, rows, grad)
-            for one, rows, grad in zip(ctx.batches, ctx.rows, grads, strict=True)
+        weight_grads = [
+            None if rows is None or grad is None else _weights_gradient(batch, rows, grad)
+            for batch, rows, grad in zip(ctx.batches, ctx.rows, grads, strict=True)
         ]
         arrived = [
-            (one, grad) for one, grad in zip(ctx.batches, grads, strict=True) if grad is not None
+            (batch, grad)
+            for batch, grad in zip(ctx.batches, grads, strict=True)
+            if grad is not None
         ]
+
         _update(ctx.tables, arrived)
         increment_version(ctx.tables)
-        return (None, None, None, *of_weights)
+        return (None, None, None, *weight_grads)
 
 
 def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tensor]]) -> None:
@@ -166,16 +180,17 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
     stepped = sorted({table for batch, _ in arrived for table in batch.feature_tables})
     optimizers = {table: cast(Any, tables[table])._in_backward_optimizers for table in stepped}
     updates = {
-        table: [kernel_update(one, tables[table]) for one in optimizers[table]] for table in stepped
+        table: [kernel_update(optim, tables[table]) for optim in optimizers[table]]
+        for table in stepped
     }
     listeners = {table: getattr(tables[table], GRADIENT_LISTENER, None) for table in stepped}
     known = [
-        of_table[0]
-        for of_table in updates.values()
-        if len(of_table) == 1 and of_table[0] is not None
+        entries[0] for entries in updates.values() if len(entries) == 1 and entries[0] is not None
     ]
+
     if len(arrived) == 1 and len(known) == len(tables) and not any(listeners.values()):
-        rows, [(batch, grad)] = [table.detach() for table in tables], arrived
+        rows = [table.detach() for table in tables]
+        [(batch, grad)] = arrived
         step_tables(
             rows,
             [update.states for update in known],
@@ -184,17 +199,20 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
             [update.step for update in known],
         )
         return
+
     columns = [table.shape[1] for table in tables]
-    parts = {table: list[TouchedRows]() for table in stepped}
+    gradients = {table: list[TouchedRows]() for table in stepped}
     for batch, grad in arrived:
         for touched in touched_rows(batch, grad, columns):
-            parts[touched.table].append(touched)
-    for place, of_table in parts.items():
-        table, touched = tables[place], join_gradients(of_table)
+            gradients[touched.table].append(touched)
+
+    for index, entries in gradients.items():
+        table = tables[index]
+        touched = join_gradients(entries)
         groups = touched.sorted(table.shape[0])
-        if (listener := listeners[place]) is not None:
+        if (listener := listeners[index]) is not None:
             listener(groups.rows, sum_rows(touched.grad, groups))
-        for optimizer, update in zip(optimizers[place], updates[place], strict=True):
+        for optimizer, update in zip(optimizers[index], updates[index], strict=True):
             update_rows(optimizer, update, table, touched.grad, groups)
 
 

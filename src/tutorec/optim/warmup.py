@@ -91,7 +91,7 @@ class WarmupOptimizer(OptimizerWrapper):
         stages: In the order of their ``max_iters``.
         lr: The rate for a factor of 1; it replaces the rates of all groups.
         lr_param: Key of the rate in the groups.
-        param_name: Name of the parameter that stands for the schedule in ``params`` and
+        param_name: Name of the parameter that represents the schedule in ``params`` and
             ``state_dict()``.
 
     Raises:
@@ -129,12 +129,15 @@ class WarmupOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         self._stages = _checked_stages(stages)
         self._lr = check_rate(lr, "WarmupOptimizer")
-        self._lr_param, self._param_name = lr_param, param_name
+        self._lr_param = lr_param
+        self._param_name = param_name
+
         if param_name in optimizer.params:
             raise ValueError(f"param_name={param_name!r} is the name of a parameter already")
         known = {key for group in optimizer.param_groups for key in group if key != "params"}
         if lr_param != "lr" and optimizer.param_groups and lr_param not in known:
             raise ValueError(f"lr_param={lr_param!r} is in no parameter group; they have {known}")
+
         self._parameter = torch.nn.Parameter(torch.empty(0))
         # State of the schedule; created at the first step, like that of torch's optimizers.
         self._progress: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -142,7 +145,7 @@ class WarmupOptimizer(OptimizerWrapper):
 
     @property
     def params(self) -> Mapping[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Name -> parameter, including the one that stands for the schedule."""
+        """Name -> parameter, including the one that represents the schedule."""
         return {**self._optimizer.params, self._param_name: self._parameter}
 
     @property
@@ -152,17 +155,18 @@ class WarmupOptimizer(OptimizerWrapper):
 
     @property
     def own_state(self) -> dict[torch.Tensor, Any]:
-        """``{"warmup": [steps made, stage]}`` of the parameter that stands for the schedule."""
+        """``{"warmup": [steps made, stage]}`` of the parameter that represents the schedule."""
         return self._progress
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step with the current rate, then set the rate of the next step."""
         loss = super().step(closure)
-        made, stage = self._position()
-        made += 1
-        if made > self._stages[stage].max_iters and stage + 1 < len(self._stages):
+
+        steps, stage = self._position()
+        steps += 1
+        if steps > self._stages[stage].max_iters and stage + 1 < len(self._stages):
             stage += 1
-        self._progress[self._parameter] = {_STATE: torch.tensor([made, stage])}
+        self._progress[self._parameter] = {_STATE: torch.tensor([steps, stage])}
         self._set_rate()
         return loss
 
@@ -171,6 +175,7 @@ class WarmupOptimizer(OptimizerWrapper):
         state_dict = super().state_dict()
         if not self._progress:
             return state_dict
+
         return {
             **state_dict,
             "state": {
@@ -207,11 +212,12 @@ class WarmupOptimizer(OptimizerWrapper):
                     "WarmupOptimizer, or before its first step; load it into the wrapped optimizer"
                 )
             return
+
         check_state({_STATE: torch.zeros(2)}, progress, [self._param_name])
-        made, stage = (int(number) for number in progress[_STATE].tolist())
-        if made < 0 or not 0 <= stage < len(self._stages):
+        steps, stage = (int(number) for number in progress[_STATE].tolist())
+        if steps < 0 or not 0 <= stage < len(self._stages):
             raise ValueError(
-                f"{self._param_name} in what is loaded is at step {made} in stage {stage}, and "
+                f"{self._param_name} in what is loaded is at step {steps} in stage {stage}, and "
                 f"there are {len(self._stages) - 1} stages here: load with the stages that it was "
                 "stored with"
             )
@@ -225,13 +231,13 @@ class WarmupOptimizer(OptimizerWrapper):
         """Number of steps made, and the stage of the next step."""
         if not self._progress:
             return 0, 0
-        made, stage = self._progress[self._parameter][_STATE].tolist()
-        return made, stage
+        steps, stage = self._progress[self._parameter][_STATE].tolist()
+        return steps, stage
 
     def _set_rate(self) -> None:
-        made, stage = self._position()
-        rate = self._lr * (_factor(self._stages[stage], made) * self._stages[stage].lr_scale)
-        check_rate(rate, f"WarmupOptimizer at step {made} in {self._stages[stage]}")
+        steps, stage = self._position()
+        rate = self._lr * (_factor(self._stages[stage], steps) * self._stages[stage].lr_scale)
+        check_rate(rate, f"WarmupOptimizer at step {steps} in {self._stages[stage]}")
         for group in self.param_groups:
             group[self._lr_param] = rate
 
@@ -254,6 +260,7 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
                 f"Max iter of the stage {stage} must be greater than the previous max iter "
                 f"{before}: max_iters counts from the beginning of training"
             )
+
         if stage.policy is WarmupPolicy.INTERPOLATE:
             _check_interpolation(stage)
         if stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
@@ -269,6 +276,7 @@ def _check_interpolation(stage: WarmupStage) -> None:
     for name, value in (("start_interpolating_iters", start), ("end_value", stage.end_value)):
         if value is None:
             raise ValueError(f"{name} must be set for INTERPOLATE policy: {stage}")
+
     if start is not None and not stage.max_iters > start:
         raise ValueError(
             f"max_iters ({stage.max_iters}) must be greater than start_interpolating_iters "
@@ -291,10 +299,11 @@ def _factor(stage: WarmupStage, t: int) -> float:
         case WarmupPolicy.INVSQRT:
             return 1.0 / math.sqrt(max(t, 1))
         case WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
-            part = t % stage.sgdr_period / stage.sgdr_period
-            return v + (1.0 - v) * 0.5 * (1 + math.cos(math.pi * part))
+            fraction = t % stage.sgdr_period / stage.sgdr_period
+            return v + (1.0 - v) * 0.5 * (1 + math.cos(math.pi * fraction))
         case WarmupPolicy.INTERPOLATE:
-            start, end = stage.start_interpolating_iters, stage.end_value
+            start = stage.start_interpolating_iters
+            end = stage.end_value
             assert start is not None and end is not None, "stages were checked at construction"
             return v + (end - v) * (t - start) / (stage.max_iters - start)
         case _:
