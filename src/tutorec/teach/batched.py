@@ -51,7 +51,7 @@ def table_batching(
         diagram.box(left, 5.4, text, width=_COLUMN - 4, lines=2.4)
         diagram.arrow(strip.bottom, (strip.bottom[0], 5.4))
 
-        shifted = [f"{first_rows[table] + one:,}" for one in ids]
+        shifted = [f"{first_rows[table] + row:,}" for row in ids]
         title = f"{name} + {first_rows[table]:,}"
         strip = diagram.strip(left, 12, shifted, rank=ACCENT, title=title, cell=9)
         diagram.arrow(strip.bottom, (strip.bottom[0], stack.y))
@@ -83,7 +83,7 @@ def updates(
 
     def strip(y: float, name: str, cells: Sequence[object], filled: Sequence[bool]) -> Node:
         diagram.text(0, y + 0.6, name)
-        ranks = [ACCENT if one else None for one in filled]
+        ranks = [ACCENT if fill else None for fill in filled]
         return diagram.strip(_LABELS, y, cells, rank=ranks, cell=4.4)  # pyright: ignore[reportArgumentType]
 
     strip(0.4, "ids of the bag", ids, [True] * len(ids))

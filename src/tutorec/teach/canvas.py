@@ -74,8 +74,8 @@ class Picture:
 
     def _repr_html_(self) -> str:
         """What a page shows."""
-        words = f"<figcaption>{caption(self.claim)}</figcaption>"
-        return f'<figure class="drawn">{self.svg}{words}</figure>'
+        figcaption = f"<figcaption>{caption(self.claim)}</figcaption>"
+        return f'<figure class="drawn">{self.svg}{figcaption}</figure>'
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """The bytes and what Jupyter needs to show them at reading width with alternative text."""
@@ -128,6 +128,7 @@ def finish(figure: Figure, template: str | None, default: str, facts: dict[str, 
         raise KeyError(
             f"claim {pattern!r} asks for {error}; this figure knows {', '.join(sorted(facts))}"
         ) from None
+
     figure.suptitle("\n".join(textwrap.wrap(claim, 70)), x=0.012, ha="left", fontsize=13)
     return Chart(figure, claim, facts)
 
@@ -146,6 +147,7 @@ def show(chart: Chart, alt: str | None = None) -> Picture:
     chart.figure.suptitle("")  # the page writes the claim below the figure
     drawing = _rendered(chart.figure, "svg", metadata={"Date": None}).decode()
     chart.figure.suptitle(title, x=0.012, ha="left", fontsize=13)
+
     return Picture(png, _inline(drawing, text), text, chart.claim)
 
 
@@ -163,13 +165,16 @@ def _inline(drawing: str, alt: str) -> str:
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", drawing)
     drawing = drawing.replace(INK, "currentColor")
+
     # white hatches on the page's ink would vanish on a dark page
     hatches = re.compile(r"<pattern.*?</pattern>", re.DOTALL)
     drawing = hatches.sub(lambda hatch: hatch[0].replace("#ffffff", PAPER), drawing)
     drawing = drawing.replace(PAPER, "var(--pst-color-background, #ffffff)")
+
     prefix = "f" + hashlib.sha256(drawing.encode()).hexdigest()[:8]
     drawing = re.sub(r'\bid="', f'id="{prefix}-', drawing)
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", drawing)
+
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)
     assert size is not None, "matplotlib writes the size of a drawing"
     head = (

@@ -35,7 +35,7 @@ def _value_label(value: float, unit: str) -> str:
 
 
 def _axis_scale(largest: float, unit: str) -> tuple[float, str]:
-    """What one tick of an axis stands for, so that seconds and bytes have readable numbers."""
+    """Size and name of the unit of an axis, so that seconds and bytes have readable numbers."""
     if unit == "B":
         return byte_unit(largest)
     if unit != "s":
@@ -67,9 +67,11 @@ def bars(
     """
     if not values:
         raise ValueError("bars needs at least one value, got none")
-    largest, smallest = max(values, key=values.__getitem__), min(values, key=values.__getitem__)
+
+    largest = max(values, key=values.__getitem__)
+    smallest = min(values, key=values.__getitem__)
     least = values[smallest]
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "largest": largest,
         "smallest": smallest,
         "most": _value_label(values[largest], unit),
@@ -77,6 +79,7 @@ def bars(
         "ratio": values[largest] / least if least else math.inf,
         "total": sum(values.values()),
     }
+
     with style():
         figure = canvas(1.1 + 0.42 * len(values))
         axes = figure.add_subplot()
@@ -89,11 +92,12 @@ def bars(
         axes.invert_yaxis()
         axes.set_xscale("log" if log else "linear")
         axes.margins(x=0.18)
+
         if not log and values[largest] / scale >= 1e5:
             axes.xaxis.set_major_formatter("{x:,.0f}")  # in place of a lone 1e6
             axes.locator_params(axis="x", nbins=5)
         axes.set_xlabel(f"{axis_unit}, logarithmic" if log else axis_unit)
-        return finish(figure, claim, "{largest}: {most}, {ratio:.3g} times {smallest}", facts)
+        return finish(figure, claim, "{largest}: {most}, {ratio:.3g} times {smallest}", fields)
 
 
 def rank_frequency(
@@ -123,21 +127,22 @@ def rank_frequency(
         {1: 0.75, 50: 1.0}
     """
     series = ids if isinstance(ids, Mapping) else {"": ids}
-    facts: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+
     with style():
         figure = canvas(3.6)
         axes = figure.add_subplot()
-        for (label, one), dash in zip(series.items(), itertools.cycle(_DASHES), strict=False):
+        for (label, values), dash in zip(series.items(), itertools.cycle(_DASHES), strict=False):
             counts = (
-                torch.as_tensor(one)
+                torch.as_tensor(values)
                 .flatten()
                 .unique(return_counts=True)[1]
                 .sort(descending=True)
                 .values
             )
-            if not facts:
+            if not fields:
                 head = max(1, math.ceil(_HEAD * len(counts)))
-                facts = {
+                fields = {
                     "top": _HEAD,
                     "top_share": (counts[:head].sum() / counts.sum()).item(),
                     "distinct": len(counts),
@@ -145,11 +150,13 @@ def rank_frequency(
                     "most": int(counts[0]),
                 }
                 if marks:
-                    facts["marked"] = _mark_shares(axes, counts, marks, rows or len(counts))
+                    fields["marked"] = _mark_shares(axes, counts, marks, rows or len(counts))
+
             position = np.arange(1, len(counts) + 1)
             axes.loglog(
                 position, counts.numpy(), dash, color=ACCENT if dash == "-" else INK, label=label
             )
+
         axes.set_xlabel(f"{what}s, the most frequent first (position)")
         axes.set_ylabel(f"occurrences of the {what}")
         axes.grid(True)
@@ -159,7 +166,7 @@ def rank_frequency(
             f"the most frequent {{top:.0%}} of {what}s make up {{top_share:.0%}} of "
             f"{{count:,}} occurrences"
         )
-        return finish(figure, claim, default, facts)
+        return finish(figure, claim, default, fields)
 
 
 def _mark_shares(
@@ -210,37 +217,40 @@ def curves(
     """
     lasts = [float(values[-1]) for values in series.values()]
     first = next(iter(series.values()))
-    facts: dict[str, Any] = {"first": float(first[0]), "last": lasts[0], "quantity": quantity}
+    fields: dict[str, Any] = {"first": float(first[0]), "last": lasts[0], "quantity": quantity}
     default = "{quantity} goes from {first:.3g} to {last:.3g}"
     if baseline is not None and optimum is not None and baseline != optimum:
-        facts["closed"] = min((last - baseline) / (optimum - baseline) for last in lasts)
+        fields["closed"] = min((last - baseline) / (optimum - baseline) for last in lasts)
         default = (
             "training closes {closed:.0%} of the gap between the baseline and the best possible"
         )
     measured = [label for label in series if label.endswith(", measured")]
+
     with style():
         figure = canvas(3.6)
         axes = figure.add_subplot()
         for index, (label, values) in enumerate(series.items()):
-            where = list(steps) if steps is not None else range(1, len(values) + 1)
+            positions = list(steps) if steps is not None else range(1, len(values) + 1)
             color = rank_color(ranks[index]) if ranks is not None else ACCENT
             look = _DASHES[index % 4] if ranks is None else "-"
             if measured:
                 color, look, point = _PAIRS[index // 2 % len(_PAIRS)]
                 look = point if label in measured else look
-                axes.set_xticks(where)
-            axes.plot(where, list(values), look, color=color, label=label)
+                axes.set_xticks(positions)
+            axes.plot(positions, list(values), look, color=color, label=label)
+
         for value, name, dash in ((baseline, "baseline", ":"), (optimum, "best possible", "--")):
             if value is not None:
                 axes.axhline(
                     value, color=INK, linestyle=dash, linewidth=1.5, label=f"{name} {value:.3g}"
                 )
+
         axes.set_xlabel(step_name)
         if not measured:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(quantity)
         axes.legend()
-        return finish(figure, claim, default, facts)
+        return finish(figure, claim, default, fields)
 
 
 def timeline(record: Trace | Mapping[str, Trace], *, claim: str | None = None) -> Chart:
@@ -259,41 +269,46 @@ def timeline(record: Trace | Mapping[str, Trace], *, claim: str | None = None) -
         ValueError: A trace holds nothing with a duration.
     """
     traces = record if isinstance(record, Mapping) else {"": record}
-    facts: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for position, (name, trace) in enumerate(traces.items()):
         if not trace.spans():
             raise ValueError(f"timeline {name!r} needs events with a duration; none were recorded")
         suffix = f"_{position + 1}" if position else ""
-        facts |= {f"{key}{suffix}": value for key, value in _span_facts(trace.spans()).items()}
+        fields |= {f"{key}{suffix}": value for key, value in _span_facts(trace.spans()).items()}
+
     stages = list(dict.fromkeys(stage for trace in traces.values() for stage in trace.stages()))
     busy = [stage for stage in stages if stage != _WAITING]
     longest = max(_span_facts(trace.spans())["total"] for trace in traces.values())
     scale, unit = (1e3, "ms") if longest < 2 else (1.0, "s")
     rows = [len({event.rank for event in trace.spans()}) for trace in traces.values()]
+
     with style():
         figure = canvas(1.3 + 0.55 * sum(rows) + (0.35 * len(rows) if len(rows) > 1 else 0))
         grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
         for axes, (name, trace) in zip(grid, traces.items(), strict=True):
             _spans(axes, trace.spans(), scale, {stage: _pattern(stage, busy) for stage in stages})
             axes.set_title(name, loc="left")
+
         grid[-1].set_xlabel(f"{unit} since the first event")
         keys = [Patch(label=stage, **_look(_pattern(stage, busy), INK)) for stage in stages]
         figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(stages)))
-        return finish(figure, claim, "ranks spend {waiting_share:.0%} of the time waiting", facts)
+        return finish(figure, claim, "ranks spend {waiting_share:.0%} of the time waiting", fields)
 
 
 def _span_facts(events: Sequence[Event]) -> dict[str, Any]:
     """What a timeline's claim may say about one trace."""
-    begin, end = min(event.start for event in events), max(event.end for event in events)
-    took: dict[str, float] = {}
+    begin = min(event.start for event in events)
+    end = max(event.end for event in events)
+    durations: dict[str, float] = {}
     for event in events:
-        took[event.stage] = took.get(event.stage, 0.0) + event.end - event.start
-    waited = took.get(_WAITING, 0.0)
+        durations[event.stage] = durations.get(event.stage, 0.0) + event.end - event.start
+    waited = durations.get(_WAITING, 0.0)
+
     return {
         "total": end - begin,
         "waited": waited,
         "waiting_share": waited / ((end - begin) * len({event.rank for event in events})),
-        "longest": max(took, key=took.__getitem__),
+        "longest": max(durations, key=durations.__getitem__),
         "slowest_rank": max(events, key=lambda event: event.end).rank,
     }
 
@@ -317,8 +332,10 @@ def _spans(
     ranks = sorted({event.rank for event in events})
     begin = min(event.start for event in events)
     for event in events:
-        left, width = (event.start - begin) * scale, (event.end - event.start) * scale
+        left = (event.start - begin) * scale
+        width = (event.end - event.start) * scale
         look = _look(patterns[event.stage], rank_color(event.rank))
         axes.barh(ranks.index(event.rank), width, left=left, height=0.6, **look)
+
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)

@@ -29,7 +29,7 @@ from tutorec.teach.canvas import ACCENT, RANK_COLORS
 from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
 from tutorec.teach.units import number, seconds, size
 
-# of the text column of the book; longer lines would have to be scrolled beside a printed table
+# of the text column of the book; longer lines would have to be scrolled next to a printed table
 _COLUMNS = 68
 
 __all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
@@ -101,7 +101,8 @@ def find(exercise_id: str) -> Exercise:
         if error.name != name:
             raise
         raise KeyError(f"{exercise_id!r}: chapter {chapter!r} stores no exercises") from None
-    known = {one.id: one for one in module.EXERCISES}
+
+    known = {item.id: item for item in module.EXERCISES}
     if exercise_id not in known:
         raise KeyError(
             f"exercise {exercise_id!r} does not exist; chapter {chapter} has {', '.join(known)}"
@@ -118,9 +119,10 @@ def exercise(exercise_id: str, answer: Any) -> None:
     """
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
+
     text = verdict.text.removeprefix(f"exercise {exercise_id}: ")
-    shown = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text[:1].upper() + text[1:]))
-    body = f"<div>{shown}</div>"
+    markup = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text[:1].upper() + text[1:]))
+    body = f"<div>{markup}</div>"
     _show(Card(f"Exercise {exercise_id}", verdict.text, body, _COLORS.get(verdict.status, ACCENT)))
 
 
@@ -132,7 +134,7 @@ def status(exercise_id: str) -> str:
 def all_right(chapter: str) -> bool:
     """Whether each exercise of a chapter was answered right; its hidden last cell asserts it."""
     module = importlib.import_module(f"tutorec.teach.exercises.ch{chapter}")
-    return all(status(one.id) == "right" for one in module.EXERCISES)
+    return all(status(item.id) == "right" for item in module.EXERCISES)
 
 
 def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
@@ -141,12 +143,12 @@ def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
     Args:
         prediction_id: Chapter and number, such as "05.1".
         guess: A number, a word, a bool or a list of them; None or `...` for no guess.
-        unit: "s" and "B" are scaled for reading; any other word stands behind the number.
+        unit: "s" and "B" are scaled for reading; any other word follows the number.
     """
     if is_untouched(guess):
         _predictions[prediction_id] = _Prediction(None, unit)
-        asked = f" (in {unit})" if unit else ""
-        _sentence(prediction_id, f"write your guess{asked} in place of the dots, then go on.")
+        unit_note = f" (in {unit})" if unit else ""
+        _sentence(prediction_id, f"write your guess{unit_note} in place of the dots, then go on.")
         return
 
     _predictions[prediction_id] = _Prediction(guess, unit)
@@ -168,25 +170,27 @@ def reveal(prediction_id: str, answer: Any, *, kind: Kind, unit: str = "") -> No
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
+
     prediction = _predictions.get(prediction_id, _Prediction(None, unit))
     title = f"Prediction {prediction_id}"
-    said = _say(answer, prediction.unit)
+    answer_text = _say(answer, prediction.unit)
     if prediction.guess is None:
-        text = f"prediction {prediction_id}: {kind} {said}. You made no guess."
+        text = f"prediction {prediction_id}: {kind} {answer_text}. You made no guess."
         summary = f"<summary>The answer ({kind})</summary>"
-        body = f"<details>{summary}<div>{html.escape(said)}</div></details>"
+        body = f"<details>{summary}<div>{html.escape(answer_text)}</div></details>"
         _show(Card(title, text, body, RANK_COLORS[2]))
         return
 
     guess = prediction.guess
-    guessed = _say(guess, prediction.unit)
+    guess_text = _say(guess, prediction.unit)
     verdict = _compare(guess, answer, kind)
-    text = f"prediction {prediction_id}: guessed {guessed}, {kind} {said}: {verdict}."
+    text = f"prediction {prediction_id}: guessed {guess_text}, {kind} {answer_text}: {verdict}."
     largest = max(guess, answer, 0) if _is_number(guess) and _is_number(answer) else 0
     rows = [
-        _bar("Guess", guessed, _percent(guess, largest), ACCENT),
-        _bar(kind.capitalize(), said, _percent(answer, largest), RANK_COLORS[2]),
+        _bar("Guess", guess_text, _percent(guess, largest), ACCENT),
+        _bar(kind.capitalize(), answer_text, _percent(answer, largest), RANK_COLORS[2]),
     ]
+
     grid = "display: grid; grid-template-columns: 5rem fit-content(65%) 1fr; align-items: center"
     body = f'<div style="{grid}; column-gap: 0.5rem">{"".join(rows)}</div>'
     body += f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
@@ -226,7 +230,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _say(value: Any, unit: str) -> str:
-    """The value with its unit as it stands in a sentence."""
+    """The value with its unit, as in a sentence."""
     if not _is_number(value):
         return f"{value} {unit}".strip() if isinstance(value, str) else f"{value!r} {unit}".strip()
     if unit == "s":
@@ -244,6 +248,7 @@ def _compare(guess: Any, answer: Any, kind: Kind) -> str:
         return "exactly"
     if guess <= 0 or answer <= 0:
         return f"the guess is off by {number(abs(guess - answer))}"
+
     ratio = max(guess, answer) / min(guess, answer)
     if ratio < 1.1:
         return f"close, within {number(100 * (ratio - 1), 2)} %"

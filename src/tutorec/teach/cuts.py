@@ -1,4 +1,4 @@
-"""Which part of which table lies on which rank, drawn from a plan."""
+"""Which part of which table is on which rank, drawn from a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cuts", "one_table"]
 
 _BYTES = 4  # of a weight
 _GAP = 0.35  # between tables, in units of the widest
-_COPY = 1.06  # from a copy to the one beside it, in widths of the table
+_COPY = 1.06  # from a copy to the one next to it, in widths of the table
 _STEP = 0.1  # of a copy to the one behind it
 _ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
 _NAME = 0.55  # room for a name under its table, in units of the highest
@@ -37,30 +37,41 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
     """
     if not plans or not all(plans.values()):
         raise ValueError(f"cuts needs plans that have tables, got {[*map(len, plans.values())]}")
+
     boxes = {
         name: {table: shard_boxes(entry) for table, entry in plan.items()}
         for name, plan in plans.items()
     }
-    held = {
+    rank_bytes = {
         name: [
             sum(
                 rows * columns * _BYTES
-                for of in tables.values()
-                for on, _, _, rows, columns in of
-                if on == rank
+                for table_boxes in tables.values()
+                for owner, _, _, rows, columns in table_boxes
+                if owner == rank
             )
-            for rank in sorted({box[0] for of in tables.values() for box in of})
+            for rank in sorted({box[0] for table_boxes in tables.values() for box in table_boxes})
         ]
         for name, tables in boxes.items()
     }
-    facts = {
-        "held": held,
-        "least": size(min(map(min, held.values()))),
-        "most": size(max(map(max, held.values()))),
+    fields = {
+        "held": rank_bytes,
+        "least": size(min(map(min, rank_bytes.values()))),
+        "most": size(max(map(max, rank_bytes.values()))),
     }
+
     shapes = [entry.table_shape() for plan in plans.values() for entry in plan.values()]
-    highest, widest = max(rows for rows, _ in shapes), max(columns for _, columns in shapes)
-    ranks = sorted({box[0] for tables in boxes.values() for of in tables.values() for box in of})
+    highest = max(rows for rows, _ in shapes)
+    widest = max(columns for _, columns in shapes)
+    ranks = sorted(
+        {
+            box[0]
+            for tables in boxes.values()
+            for table_boxes in tables.values()
+            for box in table_boxes
+        }
+    )
+
     with style():
         lowest = farthest = 0.0
         lines = -(-len(plans) // 2)
@@ -70,18 +81,19 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
             axes.remove()
         for axes, (name, tables) in zip(grid, boxes.items(), strict=False):
             left = 0.0
-            for table, of in tables.items():
-                left, bottom = _table(axes, table, of, left, highest, widest)
+            for table, table_boxes in tables.items():
+                left, bottom = _table(axes, table, table_boxes, left, highest, widest)
                 lowest = max(lowest, bottom)
             farthest = max(farthest, left - _GAP)
             axes.set_title(name)
             axes.axis("off")
+
         for axes in figure.axes:
             axes.set_xlim(-0.1, farthest + _GAP)  # one scale: a table is as wide in every panel
             axes.set_ylim(lowest + _NAME, -0.02)
         keys = [Patch(color=rank_color(rank), label=f"rank {rank}") for rank in ranks]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(ranks))
-        return finish(figure, claim, "a rank holds between {least} and {most}", facts)
+        return finish(figure, claim, "a rank holds between {least} and {most}", fields)
 
 
 def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
@@ -104,17 +116,21 @@ def one_table(plans: Mapping[str, Any], *, mark: int, claim: str) -> Chart:
         ratios = [max(across[side::2], default=1.0) for side in (0, 1)]
         grid = figure.add_gridspec(lines, 2, width_ratios=ratios)
         readers = {}
+
         for number, (name, entry) in enumerate(plans.items()):
             axes = _panel(figure, grid[divmod(number, 2)], across[number] / ratios[number % 2])
             boxes = shard_boxes(entry)
             rows, columns = entry.table_shape()
-            held = [str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high]
-            readers[name] = " and ".join(held)
+            reading_ranks = [
+                str(rank) for rank, row, _, high, _ in boxes if row <= mark < row + high
+            ]
+            readers[name] = " and ".join(reading_ranks)
             copies = not entry.shards()
             axes.set_title(f"{name}: row {mark} on rank {readers[name]}", fontsize=10, loc="left")
-            for place, box in enumerate(boxes):
+            for position, box in enumerate(boxes):
                 text = _written(box, rows, columns)
-                _shard(axes, box, _COPY * columns * place if copies else 0, mark, text)
+                _shard(axes, box, _COPY * columns * position if copies else 0, mark, text)
+
             ticks = sorted({edge for box in boxes for edge in (box[2], box[2] + box[4])})
             axes.set_xticks(ticks if not copies else [])
             axes.set_yticks(sorted({edge for box in boxes for edge in (box[1], box[1] + box[3])}))
@@ -143,9 +159,10 @@ def _written(box: tuple[int, int, int, int, int], rows: int, columns: int) -> st
     """The rank of a shard, and what is cut where there is room: its rows, its columns, or both."""
     rank, row, column, high, wide = box
     gap = "\n" if wide < columns else " "  # narrow shards have narrow lines
-    of_rows = f"\nrows{gap}{row:,} to {row + high - 1:,}" if high < rows else ""
-    of_columns = f"\ncolumns{gap}{column} to {column + wide - 1}" if wide < columns else ""
-    text = f"rank {rank}" + (of_rows + of_columns or "\nwhole")
+    row_text = f"\nrows{gap}{row:,} to {row + high - 1:,}" if high < rows else ""
+    column_text = f"\ncolumns{gap}{column} to {column + wide - 1}" if wide < columns else ""
+
+    text = f"rank {rank}" + (row_text + column_text or "\nwhole")
     lines = text.count("\n") + 1
     return text if high * _LINES >= lines * rows else f"rank {rank}"
 
@@ -156,6 +173,7 @@ def _shard(
     """A shard in the colour of its rank, what it holds written in it, and the line of a row."""
     rank, row, column, high, wide = box
     left = column + shift
+
     axes.add_patch(
         Rectangle(
             (left, row), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=2
@@ -164,6 +182,7 @@ def _shard(
     axes.text(
         left + wide / 2, row + high / 2, text, color="white", fontsize=8.5, ha="center", va="center"
     )
+
     if row <= mark < row + high:
         inset = 0.02 * wide  # the row of a shard ends with the shard
         axes.plot(
@@ -199,20 +218,25 @@ def _table(
 ) -> tuple[float, float]:
     """Draw the shards of one table from `left` on; return where the next begins, and its end."""
     copies = len({box[1:] for box in boxes}) == 1 and len(boxes) > 1
-    right, bottom = left, 0.0
-    for place, (rank, row, column, rows, columns) in enumerate(boxes):
-        shift = _STEP * place if copies else 0.0
-        x, y = left + column / widest + shift, row / highest + shift
-        wide, high = columns / widest, rows / highest
+    right = left
+    bottom = 0.0
+
+    for position, (rank, row, column, rows, columns) in enumerate(boxes):
+        shift = _STEP * position if copies else 0.0
+        x = left + column / widest + shift
+        y = row / highest + shift
+        wide = columns / widest
+        high = rows / highest
         axes.add_patch(
             Rectangle(
                 (x, y), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=1.0
             )
         )
+
         across = wide > 0.9
         if not copies and high >= (_ROOM if across else 2 * _ROOM):
             center = x + wide / 2, y + high / 2
-            turned = 0 if across else 90
+            rotation = 0 if across else 90
             axes.text(
                 *center,
                 f"[{row}, {column}]",
@@ -220,9 +244,11 @@ def _table(
                 fontsize=8,
                 ha="center",
                 va="center",
-                rotation=turned,
+                rotation=rotation,
             )
-        right, bottom = max(right, x + wide), max(bottom, y + high)
+        right = max(right, x + wide)
+        bottom = max(bottom, y + high)
+
     rows, columns = (max(box[first] + box[first + 2] for box in boxes) for first in (1, 2))
     label = f"{name.replace('_', '_' + chr(10), 1)}\n{rows} x {columns}"
     axes.text(left, bottom + 0.04, label, fontsize=9, va="top")

@@ -23,7 +23,7 @@ _POINTS = 10.0
 
 @dataclass(frozen=True)
 class Node:
-    """Where a box or a strip stands: left, top, width and height, in characters and lines."""
+    """Position of a box or a strip: left, top, width and height, in characters and lines."""
 
     x: float
     y: float
@@ -117,13 +117,14 @@ class Diagram:
                 linewidth=1.5,
             )
         )
-        parts = text.split("\n")
-        # one by one: a page's font is narrower than the one that is measured
-        for position, part in enumerate(parts):
+
+        text_lines = text.split("\n")
+        # line by line: a page's font is narrower than the one that is measured
+        for position, text_line in enumerate(text_lines):
             self.text(
                 x + node.width / 2,
-                y + lines / 2 + 0.9 * (position - (len(parts) - 1) / 2),
-                part,
+                y + lines / 2 + 0.9 * (position - (len(text_lines) - 1) / 2),
+                text_line,
                 align="center",
             )
         return node
@@ -143,7 +144,7 @@ class Diagram:
 
         Args:
             x: Left edge of the first cell, in characters.
-            y: Upper edge, in lines; a title stands above it.
+            y: Upper edge, in lines; a title is above it.
             cells: What is written into them.
             rank: Whose colour, of all cells or of each; a colour by its name for what belongs to no
                 rank; None: an empty cell in the page's ink.
@@ -158,12 +159,14 @@ class Diagram:
         )
         if title:
             self.text(x, y - 0.6, title)
-        for position, (value, own) in enumerate(zip(cells, ranks, strict=True)):
-            left, filled = x + position * cell, own is not None
+
+        for position, (value, cell_rank) in enumerate(zip(cells, ranks, strict=True)):
+            left = x + position * cell
+            filled = cell_rank is not None
             thick = position in marked
             self._axes.add_patch(
                 Rectangle(
-                    (left, y), cell, 1.2, facecolor=rank_color(own) if isinstance(own, int) else own or "none",  # noqa: E501
+                    (left, y), cell, 1.2, facecolor=rank_color(cell_rank) if isinstance(cell_rank, int) else cell_rank or "none",  # noqa: E501
                     edgecolor=INK, linewidth=2.5 if thick else 0.7, zorder=3 if thick else 2,
                 )
             )  # fmt: skip
@@ -171,6 +174,7 @@ class Diagram:
                 left + cell / 2, y + 0.6, str(value), ha="center", va="center", fontsize=_POINTS, zorder=4,  # noqa: E501
                 color="white" if filled else INK, fontweight="bold" if thick else "normal",
             )  # fmt: skip
+
         return Node(x, y, cell * len(cells), 1.2)
 
     def arrow(
@@ -182,7 +186,7 @@ class Diagram:
         rank: int | None = None,
         right: bool = True,
     ) -> None:
-        """An arrow, and what it carries, written beside its head: on the right, or on the left."""
+        """An arrow, and what it carries, written next to its head: on the right, or on the left."""
         from matplotlib.patches import FancyArrowPatch
 
         color = INK if rank is None else rank_color(rank)
@@ -198,6 +202,7 @@ class Diagram:
                 shrinkB=2,
             )
         )
+
         slanting = abs(start[0] - end[0]) > 0.1 and abs(start[1] - end[1]) > 0.1
         x, y = (a + (0.7 if slanting else 0.5) * (b - a) for a, b in zip(start, end, strict=True))
         y -= 0.5 * slanting  # on the side that the arrow leaves free

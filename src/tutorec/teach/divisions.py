@@ -31,6 +31,7 @@ def divisions(cases: Mapping[str, LoadBalanceManager], *, claim: str | None = No
     """
     if not cases:
         raise ValueError("divisions needs a case, as {'fair': LoadBalanceManager([3, 6, 3], 3)}")
+
     heights = [2.4 + _LINE * len(case.groups) for case in cases.values()]
     diagram = Diagram(lines=sum(heights))
     top = 0.6
@@ -40,6 +41,7 @@ def divisions(cases: Mapping[str, LoadBalanceManager], *, claim: str | None = No
         for rank in range(len(case.groups)):
             _draw_rank(diagram, case, rank, top + 1 + _LINE * rank, cell)
         top += height
+
     totals = [sum(case.embeddings_per_feat) for case in cases.values()]
     title = claim or "divisions of {fewest} to {most} rows"
     return diagram.chart(title, fewest=min(totals), most=max(totals))
@@ -47,7 +49,7 @@ def divisions(cases: Mapping[str, LoadBalanceManager], *, claim: str | None = No
 
 def _rows_drawn(case: LoadBalanceManager, rank: int) -> int:
     """Rows from the first one to the last that the rank owns or counts."""
-    ends = [part.offset + part.rows for part in case.get_owned_rows(rank)]
+    ends = [block.offset + block.rows for block in case.get_owned_rows(rank)]
     return max([*ends, case.get_num_embeddings_on_rank(rank)])
 
 
@@ -61,7 +63,7 @@ def _cell(case: LoadBalanceManager) -> float:
 
 def _said(case: LoadBalanceManager, rank: int) -> str:
     """What a rank says of its rows."""
-    empty = [part.feature for part in case.get_owned_rows(rank) if part.rows < 1]
+    empty = [block.feature for block in case.get_owned_rows(rank) if block.rows < 1]
     lists = "".join(f", lists feature {feature}" for feature in empty)
     return f"counts {case.get_num_embeddings_on_rank(rank)}{lists}"
 
@@ -73,11 +75,12 @@ def _draw_rank(
     number = _rows_drawn(case, rank)
     cells = [""] * number
     colors: list[int | None] = [None] * number
-    for part in case.get_owned_rows(rank):
-        for row in range(part.rows):
-            feature = f"{part.feature}:" if row == 0 else ""
-            cells[part.offset + row] = f"{feature}{part.first + row}"
-            colors[part.offset + row] = rank
+    for block in case.get_owned_rows(rank):
+        for row in range(block.rows):
+            feature = f"{block.feature}:" if row == 0 else ""
+            cells[block.offset + row] = f"{feature}{block.first + row}"
+            colors[block.offset + row] = rank
+
     counted = case.get_num_embeddings_on_rank(rank)
     missed = [row for row in range(counted, number) if colors[row] is not None]
     diagram.text(0, y + 0.6, f"rank {rank}")

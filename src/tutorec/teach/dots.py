@@ -1,4 +1,4 @@
-"""Several numbers of the same thing on one scale: estimates beside a clock."""
+"""Several numbers of the same thing on one scale: estimates next to a clock."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ def dots(rows: Mapping[str, Mapping[str, float]], *, unit: str, claim: str | Non
     order = names.pop()
     ratios = {label: row[order[1]] / row[order[0]] for label, row in rows.items()}
     most = max(ratios, key=ratios.__getitem__)
-    facts = {"first": order[0], "second": order[1], "most": most, "ratio": ratios[most]}
+    fields = {"first": order[0], "second": order[1], "most": most, "ratio": ratios[most]}
+
     with style():
         figure = canvas(1.3 + 0.42 * len(rows))
         axes = figure.add_subplot()
         for name, look in zip(order, _LOOKS, strict=False):
             values = [row[name] for row in rows.values()]
             axes.plot(values, range(len(rows)), linestyle="none", label=name, **look)
+
         for line, row in enumerate(rows.values()):
             axes.plot(
                 [min(row.values()), max(row.values())],
@@ -59,10 +61,11 @@ def dots(rows: Mapping[str, Mapping[str, float]], *, unit: str, claim: str | Non
             axes.text(
                 1.02, line, number(row[order[0]]), va="center", transform=axes.get_yaxis_transform()
             )
+
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.grid(True, axis="x")
         axes.set_xlabel(f"{unit}; numbers on the right: {order[0]}")
         figure.legend(loc="outside lower center", ncols=len(order))
-        return finish(figure, claim, "{most}: {second} is {ratio:.2g} times {first}", facts)
+        return finish(figure, claim, "{most}: {second} is {ratio:.2g} times {first}", fields)

@@ -37,25 +37,32 @@ def gantt(
     Args:
         records: Title -> the steps, of which ``intervals()`` are drawn.
         window: A kind of message; an arrow goes from where the first one of a panel is sent to
-            where the rank asks for it, if the rank does something else between the two.
+            where the rank waits for it, if the rank does something else between the two.
         claim: The title; may use {total} (ms shown) and {waited} (ms of all hollow bars) of the
             first panel, {total_2}, {waited_2}, ... of the others. By default it says both of each
             panel.
     """
     panels = {title: record.intervals() for title, record in records.items()}
-    facts: dict[str, Any] = {}
-    said: list[str] = []
-    for place, (title, intervals) in enumerate(panels.items(), start=1):
-        suffix = f"_{place}" if place > 1 else ""
-        waited = sum(each.end - each.start for each in intervals if each.stage == _WAITING)
-        facts[f"total{suffix}"] = number(1e3 * _length(intervals), 2)
-        facts[f"waited{suffix}"] = number(1e3 * waited, 2)
-        said.append(f"{title} waits {{waited{suffix}}} of {{total{suffix}}} ms")
+    fields: dict[str, Any] = {}
+    clauses: list[str] = []
+    for position, (title, intervals) in enumerate(panels.items(), start=1):
+        suffix = f"_{position}" if position > 1 else ""
+        waited = sum(
+            interval.end - interval.start for interval in intervals if interval.stage == _WAITING
+        )
+        fields[f"total{suffix}"] = number(1e3 * _length(intervals), 2)
+        fields[f"waited{suffix}"] = number(1e3 * waited, 2)
+        clauses.append(f"{title} waits {{waited{suffix}}} of {{total{suffix}}} ms")
 
     longest = max(_length(intervals) for intervals in panels.values())
-    batches = [len({each.batch for each in intervals}) for intervals in panels.values()]
-    every = [each for intervals in panels.values() for each in intervals]
-    travels = list(dict.fromkeys(each.stage for each in every if each.stage.endswith(_TRAVELS)))
+    batches = [len({interval.batch for interval in intervals}) for intervals in panels.values()]
+    all_intervals = [interval for intervals in panels.values() for interval in intervals]
+    travels = list(
+        dict.fromkeys(
+            interval.stage for interval in all_intervals if interval.stage.endswith(_TRAVELS)
+        )
+    )
+
     with style():
         figure = canvas(1.3 + 0.36 * sum(batches) + 0.4 * len(panels))
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=batches)
@@ -67,7 +74,7 @@ def gantt(
         grid[-1, 0].set_xlim(0, 1e3 * longest)
         grid[-1, 0].set_xlabel("ms")
 
-        color = rank_color(every[0].rank)
+        color = rank_color(all_intervals[0].rank)
         keys: list[Any] = [
             Patch(label="forward", facecolor=color, alpha=_SHADES["forward"], linewidth=0),
             Patch(label="backward", facecolor=color, linewidth=0),
@@ -75,54 +82,59 @@ def gantt(
             Patch(label="the rank waits", facecolor="none", edgecolor=INK, linewidth=1.2),
         ]
         keys += [
-            Line2D([], [], color=INK, linestyle=_DASHES[place % 3], linewidth=2, label=stage)
-            for place, stage in enumerate(travels)
+            Line2D([], [], color=INK, linestyle=_DASHES[position % 3], linewidth=2, label=stage)
+            for position, stage in enumerate(travels)
         ]
         figure.legend(handles=keys, loc="outside lower center", ncols=3)
-        return finish(figure, claim, ", ".join(said), facts)
+        return finish(figure, claim, ", ".join(clauses), fields)
 
 
 def _length(intervals: Sequence[Interval]) -> float:
     """Seconds from the first start to the last end."""
-    return max(each.end for each in intervals) - min(each.start for each in intervals)
+    return max(interval.end for interval in intervals) - min(
+        interval.start for interval in intervals
+    )
 
 
 def _panel(
     axes: Any, intervals: Sequence[Interval], longest: float, travels: Sequence[str]
 ) -> None:
     """The bars of one record."""
-    begin = min(each.start for each in intervals)
-    batches = sorted({each.batch for each in intervals})
-    waits = sorted(each for each in intervals if each.stage == _WAITING)
-    for each in intervals:
-        line = batches.index(each.batch)
-        if each.stage in travels:
-            ends = [1e3 * (each.start - begin), 1e3 * (each.end - begin)]
-            dash = _DASHES[travels.index(each.stage) % 3]
+    begin = min(interval.start for interval in intervals)
+    batches = sorted({interval.batch for interval in intervals})
+    waits = sorted(interval for interval in intervals if interval.stage == _WAITING)
+
+    for interval in intervals:
+        line = batches.index(interval.batch)
+        if interval.stage in travels:
+            ends = [1e3 * (interval.start - begin), 1e3 * (interval.end - begin)]
+            dash = _DASHES[travels.index(interval.stage) % 3]
             axes.plot(ends, [line + 0.42] * 2, dash, color=INK, linewidth=2)
-        elif each.stage == _WAITING:
+        elif interval.stage == _WAITING:
             look = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.0}
-            _bar(axes, line, each.start - begin, each.end - begin, look)
+            _bar(axes, line, interval.start - begin, interval.end - begin, look)
         else:
-            is_named = each.stage in _SHADES
-            color = rank_color(each.rank) if is_named else INK
-            look = {"facecolor": color, "alpha": _SHADES.get(each.stage, _GRAY), "linewidth": 0}
-            parts = _without(each, waits)
-            for start, end in parts:
+            is_named = interval.stage in _SHADES
+            color = rank_color(interval.rank) if is_named else INK
+            look = {"facecolor": color, "alpha": _SHADES.get(interval.stage, _GRAY), "linewidth": 0}
+            spans = _without(interval, waits)
+            for start, end in spans:
                 _bar(axes, line, start - begin, end - begin, look)
-            start, end = max(parts, key=lambda part: part[1] - part[0])
-            if end - start > _LETTER * len(each.stage) * longest:
+            start, end = max(spans, key=lambda part: part[1] - part[0])
+            if end - start > _LETTER * len(interval.stage) * longest:
                 middle = 1e3 * ((start + end) / 2 - begin)
-                axes.text(middle, line, each.stage, color="white", ha="center", va="center")
+                axes.text(middle, line, interval.stage, color="white", ha="center", va="center")
+
     axes.set_yticks(range(len(batches)), [f"batch {batch}" for batch in batches])
     axes.set_ylim(len(batches) - 0.4, -0.5)
 
 
 def _arrow(axes: Any, intervals: Sequence[Interval], record: RecordedSteps, window: str) -> None:
-    """From where a message of the kind is sent to where the rank asks for it."""
-    begin = min(each.start for each in intervals)
-    end = max(each.end for each in intervals)
-    batches = sorted({each.batch for each in intervals})
+    """From where a message of the kind is sent to where the rank waits for it."""
+    begin = min(interval.start for interval in intervals)
+    end = max(interval.end for interval in intervals)
+    batches = sorted({interval.batch for interval in intervals})
+
     for message in record.messages:
         is_shown = message.sent >= begin and message.asked <= end and message.number in batches
         is_long = message.asked - message.sent > _LETTER * len("window") * (end - begin)
@@ -138,13 +150,13 @@ def _arrow(axes: Any, intervals: Sequence[Interval], record: RecordedSteps, wind
 
 def _without(stage: Interval, waits: Sequence[Interval]) -> list[tuple[float, float]]:
     """The parts of a stage in which the rank does not wait."""
-    parts = []
+    spans = []
     begin = stage.start
     for wait in waits:
         if stage.start <= wait.start and wait.end <= stage.end:
-            parts.append((begin, wait.start))
+            spans.append((begin, wait.start))
             begin = wait.end
-    return [*parts, (begin, stage.end)]
+    return [*spans, (begin, stage.end)]
 
 
 def _bar(axes: Any, line: int, start: float, end: float, look: Mapping[str, Any]) -> None:

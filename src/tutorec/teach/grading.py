@@ -91,7 +91,9 @@ def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
         ... )
         (True, True, False, False)
     """
-    left, right = _plain(left), _plain(right)
+    left = _plain(left)
+    right = _plain(right)
+
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
@@ -122,7 +124,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return list(value)
     if isinstance(value, (set, frozenset)):
-        numbers = all(isinstance(one, (int, float)) for one in value)
+        numbers = all(isinstance(member, (int, float)) for member in value)
         return sorted(value) if numbers else sorted(value, key=repr)
     return value
 
@@ -160,6 +162,7 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
         return Verdict(
             "wrong", f"{label}: the answer must be a function, and this is {_short(answer)}."
         )
+
     try:
         observed = _observe(exercise, answer)
     except _CaseError as error:
@@ -168,6 +171,7 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
                 "not attempted", f"{label}: not attempted. The function returns nothing yet."
             )
         return Verdict("wrong", f"{label}: not yet. {error}")
+
     right = _observe_stored(exercise, exercise.solution)
     if same(observed, right, exercise.tolerance):
         return Verdict("right", f"{label}: right: {exercise.compared}.")
@@ -202,6 +206,7 @@ def _observe(exercise: Exercise, answer: Any) -> Any:
         if is_untouched(observed):
             raise _CaseError("nothing returned", untouched=True)
         return observed
+
     if exercise.cases is None:
         return answer
     results = [_call(answer, case) for case in exercise.cases]
@@ -215,46 +220,52 @@ def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
     try:
         return function(*copy.deepcopy(case))
     except Exception as error:
-        shown = ", ".join(_short(argument) for argument in case)
+        arguments = ", ".join(_short(argument) for argument in case)
         raise _CaseError(
-            f"On ({shown}) your function raised {type(error).__name__}: {error}"
+            f"On ({arguments}) your function raised {type(error).__name__}: {error}"
         ) from error
 
 
 def _locate(exercise: Exercise, observed: Any, right: Any) -> str:
     """Where the answer first goes wrong, without saying what would be right there."""
     if exercise.cases is not None:
-        for case, given, expected in zip(exercise.cases, observed, right, strict=True):
-            if not same(given, expected, exercise.tolerance):
-                shown = ", ".join(_short(argument) for argument in case)
+        for case, actual, expected in zip(exercise.cases, observed, right, strict=True):
+            if not same(actual, expected, exercise.tolerance):
+                arguments = ", ".join(_short(argument) for argument in case)
                 return (
-                    f"The smallest case that differs: on ({shown}) your function gives "
-                    f"{_short(given)}."
+                    f"The smallest case that differs: on ({arguments}) your function gives "
+                    f"{_short(actual)}."
                 )
+
     expects = f" An answer here is {exercise.shape}." if exercise.shape else ""
     if exercise.measure is not None:
         return f"It comes to {_short(observed)}.{expects}"
-    given, expected = _plain(observed), _plain(right)
-    if isinstance(given, list) and isinstance(expected, list):
-        if len(given) != len(expected):
+
+    actual = _plain(observed)
+    expected = _plain(right)
+    if isinstance(actual, list) and isinstance(expected, list):
+        if len(actual) != len(expected):
             return (
-                f"Your answer has {len(given)} entries, and that is not the number of "
+                f"Your answer has {len(actual)} entries, and that is not the number of "
                 f"entries.{expects}"
             )
         wrong = [
             i
-            for i, pair in enumerate(zip(given, expected, strict=True))
+            for i, pair in enumerate(zip(actual, expected, strict=True))
             if not same(*pair, exercise.tolerance)
         ]
-        return f"Entry {wrong[0]} is the first that differs (yours: {_short(given[wrong[0]])})."
-    if isinstance(given, dict) and isinstance(expected, dict):
+        return f"Entry {wrong[0]} is the first that differs (yours: {_short(actual[wrong[0]])})."
+
+    if isinstance(actual, dict) and isinstance(expected, dict):
         wrong = [
             key
-            for key in given
-            if key not in expected or not same(given[key], expected[key], exercise.tolerance)
+            for key in actual
+            if key not in expected or not same(actual[key], expected[key], exercise.tolerance)
         ]
-        where = f"{wrong[0]!r} is the first entry that differs" if wrong else "an entry is missing"
-        return f"{where[0].upper()}{where[1:]}.{expects}"
+        location = (
+            f"{wrong[0]!r} is the first entry that differs" if wrong else "an entry is missing"
+        )
+        return f"{location[0].upper()}{location[1:]}.{expects}"
     return f"{_short(observed)} is not it.{expects}"
 
 

@@ -86,6 +86,7 @@ def collection(
         )
         for name, (rows, columns, *_) in tables.items()
     ]
+
     return EmbeddingBagCollection(configs, device=torch.device(device))
 
 
@@ -99,7 +100,7 @@ def sharder() -> EmbeddingBagCollectionSharder:
 def constraints(
     words: Words | None = None, *, narrowest: int | None = 32, bags: Mapping[str, int] | None = None
 ) -> dict[str, ParameterConstraints]:
-    """What a planner is told of the eight tables.
+    """The planner's constraints for the eight tables.
 
     Args:
         words: For some tables their type, or their type and ranks, as for `hand_plan`; the others
@@ -113,10 +114,11 @@ def constraints(
     """
     constraints = {}
     for table, (_, columns, bag) in TABLES.items():
-        kind, ranks = _parts((words or {}).get(table, "free"))
-        cut = columns > 32 and kind in ("free", "column_wise")
+        sharding_type, ranks = _parts((words or {}).get(table, "free"))
+        cut = columns > 32 and sharding_type in ("free", "column_wise")
+
         constraints[table] = ParameterConstraints(
-            sharding_types=list(TYPES) if kind == "free" else [kind],
+            sharding_types=list(TYPES) if sharding_type == "free" else [sharding_type],
             pin=ranks or None,
             min_partition=narrowest if cut else None,
             pooling_factors=[float((bags or {}).get(table, bag))],
@@ -155,9 +157,11 @@ def shop_plan(
         [0, 1, 2, 3]
     """
     topology = Topology.preset(machine) if isinstance(machine, str) else machine
-    laid_down = constraints(words, narrowest=narrowest, bags=bags)
-    made = planner(topology, batch_size=samples, constraints=laid_down, stats=[], **more)
-    return made.plan(collection(scale=scale), [sharder()])
+    table_constraints = constraints(words, narrowest=narrowest, bags=bags)
+    shop_planner = planner(
+        topology, batch_size=samples, constraints=table_constraints, stats=[], **more
+    )
+    return shop_planner.plan(collection(scale=scale), [sharder()])
 
 
 def hand_plan(words: Words) -> PlannedSharding:
@@ -197,6 +201,7 @@ def judge(words: Words) -> str:
     except PlannerError:
         return DOES_NOT_FIT
     assert report is not None, "a plan that was just made has its report"
+
     best, fewest = _best()
     limit = _SLACK * best
     if report.cost <= limit:
@@ -219,25 +224,29 @@ def _checked(words: Words) -> Words:
     """The words, if there is a sensible one for each table."""
     if not isinstance(words, Mapping) or set(words) != set(TABLES):
         raise ValueError(f"A plan here is a dict with the tables {', '.join(TABLES)}.")
+
     for table, word in words.items():
-        kind, ranks = _parts(word)
-        if kind not in TYPES:
+        sharding_type, ranks = _parts(word)
+        if sharding_type not in TYPES:
             raise ValueError(
                 f"{table!r} is {word!r}, and the sharding types here are {', '.join(TYPES)}."
             )
-        if kind in ("row_wise", "data_parallel") and ranks:
-            raise ValueError(f"{table!r} is {word!r}, and {kind} takes all ranks: leave them out.")
+        if sharding_type in ("row_wise", "data_parallel") and ranks:
+            raise ValueError(
+                f"{table!r} is {word!r}, and {sharding_type} takes all ranks: leave them out."
+            )
         if any(rank not in range(GPUS) for rank in ranks):
             raise ValueError(f"{table!r} is {word!r}, and the ranks are 0 to {GPUS - 1}.")
-        if kind == "table_wise" and len(ranks) != 1:
+        if sharding_type == "table_wise" and len(ranks) != 1:
             raise ValueError(
                 f"{table!r} is {word!r}: a table that stays whole is on one rank, as "
                 "('table_wise', 2)."
             )
-        if kind == "column_wise" and not ranks:
+        if sharding_type == "column_wise" and not ranks:
             raise ValueError(
                 f"{table!r} is {word!r}: say which ranks have the slices, as ('column_wise', 0, 1)."
             )
+
     return words
 
 

@@ -25,13 +25,16 @@ def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Cha
         claim: Title; may use {total}, {most}, {largest_sender}, {largest_share}.
     """
     counted = np.asarray(matrix, dtype=float)
-    world, out = len(counted), counted.sum(axis=1)
-    facts = {
+    world = len(counted)
+    out = counted.sum(axis=1)
+
+    fields = {
         "total": size(float(out.sum())),
         "most": size(float(counted.max())),
         "largest_sender": int(out.argmax()),
         "largest_share": float(out.max() / out.sum()) if out.sum() else 0.0,
     }
+
     with style():
         figure = canvas(1.7 + 0.5 * world)
         axes = figure.add_subplot()
@@ -41,7 +44,7 @@ def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Cha
             _field(axes, row, column, sent, peak, written=size(sent))
         _name_ranks(axes, world, "rank ")
         return finish(
-            figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts
+            figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", fields
         )
 
 
@@ -67,6 +70,7 @@ def hosts(
         raise ValueError(
             f"hosts needs matrices of equally many ranks, hosts of {local_size}: {sorted(worlds)}"
         )
+
     world = worlds.pop()
     pairs = [pair for pair in itertools.product(range(world), repeat=2) if pair[0] != pair[1]]
     crossing = {
@@ -74,8 +78,10 @@ def hosts(
         for name, matrix in matrices.items()
     }
     totals = {name: sum(matrix[a][b] for a, b in pairs) for name, matrix in matrices.items()}
-    most, least = max(crossing, key=crossing.__getitem__), min(crossing, key=crossing.__getitem__)
-    facts = {
+    most = max(crossing, key=crossing.__getitem__)
+    least = min(crossing, key=crossing.__getitem__)
+
+    fields = {
         "crossing": crossing,
         "total": totals,
         "most": most,
@@ -88,6 +94,7 @@ def hosts(
     peak = max(matrix[a][b] for matrix in matrices.values() for a, b in pairs) or 1
     across = min(_PANELS_A_ROW, len(matrices))
     down = -(-len(matrices) // across)
+
     with style():
         figure = canvas(0.6 + down * (0.8 + 0.5 * world))
         grid = figure.subplots(down, across, squeeze=False)
@@ -101,7 +108,7 @@ def hosts(
             figure,
             claim,
             "{most_share:.0%} of what {most} sends crosses hosts, {most_bytes}",
-            facts,
+            fields,
         )
 
 
@@ -112,11 +119,13 @@ def _panel(axes: Any, matrix: Sequence[Sequence[int]], local_size: int, peak: in
         axes.add_patch(
             Rectangle(corner, local_size, local_size, facecolor=INK, alpha=0.16, linewidth=0)
         )
+
     for row, column in itertools.product(range(world), repeat=2):
         if row == column:
             continue
         sent = matrix[row][column]
         _field(axes, row, column, sent, peak, written=decimal_size(sent), fontsize=9)
+
     for wall in range(local_size, world, local_size):
         axes.axhline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
         axes.axvline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
@@ -127,7 +136,8 @@ def _field(
     axes: Any, row: int, column: int, nbytes: float, peak: float, *, written: str, **text: Any
 ) -> None:
     """The bytes from one rank to another, and a bar in the sender's colour."""
-    left, top = column - 0.45, row - 0.4
+    left = column - 0.45
+    top = row - 0.4
     axes.add_patch(Rectangle((left, top), 0.9, 0.8, facecolor="none", edgecolor=INK, alpha=0.4))
     width = 0.9 * nbytes / peak
     axes.add_patch(Rectangle((left, top + 0.58), width, 0.22, facecolor=rank_color(row)))
@@ -135,7 +145,7 @@ def _field(
 
 
 def _name_ranks(axes: Any, world: int, noun: str = "") -> None:
-    """Receivers below the columns, senders beside the rows, no frame."""
+    """Receivers below the columns, senders next to the rows, no frame."""
     axes.set(xlim=(-0.5, world - 0.5), ylim=(world - 0.5, -0.5))
     axes.set_xticks(range(world), [f"to {noun}{rank}" for rank in range(world)])
     axes.set_yticks(range(world), [f"from {noun}{rank}" for rank in range(world)])

@@ -28,35 +28,41 @@ def levels(
             scale by the first.
     """
     scales = [scale for scale, _, _ in grids.values()]
-    facts: dict[str, Any] = {"steps": scales, "numbers": len(row), "ratio": scales[-1] / scales[0]}
+    fields: dict[str, Any] = {"steps": scales, "numbers": len(row), "ratio": scales[-1] / scales[0]}
+
     with style():
         figure = canvas(0.9 + 1.25 * len(grids))
         panels = figure.subplots(len(grids), 1, squeeze=False)[:, 0]
         for axes, (name, (scale, bias, count)) in zip(panels, grids.items(), strict=True):
             codes = ((row - bias) / scale).round().clamp(0, count - 1).long()
             first = _window(codes.tolist(), count)
-            shown = range(first, min(first + _SHOWN, count))
+            window = range(first, min(first + _SHOWN, count))
+
             for number, code in zip(row.tolist(), codes.tolist(), strict=True):
-                if code in shown:
+                if code in window:
                     axes.plot(
                         [number, bias + scale * code], [1.0, 0.0], color=ACCENT, linewidth=0.9
                     )
                     axes.plot([number], [1.0], "o", color=ACCENT, markersize=4)
-            places = [bias + scale * code for code in shown]
-            axes.plot(places, [0.0] * len(places), "|", color=INK, markersize=12)
-            axes.set_xticks(places, [str(code) for code in shown])
+
+            positions = [bias + scale * code for code in window]
+            axes.plot(positions, [0.0] * len(positions), "|", color=INK, markersize=12)
+            axes.set_xticks(positions, [str(code) for code in window])
             axes.set_yticks([1.0, 0.0], ["weights", "levels"])
-            axes.set(ylim=(-0.35, 1.3), xlim=(places[0] - 0.7 * scale, places[-1] + 0.7 * scale))
+            axes.set(
+                ylim=(-0.35, 1.3), xlim=(positions[0] - 0.7 * scale, positions[-1] + 0.7 * scale)
+            )
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
             axes.set_title(
-                f"{name}: codes {shown[0]} to {shown[-1]} of {count}, {scale:.5f} apart", loc="left"
+                f"{name}: codes {window[0]} to {window[-1]} of {count}, {scale:.5f} apart",
+                loc="left",
             )
         return finish(
             figure,
             claim,
             "{numbers} numbers, the last grid {ratio:.3g} times as coarse as the first",
-            facts,
+            fields,
         )
 
 

@@ -12,7 +12,8 @@ from tutorec.teach.canvas import ACCENT, INK, PAPER, Chart, canvas, finish, styl
 
 __all__ = ["lines"]
 
-_LINE, _SHOWN = 64, 6
+_LINE = 64
+_SHOWN = 6
 _LOOKS: dict[str, dict[str, Any]] = {
     "prefetched": {"facecolor": ACCENT, "edgecolor": "white"},
     "not prefetched": {"facecolor": "none", "edgecolor": INK, "hatch": "////"},
@@ -30,18 +31,20 @@ def lines(layouts: Mapping[str, RowLayout], *, claim: str | None = None) -> Char
             and {most} (the largest of {missed}).
     """
     missed = {name: _missed(row) for name, row in layouts.items()}
-    whole = [name for name, share in missed.items() if share == 0]
-    facts: dict[str, Any] = {
+    prefetched = [name for name, share in missed.items() if share == 0]
+    fields: dict[str, Any] = {
         "missed": missed,
-        "whole": ", ".join(whole) or "none",
+        "whole": ", ".join(prefetched) or "none",
         "most": max(missed.values()),
     }
+
     with style():
         figure = canvas(1.3 + 0.5 * len(layouts))
         axes = figure.subplots()
         for height, row in enumerate(layouts.values()):
             for number in range(_LINE * _SHOWN // row.row_bytes + 1):
                 _draw_row(axes, height, row, number)
+
         for border in range(0, _LINE * _SHOWN + 1, _LINE):
             axes.axvline(border, color=INK, lw=1.2, ls=":")
         axes.set_yticks(range(len(layouts)), list(layouts))
@@ -51,9 +54,10 @@ def lines(layouts: Mapping[str, RowLayout], *, claim: str | None = None) -> Char
             ylim=(len(layouts) - 0.4, -0.6),
             xlabel="byte; numbers are rows; dotted: a line of 64 bytes begins",
         )
+
         keys = [Patch(label=name, **look) for name, look in _LOOKS.items()]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
-        return finish(figure, claim, "every line of a row is prefetched in: {whole}", facts)
+        return finish(figure, claim, "every line of a row is prefetched in: {whole}", fields)
 
 
 def _missed(row: RowLayout) -> float:
@@ -65,20 +69,22 @@ def _missed(row: RowLayout) -> float:
 def _draw_row(axes: Any, height: int, row: RowLayout, number: int) -> None:
     """The parts of a row in each of its cache lines, its padding, its index in the widest part."""
     start = number * row.row_bytes
-    held = start + row.scale_bytes + row.payload_bytes
+    payload_end = start + row.scale_bytes + row.payload_bytes
     touched, prefetched = lines_of_row(row, number)
-    parts = [
+    spans = [
         (
             max(start, line * _LINE),
-            min(held, (line + 1) * _LINE),
+            min(payload_end, (line + 1) * _LINE),
             "prefetched" if line in prefetched else "not prefetched",
         )
         for line in sorted(touched)
     ]
-    for left, right, look in [*parts, (held, start + row.row_bytes, "padding")]:
+
+    for left, right, look in [*spans, (payload_end, start + row.row_bytes, "padding")]:
         if left < right:
             axes.barh(height, right - left, left=left, height=0.6, lw=1.0, **_LOOKS[look])
-    left, right, look = max(parts, key=lambda part: part[1] - part[0])
+    left, right, look = max(spans, key=lambda part: part[1] - part[0])
+
     if right < _LINE * _SHOWN:
         plate = (
             {"facecolor": PAPER, "edgecolor": "none", "pad": 2.0}

@@ -26,13 +26,13 @@ def _lists(batch: Any) -> dict[str, list[list[Any]]]:
     """Feature to one list of ids per sample, from a KJT or from plain lists."""
     if isinstance(batch, Mapping):
         return {
-            key: [torch.as_tensor(one).tolist() for one in lists] for key, lists in batch.items()
+            key: [torch.as_tensor(ids).tolist() for ids in lists] for key, lists in batch.items()
         }
-    return {key: [one.tolist() for one in batch[key].to_dense()] for key in batch.keys()}
+    return {key: [ids.tolist() for ids in batch[key].to_dense()] for key in batch.keys()}
 
 
 def jagged(batch: Any, *, claim: str | None = None) -> Chart:
-    """A batch by samples (a list of ids per feature) and as it lies in memory (feature by feature).
+    """A batch by samples (a list of ids per feature) and as it is in memory (feature by feature).
 
     Args:
         batch: A KeyedJaggedTensor, or a mapping from feature to a list of ids per sample; a few
@@ -41,30 +41,32 @@ def jagged(batch: Any, *, claim: str | None = None) -> Chart:
             id), {padding} (the share of a padded rectangle that would hold nothing).
     """
     lists = _lists(batch)
-    samples, flat = (
-        len(next(iter(lists.values()))),
-        [one for rows in lists.values() for one in rows],
-    )
-    longest, count = max(map(len, flat)), sum(map(len, flat))
+    samples = len(next(iter(lists.values())))
+    flat = [ids for rows in lists.values() for ids in rows]
+    longest = max(map(len, flat))
+    count = sum(map(len, flat))
     room = longest * len(flat)
-    facts = {
+
+    fields = {
         "samples": samples,
         "features": len(lists),
         "ids": count,
         "longest": longest,
-        "empty": sum(not one for one in flat),
+        "empty": sum(not ids for ids in flat),
         "padding": 1 - count / room if room else 0.0,
     }
+
     with style():
         figure = canvas(2.5 + 0.42 * samples)
         upper, lower = figure.subplots(2, 1, height_ratios=[samples + 1, 2.8])
         _samples(upper, lists, longest)
         _memory(lower, lists, count)
+
         default = (
             "{ids} ids in {features} features of {samples} samples; padding would waste "
             "{padding:.0%} of the room"
         )
-        return finish(figure, claim, default, facts)
+        return finish(figure, claim, default, fields)
 
 
 def _samples(axes: Any, lists: Mapping[str, list[list[Any]]], longest: int) -> None:
@@ -73,10 +75,11 @@ def _samples(axes: Any, lists: Mapping[str, list[list[Any]]], longest: int) -> N
     for column, (feature, rows) in enumerate(lists.items()):
         axes.text(column * step, -0.75, feature, ha="left", va="center", weight="bold")
         for row, ids in enumerate(rows):
-            for place, one in enumerate(ids):
-                _box(axes, column * step + place, row, one, shade=row)
+            for position, identifier in enumerate(ids):
+                _box(axes, column * step + position, row, identifier, shade=row)
             if not ids:
                 axes.text(column * step, row, "(empty)", ha="left", va="center", style="italic")
+
     samples = len(next(iter(lists.values())))
     for row in range(samples):
         axes.text(-0.4, row, f"sample {row}", ha="right", va="center")
@@ -86,18 +89,20 @@ def _samples(axes: Any, lists: Mapping[str, list[list[Any]]], longest: int) -> N
 
 def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None:
     """The same ids as one flat vector with the lengths and the offsets under it."""
-    start, offsets = 0, [0]
+    start = 0
+    offsets = [0]
     for feature, rows in lists.items():
         width = sum(map(len, rows))
         axes.text(start, -0.85, feature, ha="left", va="center", weight="bold")
         for row, ids in enumerate(rows):
-            for one in ids:
-                _box(axes, start, 0, one, shade=row)
+            for identifier in ids:
+                _box(axes, start, 0, identifier, shade=row)
                 start += 1
             axes.text(start - len(ids) / 2, 0.8, str(len(ids)), ha="center", va="center")
             offsets.append(start)
         if width:
             axes.plot([start, start], [-0.6, 0.6], color=INK, linewidth=2)
+
     for offset in sorted(set(offsets)):
         times = offsets.count(offset)
         axes.text(
@@ -107,6 +112,7 @@ def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None
             ha="center",
             va="center",
         )
+
     axes.text(-0.35, 0, "values", ha="right", va="center")
     axes.text(-0.35, 0.8, "lengths", ha="right", va="center")
     axes.text(-0.35, 1.5, "offsets", ha="right", va="center")
@@ -126,11 +132,11 @@ def _box(axes: Any, x: float, y: float, text: Any, shade: int) -> None:
 
 def _stations(axes: Any, names: Sequence[str], lit: set[str]) -> None:
     """A row of stations joined by a line, the lit ones filled."""
-    for place, name in enumerate(names):
-        full = name in lit
-        face, edge = (ACCENT, ACCENT) if full else ("none", INK)
+    for position, name in enumerate(names):
+        is_lit = name in lit
+        face, edge = (ACCENT, ACCENT) if is_lit else ("none", INK)
         shape = FancyBboxPatch(
-            (place - 0.44, -0.2),
+            (position - 0.44, -0.2),
             0.88,
             0.4,
             boxstyle="round,pad=0,rounding_size=0.12",
@@ -138,19 +144,21 @@ def _stations(axes: Any, names: Sequence[str], lit: set[str]) -> None:
             edgecolor=edge,
         )
         axes.add_patch(shape)
-        weight = "bold" if full else "normal"
+
+        weight = "bold" if is_lit else "normal"
         axes.text(
-            place,
+            position,
             0,
             name,
             ha="center",
             va="center",
-            color="white" if full else INK,
+            color="white" if is_lit else INK,
             weight=weight,
             size=10.5,
         )
-        if place:
-            axes.plot([place - 0.56, place - 0.44], [0, 0], color=INK, linewidth=1.5)
+        if position:
+            axes.plot([position - 0.56, position - 0.44], [0, 0], color=INK, linewidth=1.5)
+
     axes.set_xlim(-0.47, len(names) - 0.53)
     axes.axis("off")
 
@@ -170,14 +178,16 @@ def here(
     """
     if station not in STATIONS:
         raise ValueError(f"station {station!r} is not on the map of {', '.join(STATIONS)}")
-    place = STATIONS.index(station)
+
+    position = STATIONS.index(station)
     known = {
         "station": station,
-        "place": place + 1,
+        "place": position + 1,
         "of": len(STATIONS),
-        "before": STATIONS[place - 1] if place else "nothing",
-        "after": STATIONS[place + 1] if place + 1 < len(STATIONS) else "nothing",
+        "before": STATIONS[position - 1] if position else "nothing",
+        "after": STATIONS[position + 1] if position + 1 < len(STATIONS) else "nothing",
     }
+
     with style():
         figure = canvas(1.15 if not facts else 1.6)
         axes = figure.add_subplot()
@@ -210,16 +220,18 @@ def life(identity: int, states: Mapping[str, str], *, claim: str | None = None) 
         raise ValueError(
             f"life of id {identity}: stations {unknown} are not on the map {', '.join(STATIONS)}"
         )
+
     known = {"id": identity, "last": list(states)[-1], "steps": len(states)}
     width = max(12, 64 // len(states))
     below = ["\n".join(textwrap.wrap(text, width)) for text in states.values()]
     lines = max(text.count("\n") + 1 for text in below)
+
     with style():
         figure = canvas(1.15 + 0.22 * lines)
         axes = figure.add_subplot()
         _stations(axes, list(states), {list(states)[-1]})
-        for place, text in enumerate(below):
-            axes.text(place, -0.3, text, ha="center", va="top", size=11)
+        for position, text in enumerate(below):
+            axes.text(position, -0.3, text, ha="center", va="top", size=11)
         axes.set_ylim(-0.35 - 0.16 * lines, 0.3)
         return finish(figure, claim, "The life of id {id}, up to its {last}", known)
 
@@ -257,25 +269,23 @@ def views(
         start += diagram.strip(start, 1.2, ids, rank=ACCENT, title=key).width
 
     memory = batch.values().untyped_storage().data_ptr()
-    found: dict[str, list[str]] = {"views": [], "copies": []}
-    for line, (name, made) in enumerate(results.items(), start=1):
+    names: dict[str, list[str]] = {"views": [], "copies": []}
+    for line, (name, result) in enumerate(results.items(), start=1):
         y = 1.2 + 2.2 * line
-        parts = [made] if isinstance(made, JaggedTensor | KeyedJaggedTensor) else list(made)
-        values = [part.values() for part in parts]
+        tensors = [result] if isinstance(result, JaggedTensor | KeyedJaggedTensor) else list(result)
+        values = [tensor.values() for tensor in tensors]
         copied = [ids for ids in values if ids.untyped_storage().data_ptr() != memory]
 
         end = left
         for ids in values:
             shared = not copied
-            place = left + 3 * int(ids.storage_offset()) if shared else end
-            end = (
-                place + diagram.strip(place, y, ids.tolist(), rank=None if shared else ACCENT).width
-            )
+            x = left + 3 * int(ids.storage_offset()) if shared else end
+            end = x + diagram.strip(x, y, ids.tolist(), rank=None if shared else ACCENT).width
 
-        found["copies" if copied else "views"].append(name)
+        names["copies" if copied else "views"].append(name)
         size = sum(ids.nbytes for ids in copied)
         shared_by = "view" if len(values) == 1 else f"{len(values)} views"
         diagram.text(0, y + 0.6, name)
         diagram.text(start + 3, y + 0.6, f"copies {size} bytes" if copied else shared_by)
     default = "{copies} copy ids, {views} do not"
-    return diagram.chart(claim or default, ids=batch.values().numel(), **found)
+    return diagram.chart(claim or default, ids=batch.values().numel(), **names)

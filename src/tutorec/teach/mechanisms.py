@@ -40,22 +40,25 @@ def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> 
     diagram = Diagram(lines=1.2 * rows + 2)
     middle = 1.2 + 0.6 * rows
     bag = diagram.strip(1, middle - 0.6, ids, rank=ACCENT, title="bag")
-    left, far = 16.0, WIDTH - columns * _CELL - 1
+
+    left = 16.0
+    far = WIDTH - columns * _CELL - 1
     diagram.text(left, 0.6, f"table [{rows}, {columns}]")
     for row, numbers in enumerate(table.tolist()):
         y = 1.2 + 1.2 * row
         diagram.text(left - 0.8, y + 0.6, str(row), align="right")
-        read = row in ids
+        is_read = row in ids
         drawn = diagram.strip(
             left,
             y,
             [f"{number:.2f}" for number in numbers],
-            rank=ACCENT if read else None,
+            rank=ACCENT if is_read else None,
             cell=_CELL,
         )
-        if read:
+        if is_read:
             diagram.arrow(bag.right, (left - 2.6, y + 0.6))
             diagram.arrow(drawn.right, (far - 0.4, middle))
+
     diagram.strip(
         far,
         middle - 0.6,
@@ -85,8 +88,8 @@ def dlrm(
     names = [f"{_sizes(numbers)[0]} numbers", *(f"{feature} ids" for feature, _ in features)]
     boxes = [f"layers {_arrows(numbers)}"]
     for feature, table in features:
-        whole = f"{table.name}\n{table.num_embeddings:,} x {dim}"
-        boxes.append(whole if feature == table.feature_names[0] else f"the same\n{table.name}")
+        table_text = f"{table.name}\n{table.num_embeddings:,} x {dim}"
+        boxes.append(table_text if feature == table.feature_names[0] else f"the same\n{table.name}")
 
     diagram = Diagram(lines=3.2 * vectors + 0.6)
     middle = 1.6 * vectors
@@ -97,6 +100,7 @@ def dlrm(
     diagram.arrow(dots.right, over.left)
     diagram.arrow(over.right, (WIDTH, middle))
     diagram.text(WIDTH, middle - 2.8, "score", align="right")
+
     for position, (name, box) in enumerate(zip(names, boxes, strict=True)):
         y = 0.4 + 3.2 * position
         node = diagram.box(18, y, box, width=16, lines=2.4)
@@ -121,14 +125,15 @@ def ranks(
     diagram = Diagram(lines=10.6)
     diagram.box(27, 0.6, f"notebook: process {notebook}", width=24, lines=1.8)
     for rank, pid in enumerate(pids):
-        words = f"rank {rank}: process {pid}\nputs in {puts_in[rank]:g}, holds {holds[rank]:g}"
-        diagram.box(4 + 44 * rank, 5, words, rank=rank, width=26, lines=2.6)
+        text = f"rank {rank}: process {pid}\nputs in {puts_in[rank]:g}, holds {holds[rank]:g}"
+        diagram.box(4 + 44 * rank, 5, text, rank=rank, width=26, lines=2.6)
         x = 11 + 56 * rank
         diagram.arrow((30 + 18 * rank, 2.4), (x, 5), rank=rank)
         diagram.arrow((x + 6 - 12 * rank, 5), (34 + 10 * rank, 2.4), rank=rank)
     diagram.text(12, 3.2, "function", align="right")
     diagram.text(66, 3.2, "function")
     diagram.text(39, 3.7, "what it returns", align="center")
+
     diagram.arrow((30, 5.8), (48, 5.8), rank=0)
     diagram.arrow((48, 6.8), (30, 6.8), rank=1)
     diagram.text(39, 8.4, "process group:\nall-reduce", align="center")
@@ -148,9 +153,10 @@ def funnel(counts: Mapping[str, int], steps: Sequence[str]) -> Chart:
     box = 11.5
     gap = (WIDTH - 1 - box * len(counts)) / (len(counts) - 1)
     nodes = [
-        diagram.box(0.5 + (box + gap) * place, 0.8, f"{name}\n{count:,}", width=box, lines=3.2)
-        for place, (name, count) in enumerate(counts.items())
+        diagram.box(0.5 + (box + gap) * position, 0.8, f"{name}\n{count:,}", width=box, lines=3.2)
+        for position, (name, count) in enumerate(counts.items())
     ]
+
     for left, right, step in zip(nodes, nodes[1:], steps, strict=False):
         diagram.arrow(left.right, right.left)
         middle = (left.right[0] + right.left[0]) / 2
@@ -175,6 +181,7 @@ def collisions(hashed_to: Sequence[int], rows: int) -> Chart:
         rank = ACCENT if hashed_to.count(row) > 1 else None
         top = diagram.strip(10 + 6.8 * product, 0.6, [product], rank=rank, cell=5)
         diagram.arrow(top.bottom, (20.5 + 9 * row, 4.6))
+
     shared = sum(hashed_to.count(row) > 1 for row in hashed_to)
     return diagram.chart(
         "hashed into {rows} rows, {shared} of {products} products share their row",
@@ -187,8 +194,9 @@ def collisions(hashed_to: Sequence[int], rows: int) -> Chart:
 def towers(model: TwoTower) -> Chart:
     """Two towers with their own sizes: rows of the features, an MLP each, an inner product."""
     configs = model.embedding_bag_collection.embedding_bag_configs()
-    rows = {name: one.num_embeddings for one in configs for name in one.feature_names}
+    rows = {name: config.num_embeddings for config in configs for name in config.feature_names}
     width = _sizes(model.query_tower)[-1]
+
     diagram = Diagram(lines=10.6)
     score = diagram.box(66, 3.8, "inner\nproduct", width=11, lines=2.6)
     for top, name, mlp, features in (
@@ -197,12 +205,13 @@ def towers(model: TwoTower) -> Chart:
     ):
         tower = diagram.box(33, top, f"MLP of {name}\n{_arrows(mlp)}", width=20, lines=2.8)
         first = top + 0.65 - 0.95 * (len(features) - 1)
-        for place, feature in enumerate(features):
-            words = f"{feature}, {rows[feature]:,} rows"
-            node = diagram.box(1, first + 1.9 * place, words, width=25, lines=1.5)
+        for position, feature in enumerate(features):
+            text = f"{feature}, {rows[feature]:,} rows"
+            node = diagram.box(1, first + 1.9 * position, text, width=25, lines=1.5)
             diagram.arrow(node.right, tower.left)
         diagram.arrow(tower.right, score.left)
         diagram.text(55, top - 0.1 if top < 3 else top + 3, f"vector of {width}")
+
     return diagram.chart(
         "one vector of {width} for each side; they meet in an inner product", width=width
     )
@@ -224,6 +233,7 @@ def byte_row(parts: Mapping[str, int], *, claim: str) -> Chart:
         width = least + free * count / total
         diagram.strip(x, 1.6, [f"{count} B"], rank=ACCENT, title=name, cell=width)
         x += width
+
     diagram.text(1, 3.5, f"{total} bytes")
     return diagram.chart(claim, total=total)
 
@@ -242,9 +252,11 @@ def all_to_all(
     """
     ranks = range(len(before))
     diagram = Diagram(lines=2.2 * len(ranks) + 1.4)
-    sent, arrived = 12.0, WIDTH - _CELL * len(ranks) - 1
+    sent = 12.0
+    arrived = WIDTH - _CELL * len(ranks) - 1
     diagram.text(sent, 0.6, "messages to ranks 0, 1, ...")
     diagram.text(arrived, 0.6, "received from ranks 0, 1, ...")
+
     for rank in ranks:
         y = 1.4 + 2.2 * rank
         diagram.text(1, y + 0.6, f"rank {rank}")
@@ -252,11 +264,13 @@ def all_to_all(
         diagram.strip(
             arrived, y, after[rank], rank=ranks, marked=ranks if rank == mark else (), cell=_CELL
         )
+
     for rank in ranks:
         start = sent + _CELL * len(ranks), 2.0 + 2.2 * rank
         diagram.arrow(
             start, (arrived, 1.55 + 2.2 * mark + 0.9 * rank / max(1, len(ranks) - 1)), rank=rank
         )
+
     right = sum(before[source][rank] == after[rank][source] for source in ranks for rank in ranks)
     return diagram.chart(claim, right=right, ranks=len(ranks))
 
@@ -279,22 +293,27 @@ def training_step(
         claim: The title; ``{bytes}`` is what both ranks send for the tables, ``{dense}`` the bytes
             of dense gradients.
     """  # noqa: E501
-    tables = [", ".join(of) for of in held]
-    shapes = [", ".join(f"{rows:,} x {columns}" for rows, columns in of.values()) for of in held]
+    tables = [", ".join(by_name) for by_name in held]
+    shapes = [
+        ", ".join(f"{rows:,} x {columns}" for rows, columns in by_name.values()) for by_name in held
+    ]
     steps = (
         ("input ids", "ids", "ids of its own\n{samples} samples"),
         ("output rows", "pooled rows", "look up {table}\nfor {all} samples"),
         ("output gradients", "their gradients", "layers: scores, loss\nof {samples} samples"),
         ("", "dense gradients", "update rows of\n{table}"),
     )
+
     diagram = Diagram(lines=3.6 * len(steps) + 2.4)
-    left, right = 1, 52
+    left = 1
+    right = 52
+
     for rank, (x, own, shape) in enumerate(zip((left, right), tables, shapes, strict=True)):
         diagram.text(x, 0.5, f"rank {rank}: {own}", bold=True)
         diagram.text(x, 1.5, f"{shape}; layers: {dense:,}")
-        for place, (stage, name, what) in enumerate(steps):
-            y = 2.6 + 3.6 * place
-            text = what.format(samples=samples, all=2 * samples, table=own)
+        for position, (stage, name, template) in enumerate(steps):
+            y = 2.6 + 3.6 * position
+            text = template.format(samples=samples, all=2 * samples, table=own)
             diagram.box(x, y, text, rank=rank, width=25, lines=2.8)
             count = sent[rank][stage] if stage else 4 * dense
             ends = (left + 26, y + 1.1), (right - 1, y + 1.1)
@@ -302,13 +321,16 @@ def training_step(
                 ends = (right - 1, y + 2.5), (left + 26, y + 2.5)
             diagram.text(39, ends[0][1] - 0.55, f"{name}: {count:,} B", align="center")
             diagram.arrow(*ends, rank=rank)
-    return diagram.chart(claim, bytes=sum(sum(of.values()) for of in sent), dense=4 * dense)
+
+    return diagram.chart(
+        claim, bytes=sum(sum(by_name.values()) for by_name in sent), dense=4 * dense
+    )
 
 
 def _sizes(mlp: nn.Module) -> list[int]:
     """The widths of an MLP, from what goes in to what comes out."""
     linears = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
-    chained = all(one.out_features == two.in_features for one, two in pairwise(linears))
+    chained = all(first.out_features == second.in_features for first, second in pairwise(linears))
     assert chained, "a layer takes what the one before it gives"
     return [linears[0].in_features, *(layer.out_features for layer in linears)]
 

@@ -15,16 +15,17 @@ from tutorec._kernels.pages import return_freed_memory
 
 __all__ = ["Peak", "peak_memory"]
 
-_CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass
 class Peak:
-    """What was found; 0 until the measurement has ended.
+    """The result; 0 until the measurement has ended.
 
     Attributes:
-        growth: Bytes by which the peak lies above what was held at the beginning.
-        way: "system": of the whole process, as the operating system tells; "torch": of tensors
+        growth: Bytes by which the peak exceeds what was allocated at the beginning.
+        way: "system": of the whole process, as the operating system reports; "torch": of tensors
             only.
     """
 
@@ -36,7 +37,7 @@ class Peak:
 def peak_memory() -> Iterator[Peak]:
     """Measure by how many bytes the memory of this process rises at most.
 
-    Linux knows the peak and can be told to forget it. Elsewhere torch's own allocations are
+    Linux records the peak and can reset it. Elsewhere torch's own allocations are
     counted, which leaves out what other libraries take. What was freed before is given back to the
     system where that is possible (glibc), since memory that a process has kept and uses again shows
     in neither measurement. Small blocks may stay: measure something large.
@@ -52,25 +53,27 @@ def peak_memory() -> Iterator[Peak]:
     gc.collect()
     return_freed_memory()
     peak = Peak()
+
     if _forget_peak():
         before = _status("VmRSS")
         yield peak
         peak.growth = max(_status("VmHWM") - before, 0)
         return
+
     peak.way = "torch"
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
         yield peak
-    held = 0
+    allocated = 0
     for event in profile.profiler.kineto_results.events():  # pyright: ignore[reportOptionalMemberAccess]
         if event.name() == "[memory]":
-            held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
-            peak.growth = max(peak.growth, held)
+            allocated += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
+            peak.growth = max(peak.growth, allocated)
 
 
 def _forget_peak() -> bool:
-    """Let the high-water mark begin anew; False where the system has none or keeps it."""
+    """Reset the high-water mark; False where the system has none or does not reset it."""
     try:
         _CLEAR.write_text("5", encoding="ascii")
         return _status("VmHWM") > 0

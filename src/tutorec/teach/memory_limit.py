@@ -59,6 +59,7 @@ def under_limit(
     loaded = [
         name for name in sys.modules if name.partition(".")[0] in _LIBRARIES and name != "torch"
     ]
+
     threads = torch.get_num_threads()
     with Ranks(1, timeout=600) as world:
         [result] = world.run(_limited, nbytes, loaded, threads, first, function, args)
@@ -80,8 +81,10 @@ def _limited(
         with suppress(ImportError):
             importlib.import_module(name)
     torch.ones(1, requires_grad=True).sum().backward()  # has autograd start its threads
+
     if first is not None:
         first()
+
     try:
         with _limited_memory(nbytes):
             result = function(*args)
@@ -100,10 +103,10 @@ def _limited_memory(nbytes: int) -> Iterator[None]:
         return
     import resource
 
-    held = re.search(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    assert held is not None, "Linux says how much data a process has"
+    match = re.search(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    assert match is not None, "Linux says how much data a process has"
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(held[1]) + nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(match[1]) + nbytes, before[1]))
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """A slower network than this machine's: messages arrive later, and each is recorded.
 
-A rank *waits* for a message from when it asks for the message until it has it. Figures, tables and
+A rank *waits* for a message from when it calls wait until it has the message. Figures, tables and
 captions count this time and no other.
 """
 
@@ -62,10 +62,11 @@ class Message:
 
 
 class _Late(Awaitable[torch.Tensor]):
-    """A message that arrives at the time when it is due, or later."""
+    """A message that arrives at its earliest time, or later."""
 
     def __init__(self, arriving: Awaitable[torch.Tensor], message: Message) -> None:
-        self._arriving, self._message = arriving, message
+        self._arriving = arriving
+        self._message = message
 
     def _wait_impl(self) -> torch.Tensor:
         message = self._message
@@ -149,7 +150,7 @@ class RecordedSteps:
 
     def waiting_ms(self) -> float:
         """Milliseconds of a step in which the rank waits for a message."""
-        return 1e3 * sum(each.end - each.start for each in self._waits()) / 2
+        return 1e3 * sum(interval.end - interval.start for interval in self._waits()) / 2
 
     def window_ms(self, stage: str) -> float:
         """Milliseconds from sending a message of a stage until the rank asks for it, at least."""
@@ -170,16 +171,17 @@ class RecordedSteps:
             for m in self.messages
             if m.due > m.sent
         ]
+
         return [
-            each._replace(start=max(each.start, begin), end=min(each.end, end))
-            for each in [*self.stages, *self._waits(), *travels]
-            if each.end > begin and each.start < end
+            interval._replace(start=max(interval.start, begin), end=min(interval.end, end))
+            for interval in [*self.stages, *self._waits(), *travels]
+            if interval.end > begin and interval.start < end
         ]
 
     def _fastest(self) -> tuple[float, float]:
         """Start and end of the fastest two steps in a row."""
         full = self.spans[_FILLING:-_DRAINING]
-        pairs = [(one[0], two[1]) for one, two in pairwise(full)]
+        pairs = [(first[0], second[1]) for first, second in pairwise(full)]
         return min(pairs, key=lambda pair: pair[1] - pair[0])
 
     def _waits(self) -> list[Interval]:
@@ -216,6 +218,7 @@ def record_steps(
                 break
             losses.append(loss)
             spans.append((start, clock()))
+
     stages = pipeline.timeline() if pipeline is not None else []
     rank = dist.get_rank() if comm.default_group() is not None else 0
     return RecordedSteps(losses, spans, messages, stages, rank)

@@ -1,4 +1,4 @@
-"""Run what a reader wrote on ranks, for exercises that ask for distributed code."""
+"""Run what a reader wrote on ranks, for exercises on distributed code."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def tensors_on_ranks(size: int, function: Callable[..., Any], what: str) -> list
         >>> tensors_on_ranks(2, lambda rank: torch.tensor(rank), "ranks")
         [tensor(0), tensor(1)]
     """
-    found = on_ranks(size, function)
-    if is_untouched(found):
-        return found
-    for rank, value in enumerate(found):
+    results = on_ranks(size, function)
+    if is_untouched(results):
+        return results
+
+    for rank, value in enumerate(results):
         if not isinstance(value, Tensor):
-            given = type(value).__name__
-            raise ValueError(f"On rank {rank} it returns {given}, not a tensor of {what}.")
-    return found
+            type_name = type(value).__name__
+            raise ValueError(f"On rank {rank} it returns {type_name}, not a tensor of {what}.")
+    return results

@@ -16,7 +16,9 @@ __all__ = ["one_bag"]
 _BYTES = 4  # of an id, a length, and a float
 _PANEL = 40, 16.2  # characters and lines from one panel to the next
 _LANES = 1.0, 21.0
-_ID, _SUM = 2.5, 4.5  # widths of cells
+# Widths of cells.
+_ID = 2.5
+_SUM = 4.5
 _LINES = {"bag": 2.0, "ids": 5.4, "sums": 7.4, "result": 10.6, "gradients": 13.8}
 
 
@@ -34,9 +36,11 @@ def one_bag(plans: Mapping[str, Any], weight: Tensor, bag: Sequence[int]) -> Cha
     diagram = Diagram(lines=_PANEL[1] * -(-len(plans) // 2))
     sent = {}
     for number, (name, entry) in enumerate(plans.items()):
-        left, top = _PANEL[0] * (number % 2), _PANEL[1] * (number // 2)
+        left = _PANEL[0] * (number % 2)
+        top = _PANEL[1] * (number // 2)
         sent[name] = _panel(diagram, left, top, entry, weight, bag)
         diagram.text(left, top + 0.4, f"{name}: {sent[name]} bytes", bold=True)
+
     counts = ", ".join(f"{count} {name}" for name, count in sent.items())
     return diagram.chart(f"Bytes of one bag: {counts}", sent=sent)
 
@@ -48,8 +52,11 @@ def _panel(
     copied = not entry.shards()
     boxes = shard_boxes(entry)
     reads = boxes[:1] if copied else boxes
-    readers = [[box[0] for box in reads if box[1] <= one < box[1] + box[3]] for one in bag]
+    readers = [
+        [box[0] for box in reads if box[1] <= identifier < box[1] + box[3]] for identifier in bag
+    ]
     owners = [ranks[0] if len(ranks) == 1 else None for ranks in readers]
+
     y = {name: top + line for name, line in _LINES.items()}
     lanes = [left + lane for lane in _LANES]
     for rank, lane in enumerate(lanes):
@@ -60,15 +67,15 @@ def _panel(
     sent = 0
 
     for rank, first, column, rows, columns in reads:
-        ids = [one for one in bag if first <= one < first + rows]
+        ids = [identifier for identifier in bag if first <= identifier < first + rows]
         sums = _sums(weight[:, column : column + columns], ids)
-        held = diagram.strip(lanes[rank], y["ids"], ids, rank=rank, cell=_ID)
-        added = diagram.strip(lanes[rank], y["sums"], sums, rank=rank, cell=_SUM)
-        sent += _message(diagram, start, held.top, 0 if copied else 1 + len(ids), rank)
-        x = held.x + _ID / 2
-        diagram.arrow((x, held.bottom[1]), (x, added.y), rank=rank)
+        ids_node = diagram.strip(lanes[rank], y["ids"], ids, rank=rank, cell=_ID)
+        sums_node = diagram.strip(lanes[rank], y["sums"], sums, rank=rank, cell=_SUM)
+        sent += _message(diagram, start, ids_node.top, 0 if copied else 1 + len(ids), rank)
+        x = ids_node.x + _ID / 2
+        diagram.arrow((x, ids_node.bottom[1]), (x, sums_node.y), rank=rank)
         end = result.x + 0.8 * result.width, result.y
-        sent += _message(diagram, added, end, 0 if copied else columns, rank)
+        sent += _message(diagram, sums_node, end, 0 if copied else columns, rank)
 
     for rank, _, _, _, columns in boxes:
         cells = [*(bag if copied else []), *["g"] * columns]

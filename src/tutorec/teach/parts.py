@@ -56,16 +56,18 @@ def parts(
         raise ValueError(f"parts needs bars that all have the same parts, got {sorted(names)}")
     if not set(exchanges) <= set(bars[0]):
         raise ValueError(f"parts has no {sorted(set(exchanges) - set(bars[0]))}: {list(bars[0])}")
-    facts: dict[str, Any] = {}
-    for place, panel in enumerate(panels.values()):
-        suffix = f"_{place + 1}" if place else ""
-        facts |= {f"{key}{suffix}": value for key, value in _facts(panel).items()}
+
+    fields: dict[str, Any] = {}
+    for position, panel in enumerate(panels.values()):
+        suffix = f"_{position + 1}" if position else ""
+        fields |= {f"{key}{suffix}": value for key, value in _facts(panel).items()}
     looks = dict(zip(names.pop(), _LOOKS, strict=False))
     if exchanges:
         looks = {
             name: (EXCHANGE if name in exchanges else ACCENT, hatch)
             for name, (_, hatch) in looks.items()
         }
+
     longest = max(sum(bar.values()) for bar in bars)
     heights = [len(panel) for panel in panels.values()]
     with style():
@@ -73,6 +75,7 @@ def parts(
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[
             :, 0
         ]
+
         for axes, (title, panel) in zip(grid, panels.items(), strict=True):
             for line, bar in enumerate(panel.values()):
                 left = 0.0
@@ -97,13 +100,14 @@ def parts(
             for value in (marked or {}).values():
                 axes.axvline(value, color="white", linewidth=3.5)  # so that bars do not hide it
                 axes.axvline(value, color=INK, linestyle="--", linewidth=1.5)
+
         grid[-1].set_xlabel(unit)
         _add_legend(figure, looks, marked or {})
         return finish(
             figure,
             claim,
             "the last is {ratio:.3g} times the first, {share:.0%} of it {largest}",
-            facts,
+            fields,
         )
 
 
@@ -117,7 +121,8 @@ def _add_legend(
     ]
     for name in marked:
         keys.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.5, label=name))
-    # A legend of several lines is filled column by column, so all keys stand on a line if they fit.
+
+    # A legend of several lines is filled column by column, so all keys are on one line if they fit.
     names = [*looks, *marked]
     fits = sum(len(name) + 6 for name in names) <= _LEGEND_LINE
     columns = len(keys) if fits else min(4, len(keys))
@@ -127,9 +132,12 @@ def _add_legend(
 def _facts(panel: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """What a claim may say about one panel."""
     sums = {label: sum(bar.values()) for label, bar in panel.items()}
-    first, last = next(iter(sums.values())), list(sums.values())[-1]
+    first = next(iter(sums.values()))
+    last = list(sums.values())[-1]
     end = list(panel.values())[-1]
-    largest, best = max(end, key=end.__getitem__), min(sums, key=sums.__getitem__)
+    largest = max(end, key=end.__getitem__)
+    best = min(sums, key=sums.__getitem__)
+
     return {
         "sums": sums,
         "first": first,

@@ -82,7 +82,7 @@ def table(rows: Mapping[Any, Any] | Sequence[Sequence[Any]], heads: Sequence[str
         raise ValueError(f"each row needs {len(heads) - named} cells, got {wrong}")
 
     texts = [[_text(cell) for cell in line] for line in lines]
-    right = [place for place in range(named, len(heads)) if _is_of_numbers(texts, place)]
+    right = [column for column in range(named, len(heads)) if _is_of_numbers(texts, column)]
     return TextTable(list(heads), texts, right)
 
 

@@ -1,4 +1,4 @@
-"""Paired ratios with their intervals, beside the line at which two libraries take equally long."""
+"""Paired ratios with their intervals, next to the line at which two libraries take equally long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ratios(
         measured: Label to (median, low, high).
         axis: What is divided by what.
         claim: Title; may use {least}, {most} (ratios), {smallest}, {largest} (labels), {above} (how
-            many intervals lie above 1), {count}.
+            many intervals are above 1), {count}.
 
     Example:
         >>> ratios(
@@ -32,8 +32,9 @@ def ratios(
         '1 of 2 intervals lies above 1, from 0.9 to 2'
     """  # noqa: E501
     medians = {label: median for label, (median, _, _) in measured.items()}
-    smallest, largest = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-    facts = {
+    smallest = min(medians, key=medians.__getitem__)
+    largest = max(medians, key=medians.__getitem__)
+    fields = {
         "least": number(medians[smallest], 2),
         "most": number(medians[largest], 2),
         "smallest": smallest,
@@ -41,6 +42,7 @@ def ratios(
         "above": sum(low > 1 for _, low, _ in measured.values()),
         "count": len(measured),
     }
+
     with style():
         figure = canvas(0.9 + 0.34 * len(measured))
         axes = figure.add_subplot()
@@ -57,10 +59,9 @@ def ratios(
                 textcoords="offset points",
                 va="center",
             )
-        lows, highs = (
-            [low for _, low, _ in measured.values()],
-            [high for *_, high in measured.values()],
-        )
+
+        lows = [low for _, low, _ in measured.values()]
+        highs = [high for *_, high in measured.values()]
         axes.set_xscale("log")
         axes.set_xlim(min(0.7, 0.85 * min(lows)), 1.7 * max(highs))
         axes.set_xticks(
@@ -71,9 +72,10 @@ def ratios(
         axes.set_yticks(range(len(measured)), list(measured))
         axes.set_ylim(len(measured) - 0.5, -0.5)
         axes.set_xlabel(f"{axis}, logarithmic")
+
         return finish(
             figure,
             claim,
             "{above} of {count} intervals lies above 1, from {least} to {most}",
-            facts,
+            fields,
         )

@@ -14,7 +14,8 @@ from tutorec.teach.diagram import WIDTH, Diagram
 
 __all__ = ["RemappedBatch", "remapping"]
 
-_LEFT, _PANEL = 13.0, 11.0
+_LEFT = 13.0
+_PANEL = 11.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class RemappedBatch:
     @classmethod
     def of(cls, mapping: MCHManagedCollisionModule, ids: Sequence[int]) -> RemappedBatch:
         """Remap the ids, and note who has which row."""
-        before, values = _held(mapping), torch.tensor(ids, device=mapping.device)
+        before = _held(mapping)
+        values = torch.tensor(ids, device=mapping.device)
         lists = JaggedTensor(values, lengths=torch.tensor([len(ids)], device=mapping.device))
         rows = mapping({"": lists})[""].values().tolist()
         return cls(ids, rows, mapping.output_size(), before, _held(mapping))
@@ -46,7 +48,11 @@ class RemappedBatch:
     @property
     def evicted(self) -> Mapping[int, int]:
         """Row -> the id that lost it."""
-        return {row: one for row, one in self.before.items() if self.after.get(row) != one}
+        return {
+            row: identifier
+            for row, identifier in self.before.items()
+            if self.after.get(row) != identifier
+        }
 
     @property
     def shared(self) -> int:
@@ -64,34 +70,41 @@ def remapping(batches: Mapping[str, RemappedBatch], *, claim: str | None = None)
         claim: Title; may use {ids}, {shared} (ids that read the shared row) and {evicted}, of all
             batches.
     """
-    every = list(batches.values())
+    all_batches = list(batches.values())
     diagram = Diagram(lines=_PANEL * len(batches))
-    for place, (title, one) in enumerate(batches.items()):
-        _panel(diagram, _PANEL * place, title, one)
-    counts = {name: sum(len(getattr(one, name)) for one in every) for name in ("ids", "evicted")}
+    for position, (title, batch) in enumerate(batches.items()):
+        _panel(diagram, _PANEL * position, title, batch)
+    counts = {
+        name: sum(len(getattr(batch, name)) for batch in all_batches) for name in ("ids", "evicted")
+    }
     claim = (
         claim
         or "{shared} of {ids} ids read the shared row; {evicted} rows were taken from another id"
     )
-    return diagram.chart(claim, shared=sum(one.shared for one in every), **counts)
+
+    return diagram.chart(claim, shared=sum(batch.shared for batch in all_batches), **counts)
 
 
 def _panel(diagram: Diagram, top: float, title: str, one: RemappedBatch) -> None:
     cell = min(8.0, (WIDTH - _LEFT) / max(len(one.ids), one.size))
-    own = [row != one.size - 1 for row in one.rows]
+    has_row = [row != one.size - 1 for row in one.rows]
     diagram.text(0, top + 0.6, title, bold=True)
     diagram.text(0, top + 2.2, "raw ids")
     diagram.text(0, top + 6.4, "id of the row")
     diagram.text(0, top + 8.0, "row")
-    for place, (identifier, row, filled) in enumerate(zip(one.ids, one.rows, own, strict=True)):
+
+    for position, (identifier, row, filled) in enumerate(
+        zip(one.ids, one.rows, has_row, strict=True)
+    ):
         drawn = diagram.strip(
-            _LEFT + cell * place,
+            _LEFT + cell * position,
             top + 1.6,
             [identifier],
             rank=ACCENT if filled else None,
             cell=cell,
         )
         diagram.arrow(drawn.bottom, (_LEFT + cell * (row + 0.5), top + 5.8))
+
     names = [one.after.get(row, "") for row in range(one.size - 1)]
     diagram.strip(_LEFT, top + 5.8, [*names, "all others"], marked=[*one.evicted], cell=cell)
     for row in range(one.size):
@@ -108,9 +121,11 @@ def _panel(diagram: Diagram, top: float, title: str, one: RemappedBatch) -> None
 
 def _held(mapping: MCHManagedCollisionModule) -> dict[int, int]:
     """Row -> the id that has it."""
-    held = zip(
+    pairs = zip(
         mapping._mch_remapped_ids_mapping.tolist(),
         mapping._mch_sorted_raw_ids.tolist(),
         strict=True,
     )
-    return {row: one for row, one in held if one != torch.iinfo(torch.int64).max}
+    return {
+        row: identifier for row, identifier in pairs if identifier != torch.iinfo(torch.int64).max
+    }

@@ -39,24 +39,27 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
         raise ValueError(
             f"the table was saved as {saved.table_shape()}, and a plan has another shape: {wrong}"
         )
+
     files = shard_boxes(saved)
     panels = {
         f"saved by {len(files)} ranks": files,
         **{name: shard_boxes(entry) for name, entry in loaded.items()},
     }
-    facts: dict[str, Any] = {"files": len(files)}
+    fields: dict[str, Any] = {"files": len(files)}
+
     with style():
         figure = canvas(3.4)
         grid = figure.subplots(1, len(panels), squeeze=False)[0]
-        for place, (axes, (name, shards)) in enumerate(zip(grid, panels.items(), strict=True)):
+        for position, (axes, (name, shards)) in enumerate(zip(grid, panels.items(), strict=True)):
             reads = [_panel(axes, shard, files, saved.table_shape()) for shard in shards]
             axes.set_title(name)
             axes.axis("off")
-            facts |= {
-                f"reads_{place}": sum(map(len, reads)),
-                f"part_{place}": decimal_size(max(max(each) for each in reads)),
-                f"most_{place}": max(map(len, reads)),
+            fields |= {
+                f"reads_{position}": sum(map(len, reads)),
+                f"part_{position}": decimal_size(max(max(part_sizes) for part_sizes in reads)),
+                f"most_{position}": max(map(len, reads)),
             }
+
         limits = [axes.dataLim for axes in grid]
         for axes in grid:
             axes.set_xlim(-0.02, max(box.x1 for box in limits) + 0.02)
@@ -65,7 +68,7 @@ def resharding(saved: Any, loaded: Mapping[str, Any], *, claim: str | None = Non
             Patch(color=rank_color(rank), label=f"from rank {rank}'s file") for rank, *_ in files
         ]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
-        return finish(figure, claim, "{reads_1} parts are read from {files} files", facts)
+        return finish(figure, claim, "{reads_1} parts are read from {files} files", fields)
 
 
 def _panel(
@@ -74,29 +77,39 @@ def _panel(
     """Draw one shard, and return the bytes of the parts that it is read in."""
     rank, top, left, rows, columns = shard
     shift_x, shift_y = (
-        _GAP * (begin > 0) * round(begin / part) for begin, part in ((left, columns), (top, rows))
+        _GAP * (begin > 0) * round(begin / extent)
+        for begin, extent in ((left, columns), (top, rows))
     )
+
     sizes = []
     for file, row, column, height, width in files:
-        r0, r1 = max(top, row), min(top + rows, row + height)
-        c0, c1 = max(left, column), min(left + columns, column + width)
+        r0 = max(top, row)
+        r1 = min(top + rows, row + height)
+        c0 = max(left, column)
+        c1 = min(left + columns, column + width)
         if r0 >= r1 or c0 >= c1:
             continue
         sizes.append(_BYTES * (r1 - r0) * (c1 - c0))
-        x, y = c0 / shape[1] + shift_x, r0 / shape[0] + shift_y
-        wide, high = (c1 - c0) / shape[1], (r1 - r0) / shape[0]
+
+        x = c0 / shape[1] + shift_x
+        y = r0 / shape[0] + shift_y
+        wide = (c1 - c0) / shape[1]
+        high = (r1 - r0) / shape[0]
         axes.add_patch(Rectangle((x, y), wide, high, facecolor=rank_color(file), edgecolor="none"))
-        turned = 90 if wide < 0.5 else 0
+        rotation = 90 if wide < 0.5 else 0
         label = {
             "ha": "center",
             "va": "center",
             "color": "white",
             "fontsize": 9,
-            "rotation": turned,
+            "rotation": rotation,
         }
         axes.text(x + wide / 2, y + high / 2, decimal_size(sizes[-1]), **label)
-    x, y = left / shape[1] + shift_x, top / shape[0] + shift_y
-    wide, high = columns / shape[1], rows / shape[0]
+
+    x = left / shape[1] + shift_x
+    y = top / shape[0] + shift_y
+    wide = columns / shape[1]
+    high = rows / shape[0]
     axes.add_patch(Rectangle((x, y), wide, high, facecolor="none", edgecolor=INK, linewidth=1.2))
     if wide < 0.9:
         axes.text(

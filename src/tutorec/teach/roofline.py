@@ -33,36 +33,38 @@ def roofline(
     Raises:
         ValueError: There is no work, or a number is not positive.
     """
-    numbers = [bandwidth, peak, *(number for one in work.values() for number in one)]
+    numbers = [bandwidth, peak, *(number for entry in work.values() for number in entry)]
     if not work or min(numbers) <= 0:
         raise ValueError(
             f"roofline needs work and positive numbers, got {dict(work)}, {bandwidth=}, {peak=}"
         )
+
     ridge = peak / bandwidth
-    at = {
-        name: (operations / moved, operations / took)
-        for name, (operations, moved, took) in work.items()
+    points = {
+        name: (operations / moved, operations / seconds)
+        for name, (operations, moved, seconds) in work.items()
     }
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "ridge": ridge,
-        "intensities": {name: one[0] for name, one in at.items()},
+        "intensities": {name: entry[0] for name, entry in points.items()},
     }
-    first = next(iter(at))
-    intensity, speed = at[first]
-    facts |= {
+    first = next(iter(points))
+    intensity, speed = points[first]
+    fields |= {
         "first": first,
         "intensity": intensity,
         "of_peak": speed / peak,
         "of_roof": speed / min(peak, bandwidth * intensity),
     }
+
     with style():
         figure = canvas(3.6)
         axes = figure.add_subplot()
         # Ten on each side of the ridge, for what is written there.
-        left = min(ridge / 10, *(one[0] / 3 for one in at.values()))
-        right = max(ridge * 10, *(one[0] * 3 for one in at.values()))
-        where = np.geomspace(left, right, 200)
-        axes.loglog(where, np.minimum(peak, bandwidth * where) / 1e9, color=INK)
+        left = min(ridge / 10, *(entry[0] / 3 for entry in points.values()))
+        right = max(ridge * 10, *(entry[0] * 3 for entry in points.values()))
+        intensities = np.geomspace(left, right, 200)
+        axes.loglog(intensities, np.minimum(peak, bandwidth * intensities) / 1e9, color=INK)
         axes.axvline(ridge, color=INK, linestyle=":", linewidth=1.2)
         axes.annotate(
             f"{ridge:.2g}", (ridge, 0.03), (6, 0), xycoords=("data", "axes fraction"),
@@ -73,13 +75,15 @@ def roofline(
                 f"{limit} is the limit", (ridge, 0.985), (offset, 0), va="top", ha=side,
                 xycoords=("data", "axes fraction"), textcoords="offset points",
             )  # fmt: skip
-        for name, (x, y) in at.items():
+
+        for name, (x, y) in points.items():
             axes.loglog([x], [y / 1e9], "o", color=ACCENT, markersize=8)
             fits = x < left * (right / left) ** 0.75  # a name on the right of its point
             axes.annotate(
                 name, (x, y / 1e9), (9 if fits else -9, -14), textcoords="offset points",
                 ha="left" if fits else "right",
             )  # fmt: skip
+
         axes.set_xlabel("arithmetic intensity: operations for each byte that is moved")
         axes.set_ylabel("billion operations a second")
         axes.margins(y=0.15)  # room for a name below the lowest point, and limits above the roof
@@ -88,4 +92,4 @@ def roofline(
             "{first}: {intensity:.2g} operations a byte, {of_peak:.1%} of what the machine "
             "could compute"
         )
-        return finish(figure, claim, default, facts)
+        return finish(figure, claim, default, fields)

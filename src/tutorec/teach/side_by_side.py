@@ -1,7 +1,7 @@
-"""tutorec beside TorchRec: stored results, scripts, and questions that both libraries answer.
+"""tutorec next to TorchRec: stored results, scripts, and questions that both libraries answer.
 
 A script runs under torchrun. A question is a function that takes a library's root name and returns
-a short answer. The library is found by its name when the question is asked, so that nothing here
+a short answer. The library is found by its name when the question is answered, so that nothing here
 imports TorchRec. The questions need a process group of one rank.
 """
 
@@ -27,7 +27,8 @@ __all__ = ["PEER", "answers", "is_peer_here", "launch", "questions", "stored"]
 
 PEER = "torchrec"
 _CPU = torch.device("cpu")
-_ROWS, _COLUMNS = 10, 4
+_ROWS = 10
+_COLUMNS = 4
 # The stored output is that of a CPU, so a script sees no GPU.
 _LAUNCHED = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
 _OF_GLOO = "[Gloo]"  # torch up to 2.10 prints such lines to the standard output
@@ -73,7 +74,7 @@ def launch(script: str | Path, *, ranks: int = 2) -> list[str]:
     """
     path = Path(script).resolve()
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *torchrun, path.name],
         cwd=path.parent,
         env=os.environ | _LAUNCHED,
@@ -81,9 +82,12 @@ def launch(script: str | Path, *, ranks: int = 2) -> list[str]:
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(f"{path.name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return [line for line in done.stdout.splitlines() if not line.startswith(_OF_GLOO)]
+
+    if process.returncode:
+        raise RuntimeError(
+            f"{path.name} ended with {process.returncode}:\n{process.stderr[-3000:]}"
+        )
+    return [line for line in process.stdout.splitlines() if not line.startswith(_OF_GLOO)]
 
 
 def answers(root: str) -> dict[str, str]:
@@ -138,6 +142,7 @@ def _tables(root: str, names: str, **more: Any) -> Any:
         )
         for name in names
     ]
+
     return _of(root, "modules.embedding_modules.EmbeddingBagCollection")(tables=tables, device=_CPU)
 
 
@@ -155,6 +160,7 @@ def _sharded(
     plan = _of(root, "distributed.sharding_plan.construct_module_sharding_plan")(
         collection, per_table, sharder, local_size=1, world_size=1, device_type=device_type
     )
+
     group = dist.group.WORLD
     env = _of(root, "distributed.types.ShardingEnv").from_process_group(group)
     return sharder.shard(collection, plan, env, _CPU)
@@ -177,11 +183,9 @@ def _weights(root: str) -> str:
 
 
 def _columns(root: str) -> str:
-    whole, cut = (
-        _table_wise(root, compute_kernel="fused"),
-        _of(root, "distributed.sharding_plan.column_wise"),
-    )
-    per_table = {"a": whole, "b": cut(ranks=[0]), "c": whole}
+    table_wise = _table_wise(root, compute_kernel="fused")
+    column_wise = _of(root, "distributed.sharding_plan.column_wise")
+    per_table = {"a": table_wise, "b": column_wise(ranks=[0]), "c": table_wise}
     out = _sharded(root, _tables(root, "abc"), per_table)(_batch(root, "abc", [1, 2, 3], [1, 1, 1]))
     return ", ".join(out.wait().keys())
 
@@ -205,8 +209,8 @@ def _kernel(root: str) -> str:
 
 
 def _half(root: str) -> str:
-    kind = _of(root, "types.DataType").BF16
-    return str(_tables(root, "a", data_type=kind).embedding_bags["a"].weight.dtype).removeprefix(
+    bf16 = _of(root, "types.DataType").BF16
+    return str(_tables(root, "a", data_type=bf16).embedding_bags["a"].weight.dtype).removeprefix(
         "torch."
     )
 
@@ -219,16 +223,16 @@ def _waits(root: str) -> str:
             Counted.calls += 1
             return torch.zeros(1)
 
-    one = Counted()
-    one.wait(), one.wait()
+    awaitable = Counted()
+    awaitable.wait(), awaitable.wait()
     return str(Counted.calls)
 
 
 def _cuda_plan(root: str) -> str:
     if torch.cuda.is_available():
         return "there is CUDA here"
-    whole = _table_wise(root, compute_kernel="fused")
-    sharded = _sharded(root, _tables(root, "a"), {"a": whole}, device_type="cuda")
+    entry = _table_wise(root, compute_kernel="fused")
+    sharded = _sharded(root, _tables(root, "a"), {"a": entry}, device_type="cuda")
     return f"placed on {_rows(sharded).device.type}"
 
 

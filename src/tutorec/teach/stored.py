@@ -20,7 +20,7 @@ __all__ = ["stored"]
 _LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "////"))
 _LABELS = 6.5  # columns of room between a table and its parts
 _BETWEEN = 2.4  # rows of room between two parts
-_SIGN = 1.2  # columns of room for a sign beside a part
+_SIGN = 1.2  # columns of room for a sign next to a part
 _LETTER = 0.24  # columns of room for a letter
 
 
@@ -41,7 +41,7 @@ def stored(
         how: The compression, or parts that a chapter has made itself; an id that a part has no row
             for is not drawn.
         ids: Up to three ids, the first of them in the accent colour.
-        sign: What stands between two parts.
+        sign: The sign between two parts.
         claim: Title; may use {whole} and {stored} (numbers), {rows} (stored), {share} (stored by
             whole) and {shared}: stored rows that more than one of the ids uses.
 
@@ -49,35 +49,42 @@ def stored(
         ValueError: An id is outside the table, or there are more than three.
     """
     rows = table.num_embeddings
-    if len(ids) > len(_LOOKS) or not all(0 <= one < rows for one in ids):
+    if len(ids) > len(_LOOKS) or not all(0 <= identifier < rows for identifier in ids):
         raise ValueError(
             f"stored draws up to {len(_LOOKS)} ids from 0 to {rows - 1} of table "
             f"{table.name!r}, got {list(ids)}"
         )
-    parts = how.parts(table) if isinstance(how, Compression) else list(how)
+
+    components = how.parts(table) if isinstance(how, Compression) else list(how)
     columns = table.embedding_dim
-    used = [_used(part, ids) for part in parts]
-    shapes = [(part.table.num_embeddings, part.table.embedding_dim) for part in parts]
+    used = [_used(component, ids) for component in components]
+    shapes = [
+        (component.table.num_embeddings, component.table.embedding_dim) for component in components
+    ]
     side_by_side = (
         isinstance(how, Compression)
-        and len(parts) > 1
+        and len(components) > 1
         and how.width(table) > max(w for _, w in shapes)
     )
     matrices = [0 if width == columns or side_by_side else width for _, width in shapes]
     count = sum(rows * width for rows, width in shapes) + sum(width * columns for width in matrices)
-    facts = _facts(rows * columns, count, used) | {"rows": sum(rows for rows, _ in shapes)}
-    height = max(rows, sum(rows for rows, _ in shapes) + _BETWEEN * (len(parts) - 1))
+    fields = _facts(rows * columns, count, used) | {"rows": sum(rows for rows, _ in shapes)}
+    height = max(rows, sum(rows for rows, _ in shapes) + _BETWEEN * (len(components) - 1))
+
     with style():
         figure = canvas(1.0 + 0.21 * (height + 1))
         axes = figure.add_subplot()
-        marks = {one: [(shade, str(one))] for shade, one in enumerate(ids)}
+        marks = {identifier: [(shade, str(identifier))] for shade, identifier in enumerate(ids)}
         whole_shape = table.num_embeddings, columns
         _grid(axes, (0, 0), whole_shape, _title(table.name, "", whole_shape), marks)
-        top, left, right = 0.0, columns + _LABELS, 0.0
-        for place, (part, shape, rows, matrix) in enumerate(
-            zip(parts, shapes, used, matrices, strict=True)
+        top = 0.0
+        left = columns + _LABELS
+        right = 0.0
+
+        for position, (component, shape, rows, matrix) in enumerate(
+            zip(components, shapes, used, matrices, strict=True)
         ):
-            if place:
+            if position:
                 axes.text(
                     left + columns / 2,
                     top - 0.62 * _BETWEEN,
@@ -86,7 +93,7 @@ def stored(
                     va="center",
                     fontsize=14,
                 )
-            title = _title(part.table.name, table.name, shape)
+            title = _title(component.table.name, table.name, shape)
             _grid(axes, (left, top), shape, title, rows)
             _lines(axes, columns, ids, (left, top), rows)
             right = max(right, left + shape[1])
@@ -97,21 +104,26 @@ def stored(
                     _matrix(axes, ((left + matrix + beside) / 2, beside, top), (matrix, columns)),
                 )
             top += shape[0] + _BETWEEN
+
         axes.set(xlim=(-1.2, right + 0.4), ylim=(height + 0.2, -1.1))
         axes.set_axis_off()
         return finish(
-            figure, claim, "{rows} stored rows, {stored} numbers instead of {whole}", facts
+            figure, claim, "{rows} stored rows, {stored} numbers instead of {whole}", fields
         )
 
 
 def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]:
     """Row of a part -> which of the ids use it, and how the row is computed."""
     used: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for shade, one in enumerate(ids):
-        for made in part.maps:
-            row = one if made.rows is None else int(made.rows(torch.tensor([one])))
+    for shade, identifier in enumerate(ids):
+        for mapping in part.maps:
+            row = (
+                identifier
+                if mapping.rows is None
+                else int(mapping.rows(torch.tensor([identifier])))
+            )
             if 0 <= row < part.table.num_embeddings:
-                used[row].append((shade, _computed(one, made.suffix, len(part.maps) > 1)))
+                used[row].append((shade, _computed(identifier, mapping.suffix, len(part.maps) > 1)))
     return used
 
 
@@ -119,7 +131,9 @@ def _facts(
     whole: int, stored: int, used: Sequence[Mapping[int, list[tuple[int, str]]]]
 ) -> dict[str, Any]:
     """Numbers of the table and of its parts, and stored rows that more than one of the ids uses."""
-    shared = sum(len({shade for shade, _ in marks}) > 1 for of in used for marks in of.values())
+    shared = sum(
+        len({shade for shade, _ in marks}) > 1 for row_marks in used for marks in row_marks.values()
+    )
     return {"whole": whole, "stored": stored, "share": stored / whole, "shared": shared}
 
 
@@ -153,14 +167,16 @@ def _grid(
     marks: Mapping[int, list[tuple[int, str]]],
 ) -> None:
     """A table cell by cell, its title above; a row that several ids use is divided among them."""
-    (left, top), (rows, columns) = corner, shape
+    left, top = corner
+    rows, columns = shape
     axes.text(left, top - 0.3, title, ha="left", va="bottom", fontsize=11)
-    for row, of in marks.items():
-        shades = sorted({shade for shade, _ in of})
-        for place, shade in enumerate(shades):
+
+    for row, row_marks in marks.items():
+        shades = sorted({shade for shade, _ in row_marks})
+        for position, shade in enumerate(shades):
             color, hatch = _LOOKS[shade]
             box = Rectangle(
-                (left + columns * place / len(shades), top + row),
+                (left + columns * position / len(shades), top + row),
                 columns / len(shades),
                 1,
                 facecolor="none" if hatch else color,
@@ -169,6 +185,7 @@ def _grid(
                 linewidth=0,
             )
             axes.add_patch(box)
+
     for line in range(rows + 1):
         axes.plot([left, left + columns], [top + line] * 2, color=INK, linewidth=0.6)
     for line in range(columns + 1):
@@ -184,13 +201,14 @@ def _lines(
 ) -> None:
     """Lines from each id's row to the stored rows that it uses, with how they are computed."""
     left, top = corner
-    for row, of in rows.items():
-        texts = list(dict.fromkeys(text for _, text in of))
+    for row, row_marks in rows.items():
+        texts = list(dict.fromkeys(text for _, text in row_marks))
         label = " = ".join([*texts, *([] if texts == [str(row)] else [str(row)])])
         axes.text(left - 0.2, top + row + 0.5, label, ha="right", va="center", fontsize=10)
-        for shade, _ in of:
+        for shade, _ in row_marks:
             start = columns, ids[shade] + 0.5
             end = left - 0.35 - 0.175 * len(label), top + row + 0.5
             axes.plot([start[0], end[0]], [start[1], end[1]], color=_LOOKS[shade][0], linewidth=1.2)
-    for one in ids:
-        axes.text(-0.2, one + 0.5, str(one), ha="right", va="center", fontsize=10)
+
+    for identifier in ids:
+        axes.text(-0.2, identifier + 0.5, str(identifier), ha="right", va="center", fontsize=10)

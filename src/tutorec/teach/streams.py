@@ -54,16 +54,17 @@ def place(operations: Sequence[Operation]) -> dict[str, tuple[float, float]]:
     host = 0.0
     free: dict[str, float] = {}
     times: dict[str, tuple[float, float]] = {}
-    for each in operations:
-        awaited = max((times[name][1] for name in each.after if name in times), default=0.0)
-        if each.stream == HOST:
-            times[each.name] = (host, max(host + each.length, awaited))
-            host = times[each.name][1]
+
+    for operation in operations:
+        awaited = max((times[name][1] for name in operation.after if name in times), default=0.0)
+        if operation.stream == HOST:
+            times[operation.name] = (host, max(host + operation.length, awaited))
+            host = times[operation.name][1]
         else:
             host += _LAUNCH
-            start = max(host, free.get(each.stream, 0.0), awaited)
-            times[each.name] = (start, start + each.length)
-            free[each.stream] = start + each.length
+            start = max(host, free.get(operation.stream, 0.0), awaited)
+            times[operation.name] = (start, start + operation.length)
+            free[operation.stream] = start + operation.length
     return times
 
 
@@ -78,27 +79,31 @@ def streams(operations: Sequence[Operation], *, claim: str) -> Chart:
         claim: The title; may use {end}, when the last operation ends.
     """
     times = place(operations)
-    lanes = [HOST, *dict.fromkeys(each.stream for each in operations if each.stream != HOST)]
+    lanes = [
+        HOST,
+        *dict.fromkeys(operation.stream for operation in operations if operation.stream != HOST),
+    ]
     end = max(stop for _, stop in times.values())
+
     with style():
         figure = canvas(1.2 + 0.6 * len(lanes))
         axes = figure.add_subplot()
         host = 0.0
-        for each in operations:
-            start, stop = times[each.name]
-            lane = lanes.index(each.stream)
-            if each.stream == HOST:
+        for operation in operations:
+            start, stop = times[operation.name]
+            lane = lanes.index(operation.stream)
+            if operation.stream == HOST:
                 axes.barh(lane, stop - start, left=start, height=0.7, fc="none", ec=INK, lw=1.2)
                 host = stop
             else:
                 axes.barh(0, 0.7 * _LAUNCH, left=host, height=0.7, color=INK)
-                shade = _SHADES[int(each.name[-1]) % 2]
+                shade = _SHADES[int(operation.name[-1]) % 2]
                 look = {"facecolor": rank_color(0), "edgecolor": "white", "alpha": shade}
                 axes.barh(lane, stop - start, left=start, height=0.7, **look)
                 host += _LAUNCH
-            if stop - start > _LETTER * end * len(each.name.split()[0]):
-                color = INK if each.stream == HOST else "white"
-                label = each.name.replace(" ", "\n")
+            if stop - start > _LETTER * end * len(operation.name.split()[0]):
+                color = INK if operation.stream == HOST else "white"
+                label = operation.name.replace(" ", "\n")
                 middle = (start + stop) / 2
                 axes.text(middle, lane, label, color=color, ha="center", va="center", fontsize=9)
 

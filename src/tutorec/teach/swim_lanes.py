@@ -10,7 +10,9 @@ from tutorec.teach.diagram import Diagram, Node
 
 __all__ = ["partial_sums", "stages", "swim_lanes"]
 
-_LANES, _RIGHT, _CELL = (13, 47), 17, 2.5
+_LANES = (13, 47)
+_RIGHT = 17
+_CELL = 2.5
 _STAGES = (
     ("batch", 2.5),
     ("input_dist", 5.7),
@@ -47,7 +49,7 @@ def swim_lanes(
     """
     feature = {rank: key for key, rank in holder.items()}
     lists = [_lists(batch) for batch in batches]
-    of_table = [lists[0][feature[r]] + lists[1][feature[r]] for r in (0, 1)]
+    table_bags = [lists[0][feature[r]] + lists[1][feature[r]] for r in (0, 1)]
     samples = batches[0].stride()
     backward = "gradients" in sent
     diagram = Diagram(lines=25 if backward else 19)
@@ -59,14 +61,15 @@ def swim_lanes(
             text = _crossing(sent, name, rank) if r != rank else ""
             diagram.arrow(starts[r].bottom, ends[r], text, rank=colors[r], right=rank == 0)
 
-    every = [
-        _bags(diagram, x, 7.9, of_table[r], r, mark, f"{feature[r]} ids of {2 * samples} samples")
+    received = [
+        _bags(diagram, x, 7.9, table_bags[r], r, mark, f"{feature[r]} ids of {2 * samples} samples")
         for r, x in enumerate(_LANES)
     ]
     output = [
         [_pooled(diagram, x, 17.4, half, samples, half, feature[half]) for half in (0, 1)]
         for x in _LANES
     ]
+
     for rank, x in enumerate(_LANES):
         diagram.text(x, 0.4, f"rank {rank}: holds {feature[rank]}_table", bold=True)
         senders = [
@@ -78,9 +81,12 @@ def swim_lanes(
         pooled = [
             _pooled(diagram, x, 12, half, samples, rank, f"for rank {half}") for half in (0, 1)
         ]
-        arrows("ids", rank, senders, [_from_rank(node, rank) for node in every], (0, 1))
+        arrows("ids", rank, senders, [_from_rank(node, rank) for node in received], (0, 1))
         diagram.arrow(
-            every[rank].bottom, (every[rank].bottom[0], 10.9), "read rows, add them up", rank=rank
+            received[rank].bottom,
+            (received[rank].bottom[0], 10.9),
+            "read rows, add them up",
+            rank=rank,
         )
         arrows(
             "rows",
@@ -90,8 +96,9 @@ def swim_lanes(
             (rank, rank),
         )
         if backward:
-            _update(diagram, rank, of_table[rank], feature[rank])
+            _update(diagram, rank, table_bags[rank], feature[rank])
             arrows("gradients", rank, output[rank], _boxes(rank), (0, 1))
+
     title = claim or (_THERE_AND_BACK if backward else _THERE)
     return diagram.chart(title, **{name: sum(counts) for name, counts in sent.items()})
 
@@ -126,24 +133,31 @@ def partial_sums(
             ("scatter", 16.3),
         ),
     )
+
     height = -(-rows // 2)
-    split = sum(len({one // height for one in bag}) > 1 for own in bags for bag in own)
-    every = [bag for own in bags for bag in own]
-    followed = [[place for place, bag in enumerate(own) if mark in bag] for own in bags]
+    split = sum(
+        len({identifier // height for identifier in bag}) > 1 for own in bags for bag in own
+    )
+    all_bags = [bag for own in bags for bag in own]
+    followed = [[position for position, bag in enumerate(own) if mark in bag] for own in bags]
     arrived = []
     for rank, x in enumerate(_LANES):
-        mine = [[one for one in bag if one // height == rank] for bag in every]
-        arrived.append(_bags(diagram, x, 7.9, mine, rank, mark, "its ids of all bags"))
+        own_ids = [
+            [identifier for identifier in bag if identifier // height == rank] for bag in all_bags
+        ]
+        arrived.append(_bags(diagram, x, 7.9, own_ids, rank, mark, "its ids of all bags"))
+
     for rank, x in enumerate(_LANES):
         first = rank * height
         last = min(first + height, rows) - 1
         diagram.text(x, 0.4, f"rank {rank}: rows {first} to {last}", bold=True)
-        owners = [[one // height for one in bag] for bag in bags[rank]]
+        owners = [[identifier // height for identifier in bag] for bag in bags[rank]]
         start = _bags(diagram, x, 1.9, bags[rank], owners, mark)
         for owner, node in enumerate(arrived):
             diagram.arrow(start.bottom, _from_rank(node, rank), rank=owner)
-        here = arrived[rank].bottom
-        diagram.arrow(here, (here[0], 11.6), rank=rank)
+        bottom = arrived[rank].bottom
+        diagram.arrow(bottom, (bottom[0], 11.6), rank=rank)
+
         for half in (0, 1):
             cells = _texts(partial[rank][half])
             node = diagram.strip(
@@ -156,6 +170,7 @@ def partial_sums(
                 marked=followed[half],
             )
             diagram.arrow(node.bottom, (_LANES[half] + (2.5, 7.5)[rank], 17.4), rank=rank)
+
         for source in (0, 1):
             cells = _texts(partial[source][rank])
             y = 17.6 + 1.3 * source
@@ -163,7 +178,7 @@ def partial_sums(
             diagram.text(x + 5 * len(sums[rank]) + 1, y + 0.6, f"from rank {source}")
         diagram.strip(x, 20.8, _texts(sums[rank]), cell=5, marked=followed[rank])
         diagram.text(x + 5 * len(sums[rank]) + 1, 21.4, "sums of its bags")
-    return diagram.chart(claim, split=split, bags=len(every))
+    return diagram.chart(claim, split=split, bags=len(all_bags))
 
 
 def stages(features: Mapping[str, int], samples: int, *, claim: str) -> Chart:
@@ -181,12 +196,13 @@ def stages(features: Mapping[str, int], samples: int, *, claim: str) -> Chart:
     states = (("batch", "ids"), ("input_dist", "ids"), ("compute", "row"), ("output_dist", "row"))
     for number, (stage, cell) in enumerate(states):
         x = 7 + number * (4 + 3.6 * len(owners))
-        mine = number in (0, 3)
+        by_sample = number in (0, 3)
         diagram.text(x, 0.5, f"after {stage}" if number else stage, bold=True)
-        diagram.text(x, 1.6, "my samples" if mine else "my features")
+        diagram.text(x, 1.6, "my samples" if by_sample else "my features")
         for line, rank in enumerate(lines):
-            colors = [rank] * len(owners) if mine else owners
+            colors = [rank] * len(owners) if by_sample else owners
             diagram.strip(x, 2.4 + 1.2 * line, [cell] * len(owners), rank=colors, cell=3.6)
+
     diagram.text(0, 1.6, "sample")
     for line in range(len(lines)):
         diagram.text(2, 3 + 1.2 * line, f"{line}")
@@ -244,13 +260,14 @@ def _bags(
     """
     diagram.text(x, y - 0.6, title)
     start = x
-    for place, bag in enumerate(bags):
-        marked = [position for position, one in enumerate(bag) if one == mark]
-        rank = ranks if isinstance(ranks, int) else ranks[place]
+    for number, bag in enumerate(bags):
+        marked = [position for position, identifier in enumerate(bag) if identifier == mark]
+        rank = ranks if isinstance(ranks, int) else ranks[number]
         node = diagram.strip(
             start, y, bag or [" "], rank=rank if bag else None, marked=marked, cell=_CELL
         )
         start += node.width + 0.8
+
     return Node(x, y, start - 0.8 - x, 1.2)
 
 

@@ -29,11 +29,12 @@ def table_wise_model(model: nn.Module, learning_rate: float) -> DistributedModel
     """
     ranks = dist.get_world_size()
     plans = {}
-    for path, part in model.named_children():
-        if isinstance(part, EmbeddingBagCollection):
-            names = [config.name for config in part.embedding_bag_configs()]
+    for path, module in model.named_children():
+        if isinstance(module, EmbeddingBagCollection):
+            names = [config.name for config in module.embedding_bag_configs()]
             ways = {name: table_wise(rank=k % ranks) for k, name in enumerate(names)}
-            plans[path] = construct_module_sharding_plan(part, ways)
+            plans[path] = construct_module_sharding_plan(module, ways)
+
     fused = {"optimizer": "exact_sgd", "learning_rate": learning_rate}
     sharders: list[ModuleSharder[Any]] = [EmbeddingBagCollectionSharder(fused)]
     return DistributedModelParallel(

@@ -14,7 +14,11 @@ from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
 
 __all__ = ["CachedBatch", "tiers"]
 
-_IDS, _BEFORE, _FILE, _AFTER = 0.0, 1.7, 4.2, 6.7  # heights of the four lines of a panel
+# Heights of the four lines of a panel.
+_IDS = 0.0
+_BEFORE = 1.7
+_FILE = 4.2
+_AFTER = 6.7
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,17 @@ class CachedBatch:
         """Look the ids up in the cache of one table, update their rows, and note what moved."""
         [rows] = cache.rows
         [slots] = cache.slots
-        held = {s: r for _, in_slots in cache.in_slots() for r, s in _pairs(in_slots, rows)}
+        cached = {s: r for _, in_slots in cache.in_slots() for r, s in _pairs(in_slots, rows)}
         _, moves, in_file = cache.place(torch.tensor(ids))
         batch = cache.hold()
         cache.change(in_file)
         batch.release()
+
         read = {s: r for move in moves for r, s in _pairs(move.read, rows)}
         return cls(
             rows,
             slots,
-            held,
+            cached,
             ids,
             read,
             {s: r for move in moves for r, s in _pairs(move.written, rows)},
@@ -99,52 +104,62 @@ def tiers(
             f"{len(batches)} batches of {len(cache.rows)} tables: draw at least one batch of one "
             "table"
         )
+
     if not isinstance(batches, Mapping):
         batches = {f"batch {number}": ids for number, ids in enumerate(batches, start=1)}
     cached = {title: CachedBatch.of(cache, ids) for title, ids in batches.items()}
-    every = [*cached.values()]
-    facts: dict[str, Any] = {
-        "hits": sum(one.hits for one in every),
-        "ids": sum(len(one.ids) for one in every),
-        "read": sum(len(one.read) for one in every),
-        "written": sum(len(one.written) for one in every),
-        "rows": every[0].rows,
-        "slots": every[0].slots,
+    all_batches = [*cached.values()]
+    fields: dict[str, Any] = {
+        "hits": sum(batch.hits for batch in all_batches),
+        "ids": sum(len(batch.ids) for batch in all_batches),
+        "read": sum(len(batch.read) for batch in all_batches),
+        "written": sum(len(batch.written) for batch in all_batches),
+        "rows": all_batches[0].rows,
+        "slots": all_batches[0].slots,
     }
+
     with style():
         figure = canvas(0.9 + 3.1 * len(batches))
         grid = figure.subplots(len(batches), 1, squeeze=False)[:, 0]
-        for axes, (title, one) in zip(grid, cached.items(), strict=True):
-            _panel(axes, one)
+        for axes, (title, batch) in zip(grid, cached.items(), strict=True):
+            _panel(axes, batch)
             axes.set_title(title, loc="left")
         return finish(
             figure,
             claim,
             "{hits} of {ids} ids hit; {read} rows read, {written} written back",
-            facts,
+            fields,
         )
 
 
 def _panel(axes: Any, one: CachedBatch) -> None:
     in_memory = set(one.held.values())
-    for place, identifier in enumerate(one.ids):
-        again = identifier in one.ids[:place]
+    for position, identifier in enumerate(one.ids):
+        again = identifier in one.ids[:position]
         _box(
             axes,
-            place,
+            position,
             _IDS,
             str(identifier),
             "hit" if identifier in in_memory or again else "miss",
         )
-    for height, held in ((_BEFORE, one.held), (_AFTER, one.held_after)):
+
+    for height, contents in ((_BEFORE, one.held), (_AFTER, one.held_after)):
         for slot in range(one.slots):
-            _box(axes, slot, height, str(held.get(slot, "")), "filled" if slot in held else "empty")
+            _box(
+                axes,
+                slot,
+                height,
+                str(contents.get(slot, "")),
+                "filled" if slot in contents else "empty",
+            )
     for row in range(one.rows):
         _box(axes, row, _FILE, str(row), "filled" if row in in_memory else "empty")
     for slot, row in one.written.items():
         _arrow(axes, (slot, _BEFORE), (row, _FILE), color=INK, ls="--")
     for slot, row in one.read.items():
         _arrow(axes, (row, _FILE), (slot, _AFTER), color=ACCENT, ls="-")
+
     names = {
         _IDS: "ids of the batch",
         _BEFORE: "slots before it",
@@ -174,6 +189,7 @@ def _box(axes: Any, left: float, top: float, text: str, look: str) -> None:
         "filled": {"facecolor": "none", "edgecolor": ACCENT, "lw": 2.0},
         "empty": {"facecolor": "none", "edgecolor": INK, "lw": 0.8},
     }[look]
+
     axes.add_patch(Rectangle((left + 0.06, top), 0.88, 1.0, **style))
     color = "white" if look == "hit" else INK
     axes.text(left + 0.5, top + 0.52, text, ha="center", va="center", fontsize=10, color=color)

@@ -60,14 +60,15 @@ def fastest(
         True
     """
     now = timer or clock
-    took = []
+
+    durations = []
     for _ in range(repeat):
         if before is not None:
             before()
         start = now()
         call()
-        took.append(now() - start)
-    return min(took)
+        durations.append(now() - start)
+    return min(durations)
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,9 @@ def turns_table(of_ranks: Sequence[Mapping[str, Turn]]) -> TextTable:
     heads = ["", *(f"rank {rank} works, ms" for rank in range(len(of_ranks))), "step, ms"]
     rows = {}
     for name in of_ranks[0]:
-        turns = [of_rank[name] for of_rank in of_ranks]
+        turns = [rank_turns[name] for rank_turns in of_ranks]
         slowest = max(turn.seconds for turn in turns)
-        rows[name] = [1e3 * took for took in (*(turn.busy for turn in turns), slowest)]
+        rows[name] = [1e3 * seconds for seconds in (*(turn.busy for turn in turns), slowest)]
     return table(rows, heads)
 
 
@@ -191,10 +192,11 @@ class Trace:
             if hasattr(value, "values")
             else None
         )
+
         now = time.monotonic()
         shape = tuple(tensor.shape) if tensor is not None else ()
-        held = tensor.numel() * tensor.element_size() if tensor is not None else 0
-        self.events.append(Event(self.rank, stage, name, shape, held, now, now))
+        nbytes = tensor.numel() * tensor.element_size() if tensor is not None else 0
+        self.events.append(Event(self.rank, stage, name, shape, nbytes, now, now))
 
     def sent(self, stage: str, to: int, count: int, name: str = "") -> None:
         """Record that `count` bytes left this rank for rank `to`."""
@@ -241,8 +243,14 @@ class Trace:
     def of_pipeline(cls, intervals: Sequence[Interval]) -> Trace:
         """Stages of a pipeline, ``Trace.of_pipeline(pipeline.timeline())``, named by batch."""
         events = [
-            Event(each.rank, each.stage, str(each.batch), start=each.start, end=each.end)
-            for each in intervals
+            Event(
+                interval.rank,
+                interval.stage,
+                str(interval.batch),
+                start=interval.start,
+                end=interval.end,
+            )
+            for interval in intervals
         ]
         return cls(events[0].rank if events else 0, events)
 
@@ -260,11 +268,11 @@ class Trace:
 
     def seconds(self, stage: str) -> list[float]:
         """Seconds spent in a stage, one entry per rank of `ranks()`."""
-        took = {rank: 0.0 for rank in self.ranks()}
+        totals = {rank: 0.0 for rank in self.ranks()}
         for event in self.spans():
             if event.stage == stage:
-                took[event.rank] += event.end - event.start
-        return list(took.values())
+                totals[event.rank] += event.end - event.start
+        return list(totals.values())
 
     def bytes_between(
         self, world_size: int, stages: Sequence[str] | None = None

@@ -22,6 +22,7 @@ def number(value: float, digits: int = 3) -> str:
         return str(value)
     if abs(value) < 1e-5:
         return f"{value:.{digits - 1}e}"
+
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

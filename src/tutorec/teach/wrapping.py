@@ -34,10 +34,10 @@ def wrapped(model: nn.Module, plan: ShardingPlan, *, claim: str) -> Chart:
     dense = sum(p.numel() for n, p in model.named_parameters() if not n.startswith(f"{path}."))
     shards = {name: {box[0]: box for box in shard_boxes(entry)} for name, entry in tables.items()}
     ranks = sorted({rank for boxes in shards.values() for rank in boxes})
-    whole = all(
+    is_complete = all(
         len(boxes) == len(shard_boxes(tables[name])) == len(ranks) for name, boxes in shards.items()
     )
-    if len(tables) > 2 or len(ranks) < 2 or not whole:
+    if len(tables) > 2 or len(ranks) < 2 or not is_complete:
         raise ValueError(f"wrapped draws two tables with a shard on each rank, got {[*tables]}")
 
     dense_bytes = decimal_size(4 * dense)
@@ -59,6 +59,6 @@ def wrapped(model: nn.Module, plan: ShardingPlan, *, claim: str) -> Chart:
         diagram.arrow(lower.top, upper.bottom)
         diagram.text(15, (upper.bottom[1] + lower.top[1]) / 2, "gradients: mean")
 
-    of_rank = [boxes[ranks[0]] for boxes in shards.values()]
-    held = decimal_size(sum(4 * rows * columns for *_, rows, columns in of_rank))
-    return diagram.chart(claim, dense=dense_bytes, held=held)
+    rank_boxes = [boxes[ranks[0]] for boxes in shards.values()]
+    table_bytes = decimal_size(sum(4 * rows * columns for *_, rows, columns in rank_boxes))
+    return diagram.chart(claim, dense=dense_bytes, held=table_bytes)
